@@ -64,7 +64,7 @@ bench: $(READY) ## Measure; prints figures and ratios, asserts nothing
 
 pictures: $(READY) ## Redraw the pictures in docs/
 	@VENV=$(VENV) sh scripts/setup-real.sh
-	@$(BIN)/python -m scripts.concept_figures docs/img
+	@$(BIN)/python -m scripts.doc_figures docs/img
 	@$(BIN)/python -m tests.browser.pictures $(ARGS)
 
 reference: $(READY) ## Write the pages that are generated anew: HTTP API, metrics, commands

@@ -1,4 +1,4 @@
-"""`gputally agent`: reads the settings, puts the parts together, and runs them until a signal.
+"""Runs `gputally agent`: reads the settings, builds the parts, and runs them until a signal arrives.
 
 Everything a person can get wrong ends in one clear line on stderr and exit code 2; what the machine
 gets wrong (spool, port) in 1. Libraries that only some ways of running need are imported there.
@@ -18,24 +18,26 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent import logs, privileges, settings
-from agent.clock import Clock, SystemClock
-from agent.driver import restart
-from agent.errors import AgentError, ClockSetBack, DriverReplaced, SettingsError
-from agent.loop import Agent, Source
-from agent.model import Snapshot
-from agent.plaintext import for_terminal
-from agent.settings import Settings
-from agent.shipping.outbox import Outbox
-from agent.shipping.transport import Identity
-from agent.shipping.upload import Uploader
-from agent.steady_clock import SteadyClock
-from agent.units import MS_PER_DAY
-from agent.yamlfile import FileFault
+from agent.core import settings
+from agent.core import settings as privileges
+from agent.core.errors import AgentError, ClockSetBack, DriverReplaced, SettingsError
+from agent.core.lean_http_client import Identity
+from agent.core.readings import Snapshot
+from agent.core.settings import Settings
+from agent.core.steady_clock import SteadyClock
+from agent.devices import driver_lifecycle
+from agent.main_loop import Agent, Source
+from agent.upload.spool import Outbox
+from agent.upload.uploader import Uploader
+from gputally.base import json_log
+from gputally.base.clock import Clock, SystemClock
+from gputally.base.text_escaping import for_terminal
+from gputally.base.units import MS_PER_DAY
+from gputally.base.yaml_file import FileFault
 
 if TYPE_CHECKING:
-    from agent.driver.release import Holding
-    from agent.metrics.dcgm_output import DcgmOutput
+    from agent.devices.driver_lifecycle import Holding
+    from agent.metrics.dcgm_compat import DcgmOutput
 
 log = logging.getLogger("agent")
 
@@ -51,15 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         commands.print_help()
         return 2
     if arguments.command == "smoke":
-        from agent import smoke
+        from agent.commands import smoke_test
 
-        return smoke.run(arguments)
-    restarted, began_s = restart.was_restarted(os.environ), time.monotonic()
+        return smoke_test.run(arguments)
+    restarted, began_s = driver_lifecycle.was_restarted(os.environ), time.monotonic()
     try:
         if arguments.command == "top":
-            from agent.live import top
+            from agent.commands import top_command
 
-            return top.run(arguments)
+            return top_command.run(arguments)
         flags = {name: getattr(arguments, name) for name in settings.names() if getattr(arguments, name) is not None}
         chosen = settings.load(arguments.config, os.environ, flags)
         if arguments.print_config:
@@ -73,12 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except DriverReplaced as error:
         print(for_terminal(f"gputally agent: {error}"), file=sys.stderr)
-        if not restarted or time.monotonic() - began_s > restart.SETTLED_S:
-            restart.restart()
+        if not restarted or time.monotonic() - began_s > driver_lifecycle.SETTLED_S:
+            driver_lifecycle.restart()
         return 0
     except ClockSetBack as error:
         print(f"gputally agent: {error}", file=sys.stderr)
-        restart.restart()
+        driver_lifecycle.restart()
     except AgentError as error:
         print(for_terminal(f"gputally agent: {error}"), file=sys.stderr)
         return 1
@@ -102,11 +104,10 @@ def parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
         else:
             run.add_argument(settings.flag(name), dest=name, metavar=settings.metavar(name), help=text)
     if given[:1] != ["run"]:
-        from agent import smoke
-        from agent.live import top
+        from agent.commands import smoke_test, top_command
 
-        top.add_parser(commands)
-        smoke.add_parser(commands)
+        top_command.add_parser(commands)
+        smoke_test.add_parser(commands)
     return made
 
 
@@ -117,10 +118,9 @@ def _version() -> str:
 
 
 def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
-    from agent.metrics.collector import AgentMetrics
-    from agent.metrics.exposition import Exposition
+    from agent.metrics.exporter import AgentMetrics, Exposition
 
-    logs.configure("ERROR" if watch else chosen.log_level.upper())
+    json_log.configure("ERROR" if watch else chosen.log_level.upper())
     clock = SteadyClock(SystemClock())
     node = chosen.node_name(os.environ)
     with ExitStack() as stack:
@@ -139,7 +139,7 @@ def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
         metrics = AgentMetrics(node, _version(), _compatible(chosen, node))
         show: Callable[[Snapshot], None] | None = None
         if watch:
-            from agent.live.watch import LiveTable
+            from agent.commands.top_command import LiveTable
 
             show = stack.enter_context(LiveTable()).show
         agent = Agent(chosen, source, outbox, uploader, clock, metrics=metrics, on_sample=show)
@@ -151,9 +151,9 @@ def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
 
 
 def _once(chosen: Settings) -> int:
-    from agent.live.watch import print_once
+    from agent.commands.top_command import print_once
 
-    logs.configure("ERROR")
+    json_log.configure("ERROR")
     clock = SystemClock()
     source = _source(chosen, chosen.node_name(os.environ), clock)
     try:
@@ -165,17 +165,15 @@ def _once(chosen: Settings) -> int:
 def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = False) -> Source:
     """Raises FileFault for a scenario or pods file that cannot be read, SettingsError where nothing is chosen."""
     if chosen.simulated:
-        from agent.simulation.scenario import load_scenario
+        from agent.simulation.scenario_file import load_scenario
 
         return load_scenario(Path(chosen.simulated), node, clock.wall_ms())
-    from agent.driver.device import Access
-    from agent.driver.gpus import Gpus
-    from agent.hpcmap import HpcJobs
-    from agent.kube.podlogs import PodLogs
-    from agent.node import NodeSource
-    from agent.nvml import Driver
-    from agent.pods import PodsFile
-    from agent.processes import ProcessTable
+    from agent.devices.driver_lifecycle import Gpus
+    from agent.devices.gpu_device import Access
+    from agent.devices.nvml_library import Driver
+    from agent.holders.holder_files import HpcJobs, PodsFile
+    from agent.holders.node_source import NodeSource
+    from agent.holders.process_cgroups import PodLogs, ProcessTable
 
     gpus = Gpus(
         Driver(),
@@ -185,9 +183,9 @@ def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = Fals
         clock=SystemClock(),  # the driver follows the system's, whatever this program makes of it
     )
     if chosen.on_kubernetes:
-        from agent.kube.boundpods import FILE as BOUND_PODS
-        from agent.kube.boundpods import BoundPods
-        from agent.kube.incluster import kubernetes_source
+        from agent.holders.bound_pods import FILE as BOUND_PODS
+        from agent.holders.bound_pods import BoundPods
+        from agent.holders.kubernetes_source import kubernetes_source
 
         spool = chosen.spool_path(os.environ, root=os.geteuid() == 0)
         source = kubernetes_source(chosen, node, gpus, clock, os.environ, BoundPods(spool.with_name(BOUND_PODS)))
@@ -203,7 +201,7 @@ def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = Fals
 
 
 def _released_by_signal(source: Holding, chosen: Settings, clock: Clock) -> Source:
-    from agent.driver.release import Releasable
+    from agent.devices.driver_lifecycle import Releasable
 
     releasable = Releasable(source, clock, chosen.release_s)
     signal.signal(signal.SIGUSR1, lambda *_: releasable.let_go())
@@ -214,7 +212,7 @@ def _with_dcgm(source: Source, chosen: Settings, clock: Clock) -> Source:
     """Raises SettingsError for an address that cannot be scraped."""
     if not chosen.dcgm_url:
         return source
-    from agent.dcgm import Exporter, WithDcgm, fetch_from
+    from agent.devices.dcgm_exporter import Exporter, WithDcgm, fetch_from
 
     exporter = Exporter(fetch_from(chosen.dcgm_url), clock)
     exporter.start()
@@ -224,7 +222,7 @@ def _with_dcgm(source: Source, chosen: Settings, clock: Clock) -> Source:
 def _compatible(chosen: Settings, node: str) -> DcgmOutput | None:
     if not chosen.dcgm_names:
         return None
-    from agent.metrics.dcgm_output import DcgmOutput
+    from agent.metrics.dcgm_compat import DcgmOutput
 
     return DcgmOutput(node)
 

@@ -1,4 +1,4 @@
-"""What an agent tells the accountant, version 1: closed usage intervals and facts about pods.
+"""Defines the usage batch that the agent sends to the accountant (version 1), and exports its JSON Schema.
 
 The published language of the first arrow. Integers only; times are UTC milliseconds, spans are
 half-open [start, end). Every row carries a sequence number of its outbox; intervals and facts
@@ -9,15 +9,19 @@ Unknown is not zero: a figure that could not be read is None, with the reason in
 
 Records are values without references back to what holds them, so the collector of cycles need not know them
 (`gc=False`): tens of thousands are in flight where they are received.
+
+`python -m agent.wire > docs/schema/usage-batch.v1.json` writes it anew; a test keeps it fresh.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Annotated, Literal
 
 import msgspec
 
-from agent.identifiers import BootId, Epoch, Name
+from gputally.base.identifiers import BootId, Epoch, Name
 
 SCHEMA = 1
 """Version of this language; the accountant refuses a Batch whose schema it does not know."""
@@ -187,3 +191,18 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
 PROBLEM = "https://gputally.dev/problems/"
 """Prefix of the `type` of every problem+json answer of ours (RFC 9457). A 4xx whose type does not
 start with it comes from something in between (a proxy) and is retried, never acted upon."""
+
+
+def usage_batch() -> str:
+    """The schema of POST /v1/usage as indented JSON with a final newline; the same text every time."""
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"https://gputally.dev/schema/usage-batch.v{SCHEMA}.json",
+        "title": f"gputally usage batch, version {SCHEMA}",
+        **msgspec.json.schema(Batch),
+    }
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(usage_batch())

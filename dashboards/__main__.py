@@ -1,17 +1,89 @@
-"""`gputally dashboards build|check|push`: the command line of this package."""
+"""Runs `gputally dashboards build, check, push`: writes the JSON and YAML files and compares them with the code.
+
+The files live twice: in `dashboards/generated/`, for Grafana's import and provisioning and for a plain
+Prometheus, and inside the Helm chart, because a chart can only carry files of its own. Nobody edits
+either by hand.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from agent.output import OUTPUTS, show
-from dashboards import build, lint, rules
-from dashboards.grafana import Grafana, GrafanaError
+from dashboards import (
+    cluster_dashboard,
+    fairshare_dashboard,
+    gpu_dashboard,
+    health_dashboard,
+    lint,
+    prometheus_rules,
+    team_dashboard,
+)
+from dashboards.grafana_client import Grafana, GrafanaError
+from gputally.base.command_output import OUTPUTS, show
+
+DASHBOARDS: Mapping[str, Callable[[], str]] = {
+    "cluster": cluster_dashboard.render,
+    "team": team_dashboard.render,
+    "gpu": gpu_dashboard.render,
+    "fairshare": fairshare_dashboard.render,
+    "health": health_dashboard.render,
+}
+"""Name of the file without its ending -> what goes into it."""
+
+RULES = "rules.yaml"
+GENERATED = Path(__file__).parent / "generated"
+CHART = Path(__file__).parent.parent / "helm" / "gputally"
+
+
+def files() -> dict[str, str]:
+    """Name -> text of everything that is generated."""
+    return {f"{name}.json": render() for name, render in DASHBOARDS.items()} | {RULES: prometheus_rules.render_rules()}
+
+
+def folders() -> list[Path]:
+    """Where the files belong: this package, and the chart where there is a checkout around it."""
+    return [GENERATED] + ([CHART / "dashboards"] if (CHART / "Chart.yaml").is_file() else [])
+
+
+def build(folder: Path) -> list[Path]:
+    """Write everything into `folder`, creating it; returns the files. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, text in files().items():
+        path = folder / name
+        path.write_text(text, encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def stale(folder: Path) -> list[str]:
+    """How `folder` differs from what the code gives, one line per file. Raises OSError where a file
+    cannot be read for another reason than being absent."""
+    faults = []
+    wanted = files()
+    for name, text in wanted.items():
+        try:
+            committed = (folder / name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            faults.append(f"{folder / name}: missing")
+            continue
+        if committed != text:
+            faults.append(f"{folder / name}: not what the code gives")
+    found = {path.name for kind in ("*.json", "*.yaml") for path in folder.glob(kind)}
+    return faults + [f"{folder / name}: nothing of this name is generated" for name in sorted(found - set(wanted))]
+
+
+def check() -> list[str]:
+    """Everything wrong with the dashboards and with the committed files, one line per fault."""
+    faults = [f"{name}: {fault}" for name, render in DASHBOARDS.items() for fault in lint.faults(json.loads(render()))]
+    for folder in folders():
+        faults += stale(folder)
+    return faults
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,18 +124,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _build(out: Path | None) -> int:
-    for folder in [out] if out else build.folders():
-        for path in build.build(folder):
+    for folder in [out] if out else folders():
+        for path in build(folder):
             print(path)
     return 0
 
 
 def _check() -> int:
-    faults = build.check()
+    faults = check()
     if faults:
         print("\n".join(faults), file=sys.stderr)
         return _fail(f"{len(faults)} faults; `gputally dashboards build` renews the files")
-    print(f"{len(build.DASHBOARDS)} dashboards and {len(rules.ALERTS)} alerts fresh, {len(lint.RULES)} rules kept")
+    print(f"{len(DASHBOARDS)} dashboards and {len(prometheus_rules.ALERTS)} alerts fresh, {len(lint.RULES)} rules kept")
     return 0
 
 
@@ -72,7 +144,7 @@ def _push(arguments: argparse.Namespace) -> int:
     if not token:
         raise GrafanaError(f"{arguments.token_file}: empty, a service account's token is wanted")
     server = Grafana(arguments.url, token, arguments.ca_file)
-    pushed = server.push((json.loads(render()) for render in build.DASHBOARDS.values()), arguments.folder)
+    pushed = server.push((json.loads(render()) for render in DASHBOARDS.values()), arguments.folder)
     if arguments.output != "table":
         show(arguments.output, lambda: "", [asdict(one) for one in pushed])
         return 0

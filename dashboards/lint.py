@@ -1,4 +1,4 @@
-"""What every dashboard of the house has to keep, checked on the finished JSON.
+"""Checks every finished dashboard against the rules that all keep.
 
 A rule is a pure function from a dashboard to faults, each naming the panel and the reason. The rules
 follow grafana/dashboard-linter; our `node` variable takes the place of its `instance`, because people
@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from dashboards import palette
-from dashboards.board import LEAST_STEP, TAG
-from dashboards.panels import DATASOURCE, SCHEMA_VERSION, Json
+from dashboards import grafana_panels
+from dashboards.grafana_panels import DATASOURCE, SCHEMA_VERSION, Json
+from dashboards.layout import LEAST_STEP, TAG
 from dashboards.promql import PEAK_WINDOW
 
 Rule = Callable[[Json], Iterator[str]]
@@ -170,7 +170,7 @@ def thresholds(dashboard: Json) -> Iterator[str]:
 
 def colours(dashboard: Json) -> Iterator[str]:
     for panel in panels(dashboard):
-        strange = sorted(set(_COLOR.findall(str(panel["fieldConfig"]))) - set(palette.PALETTE))
+        strange = sorted(set(_COLOR.findall(str(panel["fieldConfig"]))) - set(grafana_panels.PALETTE))
         if strange:
             yield f"panel {panel['title']!r}: {strange} are not in the colour-blind safe palette"
         if "palette-classic" in str(panel["fieldConfig"]):

@@ -1,4 +1,4 @@
-"""PromQL, put together from the few shapes that the dashboards need.
+"""Composes PromQL expressions from a few shapes.
 
 Invariants: every selector carries the dashboard's variables; a counter is read through `rate` or
 `increase` and summed only afterwards; the window of a rate is `$__rate_interval`, so that it fits

@@ -1,36 +1,34 @@
-"""The controller's command: run it, see its plan, check a policy, divide by hand, give the weights back.
+"""Runs `gputally fairshare`: run, plan, check, divide, release, adopt.
 
 `main(argv)` returns an exit code: 0 done, 1 could not (one clear line per fault on stderr, never a
 traceback), 2 called wrongly.
+
+A case: `name, total, kValue, queues[], function, resource`; a queue: `name, request, deserved, limit,
+overQuotaWeight, usage, priority, creation, parent, initialFairShare`. What a conformance file carries
+beside that (`expected` and its like) is let be; any other key is a fault, named with its case.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from math import inf, isfinite
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import typer
 import yaml
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from accountant.wire import MOST
-from agent.clock import SystemClock
-from agent.output import show
-from agent.plaintext import for_terminal
-from agent.yamlfile import FileFault
-from fairshare import log, plain, service
-from fairshare import policy as policies
-from fairshare.adapters.kai import shard_advice
-from fairshare.client import AccountantClient
-from fairshare.commands.explain import explain, remembered
-from fairshare.commands.options import (
+from accountant.wire.policy_models import MOST
+from fairshare import composition
+from fairshare.cli.command_options import (
     DEFAULT_STATUS,
     DEFAULT_URL,
     CaPath,
@@ -46,23 +44,151 @@ from fairshare.commands.options import (
     Url,
     pods_of,
 )
-from fairshare.commands.preempt import preempt
-from fairshare.commands.replay import replay
-from fairshare.commands.simulate import simulate
-from fairshare.commands.what_if import what_if
-from fairshare.division import divide as divide_case
-from fairshare.errors import DivisionError, FairshareError
-from fairshare.explain import tables
-from fairshare.loop import Controller
-from fairshare.preempting.resuming import Ended, end_all
-from fairshare.publishing.adopt import adopt as take_over
-from fairshare.publishing.adopt import advice
-from fairshare.publishing.releasing import release_weights
-from fairshare.runai.opening import opened
-from fairshare.settings import load
-from fairshare.status import StatusObject
+from fairshare.cli.explain_command import explain, remembered
+from fairshare.cli.preempt_command import preempt
+from fairshare.cli.replay_command import replay
+from fairshare.cli.simulate_commands import simulate, what_if
+from fairshare.controller import notifier
+from fairshare.controller import policy_file as policies
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.weight_writer import adopt as take_over
+from fairshare.controller.weight_writer import advice, release_weights
+from fairshare.core.errors import DivisionError
+from fairshare.core.model import UNLIMITED, Case, Claim, Function
+from fairshare.core.settings import load
+from fairshare.explain import plan_tables
+from fairshare.laws.division import divide as divide_case
+from fairshare.preemption.unfinished_preemptions import Ended, end_all
 from fairshare.targets import ADAPTERS
-from fairshare.weighing import cases
+from fairshare.targets.kai import shard_advice
+from fairshare.targets.runai import opened
+from fairshare.targets.status_conditions import StatusObject
+from fairshare.usage.accountant_client import AccountantClient
+from gputally.base.clock import SystemClock
+from gputally.base.command_output import show
+from gputally.base.errors import FairshareError
+from gputally.base.text_escaping import for_terminal
+from gputally.base.yaml_file import FileFault
+
+_CASE_KEYS = {"name", "total", "kValue", "queues", "function", "resource"}
+_IGNORED = {"source", "expected", "expectedRemaining", "deterministic", "alternatives", "note", "meta"}
+_FIELDS: dict[str, tuple[str, float | None, float]] = {
+    # key in the file: field of Claim, default (None: must be given), least value
+    "request": ("request", None, 0.0),
+    "deserved": ("deserved", 0.0, UNLIMITED),
+    "limit": ("limit", UNLIMITED, UNLIMITED),
+    "overQuotaWeight": ("weight", 1.0, 0.0),
+    "usage": ("usage", 0.0, -inf),
+    "initialFairShare": ("initial", 0.0, 0.0),
+}
+_WHOLE = {"priority": 100, "creation": 0}
+
+
+def parse(text: str | bytes) -> tuple[Case, ...]:
+    """Every case of a document. Raises DivisionError with the case and the key at fault."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DivisionError(f"not JSON: {error}") from error
+    if isinstance(document, Mapping) and "vectors" in document:
+        document = document["vectors"]
+    cases = document if isinstance(document, list) else [document]
+    if not cases:
+        raise DivisionError("no case in the file")
+    return tuple(_case(case, number) for number, case in enumerate(cases, 1))
+
+
+def _case(raw: object, number: int) -> Case:
+    if not isinstance(raw, Mapping):
+        raise DivisionError(f"case {number}: expected an object, found {_kind(raw)}")
+    name = raw.get("name", f"case {number}")
+    if not isinstance(name, str):
+        raise DivisionError(f"case {number}: name: expected text, found {_kind(name)}")
+    where = f"case {name!r}"
+    _closed(raw, _CASE_KEYS | _IGNORED, where)
+    function = raw.get("function", "hierarchy")
+    if function not in get_args(Function):
+        raise DivisionError(f"{where}: function: {function!r} is none of {', '.join(get_args(Function))}")
+    queues = raw.get("queues")
+    if not isinstance(queues, list):
+        raise DivisionError(f"{where}: queues: expected a list, found {_kind(queues)}")
+    return Case(
+        name,
+        _number(raw, "total", None, 0.0, where),
+        _number(raw, "kValue", 0.0, 0.0, where),
+        tuple(_claim(queue, at, where) for at, queue in enumerate(queues)),
+        function,
+        str(raw.get("resource", "GPU")),
+    )
+
+
+def _claim(raw: object, at: int, case: str) -> Claim:
+    where = f"{case}: queues[{at}]"
+    if not isinstance(raw, Mapping):
+        raise DivisionError(f"{where}: expected an object, found {_kind(raw)}")
+    name = raw.get("name")
+    if not isinstance(name, str) or not name:
+        raise DivisionError(f"{where}: name: expected text, found {_kind(name)}")
+    where = f"{case}: queue {name!r}"
+    _closed(raw, {"name", "parent", *_FIELDS, *_WHOLE}, where)
+    parent = raw.get("parent")
+    if parent is not None and not isinstance(parent, str):
+        raise DivisionError(f"{where}: parent: expected text, found {_kind(parent)}")
+    numbers = {field: _number(raw, key, default, least, where) for key, (field, default, least) in _FIELDS.items()}
+    for key in ("deserved", "limit"):
+        if UNLIMITED < numbers[key] < 0:
+            raise DivisionError(f"{where}: {key}: {numbers[key]:g} is neither -1 (unlimited) nor 0 or more")
+    return Claim(
+        name,
+        parent=parent or None,
+        **numbers,
+        priority=_whole(raw, "priority", where),
+        creation=_whole(raw, "creation", where),
+    )
+
+
+def _whole(raw: Mapping[str, Any], key: str, where: str) -> int:
+    value = raw.get(key, _WHOLE[key])
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise DivisionError(f"{where}: {key}: expected a whole number, found {_kind(value)}")
+    return value
+
+
+def _closed(raw: Mapping[str, Any], known: set[str], where: str) -> None:
+    unknown = sorted(set(raw) - known)
+    if unknown:
+        raise DivisionError(f"{where}: {unknown[0]}: unknown key")
+
+
+def _number(raw: Mapping[str, Any], key: str, default: float | None, least: float, where: str) -> float:
+    value = raw.get(key, default)
+    if value is None:
+        raise DivisionError(f"{where}: {key}: missing")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise DivisionError(f"{where}: {key}: expected a number, found {_kind(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = inf
+    if not isfinite(number):
+        raise DivisionError(f"{where}: {key}: not a finite number")
+    if number < least:
+        raise DivisionError(f"{where}: {key}: {number:g} is below {least:g}")
+    if abs(number) > MOST:  # products of such numbers are no numbers any more
+        raise DivisionError(f"{where}: {key}: {number:g} is beyond {MOST:g}")
+    return number
+
+
+def _kind(value: object) -> str:
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: f"the text {value!r}",
+        bool: f"{value}".lower(),
+        type(None): "nothing",
+    }
+    return names.get(type(value), f"{value!r}")
+
 
 app = typer.Typer(
     help="Usage history into queue weights.",
@@ -108,11 +234,11 @@ def run(
     if print_config:
         print(settings.as_yaml(), end="")
         return
-    log.configure(settings.log_level)
+    notifier.configure(settings.log_level)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    service.run(settings, stop)
+    composition.run(settings, stop)
 
 
 @app.command()
@@ -139,7 +265,7 @@ def plan(
         AccountantClient(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client,
         ExitStack() as open_,
     ):
-        there, clock = service.open_cluster(cluster, kubeconfig), SystemClock()
+        there, clock = composition.open_cluster(cluster, kubeconfig), SystemClock()
         where = StatusObject.named(status)
         elsewhere = open_.enter_context(opened(wanted, there, runai_credentials, runai_ca_file, where, clock))
         seen = pods_of(there)
@@ -147,7 +273,12 @@ def plan(
         report = Controller(
             wanted, client, there, clock, clusters=elsewhere, silent=True, pods=lambda: seen, memory=memory
         ).cycle()
-    show(output, lambda: tables.report_view(report), plain.plan_document(report), plain.plan_records(report))
+    show(
+        output,
+        lambda: plan_tables.report_view(report),
+        plan_tables.plan_document(report),
+        plan_tables.plan_records(report),
+    )
     if report.hold is not None or any(target.degraded for target in report.targets):
         raise typer.Exit(1)
 
@@ -164,16 +295,19 @@ def divide(
     except OSError as error:
         raise DivisionError(f"{input}: {error.strerror}") from error
     try:
-        divided = [(case, divide_case(case, explain=explain, kai_compat=True)) for case in cases.parse(text)]
+        divided = [(case, divide_case(case, explain=explain, kai_compat=True)) for case in parse(text)]
     except DivisionError as error:
         raise DivisionError(f"{'stdin' if input == '-' else input}: {error}") from error
-    document = [tables.division_json(case, result, explain=explain) for case, result in divided]
+    document = [plan_tables.division_json(case, result, explain=explain) for case, result in divided]
 
     def drawn() -> RenderableType:
-        each = ((tables.division_table(*one), *([tables.steps_table(one[1])] if explain else ())) for one in divided)
+        each = (
+            (plan_tables.division_table(*one), *([plan_tables.steps_table(one[1])] if explain else ()))
+            for one in divided
+        )
         return Group(*(part for parts in each for part in parts))
 
-    show(output, drawn, document, plain.shares(divided))
+    show(output, drawn, document, plan_tables.shares(divided))
 
 
 @app.command()
@@ -213,7 +347,7 @@ def release(
 ) -> None:
     """Give every queue the weight back that stood there before gputally, and let who gave way run again; for
     switching it off."""
-    given, there = policies.load(policy)[0], service.open_cluster(cluster, kubeconfig)
+    given, there = policies.load(policy)[0], composition.open_cluster(cluster, kubeconfig)
     where, clock = StatusObject.named(status), SystemClock()
     with opened(given, there, runai_credentials, runai_ca_file, where, clock) as elsewhere:
         outcomes = release_weights(given, there, clusters=elsewhere, dry_run=dry_run, left_behind=left_behind)
@@ -223,7 +357,7 @@ def release(
     if not outcomes and output == "table":
         print("nothing to release: no queue carries a weight of ours")
     else:
-        show(output, lambda: tables.outcomes_table(outcomes), [plain.outcome(each) for each in outcomes])
+        show(output, lambda: plan_tables.outcomes_table(outcomes), [plan_tables.outcome(each) for each in outcomes])
     stays = any(outcome.result not in {"applied", "would-apply"} for outcome in outcomes)
     if stays or ended.left or ended.faults:
         raise typer.Exit(1)
@@ -243,7 +377,7 @@ def adopt(
 ) -> None:
     """Take the weight's field over from whoever owns it (Argo CD, Flux, kubectl), at the value that stands."""
     wanted = policies.load(policy)[0]
-    there, where, clock = service.open_cluster(cluster, kubeconfig), StatusObject.named(status), SystemClock()
+    there, where, clock = composition.open_cluster(cluster, kubeconfig), StatusObject.named(status), SystemClock()
     with opened(wanted, there, runai_credentials, runai_ca_file, where, clock) as elsewhere:
         taken = take_over(wanted, there, ADAPTERS, queue=queue, clusters=elsewhere, dry_run=dry_run)
     if not taken and output == "table":
@@ -252,8 +386,8 @@ def adopt(
     lines = sorted({line for each in taken for line in advice(each)})
     show(
         output,
-        lambda: Group(tables.adoptions_table(taken), *(Text(f"  {line}") for line in lines)),
-        [plain.adoption(each) for each in taken],
+        lambda: Group(plan_tables.adoptions_table(taken), *(Text(f"  {line}") for line in lines)),
+        [plan_tables.adoption(each) for each in taken],
     )
     if any(each.result not in {"applied", "would-apply"} for each in taken):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""The `gputally` command: one name for all programs, each imported only when it is called.
+"""Runs the `gputally` command and imports a program only when it is called.
 
 Standard library only, so that the agent's image carries no CLI framework. Every program is a
 function `main(argv) -> exit code` that parses its own arguments.
@@ -31,7 +31,7 @@ class Command:
 INTERRUPTED = 130
 """Ctrl-C, as shells count it: 128 and the signal's number."""
 COMPLETION = ("--install-completion", "--show-completion")
-TREE = Command("gputally.tree", "accountant", "shell completion", entry="run")
+TREE = Command("gputally.command_tree", "accountant", "shell completion", entry="run")
 COMMANDS = {
     "agent": Command("agent.__main__", "agent", "meter the GPUs of this machine and ship what they did"),
     "accountant": Command("accountant.__main__", "accountant", "keep the ledger; serve usage, cost and windows"),

@@ -1,4 +1,4 @@
-"""The books as pandas DataFrames: `gputally.connect(url).usage(by=["team"])`.
+"""Returns the accountant's answers as pandas DataFrames (`gputally.connect()`); needs pandas and `gputally.base` alone.
 
 Types say what a figure is: instants are UTC timestamps, GPU time and energy are integers with the
 unit in the column's name, money is `decimal.Decimal` with a currency beside it, unknown is missing and
@@ -17,10 +17,10 @@ from typing import Any
 import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 
-from accountant.books.statements import from_canonical
-from accountant.joblines import JobsAnswer, JobState
-from accountant.remote import Query, Remote, Unanswered
-from accountant.wire import Accounts, CostAnswer, Decision, Measure, UsageAnswer, UsageWindow, WindowKind
+from accountant.billing.statements import from_canonical
+from accountant.wire.http_client import Query, Remote, Unanswered
+from accountant.wire.policy_models import Decision, Measure, UsageWindow, WindowKind
+from accountant.wire.usage_models import Accounts, CostAnswer, JobsAnswer, JobState, UsageAnswer
 
 Instant = str | int | date | datetime | pd.Timestamp
 """RFC 3339 text, UTC milliseconds (numpy's integers too), an aware datetime, or a date: its local midnight."""
@@ -47,7 +47,7 @@ def connect(url: str, token: str | None = None, *, ca_file: str | Path | None = 
 
 
 class Client:
-    """Every method raises accountant.remote.Unanswered with one clear line where there is no answer."""
+    """Every method raises accountant.wire.http_client.Unanswered with one clear line where there is no answer."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote

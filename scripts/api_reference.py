@@ -1,4 +1,4 @@
-"""docs/api.md from the OpenAPI document: `python -m scripts.api_reference` writes it, a test keeps it fresh.
+"""Writes docs/api.md from the OpenAPI document.
 
 The document itself is held against the running service by its own tests; this page only says it for people. Parameters
 `where.NAME`, of which a question has one per dimension, become one line.

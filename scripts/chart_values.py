@@ -1,4 +1,4 @@
-"""The tables of values in helm/gputally/README.md, from values.yaml.
+"""Writes the tables of values in the chart's README.
 
 `python -m scripts.chart_values` writes them, a test keeps them fresh.
 

@@ -1,6 +1,7 @@
-"""docs/commands.md: every command with its options, from the programs' own parsers.
+"""Writes docs/commands.md from the programs' parsers.
 
-`python -m scripts.command_reference` writes it anew."""
+`python -m scripts.command_reference` writes it anew.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from gputally.__main__ import COMMANDS
-from gputally.tree import everything
+from gputally.command_tree import everything
 
 PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 _NAMES = {str: "text", int: "whole number", float: "number", Path: "path", datetime: "date"}

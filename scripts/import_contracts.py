@@ -31,7 +31,7 @@ class _Verdict(Contract):
 
 
 class PublishedLanguage(_Verdict):
-    """`importer` imports of `stage` nothing but `published`."""
+    """`importer` imports of `stage` nothing but `published` and what lies below it."""
 
     importer = fields.StringField()
     stage = fields.StringField()
@@ -39,7 +39,8 @@ class PublishedLanguage(_Verdict):
 
     def faults(self, graph: ImportGraph) -> list[tuple[str, str]]:
         sources = {self.importer} | graph.find_descendants(self.importer)
-        targets = ({self.stage} | graph.find_descendants(self.stage)) - set(self.published)
+        published = {found for one in self.published for found in (one, *graph.find_descendants(one))}
+        targets = ({self.stage} | graph.find_descendants(self.stage)) - published
         return [(s, t) for s in sources for t in graph.find_modules_directly_imported_by(s) if t in targets]
 
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md from the code: `python -m scripts.metrics_reference` writes it, a test keeps it fresh.
+"""Writes docs/metrics.md from the metric families.
 
 The agent is asked for its families; those of the accountant and of fairshare, which need a ledger or a cluster
 to answer, are read off the calls that make them.
@@ -12,25 +12,22 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent.metrics.collector import AgentMetrics, Operations
-from agent.metrics.dcgm_output import DcgmOutput
+from agent.metrics.dcgm_compat import DcgmOutput
+from agent.metrics.exporter import AgentMetrics
+from agent.metrics.metric_families import Operations
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 MODULES = {
     "Accountant": (
-        "accountant.counters",
-        "accountant.metrics.books",
-        "accountant.metrics.delivery",
-        "accountant.metrics.inventory",
-        "accountant.metrics.jobs",
-        "accountant.metrics.ledger",
-        "accountant.metrics.names",
-        "accountant.metrics.now",
-        "accountant.metrics.upkeep",
-        "accountant.compat.prometheus",
-        "agent.background",
+        "accountant.runtime.service_metrics",
+        "accountant.api.ledger_metrics",
+        "accountant.compat.kai_usage_api",
+        "gputally.base.background_tasks",
     ),
-    "Fairshare": ("fairshare.metrics", "fairshare.metrics_queues", "agent.background"),
+    "Fairshare": (
+        "fairshare.controller.controller_metrics",
+        "gputally.base.background_tasks",
+    ),
 }
 _MAKERS = {
     "GaugeMetricFamily": "gauge", "Gauge": "gauge", "_gauge": "gauge", "CounterMetricFamily": "counter",

@@ -6,8 +6,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from accountant.store import open_ledger
-from agent.clock import VirtualClock
+from accountant.storage.duckdb_ledger import open_ledger
+from gputally.base.clock import VirtualClock
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What a client of OpenCost asks: its query parameters as exact spans, keys and a filter.
+"""Parses OpenCost's query parameters: `window=`, `aggregate=`, `filter=`.
 
 The window is cut into steps, and at the edges of hours, days, weeks (from Sunday), months or quarters (UTC) where
 the answer is accumulated by them; each set of the answer is one or more of these spans. `resolution` is taken and
@@ -7,23 +7,261 @@ no meaning here is named in the answer's warning. An unknown filter is refused r
 everything looks like the one that was asked for.
 
 Source: OpenCost pkg/costmodel/aggregation.go (the handlers' parameters), core/pkg/opencost/query.go. Pure.
+
+Named windows (`today`, `lastweek`, ...), durations back from now (`7d`, `24h offset 14h`), and pairs of instants
+(`1790812800,1790899200`, with `-` too, or RFC 3339). As OpenCost does, durations end at the coming full hour,
+those of whole days or weeks at the coming midnight; weeks begin on Sunday; everything is UTC.
+
+Source: OpenCost core/pkg/opencost/window.go (parseWindow). It counts an offset in weeks as 24 weeks; here a
+week is a week.
+
+filter = element (('+' | '|') element)*      + is and, | is or; both together only with parentheses
+    element = '(' filter ')' | key operator value
+    key = cluster, node, namespace, ... | label[id] | annotation[id]
+    operator = ':' equals, '~:' contains, '<~:' starts with, '~>:' ends with; '!' before it negates
+    value = "text" (',' "text")*                 one of them; negated: none of them
+
+Source: OpenCost core/pkg/filter/ast/parser.go and core/pkg/filter/allocation/parser.go. A key that this ledger
+does not know is refused rather than ignored: a filter that silently keeps everything shows other people's cost.
+`one_of` is a filter of version 1.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import groupby, pairwise
 from typing import Literal, cast, get_args
 from urllib.parse import parse_qsl
 
-from accountant.compat import opencost_filter, opencost_window
-from accountant.compat.opencost_filter import NotAFilter, Predicate
-from accountant.compat.opencost_window import NotAWindow
-from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
+
+_UNIT_MS = {"m": MS_PER_MINUTE, "h": MS_PER_HOUR, "d": MS_PER_DAY, "w": 7 * MS_PER_DAY}
+_DURATION = re.compile(r"(\d{1,6})([mhdw])")
+_OFFSET = re.compile(r"(\d{1,6}[mhdw]) offset (\d{1,6}[mhdw])")
+_UNIX_PAIR = re.compile(r"(\d{1,11})[,-](\d{1,11})")
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+class NotAWindow(ValueError):
+    """The text is none of OpenCost's windows."""
+
+
+def parse_window(text: str, now_ms: int) -> tuple[int, int]:
+    """[start_ms, end_ms) of the window. Raises NotAWindow."""
+    named = _named(text, now_ms)
+    if named is not None:
+        return named
+    if pair := _UNIX_PAIR.fullmatch(text):
+        return _ordered(int(pair[1]) * MS_PER_SECOND, int(pair[2]) * MS_PER_SECOND, text)
+    first, comma, second = text.partition(",")
+    if comma:
+        return _ordered(_instant(first), _instant(second), text)
+    offset_ms = 0
+    if shifted := _OFFSET.fullmatch(text):
+        text, offset_ms = shifted[1], duration_ms(shifted[2])
+    span_ms = duration_ms(text)
+    grain_ms = MS_PER_DAY if text[-1] in "dw" else MS_PER_HOUR
+    end = -(-(now_ms - offset_ms) // grain_ms) * grain_ms
+    return end - span_ms, end
+
+
+def duration_ms(text: str) -> int:
+    """Of `30m`, `24h`, `7d`, `2w`. Raises NotAWindow."""
+    found = _DURATION.fullmatch(text)
+    if not found or int(found[1]) == 0:
+        raise NotAWindow(
+            f"{text[:60]!r}: expected today, yesterday, week, lastweek, month, lastmonth, a duration such as 7d, or "
+            "two instants separated by a comma"
+        )
+    return int(found[1]) * _UNIT_MS[found[2]]
+
+
+def _named(text: str, now_ms: int) -> tuple[int, int] | None:
+    midnight = now_ms - now_ms % MS_PER_DAY
+    # 1970-01-01 was a Thursday: four days after a Sunday.
+    sunday = midnight - (midnight // MS_PER_DAY + 4) % 7 * MS_PER_DAY
+    today = datetime.fromtimestamp(now_ms / MS_PER_SECOND, UTC)
+    first = today.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    month = round(first.timestamp() * MS_PER_SECOND)
+    match text:
+        case "today":
+            return midnight, midnight + MS_PER_DAY
+        case "yesterday":
+            return midnight - MS_PER_DAY, midnight
+        case "week":
+            return sunday, now_ms
+        case "lastweek":
+            return sunday - 7 * MS_PER_DAY, sunday
+        case "month":
+            return month, now_ms
+        case "lastmonth":
+            before = (first - timedelta(days=1)).replace(day=1)
+            return round(before.timestamp() * MS_PER_SECOND), month
+        case _:
+            return None
+
+
+def _instant(text: str) -> int:
+    if not _RFC3339.fullmatch(text):
+        raise NotAWindow(f"{text[:60]!r}: expected an instant such as 2026-10-01T00:00:00Z")
+    try:
+        return round(datetime.fromisoformat(text).timestamp() * MS_PER_SECOND)
+    except ValueError as error:
+        raise NotAWindow(f"{text[:60]!r}: {error}") from error
+
+
+def _ordered(start_ms: int, end_ms: int, text: str) -> tuple[int, int]:
+    if start_ms >= end_ms:
+        raise NotAWindow(f"{text[:80]!r}: the end is not after the start")
+    return start_ms, end_ms
+
+
+Properties = Mapping[str, str]
+"""Of one allocation, by the filter's names of keys; labels as label[NAME]."""
+Predicate = Callable[[Properties], bool]
+
+MAX_CHARACTERS = 4_096
+MAX_DEPTH = 32
+_TOKEN = re.compile(
+    r'\s*(?:(?P<text>"[^"]*")|(?P<op>!?(?:<~|~)?>?:)|(?P<key>[A-Za-z]+(?:\[[^\]]+\])?)|(?P<sign>[()+|,]))'
+)
+_TESTS: Mapping[str, Callable[[str, str], bool]] = {
+    ":": str.__eq__,
+    "~:": str.__contains__,
+    "<~:": str.startswith,
+    "~>:": str.endswith,
+}
+
+
+class NotAFilter(ValueError):
+    """The text is no filter, or asks for a property there is not: the place and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    text: str
+    at: int
+
+
+def parse_filter(text: str, keys: frozenset[str]) -> Predicate:
+    """A test of an allocation's properties; without text it keeps everything. keys: those that may be asked,
+    among them `label` if any label may. Raises NotAFilter."""
+    if len(text) > MAX_CHARACTERS:
+        raise NotAFilter(f"a filter of more than {MAX_CHARACTERS} characters")
+    if not text.strip():
+        return lambda _: True
+    parser = _Parser(_tokens(text), keys)
+    found = parser.filter(0)
+    parser.end()
+    return found
+
+
+def one_of(key: str, names: Sequence[str]) -> Predicate:
+    """A test whether the property is one of the names; a name that ends with * matches what begins like it."""
+    wanted = [name.strip() for name in names if name.strip()]
+
+    def keeps(properties: Properties) -> bool:
+        found = properties.get(key, "")
+        return any(found.startswith(name[:-1]) if name.endswith("*") else found == name for name in wanted)
+
+    return keeps
+
+
+def keys_of(text: str) -> frozenset[str]:
+    """The properties that a filter asks for, without what stands in brackets. Raises NotAFilter."""
+    return frozenset(token.text.partition("[")[0] for token in _tokens(text) if token.kind == "key")
+
+
+def _tokens(text: str) -> list[_Token]:
+    tokens = []
+    at = 0
+    while at < len(text.rstrip()):
+        match = _TOKEN.match(text, at)
+        if not match or match.lastgroup is None:
+            raise NotAFilter(f"character {at + 1}: {text[at : at + 20]!r} is no part of a filter")
+        tokens.append(_Token(match.lastgroup, match[match.lastgroup], match.start(match.lastgroup) + 1))
+        at = match.end()
+    return tokens
+
+
+class _Parser:
+    """Recursive descent over the tokens."""
+
+    def __init__(self, tokens: list[_Token], keys: frozenset[str]) -> None:
+        self._tokens = tokens
+        self._keys = keys
+        self._next = 0
+
+    def filter(self, depth: int) -> Predicate:
+        if depth > MAX_DEPTH:
+            raise NotAFilter(f"more than {MAX_DEPTH} parentheses inside one another")
+        parts = [self._element(depth)]
+        sign = ""
+        while (token := self._peek()) is not None and token.text in ("+", "|"):
+            if sign and token.text != sign:
+                raise NotAFilter(f"character {token.at}: + and | together need parentheses")
+            sign = token.text
+            self._take()
+            parts.append(self._element(depth))
+        if sign == "|":
+            return lambda properties: any(part(properties) for part in parts)
+        return lambda properties: all(part(properties) for part in parts)
+
+    def end(self) -> None:
+        token = self._peek()
+        if token is not None:
+            raise NotAFilter(f"character {token.at}: {token.text!r} follows the end of the filter")
+
+    def _element(self, depth: int) -> Predicate:
+        token = self._take()
+        if token.text == "(":
+            inner = self.filter(depth + 1)
+            self._take(")")
+            return inner
+        if token.kind != "key":
+            raise NotAFilter(f"character {token.at}: expected a property or (, not {token.text!r}")
+        if token.text.partition("[")[0] not in self._keys:
+            known = ", ".join(sorted(self._keys))
+            raise NotAFilter(f"character {token.at}: unknown property {token.text!r}; there are {known}")
+        operator = self._take()
+        negated = operator.text.startswith("!")
+        test = _TESTS.get(operator.text.removeprefix("!"))
+        if operator.kind != "op" or test is None:
+            raise NotAFilter(f"character {operator.at}: expected an operator such as : after {token.text}")
+        values = [self._value()]
+        while (comma := self._peek()) is not None and comma.text == ",":
+            self._take()
+            values.append(self._value())
+        key = token.text
+
+        def keeps(properties: Properties) -> bool:
+            found = properties.get(key, "")
+            return any(test(found, value) for value in values) != negated
+
+        return keeps
+
+    def _value(self) -> str:
+        token = self._take()
+        if token.kind != "text":
+            raise NotAFilter(f"character {token.at}: expected a value in quotes, not {token.text!r}")
+        return token.text[1:-1]
+
+    def _peek(self) -> _Token | None:
+        return self._tokens[self._next] if self._next < len(self._tokens) else None
+
+    def _take(self, expected: str | None = None) -> _Token:
+        token = self._peek()
+        if token is None or (expected is not None and token.text != expected):
+            where = "the end" if token is None else f"character {token.at}"
+            raise NotAFilter(f"{where}: expected {expected or 'more'}")
+        self._next += 1
+        return token
+
 
 Span = tuple[int, int]
 """[start_ms, end_ms)."""
@@ -122,7 +360,7 @@ class Question:
     """Properties of NOT_KEPT that the filter asks for."""
 
 
-def parse(query: str, now_ms: int, longest_ms: int) -> Question:
+def parse_query(query: str, now_ms: int, longest_ms: int) -> Question:
     """The question in a query string. Raises BadQuestion."""
     given = parameters(query)
     start, end = _window(given, longest_ms, now_ms)
@@ -152,14 +390,14 @@ def parse(query: str, now_ms: int, longest_ms: int) -> Question:
         _number(given, "offset") or 0,
         _number(given, "limit"),
         tuple(sorted(name[:60] for name in given.keys() - _KNOWN - _WITHOUT_EFFECT - _FILTERS.keys())),
-        tuple(sorted(opencost_filter.keys_of(given.get("filter", "")) & NOT_KEPT)),
+        tuple(sorted(keys_of(given.get("filter", "")) & NOT_KEPT)),
     )
 
 
 def asset_filter(given: Mapping[str, str]) -> Predicate:
     """Of the filter and the types that a question for assets has. Raises BadQuestion."""
     try:
-        keeps = opencost_filter.parse(given.get("filter", ""), _ASSET_KEYS)
+        keeps = parse_filter(given.get("filter", ""), _ASSET_KEYS)
     except NotAFilter as error:
         raise BadQuestion("filter", str(error)) from error
     types = [name.strip().lower() for name in given.get("filterTypes", "").split(",") if name.strip()]
@@ -180,7 +418,7 @@ def parameters(query: str) -> Mapping[str, str]:
 
 def _window(given: Mapping[str, str], longest_ms: int, now_ms: int) -> Span:
     try:
-        start, end = opencost_window.parse(given.get("window", ""), now_ms)
+        start, end = parse_window(given.get("window", ""), now_ms)
     except NotAWindow as error:
         raise BadQuestion("window", str(error)) from error
     if end - start > longest_ms:
@@ -195,7 +433,7 @@ def _step(given: Mapping[str, str], span_ms: int) -> int | None:
     if not text:
         return None
     try:
-        step = opencost_window.duration_ms(text)
+        step = duration_ms(text)
     except NotAWindow as error:
         raise BadQuestion("step", f"{text[:60]!r}: expected a duration such as 1h or 1d") from error
     if span_ms > step * MAX_STEPS:
@@ -234,10 +472,10 @@ def _aggregate(text: str) -> tuple[str, ...]:
 
 def _filter(given: Mapping[str, str]) -> Predicate:
     try:
-        tests = [opencost_filter.parse(given.get("filter", ""), FILTER_KEYS)]
+        tests = [parse_filter(given.get("filter", ""), FILTER_KEYS)]
     except NotAFilter as error:
         raise BadQuestion("filter", str(error)) from error
-    tests += [opencost_filter.one_of(key, given[name].split(",")) for name, key in _FILTERS.items() if given.get(name)]
+    tests += [one_of(key, given[name].split(",")) for name, key in _FILTERS.items() if given.get(name)]
     return lambda properties: all(test(properties) for test in tests)
 
 

@@ -1,4 +1,4 @@
-"""`gputally advise`: autoscaler, spot, sharing.
+"""Runs `gputally advise` and asks the accountant for the facts.
 
 `main(argv)` returns an exit code: 0 done, 1 could not (one clear line on stderr, never a traceback), 2 called wrongly.
 """
@@ -11,21 +11,19 @@ from typing import Annotated
 
 import typer
 
-from accountant.commands.asking import Server, connected
-from accountant.errors import AccountantError
-from accountant.periods import parse_instant, zone
-from accountant.wire import parse_duration
-from agent.clock import SystemClock
-from agent.output import Output, show
-from agent.plaintext import for_terminal
-from gputally.advise import show as shown
-from gputally.advise.asking import Books, Window
-from gputally.advise.demand import THRESHOLD
-from gputally.advise.demand import pools as by_pool
-from gputally.advise.files import Form, rendered
-from gputally.advise.sharing import advised as shares
-from gputally.advise.spot import Assumed
-from gputally.advise.spot import advised as spots
+from accountant.cli.connection_options import Server, connected
+from accountant.core.periods import parse_instant, zone
+from gputally.advise import advice_output as shown
+from gputally.advise.ledger_questions import Books, Window
+from gputally.advise.recommendations import THRESHOLD, Assumed, Form, rendered
+from gputally.advise.recommendations import pools as by_pool
+from gputally.advise.recommendations import sharing_advice as shares
+from gputally.advise.recommendations import spot_advice as spots
+from gputally.base.clock import SystemClock
+from gputally.base.command_output import Output, show
+from gputally.base.errors import AccountantError
+from gputally.base.text_escaping import for_terminal
+from gputally.server.config_models import parse_duration
 
 app = typer.Typer(
     help="What the books suggest: nodes, spot capacity, shared GPUs.",

@@ -1,12 +1,15 @@
-"""The demo's composition: a simulated cluster through the real agents, accountant and controller.
+"""Runs the demo hour by hour: scheduler engine, agents, accountant and controller on virtual clocks.
 
-    engine ─ events ─▶ machines with agents ─ HTTP ─▶ accountant ─ HTTP ─▶ controller ─▶ Queue objects ─▶ engine
+engine ─ events ─▶ machines with agents ─ HTTP ─▶ accountant ─ HTTP ─▶ controller ─▶ Queue objects ─▶ engine
 
 Once per simulated hour the agents deliver, the accountant keeps house, and the controller runs one cycle;
 the scheduler then obeys the weights that stand in the cluster. All clocks are virtual: the machines' move
 through every event, the accountant's and the controller's from hour to hour. Nothing waits in real time, and
 as little as possible for another: agents and accountant have processes of their own, and while an hour is booked
 the controller thinks about the one before it and the machines live the next.
+
+KAI's queue controller writes what queues hold and ask for into `Queue.status`; its scheduler reads
+`overQuotaWeight` back. Who changes that weight, and why, is not known here.
 """
 
 from __future__ import annotations
@@ -18,22 +21,79 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.request import urlopen
 
-from agent.clock import VirtualClock
-from agent.units import MS_PER_HOUR
-from fairshare.client import AccountantClient
-from fairshare.loop import Controller
-from fairshare.report import CycleReport
-from fairshare.simulator.events import Event, OutageBegan, OutageEnded
-from fairshare.simulator.queues import QueueState
-from gputally.demo.controlplane import ControlPlane
-from gputally.demo.letters import LedgerFigures, Plot, Premises, Stocktaking
-from gputally.demo.parts import Parts
+from accountant.wire.policy_models import Policy
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.cycle_report import CycleReport
+from fairshare.simulator.engine_state import QueueState
+from fairshare.simulator.simulation_model import WHOLE, Event, NodeSpec, OutageBegan, OutageEnded
+from fairshare.targets.kai import KINDS, QUEUE, SHARD
+from fairshare.usage.accountant_client import AccountantClient
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_HOUR
+from gputally.demo.ground_truth import Books
 from gputally.demo.scenario import Scenario
-from gputally.demo.truth import Books
-from gputally.demo.workers import order
+from gputally.demo.worker_processes import LedgerFigures, Parts, Plot, Premises, Stocktaking, order
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import CONFIG_MAP, GPU, NODE, Object
+
+QUEUE_CONTROLLER = "queue-controller"
+NODE_CONTROLLER = "kubelet"
+
+
+class ControlPlane:
+    """Queues, nodes and KAI's shard in a `MemoryCluster`."""
+
+    def __init__(self, nodes: Sequence[NodeSpec], policy: Policy) -> None:
+        self.cluster = MemoryCluster([*KINDS, NODE, CONFIG_MAP])
+        self._nodes = {node.name: node for node in nodes}
+        self._states: dict[str, QueueState] = {}
+        for queue in policy.queues:
+            gpu = {"quota": queue.deserved, "overQuotaWeight": queue.weight, "limit": queue.limit}
+            spec: dict[str, Any] = {"priority": queue.priority, "resources": {"gpu": gpu}}
+            self._put(QUEUE.api_version, QUEUE.kind, queue.name, spec)
+        self._put(SHARD.api_version, SHARD.kind, "default", {"kValue": 0})
+        for node in nodes:
+            self._put(NODE.api_version, NODE.kind, node.name, {})
+            self.node_ready(node.name, ready=True)
+
+    def node_ready(self, name: str, *, ready: bool) -> None:
+        """What the node controller says of a node."""
+        whole = sum(shape == WHOLE for gpu in self._nodes[name].gpus for shape in gpu.shapes)
+        status = {
+            "allocatable": {GPU: str(whole)},
+            "conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}],
+        }
+        self._put_status(NODE.api_version, NODE.kind, name, status, NODE_CONTROLLER)
+
+    def report(self, states: Mapping[str, QueueState]) -> None:
+        """The queue controller's part: what changed since the last time."""
+        for name, state in sorted(states.items()):
+            if self._states.get(name) != state:
+                amounts = {
+                    "requested": {GPU: str(state.requested)},
+                    "allocated": {GPU: str(state.allocated)},
+                    "allocatedNonPreemptible": {GPU: str(state.allocated_non_preemptible)},
+                }
+                self._put_status(QUEUE.api_version, QUEUE.kind, name, amounts, QUEUE_CONTROLLER)
+        self._states = dict(states)
+
+    def weights(self) -> dict[str, float]:
+        """Over-quota weights as they stand now."""
+        return {
+            queue["metadata"]["name"]: float(queue["spec"]["resources"]["gpu"]["overQuotaWeight"])
+            for queue in self.cluster.list(QUEUE)
+        }
+
+    def _put(self, api_version: str, kind: str, name: str, spec: Mapping[str, Any]) -> None:
+        obj: Object = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}, "spec": spec}
+        self.cluster.load([obj])
+
+    def _put_status(self, api_version: str, kind: str, name: str, status: Mapping[str, Any], manager: str) -> None:
+        obj: Object = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}, "status": status}
+        self.cluster.apply(obj, field_manager=manager, subresource="status")
 
 
 @dataclass(slots=True)
@@ -64,7 +124,7 @@ class Pipeline:
         scraped: bool = False,
         observe: Callable[[CycleReport], None] | None = None,
     ) -> None:
-        """Raises what accountant.service.Service and serve raise where folder or port cannot be used."""
+        """Raises what accountant.composition.Service and serve raise where folder or port cannot be used."""
         self.scenario = scenario
         self.tally = Tally()
         self.resent = 0
@@ -167,7 +227,8 @@ class Pipeline:
         return found
 
     def write_files(self, folder: Path) -> None:
-        """Begin to write what comes out of the ledger (gputally.demo.letters.LEDGER_FILES), and come back at once."""
+        """Begin to write what comes out of the ledger (gputally.demo.worker_processes.LEDGER_FILES), and come back at
+        once."""
         self._office.tell(order("write_files", folder, self.scenario.start_ms, self.scenario.end_ms))
 
     def files_written(self) -> None:

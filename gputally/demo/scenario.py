@@ -1,24 +1,64 @@
-"""From what the user asked for to everything a run depends on, and what becomes of it without the controller.
+"""Builds a run from the user's options: policy, claims, and the baseline without the controller.
 
 Knows of the accountant only what a policy looks like: the run under static weights has a process of its own,
 which should not begin by loading a server.
+
+Deserved quotas are about a quarter of each team's part, so that most of the cluster moves with history.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from accountant.wire import Policy
-from agent.units import MS_PER_DAY, MS_PER_HOUR
-from fairshare.explain import tracefile
-from fairshare.simulator.cluster import WHOLE, NodeSpec, Outage
-from fairshare.simulator.engine import Engine
-from fairshare.simulator.jobs import Job
-from fairshare.simulator.trace import teams_of
-from gputally.demo import cluster, faults, policy, workload
-from gputally.demo.faults import FaultPlan
-from gputally.demo.truth import Books, Truth
+from accountant.wire.policy_models import Bounds, KaiTarget, Policy, QueuePolicy, Targets, WindowSpec
+from fairshare.core.model import Claim
+from fairshare.simulator import job_traces
+from fairshare.simulator.job_traces import teams_of
+from fairshare.simulator.scheduler_engine import Engine
+from fairshare.simulator.simulation_model import WHOLE, Job, NodeSpec, Outage
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
+from gputally.demo import cluster_and_workload
+from gputally.demo.cluster_and_workload import TEAMS, FaultPlan
+from gputally.demo.ground_truth import Books, Truth
+
+WINDOW_S = 7 * MS_PER_DAY // 1000
+K = 5.0
+
+
+def teams_policy() -> Policy:
+    """The five teams of the generated workload."""
+    return _policy([(team.name, float(team.deserved), team.weight) for team in TEAMS])
+
+
+def equal_policy(teams: Sequence[str], gpus: int) -> Policy:
+    """Teams of a trace: equal weights, deserved quota a quarter of an equal part of the GPUs."""
+    return _policy([(team, float(gpus // (4 * len(teams))), 1.0) for team in sorted(teams)])
+
+
+def claims(policy: Policy) -> tuple[Claim, ...]:
+    """The queues as the scheduler has them before anybody touches a weight."""
+    return tuple(
+        Claim(q.name, 0.0, q.deserved, q.limit, q.weight, priority=q.priority, parent=q.parent) for q in policy.queues
+    )
+
+
+def _policy(rows: Sequence[tuple[str, float, float]]) -> Policy:
+    return Policy(
+        schema=1,
+        window=WindowSpec(kind="sliding", size=WINDOW_S),
+        measure="allocated",
+        k=K,
+        min_coverage=0.98,
+        bounds=Bounds(min_multiplier=0.2, max_multiplier=4.0, max_step=0.5, deadband=0.02),
+        targets=Targets(kai=KaiTarget(mode="weight", apply="enforce")),
+        queues=tuple(
+            QueuePolicy(name=name, deserved=deserved, weight=weight, team=name, refs=(f"kai:{name}",))
+            for name, deserved, weight in rows
+        ),
+    )
+
 
 START_MS = 1_790_812_800_000
 """2026-10-01T00:00Z."""
@@ -58,24 +98,24 @@ class Scenario:
 
     def engine(self) -> Engine:
         """The scheduler at the start, with the weights of the policy file."""
-        return Engine(self.nodes, policy.claims(self.policy), self.jobs, outages=self.outages)
+        return Engine(self.nodes, claims(self.policy), self.jobs, outages=self.outages)
 
 
 def build(options: Options) -> Scenario:
-    """Raises fairshare.explain.tracefile.TraceError for a trace that cannot be replayed."""
-    nodes = cluster.nodes()
+    """Raises fairshare.simulator.job_traces.TraceError for a trace that cannot be replayed."""
+    nodes = cluster_and_workload.nodes()
     if options.trace is None:
         days = options.days or DAYS
-        jobs = workload.generate(options.seed, START_MS, days, whole_gpus(nodes))
-        rules = policy.teams_policy()
+        jobs = cluster_and_workload.generate(options.seed, START_MS, days, whole_gpus(nodes))
+        rules = teams_policy()
     else:
-        jobs = tracefile.load(options.trace, START_MS)
+        jobs = job_traces.load(options.trace, START_MS)
         days = options.days or min(MOST_DAYS, 1 + (jobs[-1].submit_ms - START_MS) // MS_PER_DAY)
         teams = teams_of(jobs)
         if len(teams) > MOST_TEAMS:
-            raise tracefile.TraceError(f"{options.trace}: {len(teams)} teams, the demo takes at most {MOST_TEAMS}")
-        rules = policy.equal_policy(teams, whole_gpus(nodes))
-    outages = cluster.outages(START_MS, days)
+            raise job_traces.TraceError(f"{options.trace}: {len(teams)} teams, the demo takes at most {MOST_TEAMS}")
+        rules = equal_policy(teams, whole_gpus(nodes))
+    outages = cluster_and_workload.outages(START_MS, days)
     broken = {outage.name for outage in outages}
     steady = [node.name for node in nodes if not broken & {node.name, *(gpu.uuid for gpu in node.gpus)}]
     return Scenario(
@@ -87,7 +127,7 @@ def build(options: Options) -> Scenario:
         policy=rules,
         jobs=tuple(jobs),
         outages=outages,
-        faults=faults.plan(options.seed, steady, START_MS, days),
+        faults=cluster_and_workload.plan(options.seed, steady, START_MS, days),
     )
 
 

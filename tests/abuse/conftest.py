@@ -14,7 +14,7 @@ from typing import IO
 
 import pytest
 
-from accountant.callers.auth import sha256
+from gputally.server.tokens_and_grants import sha256
 
 ROLES = {
     "lead": "scopes: [read], teams: [vision]",

@@ -17,8 +17,8 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from accountant.callers.grants import Callers
-from agent.yamlfile import FileFault, parse
+from gputally.base.yaml_file import FileFault, parse
+from gputally.server.tokens_and_grants import Callers
 from tests.abuse.conftest import PRICES, ROLES, Running
 from tests.effort import THOROUGH, examples
 
@@ -268,7 +268,7 @@ CALLERS = record(
 @quiet(20, 4_000)
 @given(text=CALLERS.map(lambda value: yaml.safe_dump(value, allow_unicode=True)) | LINES)
 def test_a_made_up_callers_file_is_read_or_refused_with_its_place(text: str) -> None:
-    from accountant.yamlfile import validate
+    from gputally.server.config_models import validate
 
     try:
         validate(parse(text, "callers.yaml"), Callers)

@@ -15,15 +15,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from accountant.progress import JobKey
-from gputally.advise import show
-from gputally.advise.asking import Window
-from gputally.advise.demand import NodeHour, Pool, PoolAdvice, pools, slot_of
-from gputally.advise.files import GPU, VARIABLE, Form, rendered, variables
-from gputally.advise.sharing import Use
-from gputally.advise.sharing import advised as shares
-from gputally.advise.spot import Assumed, daly, stretched, young
-from gputally.advise.spot import advised as spots
+from accountant.ledger.protocols import JobKey
+from gputally.advise import advice_output
+from gputally.advise.ledger_questions import Window
+from gputally.advise.recommendations import (
+    GPU,
+    VARIABLE,
+    Assumed,
+    Form,
+    NodeHour,
+    Pool,
+    PoolAdvice,
+    Use,
+    daly,
+    pools,
+    rendered,
+    slot_of,
+    stretched,
+    variables,
+    young,
+)
+from gputally.advise.recommendations import sharing_advice as shares
+from gputally.advise.recommendations import spot_advice as spots
 from tests.effort import examples
 
 HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000
@@ -180,7 +193,7 @@ def test_jobs_of_one_name_in_two_clusters_are_two_jobs() -> None:
     window = Window.before(0, 7, "UTC")
     for several, shown in ((found, "b/llm/PyTorchJob/a"), (found[1:], " llm/PyTorchJob/a")):
         console = Console(width=150, record=True, file=StringIO())
-        console.print(show.spots(several, window, Assumed(120, 600, 86_400), "USD"))
+        console.print(advice_output.spots(several, window, Assumed(120, 600, 86_400), "USD"))
         assert shown in console.export_text()
 
 

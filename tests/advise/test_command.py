@@ -13,12 +13,12 @@ import pytest
 import yaml
 from structlog.testing import capture_logs
 
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings
-from agent.clock import VirtualClock
+from accountant.composition import Service
+from accountant.core.settings import Settings
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from gputally.advise.__main__ import main
+from gputally.base.clock import VirtualClock
+from gputally.server.https_server import serve
 
 END_MS = 1_791_244_800_000  # 2026-10-06T00:00Z
 HOUR_MS, HOURS = 3_600_000, 12

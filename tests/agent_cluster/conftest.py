@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from agent.clock import VirtualClock
-from agent.model import Gpu, MigInstance
+from agent.core.readings import Gpu, MigInstance
+from gputally.base.clock import VirtualClock
 from tests.fakes.kubelet.server import FakeKubelet, compile_messages
 
 T0 = 1_790_812_800_000  # 2026-10-01T00:00:00Z

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from agent.clock import Clock
-from agent.kube.podwatch import PodStore
-from agent.kube.reflector import Reflector
+from agent.holders.lean_list_watch import PodStore, Reflector
+from gputally.base.clock import Clock
 
 
 class Seen(PodStore):

@@ -18,13 +18,12 @@ import helm_python
 import pytest
 import yaml
 
-from agent.clock import SystemClock
-from agent.kube.apiserver import ApiServer, ApiUnavailable
-from agent.kube.nodewatch import NodeStore
-from agent.kube.reflector import Reflector
-from agent.kube.resourceslices import PATH as SLICES
-from agent.kube.resourceslices import SliceStore
+from agent.holders.kubernetes_source import NodeStore
+from agent.holders.lean_list_watch import ApiServer, ApiUnavailable, Reflector
+from agent.holders.resource_claims import SLICES_PATH as SLICES
+from agent.holders.resource_claims import SliceStore
 from agent.wire import Owner
+from gputally.base.clock import SystemClock
 from tests.agent_cluster.following import Following, Seen
 from tests.agent_cluster.objects import pod_object
 from tests.fakes.apiserver.server import TOKEN, FakeApiServer

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.clock import VirtualClock
-from agent.kube.boundpods import FILE, BoundPods
-from agent.kube.podview import PodView
-from agent.kube.podwatch import PodStore
+from agent.holders.api_objects import PodView
+from agent.holders.bound_pods import FILE, BoundPods
+from agent.holders.lean_list_watch import PodStore
+from gputally.base.clock import VirtualClock
 from tests.agent_cluster.conftest import T0
 from tests.agent_cluster.objects import UID, pod_object
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from agent.clock import VirtualClock
-from agent.kube.apiserver import ApiServer
-from agent.kube.claims import HOLDS_MS, PATH, Claims
-from agent.kube.holders import Node, find_holders
-from agent.kube.podresources import ClaimedDevice, ContainerResources, PodResources
+from agent.holders.device_allocations import Node, find_holders
+from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, PodResources
+from agent.holders.lean_list_watch import ApiServer
+from agent.holders.resource_claims import CLAIMS_PATH, HOLDS_MS, Claims
+from gputally.base.clock import VirtualClock
 from tests.agent_cluster.conftest import gpu
 from tests.fakes.apiserver.server import TOKEN, FakeApiServer
 
@@ -69,7 +69,7 @@ def test_each_claim_is_asked_for_once_and_now_and_then(api: FakeApiServer, claim
     for _ in range(3):
         holders(claims, named)
         claims.step()
-    assert [path.rstrip("?") for path in api.requests] == [PATH.format("monitoring", "all")]
+    assert [path.rstrip("?") for path in api.requests] == [CLAIMS_PATH.format("monitoring", "all")]
     clock.advance(HOLDS_MS)
     api.refuse = 503, {}
     claims.step()

@@ -14,12 +14,12 @@ import h2.events
 import h2.exceptions
 import pytest
 
-from agent.clock import VirtualClock
-from agent.kube import podresources
-from agent.kube.grpc_unary import RESOURCE_EXHAUSTED, UNIMPLEMENTED, RpcFailed, RpcUnavailable, UnaryChannel
+from agent.holders import kubelet_pod_resources
+from agent.holders.kubelet_client import RESOURCE_EXHAUSTED, UNIMPLEMENTED, RpcFailed, RpcUnavailable, UnaryChannel
+from gputally.base.clock import VirtualClock
 from tests.fakes.kubelet.server import FakeKubelet
 
-LIST = podresources.SERVICE + "List"
+LIST = kubelet_pod_resources.SERVICE + "List"
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def channel(kubelet: FakeKubelet, clock: VirtualClock) -> Iterator[UnaryChannel]
 
 
 def pods_of(channel: UnaryChannel) -> list[str]:
-    return [pod.name for pod in podresources.decode_list(channel.call(LIST))]
+    return [pod.name for pod in kubelet_pod_resources.decode_list(channel.call(LIST))]
 
 
 def test_a_call_is_answered_again_and_again_on_one_connection(kubelet: FakeKubelet, channel: UnaryChannel) -> None:
@@ -46,7 +46,7 @@ def test_an_answer_larger_than_every_window_arrives_whole(kubelet: FakeKubelet, 
         kubelet.give("vision", f"pod-{number}", {"main": {"nvidia.com/gpu": ids}})
     answer = channel.call(LIST)
     assert len(answer) > 2_000_000
-    assert len(podresources.decode_list(answer)) == 60
+    assert len(kubelet_pod_resources.decode_list(answer)) == 60
     assert len(channel.call(LIST)) == len(answer)
 
 

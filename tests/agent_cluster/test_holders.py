@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.kube.holders import Holding, Node, find_holders
-from agent.kube.podresources import ClaimedDevice, ContainerResources, Devices, PodResources
-from agent.kube.podview import PodView
-from agent.model import Allocation
+from agent.core.readings import Allocation
+from agent.holders.api_objects import PodView
+from agent.holders.device_allocations import Holding, Node, find_holders
+from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, Devices, PodResources
 from agent.wire import Holder
 from tests.agent_cluster.conftest import gpu, uuid
 from tests.agent_cluster.objects import UID, view

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from agent.clock import SystemClock, VirtualClock
-from agent.kube.grpc_unary import UnaryChannel
-from agent.kubelet import OFFER_MS, VALID_MS, Kubelet
+from agent.holders.kubelet_client import OFFER_MS, VALID_MS, Kubelet, UnaryChannel
+from gputally.base.clock import SystemClock, VirtualClock
 from tests.fakes.kubelet.server import FakeKubelet
 
 

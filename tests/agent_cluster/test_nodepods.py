@@ -9,16 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.clock import VirtualClock
-from agent.kube.grpc_unary import UnaryChannel
-from agent.kube.nodepods import KEEP_MS, SYNC_MS, NodePods
-from agent.kube.nodewatch import NodeStore
-from agent.kube.podlogs import PodLogs
-from agent.kube.podwatch import PodStore
-from agent.kube.reflector import Reflector
-from agent.kubelet import OFFER_MS, VALID_MS, Kubelet
-from agent.model import Unavailable
-from agent.pods import Pods
+from agent.core.readings import Unavailable
+from agent.holders.holder_files import Pods
+from agent.holders.kubelet_client import OFFER_MS, VALID_MS, Kubelet, UnaryChannel
+from agent.holders.kubernetes_source import KEEP_MS, SYNC_MS, NodePods, NodeStore
+from agent.holders.lean_list_watch import PodStore, Reflector
+from agent.holders.process_cgroups import PodLogs
+from gputally.base.clock import VirtualClock
 from tests.agent_cluster.conftest import T0, gpu, uuid
 from tests.agent_cluster.objects import UID, pod_object
 from tests.fakes.kubelet.server import FakeKubelet

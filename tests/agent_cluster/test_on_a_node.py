@@ -9,27 +9,23 @@ from typing import Any
 
 import pytest
 
-from agent.clock import SystemClock, VirtualClock
-from agent.driver.device import Access
-from agent.driver.gpus import Gpus
-from agent.driver.mig import LOOK_MS
-from agent.driver.release import Releasable
-from agent.errors import SettingsError
-from agent.kube.grpc_unary import UnaryChannel
-from agent.kube.incluster import ClusterSource, kubernetes_source
-from agent.kube.nodepods import NodePods
-from agent.kube.podwatch import PodStore
-from agent.kube.reflector import Reflector
-from agent.kubelet import Kubelet
-from agent.loop import Agent
-from agent.model import Snapshot, Unavailable
-from agent.node import NodeSource
-from agent.nvml import Driver
-from agent.processes import ProcessTable
-from agent.settings import Settings
-from agent.shipping.outbox import Outbox
-from agent.shipping.upload import Uploader
+from agent.core.errors import SettingsError
+from agent.core.readings import Snapshot, Unavailable
+from agent.core.settings import Settings
+from agent.devices.driver_lifecycle import Gpus, Releasable
+from agent.devices.gpu_device import Access
+from agent.devices.mig_layout import LOOK_MS
+from agent.devices.nvml_library import Driver
+from agent.holders.kubelet_client import Kubelet, UnaryChannel
+from agent.holders.kubernetes_source import ClusterSource, NodePods, kubernetes_source
+from agent.holders.lean_list_watch import PodStore, Reflector
+from agent.holders.node_source import NodeSource
+from agent.holders.process_cgroups import ProcessTable
+from agent.main_loop import Agent
+from agent.upload.spool import Outbox
+from agent.upload.uploader import Uploader
 from agent.wire import PodFacts, UsageInterval
+from gputally.base.clock import SystemClock, VirtualClock
 from tests import patience
 from tests.agent_cluster.conftest import T0
 from tests.agent_cluster.objects import UID, pod_object

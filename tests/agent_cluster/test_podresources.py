@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.kube import podresources
-from agent.kube.podresources import ClaimedDevice, ContainerResources, Devices, Malformed, PodResources
+from agent.holders import kubelet_pod_resources
+from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, Devices, Malformed, PodResources
 from tests.effort import examples
 
 texts = st.text(max_size=12)
@@ -48,7 +48,7 @@ def to_message(pb: Any, pod: PodResources) -> Any:
 def test_what_protobuf_writes_is_read(messages: ModuleType, listed: list[PodResources]) -> None:
     pb: Any = messages
     sent = pb.ListPodResourcesResponse(pod_resources=[to_message(pb, pod) for pod in listed])
-    assert podresources.decode_list(sent.SerializeToString()) == tuple(listed)
+    assert kubelet_pod_resources.decode_list(sent.SerializeToString()) == tuple(listed)
 
 
 @settings(max_examples=examples(20, 120), deadline=None)
@@ -58,7 +58,7 @@ def test_allocatable_devices_are_read(messages: ModuleType, offered: list[Device
     sent = pb.AllocatableResourcesResponse(cpu_ids=[0, 1])
     for device in offered:
         sent.devices.add(resource_name=device.resource, device_ids=device.ids)
-    assert podresources.decode_allocatable(sent.SerializeToString()) == tuple(offered)
+    assert kubelet_pod_resources.decode_allocatable(sent.SerializeToString()) == tuple(offered)
 
 
 @pytest.mark.parametrize("unknown", [
@@ -73,7 +73,7 @@ def test_fields_of_a_newer_kubelet_are_stepped_over(messages: ModuleType, unknow
     pod = PodResources("a", "b", (ContainerResources("c", (Devices("nvidia.com/gpu", ("GPU-1",)),)),))
     message = to_message(pb, pod).SerializeToString() + unknown
     sent = b"\x0a" + bytes([len(message)]) + message + unknown
-    assert podresources.decode_list(sent) == (pod,)
+    assert kubelet_pod_resources.decode_list(sent) == (pod,)
 
 
 @pytest.mark.parametrize("message", [
@@ -82,12 +82,12 @@ def test_fields_of_a_newer_kubelet_are_stepped_over(messages: ModuleType, unknow
 ])  # fmt: skip
 def test_what_is_no_message_is_said_to_be_none(message: bytes) -> None:
     with pytest.raises(Malformed):
-        podresources.decode_list(message)
+        kubelet_pod_resources.decode_list(message)
 
 
 @settings(max_examples=examples(20, 120), deadline=None)
 @given(st.one_of(st.binary(max_size=200), st.builds(lambda p: b"\x0a" + bytes([len(p)]) + p, st.binary(max_size=100))))
 def test_no_bytes_make_it_fail_in_another_way(message: bytes) -> None:
-    for decode in (podresources.decode_list, podresources.decode_allocatable):
+    for decode in (kubelet_pod_resources.decode_list, kubelet_pod_resources.decode_allocatable):
         with contextlib.suppress(Malformed):
             decode(message)

@@ -11,13 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.clock import VirtualClock
-from agent.errors import SettingsError
-from agent.kube.apiserver import ApiServer, ApiUnavailable, in_cluster
-from agent.kube.nodewatch import NodeStore, release_reason, replica_mode
-from agent.kube.podwatch import TELL_GONE_MS, PodStore
-from agent.kube.reflector import ABSENT_MS, BACKOFF_CAP_MS, Reflector
-from agent.kube.resourceslices import SliceStore
+from agent.core.errors import SettingsError
+from agent.holders.kubernetes_source import NodeStore, release_reason, replica_mode
+from agent.holders.lean_list_watch import (
+    ABSENT_MS,
+    BACKOFF_CAP_MS,
+    TELL_GONE_MS,
+    ApiServer,
+    ApiUnavailable,
+    PodStore,
+    Reflector,
+    in_cluster,
+)
+from agent.holders.resource_claims import SliceStore
+from gputally.base.clock import VirtualClock
 from tests.agent_cluster.conftest import T0
 from tests.agent_cluster.following import Following, Seen
 from tests.agent_cluster.objects import pod_object

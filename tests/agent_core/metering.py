@@ -5,16 +5,9 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from agent.meter import ClosedSet, Meter
-from agent.model import (
-    Allocation,
-    DeviceReading,
-    HolderReading,
-    Reading,
-    Snapshot,
-    Unavailable,
-)
-from agent.simulation.simulated_gpu import A100, H100, make_gpu
+from agent.core.readings import Allocation, DeviceReading, HolderReading, Reading, Snapshot, Unavailable
+from agent.metering.meter import ClosedSet, Meter
+from agent.simulation.simulated_node import A100, H100, make_gpu
 from agent.wire import Holder, UsageInterval
 
 T = 1_790_812_800_000

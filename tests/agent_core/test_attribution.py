@@ -4,9 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.attribution import active_energy, attribute_activity, attribute_busy, attribute_energy, lay_out
-from agent.model import Allocation, Gpu, MigInstance
-from agent.simulation.simulated_gpu import A100, H100, make_gpu
+from agent.core.readings import Allocation, Gpu, MigInstance
+from agent.metering.busy_time_attribution import (
+    active_energy,
+    attribute_activity,
+    attribute_busy,
+    attribute_energy,
+    lay_out,
+)
+from agent.simulation.simulated_node import A100, H100, make_gpu
 from agent.wire import Holder, Sharing
 
 GPU = make_gpu("GPU-0", 0, H100)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agent.background import PATIENCE_S, BackgroundTasks
-from agent.clock import VirtualClock
+from gputally.base.background_tasks import PATIENCE_S, BackgroundTasks
+from gputally.base.clock import VirtualClock
 
 
 class Refused(Exception):

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from agent.clock import SystemClock, VirtualClock
+from gputally.base.clock import SystemClock, VirtualClock
 
 
 def test_virtual_time_passes_on_both_clocks_and_only_when_moved() -> None:

@@ -6,12 +6,11 @@ from zoneinfo import ZoneInfo
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.meter import Meter
-from agent.metrics.dcgm_output import DcgmOutput
-from agent.metrics.promtext import TextFormat
-from agent.model import Allocation, Condition, HolderReading, XidCount
-from agent.simulation.simulated import SimulatedNode
-from agent.simulation.simulated_gpu import A100, H100, make_gpu
+from agent.core.readings import Allocation, Condition, HolderReading, XidCount
+from agent.metering.meter import Meter
+from agent.metrics.dcgm_compat import DcgmOutput
+from agent.metrics.metric_families import TextFormat
+from agent.simulation.simulated_node import A100, H100, SimulatedNode, make_gpu
 from agent.wire import Holder
 
 T = 1_790_812_800_000

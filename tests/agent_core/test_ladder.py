@@ -1,8 +1,8 @@
 """From what the driver says per process to a counter per holder: the ladder of methods, MPS, strangers."""
 
-from agent.ladder import SOLE, STRANGER, HolderCounters, Owned
-from agent.model import Allocation, DeviceReading, ProcessReading, Reading, Unavailable
-from agent.simulation.simulated_gpu import H100, make_gpu
+from agent.core.readings import SOLE, Allocation, DeviceReading, ProcessReading, Reading, Unavailable
+from agent.holders.node_source import STRANGER, HolderCounters, Owned
+from agent.simulation.simulated_node import H100, make_gpu
 from agent.wire import Holder
 
 GPU = make_gpu("GPU-0", 0, H100)

@@ -5,16 +5,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from agent.meter import Meter, next_month_ms
-from agent.model import (
-    Allocation,
-    DeviceReading,
-    HolderReading,
-    InstanceReading,
-    Snapshot,
-    Unavailable,
-)
-from agent.simulation.simulated_gpu import H100, make_gpu
+from agent.core.readings import Allocation, DeviceReading, HolderReading, InstanceReading, Snapshot, Unavailable
+from agent.metering.meter import Meter, next_month_ms
+from agent.simulation.simulated_node import H100, make_gpu
 from agent.wire import UNATTRIBUTED, Gap, Holder
 from tests.agent_core.metering import (
     GPU,

@@ -2,11 +2,7 @@
 
 import pytest
 
-from agent.model import (
-    Allocation,
-    DeviceReading,
-    InstanceReading,
-)
+from agent.core.readings import Allocation, DeviceReading, InstanceReading
 from agent.wire import UNATTRIBUTED
 from tests.agent_core.metering import (
     MIG,

@@ -5,26 +5,10 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from agent.meter import Meter
-from agent.model import (
-    Allocation,
-    Gpu,
-)
+from agent.core.readings import Allocation, Gpu
+from agent.metering.meter import Meter
 from agent.wire import Gap
-from tests.agent_core.metering import (
-    MINUTE,
-    A,
-    T,
-    device,
-    meter,
-    pod,
-    replaced,
-    rows,
-    run,
-    sliced,
-    snapshot,
-    spans,
-)
+from tests.agent_core.metering import MINUTE, A, T, device, meter, pod, replaced, rows, run, sliced, snapshot, spans
 
 
 def test_unchanged_holders_are_carried_over_a_restart_in_aligned_spans() -> None:

@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.ladder import SOLE
-from agent.meter import ClosedSet, Meter
-from agent.metrics.collector import UNSCRAPED_MS, AgentMetrics, Operations
-from agent.model import (
+from agent.core.readings import (
+    SOLE,
     Allocation,
     Condition,
     DeviceReading,
@@ -24,9 +22,11 @@ from agent.model import (
     Unavailable,
     XidCount,
 )
-from agent.privileges import explained, unseen
-from agent.simulation.simulated import SimulatedNode
-from agent.simulation.simulated_gpu import A100, H100, make_gpu
+from agent.core.settings import explained, unseen
+from agent.metering.meter import ClosedSet, Meter
+from agent.metrics.exporter import UNSCRAPED_MS, AgentMetrics
+from agent.metrics.metric_families import Operations
+from agent.simulation.simulated_node import A100, H100, SimulatedNode, make_gpu
 from agent.wire import Holder, Method, PodFacts, Sharing, UsageInterval
 
 T = 1_790_812_800_000

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model import Allocation
-from agent.ownership import limited_ppm, settle
-from agent.simulation.simulated_gpu import H100, make_gpu
+from agent.core.readings import Allocation
+from agent.holders.fraction_annotations import limited_ppm, settle
+from agent.simulation.simulated_node import H100, make_gpu
 from agent.wire import Holder, SharingMode
 
 GPU = make_gpu("GPU-0", 0, H100)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.metrics.promtext import Family, Kind, TextFormat
+from agent.metrics.metric_families import Family, Kind, TextFormat
 from tests.effort import examples
 
 KINDS: tuple[Kind, ...] = ("counter", "gauge", "untyped")

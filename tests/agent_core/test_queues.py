@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.queues import queue_ref
+from gputally.base.pod_queue_labels import queue_ref
 
 KAI, RUNAI, VOLCANO, SLURM = "kai-scheduler", "runai-scheduler", "volcano", "slurm-bridge-scheduler"
 

@@ -6,11 +6,11 @@ from textwrap import dedent
 
 import pytest
 
-import agent.simulation.scenario
-from agent.model import Unavailable
-from agent.simulation.scenario import load_scenario
-from agent.simulation.simulated import NodeOffline
-from agent.yamlfile import FileFault
+import agent.simulation.scenario_file
+from agent.core.readings import Unavailable
+from agent.simulation.scenario_file import load_scenario
+from agent.simulation.simulated_node import NodeOffline
+from gputally.base.yaml_file import FileFault
 
 T = 1_790_812_800_000
 
@@ -22,7 +22,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def documented_example() -> str:
-    match = re.search(r"```yaml\n(.*?)```", agent.simulation.scenario.__doc__ or "", re.DOTALL)
+    match = re.search(r"```yaml\n(.*?)```", agent.simulation.scenario_file.__doc__ or "", re.DOTALL)
     assert match is not None
     return match[1]
 

@@ -4,9 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from agent.model import Allocation, DeviceReading, HolderReading, Unavailable
-from agent.simulation.simulated import Event, NodeOffline, SimulatedNode, SimulatedSource
-from agent.simulation.simulated_gpu import A100, H100, make_gpu
+from agent.core.readings import Allocation, DeviceReading, HolderReading, Unavailable
+from agent.simulation.simulated_node import A100, H100, Event, NodeOffline, SimulatedNode, SimulatedSource, make_gpu
 from agent.wire import Holder, PodFacts
 
 T = 1_790_812_800_000

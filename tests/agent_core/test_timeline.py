@@ -3,8 +3,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.clock import VirtualClock
-from agent.timeline import FAST_SLEW_PPM, SLEW_PPM, STEP_MS, Timeline
+from agent.metering.clock_slew import FAST_SLEW_PPM, SLEW_PPM, STEP_MS, Timeline
+from gputally.base.clock import VirtualClock
 
 WALL_MS = 1_790_812_800_000
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.units import apportion, prorate
+from gputally.base.units import apportion, prorate
 
 weights = st.lists(st.integers(0, 10**9), min_size=1, max_size=12)
 

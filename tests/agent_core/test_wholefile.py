@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent import wholefile
+from gputally.base import atomic_file
 
 
 @pytest.fixture
@@ -30,16 +30,16 @@ def rights(path: Path) -> int:
 
 
 def test_a_file_is_made_and_replaced_and_nothing_else_is_left(place: Path) -> None:
-    wholefile.write(place, b"one")
+    atomic_file.write(place, b"one")
     assert place.read_bytes() == b"one"
-    wholefile.write(place, b"")
+    atomic_file.write(place, b"")
     assert place.read_bytes() == b""
     assert list(place.parent.iterdir()) == [place]
 
 
 def test_until_the_end_the_old_content_stands(place: Path) -> None:
     place.write_bytes(b"old")
-    with wholefile.replacing(place) as file:
+    with atomic_file.replacing(place) as file:
         file.write(b"new")
         file.flush()
         assert place.read_bytes() == b"old"
@@ -49,7 +49,7 @@ def test_until_the_end_the_old_content_stands(place: Path) -> None:
 @pytest.mark.parametrize("fault", [OSError(28, "no space"), KeyboardInterrupt(), ValueError()])
 def test_what_fails_leaves_everything_as_it_was(place: Path, fault: BaseException) -> None:
     def half() -> None:
-        with wholefile.replacing(place) as file:
+        with atomic_file.replacing(place) as file:
             file.write(b"half")
             raise fault
 
@@ -63,25 +63,25 @@ def test_what_fails_leaves_everything_as_it_was(place: Path, fault: BaseExceptio
 def test_a_place_that_cannot_be_taken_leaves_nothing(place: Path) -> None:
     (place / "in it").mkdir(parents=True)
     with pytest.raises(OSError, match="directory"):
-        wholefile.write(place, b"new")
+        atomic_file.write(place, b"new")
     assert list(place.parent.iterdir()) == [place]
     with pytest.raises(FileNotFoundError):
-        wholefile.write(place.parent / "none" / "file", b"new")
+        atomic_file.write(place.parent / "none" / "file", b"new")
 
 
 @pytest.mark.usefixtures("umask")
 def test_rights_are_the_given_ones_the_old_ones_or_the_processes_own(place: Path) -> None:
-    wholefile.write(place, b"")
+    atomic_file.write(place, b"")
     assert rights(place) == 0o640
     place.chmod(0o604)
-    wholefile.write(place, b"")
+    atomic_file.write(place, b"")
     assert rights(place) == 0o604
-    wholefile.write(place, b"", 0o600)
+    atomic_file.write(place, b"", 0o600)
     assert rights(place) == 0o600
 
 
 def test_a_secret_is_never_readable_by_others(place: Path) -> None:
-    with wholefile.replacing(place, 0o600):
+    with atomic_file.replacing(place, 0o600):
         (fresh,) = place.parent.iterdir()
         assert rights(fresh) == 0o600
 
@@ -90,7 +90,7 @@ def test_a_link_is_replaced_and_what_it_led_to_stays(place: Path) -> None:
     target = place.with_name("target")
     target.write_bytes(b"theirs")
     place.symlink_to(target)
-    wholefile.write(place, b"ours")
+    atomic_file.write(place, b"ours")
     assert (target.read_bytes(), place.is_symlink(), place.read_bytes()) == (b"theirs", False, b"ours")
 
 
@@ -107,7 +107,7 @@ def test_it_is_durable_before_it_has_its_name_and_the_name_afterwards(
         really(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    wholefile.write(place, b"content")
+    atomic_file.write(place, b"content")
     assert seen == [("file", len(b"content"), False), ("folder", 0, True)]
 
 
@@ -117,7 +117,7 @@ def test_of_many_writers_at_once_one_wins_whole(place: Path) -> None:
 
     def write(content: bytes) -> None:
         begin.wait(30)
-        wholefile.write(place, content)
+        atomic_file.write(place, content)
 
     threads = [threading.Thread(target=write, args=(content,)) for content in contents]
     for thread in threads:

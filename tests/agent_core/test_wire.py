@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.schema import usage_batch
-from agent.wire import SCHEMA, UNATTRIBUTED, Ack, Batch, Gap, Holder, Slice
+from agent.wire import SCHEMA, UNATTRIBUTED, Ack, Batch, Gap, Holder, Slice, usage_batch
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "wire" / "v1"
@@ -117,7 +116,7 @@ def test_values_of_the_language_can_be_compared_and_used_as_keys() -> None:
 
 
 def test_the_published_schema_is_the_one_in_force() -> None:
-    """Write it anew with: python -m agent.schema > docs/schema/usage-batch.v1.json"""
+    """Write it anew with: python -m agent.wire > docs/schema/usage-batch.v1.json"""
     assert PUBLISHED.read_text(encoding="utf-8") == usage_batch()
 
 

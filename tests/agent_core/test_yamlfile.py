@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.yamlfile import FileFault, convert, parse, read
+from gputally.base.yaml_file import FileFault, convert, parse, read
 
 QUEUES = """\
 # a comment

@@ -15,16 +15,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.clock import VirtualClock
-from agent.loop import Agent
-from agent.meter import ClosedSet
-from agent.settings import Settings
-from agent.shipping.outbox import Outbox
-from agent.shipping.upload import Uploader
-from agent.simulation.simulated import SimulatedNode, SimulatedSource
-from agent.simulation.simulated_gpu import H100, make_gpu
-from agent.units import MS_PER_DAY
+from agent.core.settings import Settings
+from agent.main_loop import Agent
+from agent.metering.meter import ClosedSet
+from agent.simulation.simulated_node import H100, SimulatedNode, SimulatedSource, make_gpu
+from agent.upload.spool import Outbox
+from agent.upload.uploader import Uploader
 from agent.wire import PROBLEM, Ack, Batch, PodFacts, UsageInterval
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_DAY
 from tests.agent_shell.loops import Flaky
 from tests.fakes.compiled import compiled
 from tests.fakes.nvml.library import FakeNvml, build, loaded

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.clock import VirtualClock
-from agent.loop import Agent
-from agent.model import Allocation, Snapshot
-from agent.simulation.simulated import SimulatedNode
+from agent.core.readings import Allocation, Snapshot
+from agent.main_loop import Agent
+from agent.simulation.simulated_node import SimulatedNode
 from agent.wire import Holder, PodFacts, UsageInterval
+from gputally.base.clock import VirtualClock
 
 MINUTE = 60_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.shipping.outbox import Outbox
+from agent.upload.spool import Outbox
 from agent.wire import Ack
 
 ALL = {"max_rows": 10_000, "max_bytes": 100_000_000}

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from agent.driver.device import Access
-from agent.driver.gpus import Gpus
-from agent.meter import ClosedSet, Meter
-from agent.model import Allocation, Gpu, Snapshot
-from agent.node import NodeSource
-from agent.nvml import Driver
-from agent.pods import Pods
-from agent.processes import ProcessTable
+from agent.core.readings import Allocation, Gpu, Snapshot
+from agent.devices.driver_lifecycle import Gpus
+from agent.devices.gpu_device import Access
+from agent.devices.nvml_library import Driver
+from agent.holders.holder_files import Pods
+from agent.holders.node_source import NodeSource
+from agent.holders.process_cgroups import ProcessTable
+from agent.metering.meter import ClosedSet, Meter
 from agent.wire import Holder, UsageInterval
 from tests.fakes.nvml.library import FakeNvml
 

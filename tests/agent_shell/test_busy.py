@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.driver.busy import RATE_HOLDS_US, BusyCounter
+from agent.devices.utilization import RATE_HOLDS_US, BusyCounter
 from tests.effort import examples
 
 PERIOD = 139_000

@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 
-from agent.clock import VirtualClock
-from agent.errors import ClockSetBack
-from agent.loop import Agent
-from agent.settings import Settings
-from agent.shipping.outbox import Outbox
-from agent.shipping.upload import Uploader
-from agent.simulation.simulated import SimulatedNode, SimulatedSource
-from agent.simulation.simulated_gpu import H100, make_gpu
-from agent.steady_clock import SteadyClock
-from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE
+from agent.core.errors import ClockSetBack
+from agent.core.settings import Settings
+from agent.core.steady_clock import SteadyClock
+from agent.main_loop import Agent
+from agent.simulation.simulated_node import H100, SimulatedNode, SimulatedSource, make_gpu
+from agent.upload.spool import Outbox
+from agent.upload.uploader import Uploader
 from agent.wire import Ack, Batch, UsageInterval
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE
 from tests.agent_shell.conftest import T0, Reply
 from tests.agent_shell.loops import place
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from agent import logs
 from agent.__main__ import main
-from agent.errors import PortUnavailable
-from agent.metrics import exposition
-from agent.shipping.outbox import Outbox
+from agent.core.errors import PortUnavailable
+from agent.metrics import exporter
+from agent.upload.spool import Outbox
+from gputally.base import json_log
 
 FORBIDDEN = ("pandas", "numpy", "duckdb", "fastapi", "pydantic", "kubernetes", "pyarrow", "rich", "pynvml", "httpx")
 
@@ -239,7 +239,7 @@ def test_log_lines_are_json_with_their_extras_and_bounded() -> None:
     stream = io.StringIO()
     record = logging.LogRecord("agent.x", logging.WARNING, "f", 1, "%s happened", ("it\n" + "y" * 5_000,), None)
     record.reason = "because"
-    stream.write(logs.JsonLines().format(record))
+    stream.write(json_log.JsonLines().format(record))
     line = json.loads(stream.getvalue())
     assert (line["level"], line["logger"], line["reason"]) == ("warning", "agent.x", "because")
     assert line["event"].startswith("it\ny")
@@ -249,7 +249,7 @@ def test_log_lines_are_json_with_their_extras_and_bounded() -> None:
 
 class TestExposition:
     def test_a_hanging_sampler_fails_the_probe(self) -> None:
-        server = exposition.Exposition("127.0.0.1", 0, lambda: b"", lambda: False)
+        server = exporter.Exposition("127.0.0.1", 0, lambda: b"", lambda: False)
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         connection.request("GET", "/livez")
         response = connection.getresponse()
@@ -258,9 +258,9 @@ class TestExposition:
         server.close()
 
     def test_a_port_in_use(self) -> None:
-        server = exposition.Exposition("127.0.0.1", 0, lambda: b"", lambda: True)
+        server = exporter.Exposition("127.0.0.1", 0, lambda: b"", lambda: True)
         with pytest.raises(PortUnavailable, match="Address already in use"):
-            exposition.Exposition("127.0.0.1", server.port, lambda: b"", lambda: True)
+            exporter.Exposition("127.0.0.1", server.port, lambda: b"", lambda: True)
         server.close()
 
     def test_more_requests_than_allowed_are_hung_up_on(self) -> None:
@@ -270,15 +270,15 @@ class TestExposition:
             entered.release()
             return release.wait(10)
 
-        server = exposition.Exposition("127.0.0.1", 0, lambda: b"", slow)
+        server = exporter.Exposition("127.0.0.1", 0, lambda: b"", slow)
         clients = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=10) for _ in range(5)]
-        for client in clients[: exposition.MAX_REQUESTS]:
+        for client in clients[: exporter.MAX_REQUESTS]:
             client.request("GET", "/livez")
             assert entered.acquire(timeout=10)
         clients[-1].connect()
         assert clients[-1].sock.recv(1) == b""
         release.set()
-        for client in clients[: exposition.MAX_REQUESTS]:
+        for client in clients[: exporter.MAX_REQUESTS]:
             assert client.getresponse().read() == b"ok\n"
         for client in clients:
             client.close()

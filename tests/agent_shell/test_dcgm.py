@@ -10,13 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent import dcgm_names
 from agent.__main__ import main
-from agent.clock import VirtualClock
-from agent.dcgm import FAILURES_BEFORE_PAUSE, MAX_AGE_MS, PAUSE_MS, PERIOD_MS, Exporter, WithDcgm, fetch_from
-from agent.errors import SettingsError
-from agent.model import DeviceReading, InstanceReading, Snapshot, Unavailable
-from agent.simulation.simulated_gpu import A100, make_gpu
+from agent.core.errors import SettingsError
+from agent.core.readings import DeviceReading, InstanceReading, Snapshot, Unavailable
+from agent.devices import dcgm_exporter
+from agent.devices.dcgm_exporter import (
+    FAILURES_BEFORE_PAUSE,
+    MAX_AGE_MS,
+    PAUSE_MS,
+    PERIOD_MS,
+    Exporter,
+    WithDcgm,
+    fetch_from,
+)
+from agent.simulation.simulated_node import A100, make_gpu
+from gputally.base.clock import VirtualClock
 
 T0 = 1_790_812_800_000
 GPU = make_gpu("GPU-a", 0, A100)
@@ -64,7 +72,7 @@ class Inner:
 
 @pytest.mark.parametrize("page", [OLD_PAGE, NEW_PAGE])
 def test_old_and_new_names_say_the_same(page: str) -> None:
-    seen = dcgm_names.read(page)
+    seen = dcgm_exporter.read(page)
     assert seen == {
         ("GPU-a", None): {"busy": 0.8, "sm_active": 0.25},
         ("GPU-m", 1): {"busy": 0.333, "sm_active": 1.0},
@@ -207,7 +215,7 @@ def test_over_http(http_page: tuple[str, list[tuple[int, bytes]]]) -> None:
 @given(st.one_of(st.text(max_size=200), st.text(alphabet='DCGM_FI_PROF_SM_ACTIVE{}="U,ID 0.1e9\n#', max_size=200)))
 def test_no_page_is_too_strange(text: str) -> None:
     try:
-        seen = dcgm_names.read(text)
+        seen = dcgm_exporter.read(text)
     except ValueError:
         return
     assert all(0 <= ratio <= 1 for values in seen.values() for ratio in values.values())
@@ -216,14 +224,14 @@ def test_no_page_is_too_strange(text: str) -> None:
 values = st.one_of(st.floats(), st.sampled_from([9.2e18, 2147483632.0, -1.0, 100.0, 1.3]))
 
 
-@given(st.lists(st.tuples(st.sampled_from(sorted(dcgm_names._FIELDS)), st.text(max_size=6), values), max_size=8))
+@given(st.lists(st.tuples(st.sampled_from(sorted(dcgm_exporter._FIELDS)), st.text(max_size=6), values), max_size=8))
 def test_any_number_is_a_ratio_or_left_out(lines: list[tuple[str, str, float]]) -> None:
     def quoted(text: str) -> str:
         return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
     page = "".join(f'{name}{{UUID="GPU-a",GPU_I_ID="{quoted(gi)}"}} {value!r}\n' for name, gi, value in lines)
     try:
-        seen = dcgm_names.read(page)
+        seen = dcgm_exporter.read(page)
     except ValueError:
         return
     assert all(0 <= ratio <= 1 for found in seen.values() for ratio in found.values())

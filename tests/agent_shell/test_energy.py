@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.driver.energy import MAX_POWER_MW, RANGE_MJ, EnergyCounter
+from agent.devices.utilization import MAX_POWER_MW, RANGE_MJ, EnergyCounter
 
 
 def test_it_begins_where_the_driver_stands_and_goes_on() -> None:

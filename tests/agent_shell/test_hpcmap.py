@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.driver.gpus import Gpus
-from agent.hpcmap import MAX_FILE_BYTES, MAX_FILES, HpcJobs, parse_jobs
-from agent.meter import ClosedSet, Meter
-from agent.model import DeviceReading, Snapshot, Unavailable
-from agent.node import NodeSource
-from agent.nvml import Driver
-from agent.processes import ProcessTable
-from agent.simulation.simulated_gpu import A100, H100, make_gpu
+from agent.core.readings import DeviceReading, Snapshot, Unavailable
+from agent.devices.driver_lifecycle import Gpus
+from agent.devices.nvml_library import Driver
+from agent.holders.holder_files import MAX_FILE_BYTES, MAX_FILES, HpcJobs, parse_jobs
+from agent.holders.node_source import NodeSource
+from agent.holders.process_cgroups import ProcessTable
+from agent.metering.meter import ClosedSet, Meter
+from agent.simulation.simulated_node import A100, H100, make_gpu
 
 T0 = 1_790_812_800_000
 GPUS = [make_gpu("GPU-0", 0, H100), make_gpu("GPU-1", 1, A100, ["3g.40gb", "1g.10gb"])]

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from agent.clock import SystemClock, VirtualClock
-from agent.errors import DriverReplaced
-from agent.loop import Agent
-from agent.metrics.collector import AgentMetrics
-from agent.model import Snapshot
-from agent.settings import Settings
-from agent.shipping.outbox import Outbox
-from agent.shipping.upload import ShipResult, Uploader
-from agent.simulation.simulated import SimulatedNode, SimulatedSource
-from agent.simulation.simulated_gpu import H100, make_gpu
+from agent.core.errors import DriverReplaced
+from agent.core.readings import Snapshot
+from agent.core.settings import Settings
+from agent.main_loop import Agent
+from agent.metrics.exporter import AgentMetrics
+from agent.simulation.simulated_node import H100, SimulatedNode, SimulatedSource, make_gpu
+from agent.upload.spool import Outbox
+from agent.upload.uploader import ShipResult, Uploader
+from gputally.base.clock import SystemClock, VirtualClock
 from tests.agent_shell.loops import MINUTE, place, rows, turn
 
 T0 = 1_790_812_800_000

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from agent.clock import VirtualClock
-from agent.errors import OutboxUnavailable
-from agent.loop import MAX_BACKLOG_ROWS
-from agent.metrics.collector import AgentMetrics
-from agent.shipping.outbox import Outbox
-from agent.simulation.simulated import SimulatedNode
+from agent.core.errors import OutboxUnavailable
+from agent.main_loop import MAX_BACKLOG_ROWS
+from agent.metrics.exporter import AgentMetrics
+from agent.simulation.simulated_node import SimulatedNode
+from agent.upload.spool import Outbox
+from gputally.base.clock import VirtualClock
 from tests.agent_shell.loops import MINUTE, place, rows, turn
 
 T0 = 1_790_812_800_000
@@ -80,9 +80,9 @@ def test_a_spool_on_a_disk_that_turned_read_only_is_replaced_by_memory_and_it_is
 def test_memory_is_bounded_too_oldest_kept(
     agent_of: Any, node: SimulatedNode, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import agent.loop
+    import agent.main_loop
 
-    monkeypatch.setattr(agent.loop, "MAX_BACKLOG_ROWS", 3)
+    monkeypatch.setattr(agent.main_loop, "MAX_BACKLOG_ROWS", 3)
     built, _, disk = agent_of(wrap=FullDisk)
     disk.full = True
     turn(built, clock, 10)

@@ -9,19 +9,18 @@ from typing import Any
 
 import pytest
 
-from agent.clock import VirtualClock
-from agent.driver.gpus import Gpus
-from agent.kube.podlogs import RESCAN_MS, PodLogs
-from agent.loop import Agent
-from agent.model import Allocation, Gpu, Snapshot, Unavailable
-from agent.node import NodeSource
-from agent.nvml import Driver
-from agent.pods import Pods, PodsFile
-from agent.processes import ProcessTable
-from agent.settings import Settings
-from agent.shipping.outbox import Outbox
-from agent.shipping.upload import Uploader
+from agent.core.readings import Allocation, Gpu, Snapshot, Unavailable
+from agent.core.settings import Settings
+from agent.devices.driver_lifecycle import Gpus
+from agent.devices.nvml_library import Driver
+from agent.holders.holder_files import Pods, PodsFile
+from agent.holders.node_source import NodeSource
+from agent.holders.process_cgroups import RESCAN_MS, PodLogs, ProcessTable
+from agent.main_loop import Agent
+from agent.upload.spool import Outbox
+from agent.upload.uploader import Uploader
 from agent.wire import Holder, UsageInterval
+from gputally.base.clock import VirtualClock
 
 T0 = 1_790_812_800_000
 MIB = 1 << 20

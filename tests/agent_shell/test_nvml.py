@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from agent.driver.device import Access
-from agent.driver.gpus import RETRY_MAX_MS, RETRY_MIN_MS, REVIVE_MS, Gpus, Scan
-from agent.errors import DriverReplaced
-from agent.model import Unavailable
-from agent.nvml import Driver
+from agent.core.errors import DriverReplaced
+from agent.core.readings import Unavailable
+from agent.devices.driver_lifecycle import RETRY_MAX_MS, RETRY_MIN_MS, REVIVE_MS, Gpus, Scan
+from agent.devices.gpu_device import Access
+from agent.devices.nvml_library import Driver
 
 T0 = 1_790_812_800_000
 GIB = 1 << 30

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.clock import VirtualClock
-from agent.driver.gpus import Gpus
-from agent.driver.process_sampler import RING_MS
-from agent.node import NodeSource
-from agent.nvml import Driver
-from agent.processes import ProcessTable
+from agent.devices.driver_lifecycle import Gpus
+from agent.devices.nvml_library import Driver
+from agent.devices.utilization import RING_MS
+from agent.holders.node_source import NodeSource
+from agent.holders.process_cgroups import ProcessTable
+from gputally.base.clock import VirtualClock
 from tests.agent_shell.rig import T0, Rig
 from tests.fakes.nvml.library import FakeNvml
 

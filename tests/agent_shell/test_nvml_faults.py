@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.clock import VirtualClock
-from agent.errors import DriverReplaced
-from agent.meter import Meter
-from agent.timeline import Timeline
+from agent.core.errors import DriverReplaced
+from agent.metering.clock_slew import Timeline
+from agent.metering.meter import Meter
+from gputally.base.clock import VirtualClock
 from tests.agent_shell.rig import GIB, T0, Rig
 from tests.effort import examples
 from tests.fakes.nvml.functions import CODES, FUNCTIONS

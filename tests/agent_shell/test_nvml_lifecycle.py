@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from accountant.accounts import split
-from agent.clock import VirtualClock
-from agent.driver.device import CONDITION_EVERY_MS
-from agent.driver.gpus import RETRY_MIN_MS, REVIVE_MS, Gpus
-from agent.errors import DriverReplaced
-from agent.model import Condition, ProcessReading, Recovery, RecoveryAction, Unavailable, XidCount
-from agent.nvml import Driver
+from accountant.core.accounts import split
+from agent.core.errors import DriverReplaced
+from agent.core.readings import Condition, ProcessReading, Recovery, RecoveryAction, Unavailable, XidCount
+from agent.devices.driver_lifecycle import RETRY_MIN_MS, REVIVE_MS, Gpus
+from agent.devices.gpu_device import CONDITION_EVERY_MS
+from agent.devices.nvml_library import Driver
+from gputally.base.clock import VirtualClock
 from tests.agent_shell.rig import GIB, T0, Rig
 from tests.fakes.nvml.library import FakeNvml
 

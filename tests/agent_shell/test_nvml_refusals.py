@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import DriverReplaced
-from agent.meter import Meter
-from agent.model import Allocation
-from agent.node import NodeSource
-from agent.processes import ProcessTable
+from agent.core.errors import DriverReplaced
+from agent.core.readings import Allocation
+from agent.holders.node_source import NodeSource
+from agent.holders.process_cgroups import ProcessTable
+from agent.metering.meter import Meter
 from agent.wire import Holder, UsageInterval
 from tests.agent_shell.rig import GIB, T0, Rig
 from tests.effort import THOROUGH

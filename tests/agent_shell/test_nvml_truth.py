@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.model import DeviceReading
+from agent.core.readings import DeviceReading
 from tests.agent_shell.rig import GIB, Rig
 from tests.fakes.nvml.library import FakeNvml
 

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.clock import VirtualClock
-from agent.meter import ClosedSet
-from agent.shipping.outbox import OUTBOX_FULL, SPOOL_UNWRITABLE, Outbox
-from agent.shipping.records import Loss
-from agent.shipping.spoolfile import uuid7
+from agent.metering.meter import ClosedSet
+from agent.upload.spool import OUTBOX_FULL, SPOOL_UNWRITABLE, Loss, Outbox
+from agent.upload.sqlite_file import uuid7
 from agent.wire import Ack, PodFacts
+from gputally.base.clock import VirtualClock
 from tests.agent_shell.outboxes import ALL, acknowledge, pending_seqs
 from tests.effort import examples
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.clock import VirtualClock
-from agent.errors import OutboxLocked, OutboxUnavailable, SpoolNotWritable
-from agent.meter import ClosedSet
-from agent.shipping.outbox import RESERVE_BYTES, Outbox
+from agent.core.errors import OutboxLocked, OutboxUnavailable, SpoolNotWritable
+from agent.metering.meter import ClosedSet
+from agent.upload.spool import RESERVE_BYTES, Outbox
+from gputally.base.clock import VirtualClock
 from tests.agent_shell.outboxes import ALL, acknowledge, pending_seqs
 
 Open = Callable[..., Outbox]
@@ -172,8 +172,8 @@ def test_a_full_disk_loses_no_number_and_nothing_stored(open_outbox: Open, sets:
 def test_what_was_appended_survives_the_death_of_the_process(tmp_path: Path, open_outbox: Open) -> None:
     script = (
         "import os, sys; from pathlib import Path\n"
-        "from agent.clock import VirtualClock; from agent.meter import ClosedSet\n"
-        "from agent.shipping.outbox import Outbox\n"
+        "from gputally.base.clock import VirtualClock; from agent.metering.meter import ClosedSet\n"
+        "from agent.upload.spool import Outbox\n"
         "from agent.wire import UsageInterval\n"
         "row = UsageInterval(seq=0, start_ms=0, end_ms=1, gpu_uuid='G', gpu_model='M', capacity_us=1000,"
         " allocated_us=0, method='device')\n"
@@ -279,8 +279,8 @@ def test_no_file_that_another_program_shortens_ends_the_process(tmp_path: Path) 
     """A log's index in a mapped file ends the process by SIGBUS."""
     script = (
         "import os, sys; from pathlib import Path\n"
-        "from agent.clock import VirtualClock; from agent.meter import ClosedSet\n"
-        "from agent.shipping.outbox import Outbox\n"
+        "from gputally.base.clock import VirtualClock; from agent.metering.meter import ClosedSet\n"
+        "from agent.upload.spool import Outbox\n"
         "from agent.wire import UsageInterval\n"
         "row = UsageInterval(seq=0, start_ms=0, end_ms=1, gpu_uuid='G', gpu_model='M', capacity_us=1000,"
         " allocated_us=0, method='device')\n"

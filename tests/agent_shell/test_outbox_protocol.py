@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agent.clock import VirtualClock
-from agent.meter import ClosedSet
-from agent.shipping.outbox import Outbox
+from agent.metering.meter import ClosedSet
+from agent.upload.spool import Outbox
 from agent.wire import Ack, PodFacts, Skipped, UsageInterval
+from gputally.base.clock import VirtualClock
 from tests.effort import examples
 
 Record = UsageInterval | PodFacts | Skipped

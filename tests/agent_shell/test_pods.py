@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.model import Gpu
-from agent.pods import PodsFile
+from agent.core.readings import Gpu
+from agent.holders.holder_files import PodsFile
 from agent.wire import Holder, Owner
-from agent.yamlfile import FileFault
+from gputally.base.yaml_file import FileFault
 
 T0 = 1_790_812_800_000  # 2026-10-01T00:00:00Z
 GPUS = (Gpu("GPU-a", 0, "NVIDIA H200", 144_384), Gpu("GPU-b", 1, "NVIDIA H200", 144_384))

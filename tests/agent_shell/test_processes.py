@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.processes import ProcessTable, container_in, holder_in, pods_in
+from agent.holders.process_cgroups import ProcessTable, container_in, holder_in, pods_in
 from agent.wire import Holder
 from tests.effort import examples
 

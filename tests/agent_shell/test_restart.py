@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agent.driver.restart import RESTARTED, was_restarted
+from agent.devices.driver_lifecycle import RESTARTED, was_restarted
 
 GPU = "gpu GPU-a NVIDIA_H200\nmem 150754820096 4294967296\nutil 0 0\npower 90000 5\nproc 1 1048576\n"
 

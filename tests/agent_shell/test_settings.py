@@ -8,9 +8,9 @@ import msgspec
 import pytest
 import yaml
 
-from agent import settings
-from agent.errors import SettingsError
-from agent.settings import Settings
+from agent.core import settings
+from agent.core.errors import SettingsError
+from agent.core.settings import Settings
 
 
 def faults(config: Path | None, environ: dict[str, str], flags: dict[str, object]) -> list[str]:

@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from agent.__main__ import main
-from agent.clock import VirtualClock
-from agent.cuda import Cuda, CudaFault, NoCuda
-from agent.driver.gpus import Gpus
-from agent.node import NodeSource
-from agent.nvml import Driver
-from agent.processes import ProcessTable
-from agent.smoke import Check, duration_ms, report, size, table, tell
+from agent.commands.smoke_test import Check, Cuda, CudaFault, NoCuda, duration_ms, report, size, table, tell
+from agent.devices.driver_lifecycle import Gpus
+from agent.devices.nvml_library import Driver
+from agent.holders.node_source import NodeSource
+from agent.holders.process_cgroups import ProcessTable
 from agent.wire import Holder
+from gputally.base.clock import VirtualClock
 from tests.fakes.compiled import compiled
 from tests.fakes.cuda.library import build
 

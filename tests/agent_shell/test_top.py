@@ -15,21 +15,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agent.__main__ import main
-from agent.clock import VirtualClock
-from agent.errors import SettingsError
-from agent.live.frames import from_exposition
-from agent.live.prices import Prices, parse, uniform
-from agent.live.top import page
-from agent.live.watch import Drawing, History
-from agent.meter import Meter
-from agent.metrics.collector import AgentMetrics
-from agent.metrics.exposition import Exposition
-from agent.model import Allocation
-from agent.simulation.simulated import SimulatedNode
-from agent.simulation.simulated_gpu import A100, H100, make_gpu
+from agent.commands.top_command import Drawing, History, page
+from agent.commands.top_frames import Prices, from_exposition, parse, uniform
+from agent.core.errors import SettingsError
+from agent.core.readings import Allocation
+from agent.metering.meter import Meter
+from agent.metrics.exporter import AgentMetrics, Exposition
+from agent.simulation.simulated_node import A100, H100, SimulatedNode, make_gpu
 from agent.wire import Holder
-from agent.yamlfile import FileFault
-from agent.yamlfile import parse as parse_yaml
+from gputally.base.clock import VirtualClock
+from gputally.base.yaml_file import FileFault
+from gputally.base.yaml_file import parse as parse_yaml
 
 T0 = 1_790_812_800_000
 MIB = 1 << 20

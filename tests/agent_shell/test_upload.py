@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from agent.clock import VirtualClock
-from agent.meter import ClosedSet
-from agent.shipping.outbox import Outbox
-from agent.shipping.upload import BACKOFF_BASE_MS, BACKOFF_CAP_MS, RETRY_AFTER_CAP_MS, ShipResult, Uploader
+from agent.metering.meter import ClosedSet
+from agent.upload.spool import Outbox
+from agent.upload.uploader import BACKOFF_BASE_MS, BACKOFF_CAP_MS, RETRY_AFTER_CAP_MS, ShipResult, Uploader
 from agent.wire import Ack, Batch, PodFacts
+from gputally.base.clock import VirtualClock
 
 Sets = Callable[..., ClosedSet]
 OTHER = "https://proxy.example/problems/blocked"

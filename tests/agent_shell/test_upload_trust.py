@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import trustme
 
-from agent.clock import VirtualClock
-from agent.errors import SettingsError
-from agent.meter import ClosedSet
-from agent.shipping.outbox import Outbox
-from agent.shipping.transport import Identity
-from agent.shipping.upload import BACKOFF_CAP_MS, Uploader
+from agent.core.errors import SettingsError
+from agent.core.lean_http_client import Identity
+from agent.metering.meter import ClosedSet
+from agent.upload.spool import Outbox
+from agent.upload.uploader import BACKOFF_CAP_MS, Uploader
+from gputally.base.clock import VirtualClock
 
 Sets = Callable[..., ClosedSet]
 

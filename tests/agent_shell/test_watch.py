@@ -10,12 +10,30 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from agent.clock import VirtualClock
-from agent.live.frames import Frame, from_snapshot
-from agent.live.prices import Prices
-from agent.live.watch import TREND_CELLS, Drawing, History, Line, LiveTable, columns, print_once, sparkline, unavailable
-from agent.model import Allocation, DeviceReading, Gpu, InstanceReading, MigInstance, Reading, Snapshot, Unavailable
+from agent.commands.top_command import (
+    TREND_CELLS,
+    Drawing,
+    History,
+    Line,
+    LiveTable,
+    columns,
+    print_once,
+    sparkline,
+    unavailable,
+)
+from agent.commands.top_frames import Frame, Prices, from_snapshot
+from agent.core.readings import (
+    Allocation,
+    DeviceReading,
+    Gpu,
+    InstanceReading,
+    MigInstance,
+    Reading,
+    Snapshot,
+    Unavailable,
+)
 from agent.wire import Holder
+from gputally.base.clock import VirtualClock
 
 T0 = 1_790_812_800_000
 H200 = Gpu("GPU-a", 0, "NVIDIA H200", 144_384)

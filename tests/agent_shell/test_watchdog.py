@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from agent.driver.watchdog import Stuck, Watchdog
+from agent.devices.nvml_library import Stuck, Watchdog
 
 
 def test_results_and_errors_come_back_on_one_worker() -> None:

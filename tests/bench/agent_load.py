@@ -13,14 +13,14 @@ import sys
 import time
 from pathlib import Path
 
-from agent.clock import VirtualClock
-from agent.loop import Agent
-from agent.metrics.collector import AgentMetrics
-from agent.pods import Pods
-from agent.settings import Settings
-from agent.shipping.outbox import Outbox
-from agent.shipping.upload import Uploader
+from agent.core.settings import Settings
+from agent.holders.holder_files import Pods
+from agent.main_loop import Agent
+from agent.metrics.exporter import AgentMetrics
+from agent.upload.spool import Outbox
+from agent.upload.uploader import Uploader
 from agent.wire import PodFacts
+from gputally.base.clock import VirtualClock
 from tests.agent_shell.rig import GIB, T0, Rig
 from tests.fakes.nvml.library import loaded
 

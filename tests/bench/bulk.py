@@ -2,8 +2,8 @@
 
 Every row is a GPU-minute. A node's eight GPUs are held together by one pod for a day, then by the next; every
 eighth stretch nobody holds them. Rows lie in order of time, as they arrive in life. The hours that are over are
-folded by the ledger's own statements (`accountant.store.compaction`), and so are days; the running hour is not, as in
-life.
+folded by the ledger's own statements (`accountant.storage.write.rollups`), and so are days; the running hour is not,
+as in life.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from accountant.store.compaction import around
-from accountant.store.database import Cursor, Database
-from accountant.store.days import Days, keep
-from accountant.store.writing import columns
-from accountant.wire import Policy, QueuePolicy
-from agent.units import MS_PER_DAY, MS_PER_HOUR
+from accountant.storage.duckdb_engine import Cursor, Database
+from accountant.storage.write import record_columns
+from accountant.storage.write.rollups import Days, around, keep
+from accountant.wire.policy_models import Policy, QueuePolicy
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 BEGIN_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
 GPUS_A_NODE, SLOT_MINUTES, IDLE_EVERY = 8, 1_440, 8
@@ -128,7 +127,7 @@ def _names(cursor: Cursor, fleet: Fleet) -> None:
 
 def _fold(cursor: Cursor, start_ms: int, end_ms: int) -> None:
     over = [(at,) for at in range(start_ms, end_ms, MS_PER_HOUR) if at + MS_PER_HOUR <= end_ms]
-    hours = columns.table(columns.HOUR, over)
+    hours = record_columns.column_table(record_columns.HOUR, over)
     cursor.rows("fold", around([at for (at,) in over]), incoming=hours)
     cursor.rows("keep_folded", incoming=hours)
     if not (start_ms % MS_PER_DAY or end_ms % MS_PER_DAY):

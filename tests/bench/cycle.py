@@ -11,16 +11,16 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from accountant.wire import Accounts, BudgetState, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from agent.clock import VirtualClock
-from fairshare.adapters.kai import POD_GROUP, QUEUE, SHARD
-from fairshare.errors import NotFound
-from fairshare.kube.kinds import NODE, Kind, Object
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.pods import read_pod
-from fairshare.kube.quantities import GPU
-from fairshare.loop import Controller
-from fairshare.model import Pod
+from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire.usage_models import Accounts, BudgetState
+from fairshare.controller.control_loop import Controller
+from fairshare.core.model import Pod
+from fairshare.core.pods import read_pod
+from fairshare.targets.kai import POD_GROUP, QUEUE, SHARD
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import NotFound
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import GPU, NODE, Kind, Object
 from tests.bench.figure import Figure
 
 QUEUES, PODS, GANG = 1_000, 20_000, 8
@@ -138,7 +138,7 @@ def measure() -> list[Figure]:
         spent.append(time.process_time() - started)
     assert len(report.targets[0].weights) == QUEUES
     code = (
-        "from tests.bench.cycle import controller; c = controller(); c.cycle(); c.cycle(); import fairshare.cluster;"
+        "from tests.bench.cycle import controller; c = controller(); c.cycle(); c.cycle(); import gputally.kubernetes;"
         "print([l.split()[1] for l in open('/proc/self/status') if l.startswith('VmHWM')][0])"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

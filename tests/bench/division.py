@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 
-from fairshare.division import divide
-from fairshare.model import Case, Claim
+from fairshare.core.model import Case, Claim
+from fairshare.laws.division import divide
 from tests.bench.figure import Figure, median_cpu_seconds
 
 KAI_GO_MS = {1_000: 1.6, 10_000: 18.0}

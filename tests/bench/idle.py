@@ -25,10 +25,9 @@ from urllib.parse import urlsplit
 import msgspec
 import yaml
 
-from fairshare.adapters.kai import POD_GROUP, QUEUE, SHARD
-from fairshare.kube.kinds import NODE, Object
-from fairshare.kube.quantities import GPU
 from fairshare.targets import KINDS
+from fairshare.targets.kai import POD_GROUP, QUEUE, SHARD
+from gputally.kubernetes.objects import GPU, NODE, Object
 from tests.bench import load
 from tests.bench.figure import Figure, Goal
 from tests.bench.service import Spent, accountant

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accountant.wire import Policy, QueuePolicy
+from accountant.wire.policy_models import Policy, QueuePolicy
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 
 BEGIN_MS = 1_790_812_800_000  # 2026-10-01T00:00Z

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from accountant.commands.running import take_turns
-from accountant.prices.book import PriceBook
-from accountant.reports import html
-from accountant.reports.model import build
-from accountant.store import open_ledger
-from accountant.store.database import Database
-from agent.clock import VirtualClock
+from accountant.cli.server_commands import take_turns
+from accountant.prices.price_book import PriceBook
+from accountant.reports import html_and_pdf
+from accountant.reports.report_model import build
+from accountant.storage.duckdb_engine import Database
+from accountant.storage.duckdb_ledger import open_ledger
+from gputally.base.clock import VirtualClock
 from tests.bench import bulk
 from tests.bench.figure import Figure, Goal, timed
 from tests.bench.service import Spent
@@ -83,7 +83,7 @@ def main(path: str, nodes: int, minutes: int, queues: int) -> None:
 
     def page() -> None:
         with ledger.moment() as moment:
-            text = html.render(build(moment, book, bulk.BEGIN_MS, fleet.end_ms, "UTC"))
+            text = html_and_pdf.render_html(build(moment, book, bulk.BEGIN_MS, fleet.end_ms, "UTC"))
         assert "team-0" in text
 
     first = timed(page)

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from accountant.compat.opencost_source import AllocationSource
-from accountant.settings import Limits
-from accountant.store import open_ledger
-from agent.clock import VirtualClock
+from accountant.compat.opencost_api import AllocationSource
+from accountant.core.settings import Limits
+from accountant.storage.duckdb_ledger import open_ledger
+from gputally.base.clock import VirtualClock
 from tests.bench import bulk
 from tests.bench.figure import Figure, median_cpu_seconds
 from tests.bench.service import Spent

@@ -26,18 +26,19 @@ import structlog
 import yaml
 from starlette.testclient import TestClient
 
-from accountant.commands.running import take_turns
-from accountant.log import configure
-from accountant.service import Service
-from accountant.settings import Settings
-from accountant.store import DuckLedger
-from accountant.wire import Decision, Dimension, UsageLine
-from agent.clock import VirtualClock
-from agent.units import MS_PER_HOUR
-from fairshare.web.doors import Doors
-from fairshare.web.history import History
-from fairshare.web.routes import ROUTES
-from fairshare.web.site import Site
+from accountant.cli.server_commands import take_turns
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.wire.policy_models import Decision
+from accountant.wire.usage_models import Dimension, UsageLine
+from fairshare.web.page_authentication import Doors
+from fairshare.web.page_context import Site
+from fairshare.web.queue_history import History
+from fairshare.web.route_table import ROUTES
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_HOUR
+from gputally.server.structlog_setup import configure
 from tests.bench import bulk
 from tests.bench.figure import Figure, Goal
 from tests.bench.month import prices
@@ -212,7 +213,7 @@ def _timed(name: str, ask: Callable[[], int]) -> dict[str, float]:
 
 
 class _Books:
-    """fairshare.web.history.Books of the ledger itself."""
+    """fairshare.web.queue_history.Books of the ledger itself."""
 
     def __init__(self, ledger: DuckLedger) -> None:
         self._ledger = ledger

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import random
 
-from accountant.wire import Policy
-from fairshare.adapters.kai import POD_GROUP
-from fairshare.kube.kinds import Object
-from fairshare.kube.quantities import GPU
-from fairshare.model import Entitlement, Gang, Pod
-from fairshare.preempting.rulings import Situation
-from fairshare.preempting.situations import situation
-from fairshare.preemption import decide
+from accountant.wire.policy_models import Policy
+from fairshare.core.model import Entitlement, Gang, Pod
+from fairshare.preemption.preemption_claims import situation
+from fairshare.preemption.preemption_types import Situation
+from fairshare.preemption.victim_selection import decide
+from fairshare.targets.kai import POD_GROUP
+from gputally.kubernetes.objects import GPU, Object
 from tests.bench.figure import Figure, median_cpu_seconds
 
 QUEUES, GANGS, RUNNING, SIZE = 1_000, 2_500, 2_100, 8

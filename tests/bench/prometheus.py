@@ -2,7 +2,7 @@
 
 Prometheus holds a series per GPU, a sample a minute, back-filled with promtool, and is asked with KAI's own query
 text over the sum by queue, plain and decayed. The ledger holds the same minutes as rows with their sums and is
-asked the same text where KAI would ask it (`accountant.compat.prometheus`). Each question is about another
+asked the same text where KAI would ask it (`accountant.compat.kai_usage_api`). Each question is about another
 instant, so that neither answers from memory of the same one. Needs the control plane's cache (`make control-plane`).
 
 The history goes to promtool two hours at a time, a block each: the whole text would be read once per block, and held.
@@ -24,10 +24,10 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from accountant.compat.prometheus import KaiMetrics, KaiUsageSource
-from accountant.settings import KaiUsage
-from accountant.store import open_ledger
-from agent.clock import VirtualClock
+from accountant.compat.kai_usage_api import KaiMetrics, KaiUsageSource
+from accountant.core.settings import KaiUsage
+from accountant.storage.duckdb_ledger import open_ledger
+from gputally.base.clock import VirtualClock
 from tests.bench import bulk
 from tests.bench.figure import Figure, Goal, quantile, timed
 from tests.bench.service import Spent

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import time
 
-from fairshare.commands.playing import players
-from fairshare.explain import tracefile
-from fairshare.simulator import compare, policies
-from fairshare.simulator.policies import Setup
-from fairshare.simulator.workload import columns
+from fairshare.simulator import comparison, job_traces, scheduling_policies
+from fairshare.simulator.comparison import players
+from fairshare.simulator.scheduling_policies import Setup
+from fairshare.simulator.simulation_model import columns
 from tests.bench.figure import Figure
 from tests.shelf import shared
 
@@ -22,8 +21,8 @@ SIDE_BY_SIDE = ("fifo", "kai-0.5", "kai-1", "kai-2", "kai-1-24h", "multifactor",
 
 
 def measure() -> list[Figure]:
-    jobs, _ = tracefile.load_with_faults(shared("traces/philly_jobs_dev.parquet"), 0, team="vc")
-    share = tracefile.shares(shared("traces/philly_vc_quota.csv"), team="vc")
+    jobs, _ = job_traces.load_with_faults(shared("traces/philly_jobs_dev.parquet"), 0, team="vc")
+    share = job_traces.shares(shared("traces/philly_vc_quota.csv"), team="vc")
     names = sorted(share)
     length = DAYS * 86_400
     workload = columns(jobs, names).between(START_S, START_S + length)
@@ -32,11 +31,11 @@ def measure() -> list[Figure]:
     figures = []
     for name in ("static", "kai-1", "deficit"):
         begin = time.process_time()
-        policies.run(name, workload, setup, length)
+        scheduling_policies.run(name, workload, setup, length)
         figures.append(Figure(f"Philly, six weeks, {name}", time.process_time() - begin, "s CPU", "goal", 2.0))
     begin = time.perf_counter()
-    with players(compare.Player(workload, setup.share)) as replays:
-        compare.compare(SIDE_BY_SIDE, [compare.Window(0, length)], [(1.13, GPUS)], replays)
+    with players(comparison.Player(workload, setup.share)) as replays:
+        comparison.compare(SIDE_BY_SIDE, [comparison.Window(0, length)], [(1.13, GPUS)], replays)
     wall = (time.perf_counter() - begin) / len(SIDE_BY_SIDE)
     figures.append(Figure(f"{len(SIDE_BY_SIDE)} policies side by side, each", wall, "s wall", "goal", 2.0))
     return figures

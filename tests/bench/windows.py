@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from accountant.store import DuckLedger, open_ledger
-from accountant.wire import WindowSpec
-from agent.clock import VirtualClock
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.policy_models import WindowSpec
+from gputally.base.clock import VirtualClock
 from tests.bench import load
 from tests.bench.figure import Figure, Goal, quantile, timed
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from accountant.bookkeeping import Bookkeeper
-from agent.clock import VirtualClock
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from gputally.base.clock import VirtualClock
 from tests.books.keeping import BOOK
 from tests.books.october import OCTOBER, build_month
 from tests.books.rows import SAMPLE_PRICES, at, busy_month, held, price_book, quota_policy, unheld

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from accountant.errors import LedgerUnavailable
-from accountant.periods import Month
+from accountant.core.errors import LedgerUnavailable
+from accountant.core.periods import Month
 
 BOOK = "id: h100, model: H100, price: '2.10', valid_from: 2026-01-01"
 SEP, OCT, NOV = Month(2026, 9), Month(2026, 10), Month(2026, 11)

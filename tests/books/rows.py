@@ -6,13 +6,11 @@ import random
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from accountant.prices.book import PriceBook
-from accountant.wire import (
-    Accounts,
-    Policy,
-)
-from accountant.yamlfile import validate
-from agent.yamlfile import parse
+from accountant.prices.price_book import PriceBook
+from accountant.wire.policy_models import Policy
+from accountant.wire.usage_models import Accounts
+from gputally.base.yaml_file import parse
+from gputally.server.config_models import validate
 from tests.fakes.rows import Row
 
 

@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.books.bills import bills, weights, with_phases
-from accountant.books.costs import charges, quantify, total_cost
-from accountant.books.guarantees import reserve
-from accountant.books.idle import share_out, spread
-from accountant.books.shared_gpus import Share, lend
-from accountant.ledger import IdlePhases
-from accountant.prices.book import PriceBook
-from accountant.wire import IDLE
-from accountant.work.phases import Launch, PhaseSpan, gang, phase_spans
-from accountant.yamlfile import validate
-from agent.yamlfile import FileFault, parse
+from accountant.billing.billing_rules import Share, lend, share_out, spread
+from accountant.billing.bills import bills, weights, with_phases
+from accountant.billing.costs import charges, quantify, total_cost
+from accountant.billing.idle_breakdown import Launch, PhaseSpan, gang, phase_spans
+from accountant.billing.quota_usage import reserve
+from accountant.ledger.protocols import IdlePhases
+from accountant.prices.price_book import PriceBook
+from accountant.wire.policy_models import IDLE
+from gputally.base.yaml_file import FileFault, parse
+from gputally.server.config_models import validate
 
 HOUR = 3_600_000_000
 ROW = "per: gpu-hour, source: s, as_of: 2026-01-01, basis: gpu-only, valid_from: 2026-01-01"

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.bookkeeping import Bookkeeper
-from accountant.books.closing import CannotClose, faults
-from accountant.books.statements import canonical, from_canonical, statement
-from accountant.errors import LedgerUnavailable
-from accountant.periods import Month, zone
-from accountant.store.checks import Quarantined
-from accountant.wire import Accounts
-from agent.clock import VirtualClock
+from accountant.billing.statements import canonical, from_canonical, statement
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.bookkeeping.month_closing import CannotClose, faults
+from accountant.core.errors import LedgerUnavailable
+from accountant.core.periods import Month, zone
+from accountant.ledger.protocols import Quarantined
+from accountant.wire.usage_models import Accounts
+from gputally.base.clock import VirtualClock
 from tests.books.keeping import BOOK, NOV, OCT, SEP, Breaking, october
 
 HOUR = 3_600_000_000

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.books.budgets import states
-from accountant.books.forecast import reach, run_rate
-from accountant.periods import Month, zone
-from accountant.reports.model import build
-from accountant.wire import Policy
-from accountant.yamlfile import validate
-from agent.yamlfile import FileFault, parse
+from accountant.billing.budget_forecast import reach, run_rate, states
+from accountant.core.periods import Month, zone
+from accountant.reports.report_model import build
+from accountant.wire.policy_models import Policy
+from gputally.base.yaml_file import FileFault, parse
+from gputally.server.config_models import validate
 
 TREE = """
 queues:

@@ -12,19 +12,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
 
-from accountant.bookkeeping import Bookkeeper
-from accountant.books.bills import bills, unused_commitments
-from accountant.books.costs import charges, cost
-from accountant.books.reconcile import Invoice, InvoiceLine
-from accountant.books.repricing import difference
-from accountant.books.statements import canonical, from_canonical, statement
-from accountant.commands import tables
-from accountant.periods import Month
-from accountant.prices.book import PriceBook, load
-from accountant.prices.commitments import cover, settle
-from accountant.wire import IDLE
-from agent.clock import VirtualClock
-from agent.yamlfile import FileFault
+from accountant.billing.bills import bills, unused_commitments
+from accountant.billing.costs import charges, cost
+from accountant.billing.statements import canonical, from_canonical, statement
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.bookkeeping.invoice_reconciliation import Invoice, InvoiceLine
+from accountant.bookkeeping.price_book_versions import difference
+from accountant.cli import terminal_tables
+from accountant.core.periods import Month
+from accountant.prices.price_book import PriceBook, cover, load, settle
+from accountant.wire.policy_models import IDLE
+from gputally.base.clock import VirtualClock
+from gputally.base.yaml_file import FileFault
 
 HOUR_US = 3_600_000_000
 ROWS = """
@@ -175,7 +174,7 @@ def test_a_preview_shows_what_would_be_corrected_of_the_unused_part_too(books, t
     assert found.total_after - found.total_before == sum(one.amount for one in booked) == 8 * 720
     assert {one.team for one in found.changes} == {"platform", "vision"}
     console = Console(width=160, file=StringIO())
-    console.print(tables.price_diff(found))
+    console.print(terminal_tables.price_diff(found))
     assert shown in console.file.getvalue()
 
 

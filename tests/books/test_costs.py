@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.books.costs import charges, cost, quantify
-from accountant.wire import IDLE
+from accountant.billing.costs import charges, cost, quantify
+from accountant.wire.policy_models import IDLE
 from tests.effort import examples
 
 HOUR = 3_600_000_000

@@ -6,12 +6,12 @@ from decimal import Decimal
 
 import pytest
 
-from accountant.bookkeeping import Bookkeeper
-from accountant.books.adjustments import NewAdjustment
-from accountant.books.closing import CannotClose
-from accountant.books.statements import canonical
-from accountant.journal import BooksMoved, NewAct
-from agent.clock import VirtualClock
+from accountant.billing.statements import canonical
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
+from accountant.bookkeeping.month_closing import CannotClose
+from accountant.ledger.journal import BooksMoved, NewAct
+from gputally.base.clock import VirtualClock
 from tests.books.keeping import BOOK, NOV, OCT, SEP, october
 
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.money import exact_sum
-from accountant.prices.book import PriceBook, load
-from accountant.progress import EpochReport, JobKey
-from accountant.store import DuckLedger, open_ledger
-from accountant.work.jobs import alone, epoch_lines, job, jobs
-from agent.clock import VirtualClock
+from accountant.billing.job_costs import alone, epoch_lines, job, jobs
+from accountant.ledger.protocols import EpochReport, JobKey
+from accountant.prices.price_book import PriceBook, load
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from gputally.base.clock import VirtualClock
+from gputally.base.money import exact_sum
 
 START = 1_790_812_800_000  # 2026-10-01T00:00:00Z
 MINUTE = 60_000

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from accountant.errors import InventoryError
-from accountant.inventory.declared import YamlInventory
-from accountant.ledger import Down, NamespaceFacts, NodeFacts
+from accountant.core.errors import InventoryError
+from accountant.inventory.inventory_file import YamlInventory
+from accountant.ledger.protocols import Down, NamespaceFacts, NodeFacts
 
 GOOD = """\
 schema: 1

@@ -7,12 +7,12 @@ from decimal import Decimal
 
 import pytest
 
-from accountant.books.bills import bills
-from accountant.books.itemised import DIMENSIONS, LATE, Figure, Groups, Row, accounts_named, grouped, itemise, total
-from accountant.books.payable import payable_lines
-from accountant.books.statements import build
-from accountant.prices.billing import Billing, IdlePolicy
-from accountant.wire import IDLE
+from accountant.billing.bills import bills
+from accountant.billing.held_time_columns import Groups, grouped
+from accountant.billing.statement_items import DIMENSIONS, LATE, Figure, Row, accounts_named, itemise, total
+from accountant.billing.statements import build, payable_lines
+from accountant.prices.price_book import Billing, IdlePolicy
+from accountant.wire.policy_models import IDLE
 
 OCTOBER = ("2026-10-01", "2026-11-01")
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from accountant.money import Money, gpu_hours, half_unit, minor_places, payable, plain
+from gputally.base.money import Money, gpu_hours, half_unit, minor_places, payable, plain
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 6, 7])

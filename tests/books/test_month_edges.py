@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from accountant.bookkeeping import Bookkeeper
-from accountant.books.costs import cost
-from accountant.books.statements import from_canonical
-from accountant.ledger import Facts, NamespaceFacts
-from accountant.periods import Month, days, midnight_ms, zone
-from accountant.store import DuckLedger, open_ledger
-from agent.clock import VirtualClock
-from agent.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR, US_PER_MS
+from accountant.billing.costs import cost
+from accountant.billing.statements import from_canonical
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.core.periods import Month, days, midnight_ms, zone
+from accountant.ledger.protocols import Facts, NamespaceFacts
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from agent.wire import Batch, Holder, UsageInterval
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR, US_PER_MS
 from tests.books.rows import price_book
 
 QUARTER_MS = 900_000

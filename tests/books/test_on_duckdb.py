@@ -8,16 +8,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.accounts import split
-from accountant.books.costs import charges, cost
-from accountant.books.statements import canonical, statement
-from accountant.ledger import Down, Facts, NamespaceFacts, NodeFacts
-from accountant.reports import html
-from accountant.reports.model import build
-from accountant.store import open_ledger
-from accountant.wire import IDLE, Accounts
-from agent.clock import VirtualClock
+from accountant.billing.costs import charges, cost
+from accountant.billing.statements import canonical, statement
+from accountant.core.accounts import split
+from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
+from accountant.reports import html_and_pdf
+from accountant.reports.report_model import build
+from accountant.storage.duckdb_ledger import open_ledger
+from accountant.wire.policy_models import IDLE
+from accountant.wire.usage_models import Accounts
 from agent.wire import Batch, Gap, Holder, PodFacts, UsageInterval
+from gputally.base.clock import VirtualClock
 from tests.fresh import fresh
 
 QUARTER_MS = 900_000
@@ -164,7 +165,7 @@ def test_the_report_is_drawn_from_it(duck, book, origin):
     assert report.headline.jobs == 4
     assert sum(row.gpu_us for row in report.accounts) == 4 * DAYS * 86_400_000_000
     assert report.statement.payable[IDLE] == report.headline.unallocated_cost
-    text = html.render(report)
+    text = html_and_pdf.render_html(report)
     assert "1–2 October 2026" in text
     assert "Job/train-1" in text
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.periods import Month, days, zone
+from accountant.core.periods import Month, days, zone
 from tests.effort import examples
 
 HOUR_MS = 3_600_000

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.books.costs import charges, cost
-from accountant.periods import parse_instant, zone
-from accountant.prices.amortise import Amortised
-from accountant.prices.book import PriceBook
-from accountant.prices.mig import memory_to_compute, rebase
-from accountant.wire import IDLE, Accounts
-from accountant.yamlfile import validate
-from agent.yamlfile import FileFault, parse
+from accountant.billing.billing_rules import memory_to_compute, rebase
+from accountant.billing.costs import charges, cost
+from accountant.core.periods import parse_instant, zone
+from accountant.prices.derived_prices import Amortised
+from accountant.prices.price_book import PriceBook
+from accountant.wire.policy_models import IDLE
+from accountant.wire.usage_models import Accounts
+from gputally.base.yaml_file import FileFault, parse
+from gputally.server.config_models import validate
 
 HOUR = 3_600_000_000
 REST = "per: gpu-hour, source: s, as_of: 2026-01-01"

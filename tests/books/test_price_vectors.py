@@ -7,10 +7,10 @@ from fractions import Fraction
 
 import pytest
 
-from accountant.money import exact_product
-from accountant.prices.commitments import settle
-from accountant.prices.instances import AWS_WEIGHTS, Instance, ResourceWeights
-from accountant.reports.tables import share
+from accountant.prices.derived_prices import AWS_WEIGHTS, Instance, ResourceWeights
+from accountant.prices.price_book import settle
+from accountant.reports.report_rows import share
+from gputally.base.money import exact_product
 
 HOUR = 3_600_000_000
 

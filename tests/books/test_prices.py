@@ -7,9 +7,9 @@ from importlib.resources import as_file, files
 
 import pytest
 
-from accountant.prices.book import load
-from accountant.prices.gpu_models import GpuModel, parse_gpu_model
-from agent.yamlfile import FileFault
+from accountant.prices.gpu_model_names import GpuModel, parse_gpu_model
+from accountant.prices.price_book import load
+from gputally.base.yaml_file import FileFault
 
 HEAD = "schema: 1\ncurrency: USD\nrows:\n"
 REST = "per: gpu-hour, source: s, as_of: 2026-01-01, basis: gpu-only"

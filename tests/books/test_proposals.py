@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.bookkeeping import Bookkeeper
-from accountant.books.closing import CannotClose
-from accountant.books.statements import canonical, from_canonical
-from agent.clock import VirtualClock
+from accountant.billing.statements import canonical, from_canonical
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.bookkeeping.month_closing import CannotClose
+from gputally.base.clock import VirtualClock
 from tests.books.keeping import BOOK, NOV, OCT, october
 
 HOUR_US = 3_600_000_000

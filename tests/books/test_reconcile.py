@@ -14,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.bookkeeping import Bookkeeper
-from accountant.books.closing import CannotClose
-from accountant.books.reconcile import Invoice, InvoiceLine
-from accountant.commands.invoices import InstanceMap, lines
-from accountant.errors import LedgerUnavailable
-from accountant.periods import Month
-from accountant.store.invoicefile import InvoiceItem, InvoiceUnreadable, read_invoice
-from agent.clock import VirtualClock
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.bookkeeping.invoice_reconciliation import Invoice, InvoiceLine
+from accountant.bookkeeping.month_closing import CannotClose
+from accountant.cli.invoice_commands import InstanceMap, lines
+from accountant.core.errors import LedgerUnavailable
+from accountant.core.periods import Month
+from accountant.storage.invoice_file import InvoiceItem, InvoiceUnreadable, read_invoice
+from gputally.base.clock import VirtualClock
 from tests.books.keeping import Breaking
 
 OCT = Month(2026, 10)
@@ -341,7 +341,7 @@ def test_a_report_of_200_000_lines_is_read_in_little_memory(tmp_path):
         TO '{tmp_path / "cur.csv"}' (HEADER, DELIMITER ',')"""
     )
     reading = (
-        "import resource, sys; from pathlib import Path; from accountant.store.invoicefile import read_invoice\n"
+        "import resource, sys; from pathlib import Path; from accountant.storage.invoice_file import read_invoice\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "for one in read_invoice(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])):\n"
         "    print(one.instance, one.capacity_type, one.amount)\n"

@@ -10,15 +10,15 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from accountant.reports import charts, csv, html
-from accountant.reports.model import build
+from accountant.reports import csv_xlsx_parquet, html_and_pdf
+from accountant.reports.report_model import build
 from tests.books.october import HOUR, OCTOBER, Page, build_month
 
 HOSTILE = '</td><script>alert("x")</script>{{7*7}}'
 
 
 def test_the_page_stands_alone(report):
-    text = html.render(report)
+    text = html_and_pdf.render_html(report)
     page = Page(text)
     names = [tag for tag, _ in page.tags]
     assert not {"script", "link", "img", "iframe", "object", "form"} & set(names)
@@ -35,15 +35,15 @@ def test_the_same_ledger_gives_the_same_bytes(books, report):
     ledger = books.ledger(reversed(rows))
     ledger.put_policy(books.quota_policy(vision=16, language=16, robotics=12, genomics=8, teaching=4), 0)
     again = build_month(ledger, books.price_book(books.sample_prices), OCTOBER)
-    assert html.render(again) == html.render(report)
-    assert csv.render(again) == csv.render(report)
+    assert html_and_pdf.render_html(again) == html_and_pdf.render_html(report)
+    assert csv_xlsx_parquet.render_csv(again) == csv_xlsx_parquet.render_csv(report)
 
 
 def test_hostile_names_stay_text(books):
     names = {"team": HOSTILE, "namespace": HOSTILE, "job": HOSTILE, "gpu_model": HOSTILE, "pool": HOSTILE}
     ledger = books.ledger([books.held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names)])
     for team in (None, HOSTILE):
-        text = html.render(build_month(ledger, books.price_book(books.sample_prices), OCTOBER, team=team))
+        text = html_and_pdf.render_html(build_month(ledger, books.price_book(books.sample_prices), OCTOBER, team=team))
         page = Page(text)
         assert "script" not in [tag for tag, _ in page.tags]
         assert "<script" not in text
@@ -54,14 +54,14 @@ def test_hostile_names_stay_text(books):
 def test_formulas_stay_text(books, name):
     ledger = books.ledger([books.held("2026-10-01", "2026-10-02", team=name)])
     found = build_month(ledger, books.price_book(books.sample_prices), OCTOBER)
-    cells = [row["team"] for row in csvfile.DictReader(io.StringIO(csv.render(found), newline=""))]
+    cells = [row["team"] for row in csvfile.DictReader(io.StringIO(csv_xlsx_parquet.render_csv(found), newline=""))]
     shown = f"\\x{ord(name[0]):02x}{name[1:]}" if name[0] < " " else f"'{name}"
     assert shown in cells
     assert not any(cell.startswith(name) for cell in cells)
 
 
 def test_csv_lines_add_up(report):
-    text = csv.render(report)
+    text = csv_xlsx_parquet.render_csv(report)
     assert text.endswith("\r\n")
     assert text.count("\n") == text.count("\r\n")
     rows = list(csvfile.DictReader(io.StringIO(text, newline="")))
@@ -82,23 +82,23 @@ def test_csv_lines_add_up(report):
 def test_more_teams_than_colours(books):
     rows = [books.held("2026-10-01", "2026-10-02", team=f"team-{i:02d}", gpus=20 - i) for i in range(12)]
     found = build_month(books.ledger(rows), None, OCTOBER)
-    shown = charts.series(found.daily)
-    assert len(shown) == charts.SERIES
+    shown = html_and_pdf.series(found.daily)
+    assert len(shown) == html_and_pdf.SERIES
     assert (shown[-1].name, len(shown[-1].teams)) == ("6 other teams", 6)
     assert sum(one.gpu_us for one in shown) == found.headline.figures.accounts.allocated
 
 
 def test_charts_are_drawn_to_scale(books, report):
-    svg = ET.fromstring(charts.accounts(report.accounts, "Accounts"))
+    svg = ET.fromstring(html_and_pdf.accounts(report.accounts, "Accounts"))
     widths = [float(rect.get("width")) for rect in svg.iter("{http://www.w3.org/2000/svg}rect")]
     shares = [row.share for row in report.accounts if row.gpu_us]
     assert widths == pytest.approx([share * 1040 for share in shares], abs=2.1)
-    chart = ET.fromstring(charts.daily(report.daily, "Days"))
+    chart = ET.fromstring(html_and_pdf.daily(report.daily, "Days"))
     heights = [float(rect.get("height")) for rect in chart.iter("{http://www.w3.org/2000/svg}rect")]
     held = sum(sum(day.allocated_us.values()) for day in report.daily)
     per_hour = sum(heights) / (held / HOUR)
-    assert 'class="capacity"' in charts.daily(report.daily, "Days")
-    assert 'class="capacity"' not in charts.daily(report.daily, "Days", capacity=False)
+    assert 'class="capacity"' in html_and_pdf.daily(report.daily, "Days")
+    assert 'class="capacity"' not in html_and_pdf.daily(report.daily, "Days", capacity=False)
     assert per_hour == pytest.approx((280 - 12 - 28) / 2000, rel=0.01)
 
 
@@ -112,6 +112,6 @@ def test_ticks_say_what_they_stand_for(books, gpus, ticks):
         None,
         *map(books.at, ("2026-10-01", "2026-10-02")),
     )
-    chart = ET.fromstring(charts.daily(found.daily, "Days"))
+    chart = ET.fromstring(html_and_pdf.daily(found.daily, "Days"))
     texts = [text.text for text in chart.iter("{http://www.w3.org/2000/svg}text") if text.get("class") == "tick end"]
     assert texts == ticks.split()

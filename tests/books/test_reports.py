@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from accountant.books.held import repeated
-from accountant.periods import Month, zone
-from accountant.prices.billing import Billing, IdlePolicy
-from accountant.reports import csv, flat, html
-from accountant.reports.model import build, made_of
-from accountant.reports.readings import read
-from accountant.wire import IDLE, Accounts
+from accountant.billing.held_time_columns import repeated
+from accountant.core.periods import Month, zone
+from accountant.prices.price_book import Billing, IdlePolicy
+from accountant.reports import csv_xlsx_parquet, html_and_pdf, report_tables
+from accountant.reports.report_data import read
+from accountant.reports.report_model import build, made_of
+from accountant.wire.policy_models import IDLE
+from accountant.wire.usage_models import Accounts
 from tests.books.october import HOUR, OCTOBER, Page, build_month
 
 
@@ -122,7 +123,7 @@ def test_a_month_so_far_compares_with_the_same_stretch(books):
     ledger = books.ledger([books.held("2026-09-01", "2026-11-01")])
     found = build(ledger, book, books.at("2026-10-01"), books.at("2026-10-08"))
     assert (found.statement.month, found.headline.cost, found.before.cost) == (None, 168, 168)
-    assert "1–7 October 2026" in html.render(found)
+    assert "1–7 October 2026" in html_and_pdf.render_html(found)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_hints_give_their_evidence(books):
     assert (hints["Job/small"].kind, hints["Job/small"].needed) == ("slice", 3)
     assert hints["StatefulSet/notebook"].kind == "idle"
     assert [job.job for job in found.idle_holders] == ["StatefulSet/notebook"]
-    text = html.render(found)
+    text = html_and_pdf.render_html(found)
     assert "Held 8 GPUs; its busiest hour used 1.8 (192.0 GPU-hours held, 22.0 % busy). 2 would have done." in text
 
 
@@ -231,7 +232,7 @@ def test_it_is_said_by_what_an_instance_counts(books, basis, words):
     found = build_month(books.ledger(parts), book.model_copy(update={"mig_basis": basis}), OCTOBER)
     part = 3 / 7 if basis == "compute" else 1 / 2
     assert found.headline.figures.accounts.allocated == pytest.approx(7 * 24 * HOUR * part, abs=3)
-    assert words in html.render(found)
+    assert words in html_and_pdf.render_html(found)
 
 
 def test_one_busy_hour_is_enough_to_need_the_gpus(books):
@@ -247,7 +248,7 @@ def test_one_busy_hour_is_enough_to_need_the_gpus(books):
 def test_unpriced_is_listed_and_in_no_amount(report):
     (row,) = report.unpriced
     assert (row.gpu_model, row.gpu_us) == ("Tesla T4", 72 * HOUR)
-    text = html.render(report)
+    text = html_and_pdf.render_html(report)
     assert "Without a price" in text
     assert "+ unpriced" in text
 
@@ -265,17 +266,17 @@ def test_what_has_no_price_is_no_zero(books):
     book = books.price_book("id: h100, model: H100, price: '2.00', valid_from: 2026-01-01")
     found = build_month(ledger, book, OCTOBER)
     rows = {table.name: [dict(zip([name for name, _ in table.columns], row, strict=True)) for row in table.rows]
-            for table in flat.tables(found)}  # fmt: skip
+            for table in report_tables.tables(found)}  # fmt: skip
     assert {row["team"]: (row["cost"], row["idle_cost"]) for row in rows["teams"]} == {
         "vision": (Decimal(48), Decimal(24)), "language": (None, None)
     }  # fmt: skip
     assert {row["account"]: row["cost"] for row in rows["accounts"]}["unallocated"] is None
     assert (rows["summary"][0]["cost"], rows["summary"][0]["unallocated_cost"]) == (Decimal(48), None)
-    text = "".join(Page(html.render(found)).text.split())
+    text = "".join(Page(html_and_pdf.render_html(found)).text.split())
     assert "USD48.00and48GPU-hwithoutaprice" in text
     assert "USD24.00+unpricedofthecost" in text
     assert "Unallocated24.025.0%unpriced" in text
-    own = "".join(Page(html.render(build_month(ledger, book, OCTOBER, team="language"))).text.split())
+    own = "".join(Page(html_and_pdf.render_html(build_month(ledger, book, OCTOBER, team="language"))).text.split())
     assert "Costunpriced24GPU-hwithoutaprice" in own
     assert "Busy12.050.0%unpriced" in own
     ledger.add(books.held("2026-09-02", "2026-09-03", busy=0.5))
@@ -291,34 +292,34 @@ def test_a_team_that_pays_and_held_nothing_is_a_team_all_the_same(books):
     found = build_month(ledger, book, OCTOBER)
     assert [(row.team, row.rank, row.figures.cost) for row in found.teams] == [("vision", 1, 48), ("language", 2, 48)]
     assert (found.headline.cost, found.headline.platform.accounts.unallocated) == (96, 0)
-    text = "".join(Page(html.render(found)).text.split())
+    text = "".join(Page(html_and_pdf.render_html(found)).text.split())
     assert "Unallocated,withtheplatform0.0" in text
     assert "nobodyisbilledforit" not in text
 
 
 def test_without_a_price_book(books, ledger):
     found = build_month(ledger, None, OCTOBER)
-    page = Page(html.render(found))
+    page = Page(html_and_pdf.render_html(found))
     assert "no price book" in page.text
     assert "None" not in page.text
-    assert "payable" not in csv.render(found)
+    assert "payable" not in csv_xlsx_parquet.render_csv(found)
 
 
 def test_an_empty_ledger(books):
     found = build_month(books.ledger(), books.price_book(books.sample_prices), OCTOBER)
-    page = Page(html.render(found))
+    page = Page(html_and_pdf.render_html(found))
     assert "October 2026" in page.text
     assert found.accounts[0].share is None
     assert "No records of this time" in page.text
     assert "100.0 % metered" not in page.text
-    assert csv.render(found).count("\r\n") == 2
+    assert csv_xlsx_parquet.render_csv(found).count("\r\n") == 2
 
 
 def test_any_span(books, ledger):
     found = build(ledger, None, books.at("2026-10-05T06:00"), books.at("2026-10-07T18:30"), "Asia/Kolkata")
     assert found.statement.month is None
     assert found.before_ms == (books.at("2026-10-02T17:30"), books.at("2026-10-05T06:00"))
-    assert "5 Oct 2026 11:30 to 8 Oct 2026 00:00" in html.render(found)
+    assert "5 Oct 2026 11:30 to 8 Oct 2026 00:00" in html_and_pdf.render_html(found)
     with pytest.raises(ValueError, match="empty"):
         build(ledger, None, 5, 5)
 
@@ -340,7 +341,7 @@ def test_guarantees_do_not_carry_over(books):
     ]  # fmt: skip
     assert (rows["nlp"].guaranteed_us, rows["nlp"].within_us) == (8 * HOUR, 0)
     assert (rows["ops"].guaranteed_us, rows["ops"].unused_us) == (None, None)
-    text = html.render(found)
+    text = html_and_pdf.render_html(found)
     assert "Guaranteed and borrowed" in text
     assert "unlimited" in text
     own = build(ledger, None, books.at("2026-10-01T00:00"), books.at("2026-10-01T04:00"), team="vision")

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from accountant.books.idle import share_out, spread
+from accountant.billing.billing_rules import share_out, spread
 
 UNIT = 10**8
 """Units of one currency unit: the cases divide into thirds and forty-eighths."""

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.books.statements import canonical, statement
-from accountant.periods import Month, zone
+from accountant.billing.statements import canonical, statement
+from accountant.core.periods import Month, zone
 from tests.effort import examples
 
 BOOK = (

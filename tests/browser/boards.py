@@ -8,7 +8,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser
 
-from dashboards.build import DASHBOARDS
+from dashboards.__main__ import DASHBOARDS
 from tests.real import history
 from tests.real.preview import answers, drawn
 from tests.real.prometheus import backfill, prometheus

@@ -7,19 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from accountant.wire import Policy
-from agent.clock import VirtualClock
-from fairshare.client import AccountantClient
-from fairshare.web.doors import Doors
-from fairshare.web.editing import anew
-from fairshare.web.history import History
-from fairshare.web.keeping import FileKeeper, PolicyPlace
-from fairshare.web.previews import Order, Previews
-from fairshare.web.routes import OPENINGS, ROUTES
-from fairshare.web.scene import Scene
-from fairshare.web.serving import serve_pages
-from fairshare.web.site import House, Site, link
-from fairshare.web.worker import Source, Worker
+from accountant.wire.policy_models import Policy
+from fairshare.controller.policy_file import FileKeeper, PolicyPlace
+from fairshare.usage.accountant_client import AccountantClient
+from fairshare.web.page_authentication import Doors
+from fairshare.web.page_context import House, Site, link
+from fairshare.web.page_server import serve_pages
+from fairshare.web.queue_history import History, Scene
+from fairshare.web.route_table import ROUTES
+from fairshare.web.sign_in_pages import OPENINGS
+from fairshare.web.what_if_previews import Order, Previews, Source, Worker
+from fairshare.web.yaml_editing import anew
+from gputally.base.clock import VirtualClock
 from tests.fairshare.web.staging import settled
 
 HEADING = "# Who is due how much of the cluster, and how the past counts.\n"

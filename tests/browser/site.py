@@ -14,10 +14,10 @@ import httpx2
 from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 
-from fairshare.web.scene import Scene
-from gputally.demo import summary
+from fairshare.web.queue_history import Scene
+from gputally.demo import results as summary
+from gputally.demo.__main__ import simulate
 from gputally.demo.pipeline import Pipeline
-from gputally.demo.running import simulate
 from gputally.demo.scenario import Options, build
 from tests.browser.controller import ControllerPages, controller_pages
 

@@ -16,12 +16,12 @@ pytest.importorskip("playwright", reason="make test-real installs the browser dr
 import trustme
 from playwright.sync_api import Browser, BrowserContext, Page
 
-from agent.clock import SystemClock
-from fairshare.client import AccountantClient
-from fairshare.kube.kinds import CONFIG_MAP
-from fairshare.kube.memory import MemoryCluster
-from fairshare.settings import Settings
-from fairshare.web.opening import pages
+from fairshare.core.settings import Settings
+from fairshare.usage.accountant_client import AccountantClient
+from fairshare.web.app import pages
+from gputally.base.clock import SystemClock
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import CONFIG_MAP
 from tests.browser.site import chromium
 from tests.fairshare.web.granting import callers, key
 from tests.fairshare.web.staging import Stage, stage

@@ -19,11 +19,11 @@ import httpx2
 import trustme
 from playwright.sync_api import Browser, BrowserContext, Page
 
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings
-from agent.clock import SystemClock
+from accountant.composition import Service
+from accountant.core.settings import Settings
 from agent.wire import Holder, PodFacts, UsageInterval
+from gputally.base.clock import SystemClock
+from gputally.server.https_server import serve
 from tests.browser.site import chromium
 from tests.fakes.provider import Provider, provider
 from tests.http.conftest import batch

@@ -41,7 +41,7 @@ class Mortal:
 
     @property
     def log(self) -> Path:
-        return self.folder / "accountant.log"
+        return self.folder / "gputally.server.structlog_setup"
 
     def settings(self, **changes: Any) -> None:
         given: dict[str, Any] = {

@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from accountant import backups
-from accountant.store.offsite.wal import COMMIT
+from accountant.storage import backups
+from accountant.storage.crash_recovery import COMMIT
 from agent.wire import Batch
 from tests.chaos.killing import QUARTER_MS, Mortal, Outbox, balanced, booked, living, mortal
 from tests.patience import Deadline

@@ -13,7 +13,7 @@ import signal
 import sys
 
 import accountant.__main__
-import accountant.commands.running
+import accountant.cli.server_commands
 import agent.__main__
 
 PROGRAMS = {"accountant": accountant.__main__.main, "agent": agent.__main__.main}

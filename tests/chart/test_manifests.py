@@ -12,7 +12,7 @@ import helm_python
 import pytest
 import yaml
 
-from dashboards import build, rules
+from dashboards import __main__, prometheus_rules
 from tests.chart.conftest import EXAMPLES
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -102,7 +102,7 @@ def test_an_existing_config_map_is_used_and_not_made(render: Any) -> None:
 
 def test_dashboards_carry_the_label_of_the_sidecar_each_in_a_map_of_its_own(render: Any) -> None:
     boards = [m for m in render({}) if m["metadata"]["name"].startswith("gputally-dashboard-")]
-    assert {m["metadata"]["name"].removeprefix("gputally-dashboard-") for m in boards} == set(build.DASHBOARDS)
+    assert {m["metadata"]["name"].removeprefix("gputally-dashboard-") for m in boards} == set(__main__.DASHBOARDS)
     for board in boards:
         assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
         assert board["metadata"]["annotations"]["grafana_folder"] == "gputally"
@@ -164,7 +164,7 @@ def test_the_rules_are_those_of_the_dashboards_and_may_be_tuned(folder: Path, tm
             each.get("alert", each.get("record")): each for group in rule["spec"]["groups"] for each in group["rules"]
         }
 
-    ours = yaml.safe_load(rules.render())["groups"]
+    ours = yaml.safe_load(prometheus_rules.render_rules())["groups"]
     assert rendered() == {each.get("alert", each.get("record")): each for group in ours for each in group["rules"]}
     tuned = rendered(
         runbooks="https://wiki.example/gpu",
@@ -191,7 +191,7 @@ def test_nobody_misses_here_what_is_installed_elsewhere(folder: Path, tmp_path: 
     files = chart.render(values, name="gputally", namespace="metering")
     (rule,) = [yaml.safe_load(text) for path, text in files.items() if path.endswith("prometheusrule.yaml")]
     named = [group["name"] for group in rule["spec"]["groups"]]
-    every = [group["name"] for group in yaml.safe_load(rules.render())["groups"]]
+    every = [group["name"] for group in yaml.safe_load(prometheus_rules.render_rules())["groups"]]
     assert named == [name for name in every if name not in ("gputally.ledger", "gputally.fairshare")]
 
 

@@ -11,12 +11,12 @@ import helm_python
 import pytest
 import yaml
 
-from accountant.callers.grants import Callers
-from accountant.prices.book import load as load_prices
-from accountant.settings import load as accountant_settings
-from agent.simulation.scenario import load_scenario
-from fairshare.settings import load as fairshare_settings
+from accountant.core.settings import load as accountant_settings
+from accountant.prices.price_book import load as load_prices
+from agent.simulation.scenario_file import load_scenario
+from fairshare.core.settings import load as fairshare_settings
 from gputally.__main__ import main
+from gputally.server.tokens_and_grants import Callers
 from tests.chart.conftest import COMPONENT, EXAMPLES
 
 Manifest = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 import helm_python
 import pytest
 
-from accountant.settings import load
+from accountant.core.settings import load
 
 RESTRICTED = {"accountant", "fairshare"}
 OF_THE_ACCOUNTANT = {"gputally-accountant", "gputally-kai-usage", "gputally-opencost"}

@@ -14,14 +14,15 @@ import pandas as pd
 import pytest
 
 import gputally
-from accountant.remote import Unanswered
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings
-from accountant.wire import Decision, Policy, QueuePolicy, UsageAnswer
-from agent.clock import VirtualClock
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.wire.http_client import Unanswered
+from accountant.wire.policy_models import Decision, Policy, QueuePolicy
+from accountant.wire.usage_models import UsageAnswer
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from gputally.base.clock import VirtualClock
 from gputally.client import Client
+from gputally.server.https_server import serve
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
 HOUR_MS = 3_600_000

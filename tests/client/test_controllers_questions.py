@@ -7,14 +7,14 @@ from decimal import Decimal
 
 import pytest
 
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Limits, Settings
-from accountant.wire import Decision, Policy
-from agent.clock import VirtualClock
+from accountant.composition import Service
+from accountant.core.settings import Limits, Settings
+from accountant.wire.policy_models import Decision, Policy
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
-from fairshare.client import AccountantClient
-from fairshare.explain.pasts import WhatIfError, of_books
+from fairshare.explain.what_if import WhatIfError, of_books
+from fairshare.usage.accountant_client import AccountantClient
+from gputally.base.clock import VirtualClock
+from gputally.server.https_server import serve
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
 HOUR_MS, QUARTER_MS = 3_600_000, 900_000

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from accountant.ledger import Down, Facts, NodeFacts
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Limits, Settings
-from accountant.wire import WindowSpec
-from agent.clock import VirtualClock
+from accountant.composition import Service
+from accountant.core.settings import Limits, Settings
+from accountant.ledger.protocols import Down, Facts, NodeFacts
+from accountant.wire.policy_models import WindowSpec
 from agent.wire import Batch, UsageInterval
-from fairshare.client import AccountantClient
+from fairshare.usage.accountant_client import AccountantClient
+from gputally.base.clock import VirtualClock
+from gputally.server.https_server import serve
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
 QUARTER_MS = 900_000

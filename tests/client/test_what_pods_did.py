@@ -6,17 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from accountant.preempting import IdleReclaimPolicy
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Limits, Settings
-from accountant.wire import Policy
-from agent.clock import VirtualClock
+from accountant.composition import Service
+from accountant.core.settings import Limits, Settings
+from accountant.wire.policy_models import IdleReclaimPolicy, Policy
 from agent.wire import Batch, Holder, UsageInterval
-from fairshare.client import AccountantClient
-from fairshare.model import Pod
-from fairshare.preempting.idle import is_idle
-from fairshare.preempting.rulings import Idleness, Use
+from fairshare.core.model import Pod
+from fairshare.preemption.idle_reclaim import is_idle
+from fairshare.preemption.preemption_types import Idleness, Use
+from fairshare.usage.accountant_client import AccountantClient
+from gputally.base.clock import VirtualClock
+from gputally.server.https_server import serve
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
 HOUR_MS, QUARTER_MS = 3_600_000, 900_000

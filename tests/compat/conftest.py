@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from accountant.compat.prometheus import KaiMetrics, KaiUsageSource
-from accountant.settings import KaiUsage
-from accountant.store import DuckLedger, open_ledger
-from accountant.wire import Policy
-from agent.clock import VirtualClock
+from accountant.compat.kai_usage_api import KaiMetrics, KaiUsageSource
+from accountant.core.settings import KaiUsage
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.policy_models import Policy
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from gputally.base.clock import VirtualClock
 from tests.compat.opencost_day import START_MS
 from tests.compat.opencost_listener import Port
 from tests.compat.sampling import Segment

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agent.units import MS_PER_HOUR
+from gputally.base.units import MS_PER_HOUR
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00:00Z
 DAY_S = 86_400

@@ -7,15 +7,14 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from accountant.compat.opencost import create_app
-from accountant.compat.opencost_source import AllocationSource
-from accountant.ledger import Facts, NamespaceFacts
-from accountant.prices import book as prices
-from accountant.prices.book import PriceBook
-from accountant.settings import Limits
-from accountant.store import DuckLedger, open_ledger
-from agent.clock import VirtualClock
+from accountant.compat.opencost_api import AllocationSource, create_app
+from accountant.core.settings import Limits
+from accountant.ledger.protocols import Facts, NamespaceFacts
+from accountant.prices import price_book as prices
+from accountant.prices.price_book import PriceBook
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from agent.wire import Batch, Holder, Owner, PodFacts, Slice, UsageInterval
+from gputally.base.clock import VirtualClock
 from tests.compat.opencost_day import START_MS
 
 HOUR_MS = 3_600_000

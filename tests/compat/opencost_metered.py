@@ -16,17 +16,15 @@ from zoneinfo import ZoneInfo
 import msgspec
 from starlette.testclient import TestClient
 
-from accountant.compat.opencost import create_app
-from accountant.compat.opencost_source import AllocationSource
-from accountant.settings import Limits
-from accountant.store import DuckLedger, open_ledger
-from agent.clock import VirtualClock
-from agent.meter import ClosedSet, Meter
-from agent.model import Allocation, Gpu
-from agent.simulation.simulated import SimulatedNode
-from agent.simulation.simulated_gpu import H100, make_gpu
-from agent.units import MS_PER_MINUTE, MS_PER_SECOND
+from accountant.compat.opencost_api import AllocationSource, create_app
+from accountant.core.settings import Limits
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from agent.core.readings import Allocation, Gpu
+from agent.metering.meter import ClosedSet, Meter
+from agent.simulation.simulated_node import H100, SimulatedNode, make_gpu
 from agent.wire import Batch, Holder
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 from tests.compat.opencost_day import DARK_S, DAY_S, MARGIN_S, START_MS, Pod
 from tests.fresh import fresh
 

@@ -9,10 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 
-from accountant.compat.prometheus import KaiMetrics, KaiUsageSource, Refused, create_app
-from accountant.ledger import Facts, NodeFacts
-from accountant.prices.book import load
-from accountant.settings import KaiUsage, Limits
+from accountant.compat.kai_usage_api import KaiMetrics, KaiUsageSource, Refused, create_app
+from accountant.core.settings import KaiUsage, Limits
+from accountant.ledger.protocols import Facts, NodeFacts
+from accountant.prices.price_book import load
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from tests.compat.conftest import Site, book, vectors
 from tests.compat.opencost_day import START_MS
@@ -80,7 +80,7 @@ def test_the_window_ends_where_metering_ends(site: Site) -> None:
 
 
 def test_parents_contain_their_children_and_every_name_has_one_row(site: Site) -> None:
-    from accountant.wire import Policy
+    from accountant.wire.policy_models import Policy
 
     tree = [
         {"name": "org", "refs": ["kai:org"]},
@@ -155,10 +155,10 @@ def test_both_ways_of_asking_and_what_is_refused(site: Site) -> None:
 def test_without_a_policy_nothing_says_which_queues_there_are(tmp_path) -> None:
     from prometheus_client import CollectorRegistry
 
-    from accountant.compat.prometheus import KaiMetrics, KaiUsageSource
-    from accountant.settings import KaiUsage
-    from accountant.store import open_ledger
-    from agent.clock import VirtualClock
+    from accountant.compat.kai_usage_api import KaiMetrics, KaiUsageSource
+    from accountant.core.settings import KaiUsage
+    from accountant.storage.duckdb_ledger import open_ledger
+    from gputally.base.clock import VirtualClock
 
     clock = VirtualClock(START_MS)
     ledger = open_ledger(tmp_path / "ledger.duckdb", clock)

@@ -11,16 +11,15 @@ import pytest
 from msgspec import structs
 from starlette.testclient import TestClient
 
-from accountant.books.costs import BILLED, charges, cost
+from accountant.billing.costs import BILLED, charges, cost
 from accountant.compat import opencost_query
-from accountant.compat.opencost import create_app
-from accountant.compat.opencost_json import instant
-from accountant.compat.opencost_source import AllocationSource
-from accountant.prices import book as prices
-from accountant.settings import Limits
-from accountant.store import open_ledger
-from agent.clock import VirtualClock
+from accountant.compat.opencost_allocation import instant
+from accountant.compat.opencost_api import AllocationSource, create_app
+from accountant.core.settings import Limits
+from accountant.prices import price_book as prices
+from accountant.storage.duckdb_ledger import open_ledger
 from agent.wire import Batch
+from gputally.base.clock import VirtualClock
 from tests.compat.opencost_day import START_MS
 from tests.compat.opencost_listener import A100, BOOK, DAY, H100, HOUR_MS, HOUR_US, WITH_A100, Port, fact, row
 
@@ -211,7 +210,7 @@ def test_units_begin_where_the_calendar_has_them() -> None:
     year = "window=2026-01-01T06:00:00Z,2027-01-01T06:00:00Z"
 
     def begins(unit: str) -> list[str]:
-        found = opencost_query.parse(f"{year}&step=30d&accumulateBy={unit}", START_MS, 400 * 24 * HOUR_MS)
+        found = opencost_query.parse_query(f"{year}&step=30d&accumulateBy={unit}", START_MS, 400 * 24 * HOUR_MS)
         assert all(a[-1][1] == b[0][0] for a, b in pairwise(found.sets))
         assert (found.sets[0][0][0], found.sets[-1][-1][1]) == (found.start_ms, found.end_ms)
         return [instant(spans[0][0])[:13] for spans in found.sets]
@@ -297,8 +296,9 @@ def test_an_imported_pod_lasts_from_its_start_to_its_end(tmp_path: Path) -> None
 
 
 def test_an_accountant_serves_both_listeners_where_it_is_told_to(tmp_path: Path) -> None:
-    from accountant.service import Service
-    from accountant.settings import Settings, SettingsFault, load
+    from accountant.composition import Service
+    from accountant.core.settings import Settings, load
+    from gputally.base.errors import SettingsFault
 
     settings = Settings.model_validate(
         {"data": tmp_path / "data", "auth": "off", "opencost": {"listen": "127.0.0.1:0"},

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.api.app import create_app
-from accountant.api.deps import Deps
-from accountant.bookkeeping import Bookkeeper
-from accountant.callers.auth import Everybody
-from accountant.counters import Metrics
-from accountant.settings import Settings
+from accountant.api.dependencies import Deps
+from accountant.app import create_app
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.core.settings import Settings
+from accountant.runtime.service_metrics import Metrics
+from gputally.server.tokens_and_grants import Everybody
 from tests.compat.opencost_day import START_MS
 from tests.compat.opencost_listener import DAY, HOUR_MS, Port
 from tests.http.conftest import DirectIngest

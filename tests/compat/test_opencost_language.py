@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.compat import opencost_filter, opencost_window
-from accountant.compat.opencost_filter import NotAFilter
-from accountant.compat.opencost_window import NotAWindow
+from accountant.compat import opencost_query
+from accountant.compat.opencost_query import NotAFilter, NotAWindow
 
 NOW = "2026-11-18T10:30:00Z"  # a Wednesday
 
@@ -44,11 +43,11 @@ def spelled(instant_ms: int) -> str:
     ],
 )
 def test_every_form_of_a_window(window: str, start: str, end: str) -> None:
-    assert tuple(map(spelled, opencost_window.parse(window, ms(NOW)))) == (start, end)
+    assert tuple(map(spelled, opencost_query.parse_window(window, ms(NOW)))) == (start, end)
 
 
 def test_a_duration_that_ends_at_a_full_hour_ends_there() -> None:
-    assert opencost_window.parse("1h", ms("2026-11-18T10:00:00Z"))[1] == ms("2026-11-18T10:00:00Z")
+    assert opencost_query.parse_window("1h", ms("2026-11-18T10:00:00Z"))[1] == ms("2026-11-18T10:00:00Z")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,7 @@ def test_a_duration_that_ends_at_a_full_hour_ends_there() -> None:
 )  # fmt: skip
 def test_what_is_no_window_is_refused(window: str) -> None:
     with pytest.raises(NotAWindow, match=r"expected|after|month"):
-        opencost_window.parse(window, ms(NOW))
+        opencost_query.parse_window(window, ms(NOW))
 
 
 KEYS = frozenset({"namespace", "pod", "node", "cluster", "controllerName", "label"})
@@ -86,7 +85,7 @@ POD = {"namespace": "vision", "pod": "train-0", "node": "n1", "cluster": "prod",
     ],
 )
 def test_filters_keep_what_they_say(text: str, kept: bool) -> None:
-    assert opencost_filter.parse(text, KEYS)(POD) is kept
+    assert opencost_query.parse_filter(text, KEYS)(POD) is kept
 
 
 @pytest.mark.parametrize(
@@ -107,13 +106,13 @@ def test_filters_keep_what_they_say(text: str, kept: bool) -> None:
 )
 def test_what_is_no_filter_is_refused_with_its_place(text: str, reason: str) -> None:
     with pytest.raises(NotAFilter, match=reason):
-        opencost_filter.parse(text, KEYS)
+        opencost_query.parse_filter(text, KEYS)
 
 
 @given(st.text(alphabet='nmpod:!~<>"+|,()[] label\\', max_size=40) | st.text(max_size=40))
 def test_no_text_escapes_as_anything_but_a_refusal(text: str) -> None:
     with contextlib.suppress(NotAFilter):
-        assert opencost_filter.parse(text, KEYS)(POD) in (True, False)
+        assert opencost_query.parse_filter(text, KEYS)(POD) in (True, False)
     with contextlib.suppress(NotAWindow):
-        start, end = opencost_window.parse(text, ms(NOW))
+        start, end = opencost_query.parse_window(text, ms(NOW))
         assert start < end

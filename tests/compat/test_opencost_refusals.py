@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.compat.opencost import create_app
-from accountant.compat.opencost_source import AllocationSource
-from accountant.settings import Limits
+from accountant.compat.opencost_api import AllocationSource, create_app
+from accountant.core.settings import Limits
 from tests.compat.opencost_listener import DAY, Port
 
 
@@ -68,7 +67,7 @@ def test_bytes_that_are_no_text_and_too_many_parameters_are_refused(port: Port) 
 
 
 def test_a_ledger_that_cannot_be_read_is_told_in_opencosts_shape(port: Port) -> None:
-    from accountant.errors import LedgerUnavailable
+    from accountant.core.errors import LedgerUnavailable
 
     class Away:
         def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from accountant.store import DuckLedger
-from agent.units import MS_PER_MINUTE
+from accountant.storage.duckdb_ledger import DuckLedger
+from gputally.base.units import MS_PER_MINUTE
 from tests.compat import opencost_day as day
 from tests.compat.opencost_metered import answer, metered
 from tests.compat.opencost_rule import Asked, by_namespace

@@ -11,19 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.books.costs import ACCOUNTS, BILLED, Charge, Place
-from accountant.compat.opencost_allocation import (
-    Allocation,
-    PodSeen,
-    accumulated,
-    aggregated,
-    allocations,
-    share_idle,
-)
+from accountant.billing.costs import ACCOUNTS, BILLED, Charge, Place
+from accountant.compat.opencost_allocation import Allocation, PodSeen, accumulated, aggregated, allocations, share_idle
 from accountant.compat.opencost_query import KEYS
-from accountant.prices.book import Price
-from accountant.prices.rows import PriceRow
-from accountant.wire import IDLE
+from accountant.prices.price_book import Price, PriceRow
+from accountant.wire.policy_models import IDLE
 from tests.effort import examples
 
 HOUR_MS = 3_600_000
@@ -37,7 +29,7 @@ PRICES = [Price(f"p{i}", Decimal(text), Decimal(text), ROW, 0, 2**50) for i, tex
 
 @st.composite
 def books(draw: st.DrawFn) -> list[Charge]:
-    """Charges of an hour, in the form and the order of accountant.books.costs."""
+    """Charges of an hour, in the form and the order of accountant.billing.costs."""
     found = []
     for _ in range(draw(st.integers(0, 12))):
         account = draw(st.sampled_from(ACCOUNTS))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.compat.promql import UnknownQuery, parse
+from accountant.compat.kai_usage_api import UnknownQuery, parse
 from tests.compat.conftest import vectors
 
 ALLOCATED = "kai_queue_allocated_gpus"

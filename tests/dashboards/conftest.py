@@ -8,7 +8,7 @@ from typing import Any
 import promql_parser
 import pytest
 
-from dashboards.build import DASHBOARDS
+from dashboards.__main__ import DASHBOARDS
 from scripts import metrics_reference
 
 PUBLISHED = {name.removeprefix("gputally_"): set(labels) for name, labels in metrics_reference.published().items()}

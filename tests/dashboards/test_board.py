@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from dashboards import choices, palette
-from dashboards.board import Query, Section, Step, bars, dashboard, link_to, stat, table, timeseries
-from dashboards.build import DASHBOARDS
+from dashboards import grafana_panels, layout
+from dashboards.__main__ import DASHBOARDS
+from dashboards.layout import Query, Section, Step, bars, dashboard, link_to, stat, table, timeseries
 
 QUERY = Query("vector(1)", "one")
 
 
 def figure(title: str) -> Any:
-    return stat(title, "A figure.", QUERY, "short", [Step(1, palette.BAD)], palette.GOOD)
+    return stat(title, "A figure.", QUERY, "short", [Step(1, grafana_panels.BAD)], grafana_panels.GOOD)
 
 
 def board(*sections: Section) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(dashboard("gputally-test", "Test", "A test.", choices.scope(), sections))
+    loaded: dict[str, Any] = json.loads(dashboard("gputally-test", "Test", "A test.", layout.scope(), sections))
     return loaded
 
 
@@ -68,7 +68,7 @@ def test_a_cell_leads_to_another_dashboard_with_source_cluster_and_time() -> Non
 def test_thresholds_begin_at_minus_infinity_and_nothing_else_is_null() -> None:
     loaded = board(Section("One", 4, [figure("a")]))
     steps = loaded["panels"][1]["fieldConfig"]["defaults"]["thresholds"]["steps"]
-    assert steps == [{"color": palette.GOOD, "value": None}, {"color": palette.BAD, "value": 1.0}]
+    assert steps == [{"color": grafana_panels.GOOD, "value": None}, {"color": grafana_panels.BAD, "value": 1.0}]
     assert json.dumps(loaded).count("null") == 1
 
 
@@ -85,7 +85,7 @@ def test_data_sources_are_references_with_a_variable() -> None:
 
 @pytest.mark.parametrize("name", sorted(DASHBOARDS))
 def test_the_same_bytes_in_every_process(name: str) -> None:
-    code = f"import sys; from dashboards.build import DASHBOARDS; sys.stdout.write(DASHBOARDS[{name!r}]())"
+    code = f"import sys; from dashboards.__main__ import DASHBOARDS; sys.stdout.write(DASHBOARDS[{name!r}]())"
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONIOENCODING": "utf-8"}
     other = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
     assert other.stdout.decode() == DASHBOARDS[name]() == DASHBOARDS[name]()

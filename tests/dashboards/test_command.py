@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboards import build
+from dashboards import __main__
 from dashboards.__main__ import main
 
 
@@ -17,31 +17,31 @@ def test_what_is_committed_is_what_the_code_gives(capsys: pytest.CaptureFixture[
 
 
 def test_the_chart_carries_the_same_files() -> None:
-    assert build.CHART / "dashboards" in build.folders()
-    for name in build.files():
-        ours, theirs = build.GENERATED / name, build.CHART / "dashboards" / name
+    assert __main__.CHART / "dashboards" in __main__.folders()
+    for name in __main__.files():
+        ours, theirs = __main__.GENERATED / name, __main__.CHART / "dashboards" / name
         assert ours.read_bytes() == theirs.read_bytes()
 
 
 def test_build_writes_where_it_is_told_and_nowhere_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build", "--out", str(tmp_path / "new")]) == 0
     files = sorted((tmp_path / "new").iterdir())
-    assert [f.name for f in files] == sorted(build.files())
+    assert [f.name for f in files] == sorted(__main__.files())
     assert sorted(capsys.readouterr().out.split()) == [str(f) for f in files]
-    assert build.stale(tmp_path / "new") == []
+    assert __main__.stale(tmp_path / "new") == []
 
 
 def test_stale_missing_and_forgotten_files_are_named(tmp_path: Path) -> None:
-    build.build(tmp_path)
+    __main__.build(tmp_path)
     file = tmp_path / "cluster.json"
     shutil.copy(file, tmp_path / "old.json")
     file.write_text(file.read_text() + " ")
-    assert build.stale(tmp_path) == [
+    assert __main__.stale(tmp_path) == [
         f"{file}: not what the code gives",
         f"{tmp_path / 'old.json'}: nothing of this name is generated",
     ]
     file.unlink()
-    assert f"{file}: missing" in build.stale(tmp_path)
+    assert f"{file}: missing" in __main__.stale(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

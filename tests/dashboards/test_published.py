@@ -7,18 +7,18 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from accountant.counters import Metrics as AccountantMetrics
-from accountant.metrics.books import BooksCollector
-from accountant.metrics.ledger import LedgerCollector
-from accountant.settings import Settings
-from accountant.store import open_ledger
-from accountant.wire import UsageWindow
-from agent.background import BackgroundTasks
-from agent.clock import VirtualClock
-from agent.metrics.collector import AgentMetrics
-from fairshare.metrics import Metrics as FairshareMetrics
-from fairshare.preempting.latency import Alarms
-from fairshare.report import CycleReport
+from accountant.api.ledger_metrics import LedgerCollector
+from accountant.core.settings import Settings
+from accountant.runtime.service_metrics import BooksCollector
+from accountant.runtime.service_metrics import Metrics as AccountantMetrics
+from accountant.storage.duckdb_ledger import open_ledger
+from accountant.wire.policy_models import UsageWindow
+from agent.metrics.exporter import AgentMetrics
+from fairshare.controller.controller_metrics import Metrics as FairshareMetrics
+from fairshare.controller.cycle_report import CycleReport
+from fairshare.preemption.latency_objectives import Alarms
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import VirtualClock
 from scripts import metrics_reference
 
 NOW_MS = 1_790_000_000_000

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from dashboards.__main__ import main
-from dashboards.build import DASHBOARDS
+from dashboards.__main__ import DASHBOARDS, main
 
 TOKEN = "glsa_secret"
 

@@ -9,8 +9,8 @@ from typing import Any
 import promql_parser as pq
 import pytest
 
-from accountant.wire import Accounts
-from dashboards import choices, lint, palette
+from accountant.wire.usage_models import Accounts
+from dashboards import grafana_panels, layout, lint
 from tests.dashboards.queries import SCRAPED, selectors, walk
 
 
@@ -72,7 +72,7 @@ def test_variables_ask_for_published_metrics(
         if variable["type"] != "query":
             continue
         query, kind = variable["query"]["query"], variable["query"]["qryType"]
-        if kind == choices.QUERY_RESULT:
+        if kind == layout.QUERY_RESULT:
             tree = parse(query.removeprefix("query_result(").removesuffix(")"))
             (label,) = re.findall(r'(\w+)="', variable["regex"])
             named = [published[s.name.removeprefix("gputally_")] for s, _ in selectors(tree)]
@@ -90,5 +90,5 @@ def test_variables_ask_for_published_metrics(
 
 
 def test_every_account_of_the_ledger_has_a_colour_of_its_own() -> None:
-    assert set(palette.ACCOUNTS) == set(Accounts.model_fields)
-    assert len(set(palette.ACCOUNTS.values())) == len(palette.ACCOUNTS)
+    assert set(grafana_panels.ACCOUNTS) == set(Accounts.model_fields)
+    assert len(set(grafana_panels.ACCOUNTS.values())) == len(grafana_panels.ACCOUNTS)

@@ -11,12 +11,12 @@ import promql_parser as pq
 import pytest
 import yaml
 
-from dashboards import rules
-from dashboards.rulefile import Alert, Record
+from dashboards import prometheus_rules
+from dashboards.prometheus_rules import Alert, Record
 from tests.dashboards.queries import SCRAPED, selectors, walk
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks.md"
-RULES = [*rules.RECORDS, *rules.ALERTS]
+RULES = [*prometheus_rules.RECORDS, *prometheus_rules.ALERTS]
 DURATION = re.compile(r"\d+[mh]")
 BY_PROMETHEUS = {"instance"}
 """What a series has besides its own labels."""
@@ -28,7 +28,7 @@ def rule(request: pytest.FixtureRequest) -> Record | Alert:
     return chosen
 
 
-@pytest.fixture(params=rules.ALERTS, ids=lambda alert: alert.name)
+@pytest.fixture(params=prometheus_rules.ALERTS, ids=lambda alert: alert.name)
 def alert(request: pytest.FixtureRequest) -> Alert:
     chosen: Alert = request.param
     return chosen
@@ -43,7 +43,7 @@ def sections() -> dict[str, str]:
 def test_an_expression_asks_for_what_is_published_or_recorded(
     rule: Record | Alert, parse: Callable[[str], Any], published: dict[str, set[str]]
 ) -> None:
-    recorded = {record.name for record in rules.RECORDS}
+    recorded = {record.name for record in prometheus_rules.RECORDS}
     for selector, _ in selectors(parse(rule.expr)):
         if selector.name not in recorded:
             name = selector.name.removeprefix("gputally_")
@@ -54,7 +54,9 @@ def test_an_expression_asks_for_what_is_published_or_recorded(
 def test_grouping_uses_labels_that_there_are(
     rule: Record | Alert, parse: Callable[[str], Any], published: dict[str, set[str]]
 ) -> None:
-    levels = {record.name: set(record.name.split(":")[0].split("_")) | {"gpu_model"} for record in rules.RECORDS}
+    levels = {
+        record.name: set(record.name.split(":")[0].split("_")) | {"gpu_model"} for record in prometheus_rules.RECORDS
+    }
     for node, _ in walk(parse(rule.expr)):
         if isinstance(node, pq.AggregateExpr) and node.modifier is not None:
             below = SCRAPED | BY_PROMETHEUS
@@ -65,7 +67,7 @@ def test_grouping_uses_labels_that_there_are(
 
 
 def test_a_recorded_name_is_level_metric_operation() -> None:
-    names = [record.name for record in rules.RECORDS]
+    names = [record.name for record in prometheus_rules.RECORDS]
     assert len(set(names)) == len(names)
     for name in names:
         assert re.fullmatch(r"[a-z_]+:gputally_[a-z_]+:[a-z0-9_]+", name)
@@ -85,7 +87,7 @@ def test_what_an_alert_names_is_a_label_that_it_keeps(alert: Alert, parse: Calla
     for node, _ in walk(parse(alert.expr)):
         if isinstance(node, pq.AggregateExpr) and node.modifier is not None:
             kept |= set(node.modifier.labels)
-    for record in rules.RECORDS:
+    for record in prometheus_rules.RECORDS:
         kept |= set(record.name.split(":")[0].split("_")) if record.name in alert.expr else set()
     assert used <= kept
 
@@ -97,11 +99,13 @@ def test_every_alert_has_a_runbook_that_says_what_it_means_how_to_check_and_what
 
 
 def test_no_runbook_is_of_an_alert_that_is_gone() -> None:
-    assert {name for name in sections() if name.startswith("Gputally")} == {alert.name for alert in rules.ALERTS}
+    assert {name for name in sections() if name.startswith("Gputally")} == {
+        alert.name for alert in prometheus_rules.ALERTS
+    }
 
 
 def test_the_file_is_yaml_with_every_rule_once() -> None:
-    document = yaml.safe_load(rules.render())
+    document = yaml.safe_load(prometheus_rules.render_rules())
     names = [rule.get("record", rule.get("alert")) for group in document["groups"] for rule in group["rules"]]
-    assert names == [rule.name for group in rules.GROUPS for rule in group.rules]
-    assert rules.render() == rules.render()
+    assert names == [rule.name for group in prometheus_rules.GROUPS for rule in group.rules]
+    assert prometheus_rules.render_rules() == prometheus_rules.render_rules()

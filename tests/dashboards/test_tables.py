@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboards.board import Query, table
+from dashboards.layout import Query, table
 
 
 def test_a_label_is_text_also_where_it_looks_like_a_number() -> None:

@@ -8,10 +8,10 @@ import ssl
 import pytest
 import trustme
 
-from accountant.delivery import letters
-from accountant.delivery.carriers import Folder, Mail, Refused, Unsure, Webhook, carrier
-from accountant.delivery.letters import Attachment, Letter
-from accountant.delivery.orders import Destination, Smtp
+from accountant.notifications import messages
+from accountant.notifications.channels import Folder, Mail, Refused, Unsure, Webhook, carrier
+from accountant.notifications.messages import Attachment, Letter
+from accountant.notifications.subscriptions import Destination, Smtp
 from tests.fakes.mailserver import mail_server
 from tests.fakes.webhook import webhook
 
@@ -42,7 +42,7 @@ def test_a_mail_has_both_texts_its_files_and_the_same_id_every_time():
     assert first["Date"] == "Sun, 01 Nov 2026 12:00:00 +0000"
     assert server.envelopes[0] == ("gputally@example.com", ["a@example.com", "b@example.com"])
     assert first["Bcc"] is None, "a name in the subject is no header"
-    assert first["Subject"] == letters.one_line(LETTER.subject)
+    assert first["Subject"] == messages.one_line(LETTER.subject)
     plain, html = first.get_body(("plain",)), first.get_body(("html",))
     assert plain is not None
     assert html is not None
@@ -108,7 +108,7 @@ def secret(tmp_path, text):
     return path
 
 
-@pytest.mark.parametrize("form", [letters.slack, letters.msteams])
+@pytest.mark.parametrize("form", [messages.slack, messages.msteams])
 def test_a_chat_takes_the_letter_as_text(tmp_path, form):
     with webhook() as hook:
         assert Webhook(secret(tmp_path, hook.url), form).carry(LETTER) == "taken by 127.0.0.1"
@@ -118,7 +118,7 @@ def test_a_chat_takes_the_letter_as_text(tmp_path, form):
     assert "https://gputally.example.com/month/2026-10" in text
     assert "mrkdwn" not in text
     assert '"TextBlock"' not in text, "it would read Markdown"
-    if form is letters.slack:
+    if form is messages.slack:
         assert "<!channel>" not in body["text"], "notifications read Slack's own signs"
         assert {block["type"] for block in body["blocks"]} == {"header", "section", "actions"}
         assert all(len(block["text"]["text"]) <= 150 for block in body["blocks"] if block["type"] == "header")
@@ -129,18 +129,18 @@ def test_what_a_webhook_refuses_did_not_arrive_and_its_url_is_never_told(tmp_pat
         hook.answers = [404, 503, 302]
         for status in (404, 503, 302):
             with pytest.raises(Refused, match=f"{status} not now") as told:
-                Webhook(secret(tmp_path, hook.url), letters.slack).carry(LETTER)
+                Webhook(secret(tmp_path, hook.url), messages.slack).carry(LETTER)
             assert "s3cret" not in str(told.value)
         assert hook.bodies == []
     with pytest.raises(Refused, match="ConnectError"):
-        Webhook(secret(tmp_path, hook.url), letters.slack).carry(LETTER)
+        Webhook(secret(tmp_path, hook.url), messages.slack).carry(LETTER)
 
 
 def test_a_webhook_that_hangs_up_may_have_it(tmp_path):
     with webhook() as hook:
         hook.answers = [0]
         with pytest.raises(Unsure, match=r"127\.0\.0\.1: no answer") as told:
-            Webhook(secret(tmp_path, hook.url), letters.slack).carry(LETTER)
+            Webhook(secret(tmp_path, hook.url), messages.slack).carry(LETTER)
         assert "s3cret" not in str(told.value)
         assert len(hook.bodies) == 1
 
@@ -148,7 +148,7 @@ def test_a_webhook_that_hangs_up_may_have_it(tmp_path):
 @pytest.mark.parametrize("text", ["http://chat.example.com/x", "no url", "", "https://a\nhttps://b", "x" * 5_000])
 def test_a_url_that_is_none_is_refused_without_being_told(tmp_path, text):
     with pytest.raises(Refused) as told:
-        Webhook(secret(tmp_path, text), letters.slack).carry(LETTER)
+        Webhook(secret(tmp_path, text), messages.slack).carry(LETTER)
     assert not text or text not in str(told.value)
 
 

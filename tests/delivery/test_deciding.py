@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant import yamlfile
-from accountant.books.closing import ClosedMonth
-from accountant.delivery import anomalies, attempts, occasions
-from accountant.delivery.anomalies import LEAST_US, Use, unusual
-from accountant.delivery.attempts import PATIENCE_MS, after, ended_how, folded
-from accountant.delivery.orders import Orders
-from accountant.journal import numbered
-from accountant.wire import BudgetState
-from agent.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
-from agent.yamlfile import FileFault, parse
+from accountant.bookkeeping.month_closing import ClosedMonth
+from accountant.ledger.journal import numbered
+from accountant.notifications import delivery_attempts, triggers
+from accountant.notifications.delivery_attempts import PATIENCE_MS, ended_how, folded, next_attempt
+from accountant.notifications.subscriptions import Orders
+from accountant.notifications.triggers import LEAST_US, Use, unusual
+from accountant.wire.usage_models import BudgetState
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
+from gputally.base.yaml_file import FileFault, parse
+from gputally.server import config_models
 
 BERLIN = ZoneInfo("Europe/Berlin")
 GRACE_MS = 5 * MS_PER_DAY
@@ -32,7 +32,7 @@ def at(text: str) -> int:
 
 def orders(text: str) -> Orders:
     head = "schema: 1\ndestinations:\n  disk: {folder: /reports}\n  chat: {slack: {url_file: /url}}\n"
-    return yamlfile.validate(parse(head + text, "deliveries.yaml"), Orders)
+    return config_models.validate(parse(head + text, "deliveries.yaml"), Orders)
 
 
 def closed(month: str, when: str, digest: str = "ab" * 32) -> ClosedMonth:
@@ -40,7 +40,7 @@ def closed(month: str, when: str, digest: str = "ab" * 32) -> ClosedMonth:
 
 
 def reports(text: str, now: str, *months: ClosedMonth, teams: tuple[str, ...] = ("vision", "language")):
-    return occasions.reports(orders(text), months, at(now), BERLIN, GRACE_MS, lambda *_: teams)
+    return triggers.reports(orders(text), months, at(now), BERLIN, GRACE_MS, lambda *_: teams)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_fault_in_the_orders_is_told_with_its_line(text, fault):
 )
 def test_a_destination_is_one_of_four_and_whole(destination, fault):
     with pytest.raises(FileFault) as told:
-        yamlfile.validate(parse(f"schema: 1\ndestinations:\n  one: {destination}\n", "d.yaml"), Orders)
+        config_models.validate(parse(f"schema: 1\ndestinations:\n  one: {destination}\n", "d.yaml"), Orders)
     assert fault in str(told.value)
 
 
@@ -122,15 +122,15 @@ def state(name: str, team: str | None, threshold: float | None) -> BudgetState:
 def test_a_budget_is_told_to_those_it_concerns_once_per_threshold():
     told = orders("notices:\n  - {about: [budgets], teams: [vision], to: [chat]}\n  - {about: [budgets], to: [disk]}\n")
     states = [state("v", "vision", 0.8), state("l", "language", 0.5), state("calm", "vision", None)]
-    found = occasions.budgets(told, states)
+    found = triggers.budgets(told, states)
     assert [(due.destination, due.budget.name) for due in found] == [("chat", "v"), ("disk", "v"), ("disk", "l")]
-    later = occasions.budgets(told, [state("v", "vision", 1.0)])
+    later = triggers.budgets(told, [state("v", "vision", 1.0)])
     assert later[0].key != found[0].key
     raised = state("v", "vision", 0.8).model_copy(update={"limit": Decimal(200)})
     again = state("v", "vision", 0.8).model_copy(update={"limit": Decimal("1E+2")})
-    keys = [occasions.budgets(told, [one])[0].key for one in (raised, again)]
+    keys = [triggers.budgets(told, [one])[0].key for one in (raised, again)]
     assert [key == found[0].key for key in keys] == [False, True], "a raised budget reaches its thresholds anew"
-    assert occasions.anomalies(told, []) == []
+    assert triggers.anomalies(told, []) == []
 
 
 def test_a_day_is_odd_against_the_four_weeks_before():
@@ -138,12 +138,12 @@ def test_a_day_is_odd_against_the_four_weeks_before():
     calm = {day - timedelta(days=back): Use(100 * US_PER_HOUR, 10 * US_PER_HOUR) for back in range(1, 29)}
     wild = calm | {day: Use(400 * US_PER_HOUR, 10 * US_PER_HOUR)}
     idle = calm | {day: Use(120 * US_PER_HOUR, 90 * US_PER_HOUR)}
-    found = anomalies.of_day({"wild": wild, "idle": idle, "calm": calm | {day: calm[day - timedelta(days=1)]}}, day)
+    found = triggers.of_day({"wild": wild, "idle": idle, "calm": calm | {day: calm[day - timedelta(days=1)]}}, day)
     assert [(one.team, one.what, one.usual_us // US_PER_HOUR) for one in found] == [
         ("idle", "idle", 10),
         ("wild", "held", 100),
     ]
-    assert anomalies.of_day({"new": {day: Use(400 * US_PER_HOUR)}}, day) == [], "nothing is usual yet"
+    assert triggers.of_day({"new": {day: Use(400 * US_PER_HOUR)}}, day) == [], "nothing is usual yet"
 
 
 @given(st.lists(st.integers(0, 10**13), min_size=28, max_size=28), st.integers(0, 10**13))
@@ -161,9 +161,9 @@ def test_days_without_use_make_no_other_day_odd():
     usual = Use(100 * US_PER_HOUR, 10 * US_PER_HOUR)
     young = {day - timedelta(days=back): usual for back in range(11)}
     midweek = {one: usual for one in (day - timedelta(days=back) for back in range(29)) if 1 <= one.weekday() <= 3}
-    assert anomalies.of_day({"young": young, "midweek": midweek}, day) == []
+    assert triggers.of_day({"young": young, "midweek": midweek}, day) == []
     wild = Use(400 * US_PER_HOUR, 10 * US_PER_HOUR)
-    found = anomalies.of_day({"young": young | {day: wild}, "midweek": midweek | {day: wild}}, day)
+    found = triggers.of_day({"young": young | {day: wild}, "midweek": midweek | {day: wild}}, day)
     assert [(one.team, one.usual_us) for one in found] == [("midweek", usual.held_us), ("young", usual.held_us)]
 
 
@@ -175,10 +175,10 @@ def test_a_team_that_runs_a_large_job_every_saturday_is_told_of_the_first_two():
     for weeks in range(4, -1, -1):
         day = saturday - timedelta(weeks=weeks)
         days[day] = Use((500 + weeks) * US_PER_HOUR)
-        told.append(len(anomalies.of_day({"batch": {one: use for one, use in days.items() if one <= day}}, day)))
+        told.append(len(triggers.of_day({"batch": {one: use for one, use in days.items() if one <= day}}, day)))
     assert told == [1, 1, 0, 0, 0]
     days[saturday] = Use(900 * US_PER_HOUR)
-    assert anomalies.of_day({"batch": days}, saturday), "far above those too"
+    assert triggers.of_day({"batch": days}, saturday), "far above those too"
 
 
 OUTCOMES = st.sampled_from(["sending", "refused", "delivered", "unsure", "given-up", "again"])
@@ -188,8 +188,8 @@ OUTCOMES = st.sampled_from(["sending", "refused", "delivered", "unsure", "given-
 def test_what_the_journal_says_is_what_was_known(history):
     known, acts = None, []
     for outcome, moment in history:
-        known = after(known, "k", outcome, moment, "because")
-        acts += numbered([attempts.act(known)], len(acts), acts[-1].digest if acts else "0" * 64)
+        known = next_attempt(known, "k", outcome, moment, "because")
+        acts += numbered([delivery_attempts.act(known)], len(acts), acts[-1].digest if acts else "0" * 64)
     assert folded(acts)["k"] == known
     assert json.loads(acts[-1].content) == {"outcome": known.outcome}
     if known.outcome in ("delivered", "unsure", "given-up", "sending"):
@@ -197,18 +197,18 @@ def test_what_the_journal_says_is_what_was_known(history):
 
 
 def test_pauses_grow_and_patience_ends():
-    known = after(None, "k", "sending", 0)
+    known = next_attempt(None, "k", "sending", 0)
     moment, pauses = 0, []
     while True:
         outcome = ended_how(known, moment)
-        known = after(known, "k", outcome, moment)
+        known = next_attempt(known, "k", outcome, moment)
         if outcome == "given-up":
             break
         assert known.due_ms is not None
         pauses.append((known.due_ms - moment) // 60_000)
         moment = known.due_ms
-        known = after(known, "k", "sending", moment)
+        known = next_attempt(known, "k", "sending", moment)
     assert pauses[:10] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 360]
     assert moment >= PATIENCE_MS
-    again = after(after(known, "k", "again", moment), "k", "sending", moment + 1)
+    again = next_attempt(next_attempt(known, "k", "again", moment), "k", "sending", moment + 1)
     assert (again.tries, again.first_ms, ended_how(again, moment + 2)) == (1, moment + 1, "refused")

@@ -6,23 +6,23 @@ import pytest
 import structlog
 from starlette.testclient import TestClient
 
-from accountant import yamlfile
 from accountant.__main__ import main
-from accountant.bookkeeping import Bookkeeper
-from accountant.books.adjustments import NewAdjustment
-from accountant.delivery.carriers import Refused, Unsure
-from accountant.delivery.dispatch import ANEW_MS, Dispatcher
-from accountant.delivery.letters import Letter
-from accountant.delivery.orders import Orders
-from accountant.periods import Month
-from accountant.prices.billing import Billing, IdlePolicy
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings
-from accountant.wire import Policy
-from agent.clock import VirtualClock
-from agent.units import MS_PER_DAY
-from agent.yamlfile import parse
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
+from accountant.composition import Service
+from accountant.core.periods import Month
+from accountant.core.settings import Settings
+from accountant.notifications.channels import Refused, Unsure
+from accountant.notifications.dispatcher import ANEW_MS, Dispatcher
+from accountant.notifications.messages import Letter
+from accountant.notifications.subscriptions import Orders
+from accountant.prices.price_book import Billing, IdlePolicy
+from accountant.wire.policy_models import Policy
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_DAY
+from gputally.base.yaml_file import parse
+from gputally.server import config_models
+from gputally.server.https_server import serve
 from tests import fresh
 from tests.books.rows import at, held, price_book, quota_policy, unheld
 from tests.fakes.rows import MomentLedger, Row
@@ -62,7 +62,7 @@ class Office:
         self.books = Bookkeeper(self.ledger, self.clock)
         self.books.prices.take(price_book(PRICES), "file", "prices.yaml", "", at(now))
         self.basket = Basket()
-        self.orders = yamlfile.validate(parse(HEAD + text, "deliveries.yaml"), Orders)
+        self.orders = config_models.validate(parse(HEAD + text, "deliveries.yaml"), Orders)
         self.restart()
 
     def restart(self) -> None:

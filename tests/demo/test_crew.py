@@ -7,17 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.units import MS_PER_HOUR, US_PER_MS
-from fairshare.simulator.cluster import slots_of
-from fairshare.simulator.events import Stopped
-from fairshare.simulator.jobs import Job
-from gputally.demo import cluster
-from gputally.demo.crew import Crew
-from gputally.demo.letters import Plot
+from fairshare.simulator.simulation_model import Job, Stopped, slots_of
+from gputally.base.units import MS_PER_HOUR, US_PER_MS
+from gputally.demo import cluster_and_workload
 from gputally.demo.scenario import START_MS, Options, build
-from gputally.demo.workers import WorkerLost
+from gputally.demo.worker_processes import Crew, Plot, WorkerLost
 
-NODES = cluster.nodes()[:2]
+NODES = cluster_and_workload.nodes()[:2]
 LATER = START_MS + MS_PER_HOUR
 
 

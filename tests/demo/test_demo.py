@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gputally.demo.__main__ import main
-from gputally.demo.summary import FILES
+from gputally.demo.results import FILES
 
 
 def run(folder: Path, *arguments: str) -> dict[str, Any]:

@@ -13,17 +13,14 @@ from random import Random
 
 import pytest
 
-from accountant.wire import Bounds, KaiTarget, Policy, QueuePolicy, Targets, WindowSpec
-from agent.simulation.simulated_gpu import H100
-from agent.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
-from fairshare.report import CycleReport
-from fairshare.simulator.cluster import GpuSpec, NodeSpec
-from fairshare.simulator.events import Event, Started, Stopped
-from fairshare.simulator.feedback import Feedback
-from fairshare.simulator.jobs import Job
-from fairshare.simulator.records import View
-from fairshare.weighing.tree import static_parts
-from gputally.demo.faults import FaultPlan
+from accountant.wire.policy_models import Bounds, KaiTarget, Policy, QueuePolicy, Targets, WindowSpec
+from agent.simulation.simulated_node import H100
+from fairshare.controller.cycle_report import CycleReport
+from fairshare.laws.weight_calculation import static_parts
+from fairshare.simulator.scheduling_policies import Feedback
+from fairshare.simulator.simulation_model import Event, GpuSpec, Job, NodeSpec, Started, Stopped, View
+from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
+from gputally.demo.cluster_and_workload import FaultPlan
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.scenario import START_MS, Scenario
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fairshare.explain.tracefile import TraceError, load
+from fairshare.simulator.job_traces import TraceError, load
 from tests.shelf import shared
 
 HEADER = "job_id,submit_offset_s,team,gpus,duration_s\n"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import MutableMapping
 from typing import Any
 
-from gputally.demo.wire import Receive, Send, UnreliableWire
+from gputally.demo.accountant_process import Receive, Send, UnreliableWire
 
 
 class Accountant:

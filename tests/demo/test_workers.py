@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from accountant.errors import AccountantError
-from gputally.demo.workers import Worker, WorkerLost, order
+from gputally.base.errors import AccountantError
+from gputally.demo.worker_processes import Worker, WorkerLost, order
 
 PART = "tests.demo.test_workers:Part"
 HOUSE = Path(__file__).parents[2]
@@ -94,7 +94,7 @@ def test_where_the_other_side_is_killed_nothing_of_it_stays(tmp_path: Path) -> N
     killed = (
         "import os, signal\n"
         "from pathlib import Path\n"
-        "from gputally.demo.workers import Worker\n"
+        "from gputally.demo.worker_processes import Worker\n"
         "if __name__ == '__main__':\n"
         f"    part = Worker('the part', {PART!r})\n"
         f"    part.start(Path({str(tmp_path)!r}), scratch=Path({str(scratch)!r}))\n"

@@ -7,20 +7,19 @@ from statistics import mean, pvariance
 
 import pytest
 
-from agent.units import MS_PER_DAY, MS_PER_HOUR
-from fairshare.simulator.cluster import WHOLE
-from fairshare.simulator.jobs import Job
-from gputally.demo import cluster, workload
-from gputally.demo.cluster import REPLICAS, SHARED
+from fairshare.simulator.simulation_model import WHOLE, Job
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
+from gputally.demo import cluster_and_workload
+from gputally.demo.cluster_and_workload import REPLICAS, SHARED
 from gputally.demo.scenario import START_MS, Options, build, whole_gpus
 
 DAYS = 31
-GPUS = whole_gpus(cluster.nodes())
+GPUS = whole_gpus(cluster_and_workload.nodes())
 
 
 @pytest.fixture(scope="module")
 def jobs() -> list[Job]:
-    return workload.generate(3, START_MS, DAYS, GPUS)
+    return cluster_and_workload.generate(3, START_MS, DAYS, GPUS)
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +28,20 @@ def training(jobs: list[Job]) -> list[Job]:
 
 
 def test_the_cluster_has_64_gpus_of_two_models_some_of_them_in_parts() -> None:
-    gpus = [gpu for node in cluster.nodes() for gpu in node.gpus]
+    gpus = [gpu for node in cluster_and_workload.nodes() for gpu in node.gpus]
     assert len(gpus) == 64
     assert Counter(len(gpu.shapes) for gpu in gpus) == {1: 61, 4: 3}
     assert sum(SHARED in gpu.shapes for gpu in gpus) == 1
     assert len({gpu.model for gpu in gpus}) == 2
-    for node in cluster.nodes():
-        for spec, gpu in zip(node.gpus, cluster.devices(node), strict=True):
+    for node in cluster_and_workload.nodes():
+        for spec, gpu in zip(node.gpus, cluster_and_workload.devices(node), strict=True):
             assert (spec.uuid, spec.model) == (gpu.uuid, gpu.model)
             assert [m.profile for m in gpu.mig] == [shape for shape in spec.shapes if shape not in (WHOLE, SHARED)]
 
 
 def test_the_same_seed_gives_the_same_jobs(jobs: list[Job]) -> None:
-    assert workload.generate(3, START_MS, DAYS, GPUS) == jobs
-    assert workload.generate(4, START_MS, DAYS, GPUS) != jobs
+    assert cluster_and_workload.generate(3, START_MS, DAYS, GPUS) == jobs
+    assert cluster_and_workload.generate(4, START_MS, DAYS, GPUS) != jobs
 
 
 def test_more_is_asked_for_than_there_is(training: list[Job]) -> None:
@@ -87,7 +86,7 @@ def test_utilisation_of_parts_makes_whole_microseconds(jobs: list[Job]) -> None:
 def test_one_pod_has_no_team() -> None:
     scenario = build(Options(days=2))
     queues = {queue.name for queue in scenario.policy.queues}
-    assert {job.queue for job in scenario.jobs} - queues == {workload.SANDBOX}
+    assert {job.queue for job in scenario.jobs} - queues == {cluster_and_workload.SANDBOX}
 
 
 @pytest.mark.parametrize("days", [1, 2, 7, 31])

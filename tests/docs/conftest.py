@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from accountant import log
-from agent.clock import SystemClock
+from gputally.base.clock import SystemClock
+from gputally.server import structlog_setup
 from tests.docs import site
 from tests.docs.shell import Shell
 
@@ -38,7 +38,7 @@ def pages() -> dict[Path, str]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The ledger that the commands ask; whatever runs meanwhile says only what went wrong."""
     folder = tmp_path_factory.mktemp("site")
-    log.configure("error")
+    structlog_setup.configure("error")
     site.make(folder)
     yield folder
     structlog.reset_defaults()

@@ -12,12 +12,10 @@ from typing import Any
 
 import trustme
 
-from fairshare.adapters.kai import POD_GROUP
-from fairshare.kube.kinds import Object
-from fairshare.kube.quantities import GPU
 from fairshare.targets import KINDS
-from gputally.advise.demand import Pool, PoolAdvice
-from gputally.advise.files import rendered
+from fairshare.targets.kai import POD_GROUP
+from gputally.advise.recommendations import Pool, PoolAdvice, rendered
+from gputally.kubernetes.objects import GPU, Object
 from tests.docs import site
 from tests.fairshare.realserver import MERGE, send, standing
 from tests.real.controlplane import ApiServer

@@ -15,18 +15,18 @@ import jsonschema_rs
 import yaml
 from pydantic import BaseModel
 
-from accountant.callers.grants import Callers
-from accountant.commands.invoices import InstanceMap
-from accountant.delivery.orders import Orders
-from accountant.inventory.declared import InventoryFile
-from accountant.prices.book import PriceBook
-from accountant.settings import Settings
-from accountant.wire import Policy
-from accountant.yamlfile import validate
-from agent import yamlfile
-from agent.live.prices import parse as live_prices
-from agent.yamlfile import Document, FileFault
-from fairshare.policy import advice
+from accountant.cli.invoice_commands import InstanceMap
+from accountant.core.settings import Settings
+from accountant.inventory.inventory_file import InventoryFile
+from accountant.notifications.subscriptions import Orders
+from accountant.prices.price_book import PriceBook
+from accountant.wire.policy_models import Policy
+from agent.commands.top_frames import parse as live_prices
+from fairshare.controller.policy_file import advice
+from gputally.base import yaml_file
+from gputally.base.yaml_file import Document, FileFault
+from gputally.server.config_models import validate
+from gputally.server.tokens_and_grants import Callers
 
 SCHEMA = Path(__file__).parents[2] / "helm" / "gputally" / "values.schema.json"
 ROW = {
@@ -103,8 +103,8 @@ KINDS: Mapping[str, Callable[[Document], object]] = {
 
 def check(kind: str, text: str, name: str) -> object:
     """What the program would have of it. Raises FileFault, a line per fault."""
-    shown = yamlfile.parse(text, name)
+    shown = yaml_file.parse(text, name)
     missing = {key: value for key, value in WHOLE.get(kind, {}).items() if key not in shown.data}
     if missing:
-        shown = yamlfile.parse(text.rstrip("\n") + "\n" + yaml.safe_dump(missing), name)
+        shown = yaml_file.parse(text.rstrip("\n") + "\n" + yaml.safe_dump(missing), name)
     return KINDS[kind](shown)

@@ -14,19 +14,18 @@ from pathlib import Path
 
 import yaml
 
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings
-from accountant.wire import Budget, Policy, QueuePolicy
-from agent.clock import VirtualClock
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.wire.policy_models import Budget, Policy, QueuePolicy
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
-from fairshare.adapters.kai import QUEUE, SHARD
-from fairshare.client import AccountantClient
-from fairshare.kube.kinds import Object
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.quantities import GPU
-from fairshare.loop import Controller
+from fairshare.controller.control_loop import Controller
 from fairshare.targets import KINDS
+from fairshare.targets.kai import QUEUE, SHARD
+from fairshare.usage.accountant_client import AccountantClient
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import GPU, Object
+from gputally.server.https_server import serve
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
 HOUR_MS = 3_600_000

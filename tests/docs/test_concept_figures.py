@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.concept_figures import ACCOUNTS, MINUTE_US, POOL, accounts, draw, rows, share
+from scripts.doc_figures import ACCOUNTS, MINUTE_US, POOL, accounts, draw_concepts, rows, share
 
 
 def test_every_minute_of_the_hour_is_in_its_accounts_and_every_account_is_met() -> None:
@@ -24,7 +24,7 @@ def test_history_counts_the_more_the_larger_k_is() -> None:
 
 @pytest.mark.real
 def test_the_figures_are_fresh(tmp_path: Path, root: Path) -> None:
-    draw(tmp_path)
+    draw_concepts(tmp_path)
     for drawn in tmp_path.iterdir():
         kept = root / "docs" / "img" / drawn.name
-        assert drawn.read_bytes() == kept.read_bytes(), "draw them anew: python -m scripts.concept_figures docs/img"
+        assert drawn.read_bytes() == kept.read_bytes(), "draw them anew: python -m scripts.doc_figures docs/img"

@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from agent.yamlfile import FileFault
+from gputally.base.yaml_file import FileFault
 from tests.docs import kinds
 from tests.docs.fences import Fence
 from tests.docs.following import PAGES, follow, with_commands

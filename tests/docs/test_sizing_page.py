@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import gputally
-from scripts.sizing import FLEETS, MEASURED, PAGE, Measured, load, renewed, table
+from scripts.sizing_table import FLEETS, MEASURED, PAGE, Measured, load, renewed, table
 
 
 def test_the_table_is_fresh() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert text == renewed(text), "write it anew: python -m scripts.sizing"
+    assert text == renewed(text), "write it anew: python -m scripts.sizing_table"
     assert table().count("\n") == len(FLEETS) + 1
 
 

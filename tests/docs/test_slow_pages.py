@@ -8,9 +8,9 @@ from zoneinfo import ZoneInfo
 import pytest
 from rich.console import Console
 
-from accountant.periods import Month
+from accountant.core.periods import Month
+from gputally.demo.__main__ import simulate
 from gputally.demo.pipeline import Pipeline
-from gputally.demo.running import simulate
 from gputally.demo.scenario import Options, build
 from tests.docs.conftest import FOLDERS, ROOT
 from tests.docs.following import follow, with_commands

@@ -8,31 +8,30 @@ from typing import Any
 
 import pytest
 
-from accountant.remote import Remote
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings
-from agent.clock import Clock, VirtualClock
-from agent.kubelet import Given
-from agent.model import Snapshot
-from fairshare.errors import Unavailable
-from fairshare.kube.kinds import Kind, Object
-from fairshare.kube.marks import instant
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.quantities import GPU
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.wire.http_client import Remote
+from agent.core.readings import Snapshot
+from agent.holders.kubelet_client import Given
+from fairshare.core.queue_objects import instant
 from fairshare.targets import KINDS
-from gputally.doctor.machine import Machine
-from gputally.doctor.model import CannotCheck
-from gputally.doctor.permissions import SERVICE_ACCOUNT
-from gputally.doctor.sources import Ground, Options, Sources
+from gputally.base.clock import Clock, VirtualClock
+from gputally.base.errors import Unavailable
+from gputally.doctor.data_sources import Ground, Options, Sources
+from gputally.doctor.findings import CannotCheck
+from gputally.doctor.node_checks import Machine
+from gputally.doctor.rbac_checks import SERVICE_ACCOUNT
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import GPU, Kind, Object
+from gputally.server.https_server import serve
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 CORE = ("pods", "nodes", "namespaces", "configmaps", "events")
 
 
 class MemoryGround(MemoryCluster):
-    """fairshare.cluster.inspecting.Inspector in memory. refused: (group, resource, verb) that nobody may. now_ms: what
-    its clock says."""
+    """gputally.kubernetes.api_client.Inspector in memory. refused: (group, resource, verb) that nobody may. now_ms:
+    what its clock says."""
 
     def __init__(self, objects: Iterable[Object] = (), kinds: Iterable[Kind] = (*KINDS, SERVICE_ACCOUNT)) -> None:
         self._all = tuple(kinds)

@@ -11,19 +11,18 @@ from typing import Any
 
 import pytest
 
-from accountant.remote import Remote, Unanswered
-from accountant.service import Service
-from accountant.wire import Policy
-from agent.clock import VirtualClock
-from agent.kubelet import Given
+from accountant.composition import Service
+from accountant.wire.http_client import Remote, Unanswered
+from accountant.wire.policy_models import Policy
+from agent.holders.kubelet_client import Given
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
-from fairshare.adapters.kai import QUEUE, SHARD
+from fairshare.targets.kai import QUEUE, SHARD
+from gputally.base.clock import VirtualClock
 from gputally.doctor.__main__ import CALLED_WRONGLY, examine, main
-from gputally.doctor.checks import CHECKS, make_all
-from gputally.doctor.model import Result
-from gputally.doctor.permissions import SERVICE_ACCOUNT, ask
-from gputally.doctor.rights import Right
-from gputally.doctor.sources import Sources
+from gputally.doctor.check_list import CHECKS, make_all
+from gputally.doctor.data_sources import Sources
+from gputally.doctor.findings import Result
+from gputally.doctor.rbac_checks import SERVICE_ACCOUNT, Right, ask
 from tests.doctor.conftest import NOW_MS, MemoryGround, failed, node, pod
 from tests.fakes.compiled import compiled
 from tests.fakes.nvml.library import build, loaded

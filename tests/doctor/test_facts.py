@@ -8,15 +8,24 @@ from typing import Any
 import pytest
 import yaml
 
-from accountant.store.writing.validation import SKEW_MS
-from accountant.wire import Accounts, UsageLine
-from agent.model import Allocation, DeviceReading, Gpu, HolderReading, Snapshot, Unavailable
+from accountant.storage.write.batch_admission import SKEW_MS
+from accountant.wire.usage_models import Accounts, UsageLine
+from agent.core.readings import Allocation, DeviceReading, Gpu, HolderReading, Snapshot, Unavailable
 from agent.wire import Holder
-from gputally.doctor.machine import Machine, driver, outsiders
-from gputally.doctor.model import CannotCheck, Finding, Result, exit_code, most
-from gputally.doctor.reach import REFUSED_MS, Knock, Told, accountant, clocks
-from gputally.doctor.rights import NEEDS, OWNERS, PREEMPTING, Right, judged, needed
-from gputally.doctor.use import idle_holders, oversized, prices, unowned
+from gputally.doctor.accountant_checks import (
+    REFUSED_MS,
+    Knock,
+    Told,
+    accountant,
+    clocks,
+    idle_holders,
+    oversized,
+    prices,
+    unowned,
+)
+from gputally.doctor.findings import CannotCheck, Finding, Result, exit_code, most
+from gputally.doctor.node_checks import Machine, driver, outsiders
+from gputally.doctor.rbac_checks import NEEDS, OWNERS, PREEMPTING, Right, judged, needed
 
 CHART = Path(__file__).parents[1] / "chart" / "golden" / "on-prem.yaml"
 HOUR_US = 3_600_000_000

@@ -9,11 +9,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from agent.clock import VirtualClock
+from gputally.base.clock import VirtualClock
 from gputally.doctor.__main__ import examine
-from gputally.doctor.checks import make_all
-from gputally.doctor.model import Result
-from gputally.doctor.sources import Options, usual
+from gputally.doctor.check_list import make_all
+from gputally.doctor.data_sources import Options, usual
+from gputally.doctor.findings import Result
 from tests.fakes.compiled import compiled
 from tests.fakes.kubelet.server import FakeKubelet, compile_messages
 from tests.fakes.nvml.library import FakeNvml, build, loaded

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gputally.doctor.placement import free_gpus, messages, placement, tolerates
+from gputally.doctor.pending_pod_checks import free_gpus, messages, placement, tolerates
 from tests.doctor.conftest import NOW_MS, failed, node, pod
 
 INFRA = {"key": "dedicated", "value": "infra", "effect": "NoSchedule"}

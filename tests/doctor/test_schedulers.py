@@ -8,14 +8,22 @@ from typing import Any
 import pytest
 import yaml
 
-from accountant.wire import Policy
-from fairshare.kube.kinds import CONFIG_MAP, POD
-from fairshare.model import Condition, Gang, Issue, Pod
-from fairshare.status import StatusObject, render
-from gputally.doctor.guarantees import guarantees
-from gputally.doctor.queues import noted, targets
-from gputally.doctor.rights import Right, needed, scheduler_configs
-from gputally.doctor.schedulers import KNOWN, QueueObject, Target, conflicts, queue_objects, weights
+from accountant.wire.policy_models import Policy
+from fairshare.core.model import Condition, Gang, Issue, Pod
+from fairshare.targets.status_conditions import StatusObject, render
+from gputally.doctor.rbac_checks import Right, needed, scheduler_configs
+from gputally.doctor.scheduler_checks import (
+    KNOWN,
+    QueueObject,
+    Target,
+    conflicts,
+    guarantees,
+    noted,
+    queue_objects,
+    targets,
+    weights,
+)
+from gputally.kubernetes.objects import CONFIG_MAP, POD
 from tests.doctor.conftest import NOW_MS, MemoryGround
 
 SERVED = {

@@ -10,19 +10,17 @@ from typing import Any
 
 import pytest
 
-from accountant.wire import Accounts, BudgetState, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from agent.clock import VirtualClock
-from fairshare.adapters.kai import QUEUE, SHARD
-from fairshare.errors import AccountantUnavailable
-from fairshare.kube.kinds import NODE, Kind
-from fairshare.kube.looking import look_at
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.ports import CONFIG_MAP, Cluster, Object
-from fairshare.kube.quantities import GPU
-from fairshare.loop import Controller
-from fairshare.model import Observation, Pod
-from fairshare.plan import Adapter
+from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire.usage_models import Accounts, BudgetState
+from fairshare.controller.control_loop import Controller
+from fairshare.core.errors import AccountantUnavailable
+from fairshare.core.model import Observation, Pod
 from fairshare.targets import KINDS
+from fairshare.targets.kai import QUEUE, SHARD
+from fairshare.targets.weight_plan import Adapter, look_at
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import CONFIG_MAP, GPU, NODE, Cluster, Kind, Object
 from tests.fairshare.realserver import Others, served, standing
 from tests.real.controlplane import ApiServer
 from tests.shelf import shared

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fairshare.errors import Refused, Unavailable
-from fairshare.kube.kinds import Kind
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.ports import Event, Object
+from gputally.base.errors import Refused, Unavailable
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import Event, Kind, Object
 
 
 class Failing(MemoryCluster):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairshare.adapters.kai import QUEUE
-from fairshare.kube.ports import Cluster
-from fairshare.report import CycleReport
+from fairshare.controller.cycle_report import CycleReport
+from fairshare.targets.kai import QUEUE
+from gputally.kubernetes.objects import Cluster
 
 
 def weights_in(cluster: Cluster) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from math import fsum
 from typing import Any
 
-from accountant.wire import Policy
-from fairshare.kube.kinds import Kind
-from fairshare.kube.mapping import sum_up
-from fairshare.model import Gang, Pod
-from fairshare.preempting.reclaim import Account, Stock
-from fairshare.preempting.rulings import Situation
+from accountant.wire.policy_models import Policy
+from fairshare.core.model import Gang, Pod
+from fairshare.core.queue_objects import sum_up
+from fairshare.preemption.preemption_rules import Account, Stock
+from fairshare.preemption.preemption_types import Situation
+from gputally.kubernetes.objects import Kind
 
 NOW_MS = 1_790_812_800_000
 HOUR_MS = 3_600_000

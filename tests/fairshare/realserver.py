@@ -15,11 +15,11 @@ from typing import Any
 
 import yaml
 
-from fairshare.adapters.kai import CONFIG
-from fairshare.cluster import KubernetesCluster
-from fairshare.errors import NotFound, Unavailable
-from fairshare.kube.kinds import NODE, PRIORITY_CLASS, Kind, Object
 from fairshare.targets import KINDS
+from fairshare.targets.kai import CONFIG
+from gputally.base.errors import NotFound, Unavailable
+from gputally.kubernetes.api_client import KubernetesCluster
+from gputally.kubernetes.objects import NODE, PRIORITY_CLASS, Kind, Object
 from tests.patience import until
 from tests.real.controlplane import ADMIN_TOKEN, ApiServer, api_server
 from tests.shelf import shared

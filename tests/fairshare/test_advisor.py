@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from accountant.wire import Policy, QueuePolicy, TurnPolicy
+from accountant.wire.policy_models import Policy, QueuePolicy, TurnPolicy
 from fairshare.__main__ import main
-from fairshare.weighing.advisor import reach
+from fairshare.laws.gang_turns import reach
 
 
 def _equal(queues: int, **policy: object) -> Policy:

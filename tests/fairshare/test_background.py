@@ -10,14 +10,14 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.background import BackgroundTasks
-from agent.clock import VirtualClock
-from fairshare.errors import Unavailable
-from fairshare.kube.kinds import POD
-from fairshare.kube.mirror import Mirror
-from fairshare.metrics import Metrics
-from fairshare.server import Health
-from fairshare.service import beside
+from fairshare.composition import beside
+from fairshare.controller.controller_metrics import Metrics
+from fairshare.http_server import Health
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import Unavailable
+from gputally.kubernetes.list_watch import Mirror
+from gputally.kubernetes.objects import POD
 
 Make = Callable[..., Any]
 

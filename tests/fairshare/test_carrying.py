@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from agent.clock import VirtualClock
-from fairshare.adapters.kai import POD_GROUP, QUEUE, shard_advice, usage_read
-from fairshare.kube import marks
-from fairshare.kube.kinds import CONFIG_MAP
-from fairshare.kube.quantities import GPU
-from fairshare.loop import Controller
-from fairshare.plan import Apply
-from fairshare.publishing.carrying import available, carry_out
-from fairshare.report import CycleReport
-from fairshare.status import StatusObject
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.cycle_report import CycleReport
+from fairshare.controller.weight_writer import available, carry_out
+from fairshare.core import queue_objects
+from fairshare.targets.kai import POD_GROUP, QUEUE, shard_advice, usage_read
+from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.weight_plan import Apply
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.objects import CONFIG_MAP, GPU
 
 Make = Callable[..., Any]
 
@@ -80,12 +79,12 @@ def test_when_kai_reads_usage_our_weights_are_given_back(
     controller = Controller(policy_of(), accountant, cluster, clock)
     twice = controller.cycle()
     assert {c.type: c.reason for c in twice.targets[0].conditions}["Effective"] == "HistoryCountedTwice"
-    assert marks.BASE in cluster.get(QUEUE, "a")["metadata"]["annotations"]
+    assert queue_objects.BASE in cluster.get(QUEUE, "a")["metadata"]["annotations"]
     usage = policy_of(targets={"kai": {"mode": "usage", "apply": "enforce", "endpoint": "http://a:9091"}})
     report = Controller(usage, accountant, cluster, clock).cycle()
     assert {c.type: c.reason for c in report.targets[0].conditions}["Effective"] == "UsageOnly"
     assert [o.apply.value for o in report.targets[0].outcomes] == [1.0, 1.0, 1.0]
-    assert marks.BASE not in (cluster.get(QUEUE, "a")["metadata"].get("annotations") or {})
+    assert queue_objects.BASE not in (cluster.get(QUEUE, "a")["metadata"].get("annotations") or {})
     assert report.targets[0].entitlements
     assert Controller(usage, accountant, cluster, clock).cycle().targets[0].outcomes == ()
 

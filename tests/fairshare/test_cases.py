@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from fairshare.errors import DivisionError
-from fairshare.weighing.cases import parse
+from fairshare.__main__ import parse
+from fairshare.core.errors import DivisionError
 
 
 def _queue(**keys: object) -> dict[str, object]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fairshare.preempting.claims import MOST_CLAIMS
-from fairshare.preempting.limits import Past
-from fairshare.preemption import decide
+from fairshare.preemption.preemption_claims import MOST_CLAIMS
+from fairshare.preemption.preemption_rules import Past
+from fairshare.preemption.victim_selection import decide
 from tests.fairshare.preempting import NOW_MS, gang, policy, situation
 
 

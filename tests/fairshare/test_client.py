@@ -16,9 +16,9 @@ import httpx2
 import pytest
 import trustme
 
-from accountant.wire import Decision, Policy, UsageWindow, WindowSpec
-from fairshare.client import MOST_BYTES_PER_POST, MOST_DECISIONS_PER_POST, AccountantClient
-from fairshare.errors import AccountantRefused, AccountantUnavailable
+from accountant.wire.policy_models import Decision, Policy, UsageWindow, WindowSpec
+from fairshare.core.errors import AccountantRefused, AccountantUnavailable
+from fairshare.usage.accountant_client import MOST_BYTES_PER_POST, MOST_DECISIONS_PER_POST, AccountantClient
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
 WINDOW = UsageWindow(

@@ -14,10 +14,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes import client
 
-from fairshare.adapters.kai import QUEUE
-from fairshare.cluster import PAGE, KubernetesCluster
-from fairshare.errors import ClusterError, Conflict, Gone, NotFound, Refused, Unavailable
-from fairshare.kube.ports import CONFIG_MAP, Event
+from fairshare.targets.kai import QUEUE
+from gputally.base.errors import ClusterError, Conflict, Gone, NotFound, Refused, Unavailable
+from gputally.kubernetes.api_client import PAGE, KubernetesCluster
+from gputally.kubernetes.objects import CONFIG_MAP, Event
 
 Reply = Callable[[str, str, dict[str, list[str]], Any], tuple[int, Any]]
 

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 import fairshare
-from accountant.wire import Policy
+from accountant.wire.policy_models import Policy
 from fairshare.__main__ import main
 
 SAMPLES = Path(fairshare.__file__).parent / "samples"

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.web import reasons
-from accountant.wire import Decision, Policy
-from agent.clock import VirtualClock
-from fairshare.explain.replaying import recount
-from fairshare.report import CycleReport
-from fairshare.weighing.contributions import CAUSES, Change, told
+from accountant.wire import decision_text
+from accountant.wire.policy_models import Decision, Policy
+from fairshare.controller.cycle_report import CycleReport
+from fairshare.explain.decision_replay import recount
+from fairshare.laws.weight_change import CAUSES, Change, told
+from gputally.base.clock import VirtualClock
 from tests.fairshare.conftest import Accountant
 
 Make = Callable[..., Any]
@@ -69,7 +69,7 @@ def test_the_sentence_adds_up_and_is_on_the_page(cycles: Callable[..., CycleRepo
     clause = decision.reason.partition(";")[0]
     whole, *parts = [float(figure) for figure in FIGURE.findall(clause)]
     assert whole == pytest.approx(fsum(parts), abs=1e-9)
-    page = reasons.told(decision, report.decisions)
+    page = decision_text.told(decision, report.decisions)
     assert clause[1:] in " ".join(page.sentences)
     grid = next(grid for grid in page.grids if grid.title == "What moved it since the decision before")
     assert len(grid.rows) == len([part for part in decision.inputs["change"]["parts"].values() if part]) + 2  # type: ignore[index,attr-defined]

@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from accountant.wire import BudgetState, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from agent.clock import VirtualClock
-from fairshare.adapters.kai import QUEUE, SHARD
-from fairshare.errors import AccountantUnavailable, Conflict, Unavailable
-from fairshare.kube import marks
-from fairshare.kube.kinds import NODE
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.ports import CONFIG_MAP, Cluster, Kind, Object
-from fairshare.loop import Controller
-from fairshare.report import CycleReport, replay
-from fairshare.status import StatusObject
+from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire.usage_models import BudgetState
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.cycle_report import CycleReport, replay
+from fairshare.core import queue_objects
+from fairshare.core.errors import AccountantUnavailable
+from fairshare.targets.kai import QUEUE, SHARD
+from fairshare.targets.status_conditions import StatusObject
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import Conflict, Unavailable
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Kind, Object
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.fairshare.looking import conditions_of, results_of, weights_in
 
@@ -228,7 +229,7 @@ def test_conditions_are_kept_in_the_cluster_and_outlive_the_controller(
     later = {k: json.loads(v) for k, v in three.get(CONFIG_MAP, HERE.name, HERE.namespace)["data"].items()}
     assert later["kai.Effective"]["lastTransitionTime"] == json.loads(first["kai.Effective"])["lastTransitionTime"]
     assert later["UsageFresh"]["status"] == "False"
-    assert later["UsageFresh"]["lastTransitionTime"] == marks.instant(clock.wall_ms())
+    assert later["UsageFresh"]["lastTransitionTime"] == queue_objects.instant(clock.wall_ms())
 
 
 def test_a_shard_with_history_of_its_own_is_reported(

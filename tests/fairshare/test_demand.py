@@ -7,15 +7,25 @@ from typing import Any
 
 import pytest
 
-from agent.clock import VirtualClock
-from fairshare.adapters.kai import POD_GROUP, KaiAdapter
-from fairshare.kube.bound import BoundPods
-from fairshare.kube.demand import amounts, labelled, smallest_waiting
-from fairshare.kube.pods import CHECKPOINT, GANG_LABEL, QUEUE_LABEL, SPOT_LABEL, checkpoint, fraction, read_pod, request
-from fairshare.kube.quantities import GPU, gpus
-from fairshare.model import Pod
-from fairshare.preempting.situations import free_by_node
-from fairshare.weighing.gates import gpus_of_nodes
+from fairshare.core.bound_pods import BoundPods
+from fairshare.core.model import Pod
+from fairshare.core.pods import (
+    CHECKPOINT,
+    GANG_LABEL,
+    QUEUE_LABEL,
+    SPOT_LABEL,
+    amounts,
+    checkpoint,
+    fraction,
+    labelled,
+    read_pod,
+    request,
+    smallest_waiting,
+)
+from fairshare.preemption.preemption_claims import free_by_node
+from fairshare.targets.kai import POD_GROUP, KaiAdapter
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.objects import GPU, gpus, gpus_of_nodes
 
 Make = Callable[..., Any]
 KAI = "kai-scheduler"

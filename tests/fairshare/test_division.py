@@ -9,11 +9,11 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from fairshare.division import divide, first_round
-from fairshare.errors import DivisionError
-from fairshare.explain.tables import division_table
-from fairshare.model import Case, Claim, Remainder, Round
-from fairshare.weighing.cases import parse
+from fairshare.__main__ import parse
+from fairshare.core.errors import DivisionError
+from fairshare.core.model import Case, Claim, Remainder, Round
+from fairshare.explain.plan_tables import division_table
+from fairshare.laws.division import divide, first_round
 
 TOLERANCE = 1e-9
 

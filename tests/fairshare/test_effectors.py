@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from fairshare.adapters.kueue import WORKLOADS
-from fairshare.adapters.volcano import JOB
-from fairshare.errors import NotFound
-from fairshare.kube.kinds import POD, Kind
-from fairshare.kube.ports import Cluster
-from fairshare.model import Gang, Pod
-from fairshare.preempting import intents
-from fairshare.preempting.effectors import OPT_OUT, Effect, Veto, Vetting, act
-from fairshare.preempting.intents import COMMAND, MOST_ATTEMPTS, PREEMPTION, REASON, REISSUE_MS
-from fairshare.preempting.rulings import Victim
+from fairshare.core.model import Gang, Pod
+from fairshare.preemption import unfinished_preemptions
+from fairshare.preemption.eviction import OPT_OUT, Effect, Veto, Vetting, act
+from fairshare.preemption.preemption_types import Victim
+from fairshare.preemption.unfinished_preemptions import MOST_ATTEMPTS, PREEMPTION, REASON, REISSUE_MS
+from fairshare.targets.kueue import WORKLOADS
+from fairshare.targets.volcano import COMMAND, JOB
+from gputally.base.errors import NotFound
+from gputally.kubernetes.objects import POD, Cluster, Kind
 from tests.fairshare.preempting import NOW_MS
 from tests.fairshare.victims import budget_object, cluster_with, pod_object
 from tests.shelf import shared
@@ -136,12 +135,12 @@ def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back(either_
     assert act(cluster, victim, "d1", NOW_MS).result == "stopped"
     off = cluster.get(WORKLOAD, "x", "ns")
     assert off["spec"]["active"] is False
-    assert intents.read(off) == intents.Intent("d1", NOW_MS)
+    assert unfinished_preemptions.read(off) == unfinished_preemptions.Intent("d1", NOW_MS)
     assert _kept(Vetting(cluster), victim) == "it is switched off already"
-    assert list(intents.resume(cluster, WORKLOAD, [off], (), NOW_MS)) == []
+    assert list(unfinished_preemptions.resume(cluster, WORKLOAD, [off], (), NOW_MS)) == []
     gone = {**off, "status": {"conditions": [_reserved("False")]}}
     others_of(cluster).put(gone, field_manager="kueue", subresource="status")
-    (done,) = intents.resume(cluster, WORKLOAD, cluster.list(WORKLOAD), (), NOW_MS)
+    (done,) = unfinished_preemptions.resume(cluster, WORKLOAD, cluster.list(WORKLOAD), (), NOW_MS)
     on = cluster.get(WORKLOAD, "x", "ns")
     assert done.action == "switched on again"
     assert on["spec"]["active"] is True
@@ -151,7 +150,7 @@ def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back(either_
 
 def test_a_workload_that_somebody_else_switched_off_stays_off(either_of: Make) -> None:
     cluster = either_of([_workload(reserved=False, active=False)])
-    assert list(intents.resume(cluster, WORKLOAD, cluster.list(WORKLOAD), (), NOW_MS)) == []
+    assert list(unfinished_preemptions.resume(cluster, WORKLOAD, cluster.list(WORKLOAD), (), NOW_MS)) == []
 
 
 def test_a_lost_command_is_issued_again_a_few_times(either_of: Make, others_of: Make) -> None:
@@ -167,7 +166,7 @@ def test_a_lost_command_is_issued_again_a_few_times(either_of: Make, others_of: 
     assert (order["action"], order["target"]["uid"]) == ("RestartJob", _uid(cluster, JOB))
 
     def go_on(after_ms: int) -> list[str]:
-        found = intents.resume(cluster, JOB, cluster.list(JOB), cluster.list(COMMAND), NOW_MS + after_ms)
+        found = unfinished_preemptions.resume(cluster, JOB, cluster.list(JOB), cluster.list(COMMAND), NOW_MS + after_ms)
         return [each.action for each in found]
 
     assert go_on(10 * REISSUE_MS) == []  # the Command is still there
@@ -184,8 +183,10 @@ def test_a_job_that_restarted_is_done(either_of: Make) -> None:
     job = {
         "apiVersion": JOB.api_version, "kind": "Job",
         "metadata": {"name": "x", "namespace": "ns", "uid": "uid-x",
-                     "annotations": {PREEMPTION: intents.Intent("d1", NOW_MS).text()}},
+                     "annotations": {PREEMPTION: unfinished_preemptions.Intent("d1", NOW_MS).text()}},
         "spec": {}, "status": {"state": {"phase": "Restarting"}},
     }  # fmt: skip
     cluster = either_of([job])
-    assert [each.action for each in intents.resume(cluster, JOB, cluster.list(JOB), (), NOW_MS)] == ["restarted"]
+    assert [each.action for each in unfinished_preemptions.resume(cluster, JOB, cluster.list(JOB), (), NOW_MS)] == [
+        "restarted"
+    ]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from accountant.wire import BudgetState, Decision, Policy
+from accountant.wire.policy_models import Decision, Policy
+from accountant.wire.usage_models import BudgetState
 from fairshare.__main__ import main
 from tests.fairshare.loopback import serving, window_of
 

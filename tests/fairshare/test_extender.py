@@ -20,12 +20,21 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.clock import VirtualClock
-from fairshare.extender import ASSUME_MS, MOST_NODES, BadRequest, Extender
-from fairshare.kube.quantities import GPU
-from fairshare.model import Pod
-from fairshare.placing import MOST_SCORE, Room, Share, fair_nodes, scores
-from fairshare.server import CannotListen, serve_extender, tls_context
+from fairshare.controller.kube_scheduler_extender import (
+    ASSUME_MS,
+    MOST_NODES,
+    MOST_SCORE,
+    BadRequest,
+    Extender,
+    Room,
+    Share,
+    fair_nodes,
+    scores,
+)
+from fairshare.core.model import Pod
+from fairshare.http_server import CannotListen, serve_extender, tls_context
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.objects import GPU
 
 NODES = {"n1": 8.0, "n2": 8.0, "n3": 8.0}
 

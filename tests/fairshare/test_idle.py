@@ -11,12 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.preempting import IdleReclaimPolicy
-from accountant.wire import Policy
-from fairshare.model import Gang, Pod
-from fairshare.preempting import idle
-from fairshare.preempting.rulings import Idleness, Situation, Use, read, write
-from fairshare.preemption import decide
+from accountant.wire.policy_models import IdleReclaimPolicy, Policy
+from fairshare.core.model import Gang, Pod
+from fairshare.preemption import idle_reclaim
+from fairshare.preemption.preemption_types import Idleness, Situation, Use, read, write
+from fairshare.preemption.victim_selection import decide
 from tests.effort import examples
 from tests.fairshare.preempting import NOW_MS, gang, policy, situation
 
@@ -106,7 +105,7 @@ def test_one_pod_that_works_keeps_its_gang_and_idle_surplus_goes_alone() -> None
     whole = [_ready(gang("train", "a", [("n0", 1)] * 4))]
     assert _gone(rules, whole, _idleness(whole, {"train-2": 0.9})) == set()
     elastic = [_ready(gang("ray", "a", [("n0", 1)] * 4, least=2))]
-    shed = {pod.uid for part in idle.bundles(elastic[0], NOW_MS) if not part.whole for pod in part.pods}
+    shed = {pod.uid for part in idle_reclaim.bundles(elastic[0], NOW_MS) if not part.whole for pod in part.pods}
     core = {pod.uid for pod in elastic[0].pods} - shed
     assert _gone(rules, elastic, _idleness(elastic, dict.fromkeys(core, 0.9))) == shed
     (verdict,) = decide(rules, _here(rules, elastic, _idleness(elastic)))
@@ -245,4 +244,4 @@ def test_a_recorded_idleness_is_decided_again_the_same(case: tuple[list[Gang], I
 def test_exemptions_by_what_the_owner_wrote(exempt: dict[str, Any], reason: str | None) -> None:
     rule = IdleReclaimPolicy.model_validate({"exempt": exempt})
     pod = {"metadata": {"name": "p", "labels": {"app": "chat"}, "annotations": {"keep": "yes"}}}
-    assert idle.exemption(rule.exempt, pod) == reason
+    assert idle_reclaim.exemption(rule.exempt, pod) == reason

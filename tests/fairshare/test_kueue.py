@@ -10,19 +10,18 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairshare.adapters.kueue import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS, KueueAdapter
-from fairshare.errors import Refused
-from fairshare.kube import marks
-from fairshare.kube.kinds import Kind
-from fairshare.kube.looking import look_at
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.quantities import GPU, fixed, quantity
-from fairshare.loop import Controller
-from fairshare.model import Held, Issue
-from fairshare.preempting.byhand import NotPossible, by_hand
-from fairshare.preempting.rulings import Call
-from fairshare.publishing.releasing import release_weights
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.weight_writer import release_weights
+from fairshare.core import queue_objects
+from fairshare.core.model import Held, Issue
+from fairshare.preemption.preemption_cycle import NotPossible, by_hand
+from fairshare.preemption.preemption_types import Call
 from fairshare.targets import ADAPTERS, KINDS
+from fairshare.targets.kueue import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS, KueueAdapter
+from fairshare.targets.weight_plan import look_at
+from gputally.base.errors import Refused
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import GPU, Kind, fixed, quantity
 from tests.fairshare.victims import node_object
 
 Make = Callable[..., Any]
@@ -234,11 +233,11 @@ def test_a_local_queue_keeps_history_out_of_its_weight_where_kueue_keeps_it(
 
 def test_weights_are_texts_and_only_our_fields_are_written() -> None:
     held = Held("a", "u", "7", None, kind=LQ, namespace="ns")
-    patch = KueueAdapter().patch(held, 0.75, {marks.BASE: "unset"})
+    patch = KueueAdapter().patch(held, 0.75, {queue_objects.BASE: "unset"})
     assert patch == {
         "apiVersion": "kueue.x-k8s.io/v1beta2",
         "kind": "LocalQueue",
-        "metadata": {"name": "a", "namespace": "ns", "uid": "u", "annotations": {marks.BASE: "unset"}},
+        "metadata": {"name": "a", "namespace": "ns", "uid": "u", "annotations": {queue_objects.BASE: "unset"}},
         "spec": {"fairSharing": {"weight": "0.75"}},
     }
     assert "spec" not in KueueAdapter().patch(held, None, {})

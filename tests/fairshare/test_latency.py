@@ -5,9 +5,9 @@ from __future__ import annotations
 import httpx2
 import pytest
 
-from accountant.wire import Policy
-from fairshare.preempting.latency import Alarms, LatencyUnknown, Prometheus, shown
-from fairshare.preempting.rulings import Call
+from accountant.wire.policy_models import Policy
+from fairshare.preemption.latency_objectives import Alarms, LatencyUnknown, Prometheus, shown
+from fairshare.preemption.preemption_types import Call
 
 SLO = {"name": "chat", "queue": "serving", "query": "p99", "above": "50ms", "sustained": "5m", "gpus": 2}
 MINUTE_MS = 60_000

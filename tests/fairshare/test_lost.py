@@ -9,18 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.wire import UsageWindow
-from agent.clock import VirtualClock
-from fairshare import report
-from fairshare.adapters import kai, kueue, volcano
-from fairshare.errors import AccountantUnavailable
-from fairshare.explain.tables import lost_words
-from fairshare.kube.quantities import GPU
-from fairshare.kube.replicas import devices, one_unit
-from fairshare.model import Standing
-from fairshare.weighing.gates import gpus_of_nodes
-from fairshare.weighing.lost import LostGpus, leave_out, quarter
-from fairshare.weighing.weights import weigh
+from accountant.wire.policy_models import UsageWindow
+from fairshare.controller import cycle_report
+from fairshare.core.errors import AccountantUnavailable
+from fairshare.core.model import Standing
+from fairshare.explain.plan_tables import lost_words
+from fairshare.laws.weight_calculation import weigh
+from fairshare.targets import kai, kueue, volcano
+from fairshare.usage.cluster_capacity import LostGpus, devices, leave_out, one_unit, quarter
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.objects import GPU, gpus_of_nodes
 
 Make = Callable[..., Any]
 QUARTER_MS = 900_000
@@ -158,9 +156,9 @@ def test_every_target_divides_what_works(
     (found,) = cycle.targets
     assert (found.gpus, found.lost) == (13, {"n1": 3})
     assert (cycle.gpus_by_node, cycle.free_by_node) == ({"n1": 5, "n2": 8}, {"n1": 5, "n2": 8})
-    record = next(decision for decision in accountant.decisions if decision.subject == report.EVERYTHING)
+    record = next(decision for decision in accountant.decisions if decision.subject == cycle_report.EVERYTHING)
     assert (record.inputs["gpus"], record.inputs["lost"]) == (13, {"n1": 3})
-    assert report.replay(policy, record).weights == found.weights
+    assert cycle_report.replay(policy, record).weights == found.weights
 
 
 def test_what_was_left_out_is_said_with_its_nodes() -> None:

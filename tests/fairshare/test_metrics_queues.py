@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fairshare.metrics_queues import families
-from fairshare.model import UNLIMITED, Entitlement, Gang
-from fairshare.preempting.stranded import stranded
-from fairshare.report import CycleReport, TargetReport
+from fairshare.controller.controller_metrics import families
+from fairshare.controller.cycle_report import CycleReport, TargetReport
+from fairshare.core.model import UNLIMITED, Entitlement, Gang
+from fairshare.preemption.preemption_claims import stranded
 from tests.fairshare.preempting import HOUR_MS, NOW_MS, gang
 
 

@@ -13,22 +13,22 @@ import structlog
 from structlog import get_logger
 from structlog.testing import capture_logs
 
-from accountant.wire import Decision, Policy
-from agent.clock import VirtualClock
-from agent.yamlfile import FileFault
-from fairshare.adapters.kai import QUEUE, SHARD
-from fairshare.errors import AccountantRefused, Refused
-from fairshare.kube.kinds import CONFIG_MAP, NODE, POD
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.mirror import Mirror
-from fairshare.kube.pods import read_pod
-from fairshare.log import Reports
-from fairshare.loop import Controller
-from fairshare.metrics import Metrics
-from fairshare.model import Pod
-from fairshare.report import CycleReport
-from fairshare.status import StatusObject
-from fairshare.telling import MOST_CYCLES, Telling
+from accountant.wire.policy_models import Decision, Policy
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.controller_metrics import Metrics
+from fairshare.controller.cycle_report import CycleReport
+from fairshare.controller.notifier import MOST_CYCLES, Reports, Telling
+from fairshare.core.errors import AccountantRefused
+from fairshare.core.model import Pod
+from fairshare.core.pods import read_pod
+from fairshare.targets.kai import QUEUE, SHARD
+from fairshare.targets.status_conditions import StatusObject
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import Refused
+from gputally.base.yaml_file import FileFault
+from gputally.kubernetes.list_watch import Mirror
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.failing import Failing
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from fairshare.adapters.kai import QUEUE
-from fairshare.errors import Conflict, NotFound, Refused
-from fairshare.kube.fields import dotted, from_fields_v1, leaves, to_fields_v1
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.ports import CONFIG_MAP, Event
+from fairshare.targets.kai import QUEUE
+from gputally.base.errors import Conflict, NotFound, Refused
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import CONFIG_MAP, Event, dotted, from_fields_v1, leaves, to_fields_v1
 
 Make = Callable[..., Any]
 

@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from accountant.wire import Policy
-from agent.clock import VirtualClock
+from accountant.wire.policy_models import Policy
 from fairshare.__main__ import main
-from fairshare.commands.preempt import view
-from fairshare.kube.kinds import NODE, POD
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.pods import read_pod
-from fairshare.loop import Controller
-from fairshare.metrics import Metrics
-from fairshare.model import Pod
-from fairshare.preempting.byhand import NotPossible, by_hand, measured
-from fairshare.preempting.latency import Alarms
-from fairshare.preempting.rulings import Call
-from fairshare.status import StatusObject
+from fairshare.cli.preempt_command import view
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.controller_metrics import Metrics
+from fairshare.core.model import Pod
+from fairshare.core.pods import read_pod
+from fairshare.preemption.latency_objectives import Alarms
+from fairshare.preemption.preemption_cycle import NotPossible, by_hand, measured
+from fairshare.preemption.preemption_types import Call
 from fairshare.targets import ADAPTERS, KINDS
+from fairshare.targets.status_conditions import StatusObject
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import NODE, POD
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.victims import cluster_with, node_object, pod_object
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.wire import Decision, Policy
-from fairshare.explain.replaying import recount
-from fairshare.preempting.effectors import Effect
-from fairshare.preempting.limits import DAY_MS, Past
-from fairshare.preempting.preempter import PreemptionReport, Stop, decisions
-from fairshare.preempting.rulings import Call, Situation, Verdict, read, write
-from fairshare.preemption import decide
+from accountant.wire.policy_models import Decision, Policy
+from fairshare.explain.decision_replay import recount
+from fairshare.preemption.eviction import Effect
+from fairshare.preemption.preemption_rules import DAY_MS, Past
+from fairshare.preemption.preemption_types import Call, Situation, Verdict, read, write
+from fairshare.preemption.target_preemption import PreemptionReport, Stop, decisions
+from fairshare.preemption.victim_selection import decide
 from tests.effort import examples
 from tests.fairshare.preempting import HOUR_MS, NOW_MS, gang, policy, situation
 

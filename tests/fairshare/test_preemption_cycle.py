@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 
-from agent.clock import VirtualClock
-from fairshare.kube.disruption import BUDGET
-from fairshare.kube.kinds import POD
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.pods import CHECKPOINT, read_pod
-from fairshare.kube.ports import CONFIG_MAP
-from fairshare.loop import Controller
-from fairshare.metrics import Metrics
-from fairshare.preempting.preempter import replay
-from fairshare.preempting.preemptions import FORGOTTEN_MS
-from fairshare.status import StatusObject
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.controller_metrics import Metrics
+from fairshare.core.pods import CHECKPOINT, read_pod
+from fairshare.preemption.preemption_cycle import FORGOTTEN_MS
+from fairshare.preemption.target_preemption import replay
+from fairshare.targets.status_conditions import StatusObject
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, POD
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.victims import Answering, budget_object, cluster_with, node_object, pod_object
 from tests.shelf import shared

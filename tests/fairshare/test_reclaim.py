@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fairshare.preempting.reclaim import (
+from fairshare.preemption.preemption_rules import (
     Account,
     Asker,
     Stock,

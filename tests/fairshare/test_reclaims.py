@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from accountant.wire import Policy
-from agent.clock import VirtualClock
-from fairshare.adapters.kai import POD_GROUP, KaiAdapter
-from fairshare.adapters.kube_scheduler import KubeSchedulerAdapter
-from fairshare.adapters.kueue import CLUSTER_QUEUES, WORKLOADS, KueueAdapter
-from fairshare.kube.kinds import EVENT, POD
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.pods import read_pod
-from fairshare.kube.ports import Cluster
-from fairshare.loop import Controller
-from fairshare.model import Eviction, Pod, Standing
-from fairshare.preempting.reclaims import Tally
+from accountant.wire.policy_models import Policy
+from fairshare.controller.control_loop import Controller
+from fairshare.core.model import Eviction, Pod, Standing
+from fairshare.core.pods import read_pod
+from fairshare.preemption.preemption_cycle import Tally
 from fairshare.targets import KINDS
+from fairshare.targets.kai import POD_GROUP, KaiAdapter
+from fairshare.targets.kube_scheduler import KubeSchedulerAdapter
+from fairshare.targets.kueue import CLUSTER_QUEUES, WORKLOADS, KueueAdapter
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import EVENT, POD, Cluster
 from tests.fairshare.conftest import Accountant
 
 Make = Callable[..., Any]

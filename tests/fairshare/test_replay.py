@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from accountant.wire import Accounts, Decision, Policy
-from agent.clock import SystemClock, VirtualClock
+from accountant.wire.policy_models import Decision, Policy
+from accountant.wire.usage_models import Accounts
 from fairshare.__main__ import main
-from fairshare.kube.kinds import POD
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.pods import read_pod
-from fairshare.loop import Controller
+from fairshare.controller.control_loop import Controller
+from fairshare.core.pods import read_pod
 from fairshare.targets import KINDS
+from gputally.base.clock import SystemClock, VirtualClock
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import POD
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.loopback import Answer, serving
 

@@ -7,9 +7,9 @@ from math import fsum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.preempting import PreemptionPolicy
-from fairshare.preempting.limits import DAY_MS, HOUR_MS, Budget, Past
-from fairshare.preempting.room import Room
+from accountant.wire.policy_models import PreemptionPolicy
+from fairshare.preemption.preemption_claims import Room
+from fairshare.preemption.preemption_rules import DAY_MS, HOUR_MS, Budget, Past
 from tests.effort import examples
 from tests.fairshare.preempting import NOW_MS
 

@@ -11,19 +11,16 @@ import httpx2
 import pytest
 from pydantic import ValidationError
 
-from accountant.wire import Policy
-from agent.clock import VirtualClock
-from fairshare.adapters.runai import PROJECT, RunaiAdapter
-from fairshare.errors import NotFound, Refused, Unavailable
-from fairshare.kube.kinds import CONFIG_MAP, NODE, POD
-from fairshare.kube.memory import MemoryCluster
-from fairshare.loop import Controller
-from fairshare.publishing.adopt import adopt
-from fairshare.publishing.carrying import MOST_WRITES_AT
-from fairshare.publishing.releasing import release_weights
-from fairshare.runai import RunaiApi, RunaiCluster
-from fairshare.runai.opening import RunaiFault, opened
-from fairshare.status import StatusObject
+from accountant.wire.policy_models import Policy
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.weight_writer import MOST_WRITES_AT, adopt, release_weights
+from fairshare.targets.runai import RunaiAdapter, RunaiCluster, RunaiFault, opened
+from fairshare.targets.runai_api import PROJECT, RunaiApi
+from fairshare.targets.status_conditions import StatusObject
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import NotFound, Refused, Unavailable
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD
 from tests.fairshare.conftest import Accountant
 from tests.fakes.runai import CLIENT, SECRET, StandIn
 

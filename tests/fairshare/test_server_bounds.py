@@ -12,8 +12,8 @@ import httpx2
 import pytest
 import trustme
 
-from accountant.listener import ConnectionLimits
-from fairshare.server import TimedHandler, listening
+from fairshare.http_server import TimedHandler, listening
+from gputally.server.connection_limits import ConnectionLimits
 
 SOON = ConnectionLimits(connections=40, connections_by_address=10, header_seconds=0.3)
 

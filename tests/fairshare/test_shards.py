@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from agent.clock import VirtualClock
-from fairshare.adapters.kai import POD_GROUP, POOL_LABEL
-from fairshare.kube.pods import read_pod
-from fairshare.kube.quantities import GPU
-from fairshare.loop import Controller
-from fairshare.preempting.situations import situation
-from fairshare.report import again
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.cycle_report import again
+from fairshare.core.pods import read_pod
+from fairshare.preemption.preemption_claims import situation
+from fairshare.targets.kai import POD_GROUP, POOL_LABEL
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.objects import GPU
 from tests.fairshare.victims import pod_object
 
 Make = Callable[..., Any]

@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.service import Service
-from accountant.settings import Settings
-from agent.clock import VirtualClock
+from accountant.composition import Service
+from accountant.core.settings import Settings
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
-from fairshare.adapters.kai import QUEUE
-from fairshare.client import AccountantClient
-from fairshare.kube.memory import MemoryCluster
-from fairshare.loop import Controller
-from fairshare.report import CycleReport, replay
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.cycle_report import CycleReport, replay
+from fairshare.targets.kai import QUEUE
+from fairshare.usage.accountant_client import AccountantClient
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.memory_cluster import MemoryCluster
 from tests import fresh
 from tests.fairshare.conftest import NOW_MS
 

@@ -17,20 +17,21 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from accountant.wire import UsageWindow
-from agent.clock import VirtualClock
-from agent.yamlfile import FileFault
-from fairshare.adapters.kai import QUEUE
-from fairshare.kube.memory import MemoryCluster
-from fairshare.loop import Controller
-from fairshare.metrics import Metrics
-from fairshare.model import Condition
-from fairshare.policy import PolicyFile, only_try
-from fairshare.report import CycleReport
-from fairshare.server import CannotListen, Health, serve
-from fairshare.settings import SettingsFault, load
-from fairshare.status import StatusObject, render, turned
-from fairshare.weighing.gates import gpus_of_nodes, gpus_of_window
+from accountant.wire.policy_models import UsageWindow
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.controller_metrics import Metrics
+from fairshare.controller.cycle_report import CycleReport
+from fairshare.controller.policy_file import PolicyFile, only_try
+from fairshare.core.model import Condition
+from fairshare.core.settings import SettingsFault, load
+from fairshare.http_server import CannotListen, Health, serve
+from fairshare.targets.kai import QUEUE
+from fairshare.targets.status_conditions import StatusObject, render, turned
+from fairshare.usage.stale_usage_hold import gpus_of_window
+from gputally.base.clock import VirtualClock
+from gputally.base.yaml_file import FileFault
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import gpus_of_nodes
 from tests.limits import no_more_files
 
 Make = Callable[..., Any]

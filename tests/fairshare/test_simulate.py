@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairshare.__main__ import main
-from fairshare.commands import figures
-from fairshare.simulator import kaiconfig
+from fairshare.simulator import comparison_figures, kai_scenario_file
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def test_a_comparison_in_a_table_a_csv_and_figures(trace: Path, capsys: pytest.C
 
 def test_a_figure_drawn_again_is_the_same_to_the_byte(tmp_path: Path) -> None:
     panels = [("a", {"static": [(0.0, 1.0), (1.0, 2.0)], "deficit": [(0.0, 2.0), (1.0, 1.0)]})]
-    once, again = (figures.draw_days(tmp_path / name, panels).read_bytes() for name in ("once", "again"))
+    once, again = (comparison_figures.draw_days(tmp_path / name, panels).read_bytes() for name in ("once", "again"))
     assert once == again
 
 
@@ -87,10 +86,10 @@ def test_a_scenario_is_read_as_kais_own_program_reads_it() -> None:
     """Keys in any case, null as missing, its defaults, unlimited quota, and one node of every entry."""
     nodes, queue = [{"gpus": 8, "count": 3}], {"name": "a", "deservedGpus": -1, "weight": None, "priority": None}
     given = {"nodes": nodes, "queues": [queue], "jobs": None, "halfLifePeriod": None, "kvalue": None}
-    scenario = kaiconfig.parse(given)
+    scenario = kai_scenario_file.parse(given)
     assert (scenario.cycles, scenario.window_s, scenario.half_life_s, scenario.k) == (100, 5, None, 1.0)
     (claim,) = scenario.queues
     assert (claim.deserved, claim.weight, claim.priority) == (-1.0, 1.0, 100)
     assert scenario.gpus == (8,)
     jobs = {"a": {"GPUs": 4, "NumPods": 1, "NumJobs": 4}}
-    assert kaiconfig.entitled(kaiconfig.parse({**given, "jobs": jobs})) == {"a": 8.0}
+    assert kai_scenario_file.entitled(kai_scenario_file.parse({**given, "jobs": jobs})) == {"a": 8.0}

@@ -9,9 +9,19 @@ from typing import Any
 
 import pytest
 
-from fairshare.fairtree import Account, fair_tree
-from fairshare.multifactor import exact_accrual, exact_decay, factors, slurm_accrual, slurm_decay
-from fairshare.weighing.laws import Columns, Kai, Sibling, Siblings
+from fairshare.laws.feedback_laws import (
+    Account,
+    Columns,
+    Kai,
+    Sibling,
+    Siblings,
+    exact_accrual,
+    exact_decay,
+    factors,
+    fair_tree,
+    slurm_accrual,
+    slurm_decay,
+)
 from tests.shelf import shared
 
 

@@ -7,18 +7,16 @@ from typing import Any
 
 import pytest
 
-from agent.clock import VirtualClock
-from fairshare.adapters.kueue import CLUSTER_QUEUES, WORKLOADS
-from fairshare.adapters.volcano import JOB
-from fairshare.errors import Refused
-from fairshare.kube.kinds import Kind
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.ports import Object
-from fairshare.loop import Controller
-from fairshare.preempting.intents import PREEMPTION, Intent
-from fairshare.preempting.resuming import end_all
-from fairshare.status import StatusObject
+from fairshare.controller.control_loop import Controller
+from fairshare.preemption.unfinished_preemptions import PREEMPTION, Intent, end_all
 from fairshare.targets import KINDS
+from fairshare.targets.kueue import CLUSTER_QUEUES, WORKLOADS
+from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.volcano import JOB
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import Refused
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import Kind, Object
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.fairshare.failing import Failing
 

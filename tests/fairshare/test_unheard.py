@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from agent.clock import VirtualClock
-from fairshare.adapters.kai import QUEUE, SHARD
-from fairshare.kube.kinds import CONFIG_MAP, NODE, Object
-from fairshare.kube.marks import instant
-from fairshare.kube.memory import MemoryCluster
-from fairshare.loop import Controller
-from fairshare.weighing.unheard import SETTLED_MS
+from fairshare.controller.control_loop import Controller
+from fairshare.core.queue_objects import instant
+from fairshare.targets.kai import QUEUE, SHARD
+from fairshare.usage.cluster_capacity import SETTLED_MS
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import CONFIG_MAP, NODE, Object
 from tests.fairshare.conftest import NOW_MS, Accountant
 
 Make = Callable[..., Any]

@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 
-from agent.clock import VirtualClock
-from fairshare.extender import Extender
-from fairshare.kube.kinds import POD
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.pods import read_pod
-from fairshare.loop import Controller
-from fairshare.model import Pod
-from fairshare.placing import fair_nodes
-from fairshare.report import CycleReport
-from fairshare.view import View
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.cycle_report import CycleReport
+from fairshare.controller.kube_scheduler_extender import Extender, View, fair_nodes
+from fairshare.core.model import Pod
+from fairshare.core.pods import read_pod
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import POD
 from tests.fairshare.victims import cluster_with, node_object, pod_object
 
 Make = Callable[..., Any]

@@ -12,24 +12,19 @@ import pytest
 import yaml
 
 import fairshare
-from agent.clock import VirtualClock
-from fairshare.adapters.runai import NODE_POOL, UNITS
-from fairshare.adapters.volcano import COMMAND, HIERARCHY, HIERARCHY_WEIGHTS, JOB, POD_GROUP, QUEUE, VolcanoAdapter
-from fairshare.kube import marks
-from fairshare.kube.kinds import CONFIG_MAP, Kind
-from fairshare.kube.looking import look_at
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.pods import read_pod
-from fairshare.kube.ports import Cluster
-from fairshare.kube.quantities import GPU
-from fairshare.loop import Controller
-from fairshare.model import Held
-from fairshare.plan import Apply, write_order
-from fairshare.preempting.intents import PREEMPTION
-from fairshare.publishing.adopt import adopt, advice
-from fairshare.publishing.carrying import carry_out
-from fairshare.publishing.releasing import release_weights
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.weight_writer import adopt, advice, carry_out, release_weights
+from fairshare.core import queue_objects
+from fairshare.core.model import Held
+from fairshare.core.pods import read_pod
+from fairshare.preemption.unfinished_preemptions import PREEMPTION
 from fairshare.targets import ADAPTERS, KINDS
+from fairshare.targets.runai import NODE_POOL, UNITS
+from fairshare.targets.volcano import COMMAND, HIERARCHY, HIERARCHY_WEIGHTS, JOB, POD_GROUP, QUEUE, VolcanoAdapter
+from fairshare.targets.weight_plan import Apply, look_at, write_order
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import CONFIG_MAP, GPU, Cluster, Kind
 from tests.fairshare.realserver import send
 
 Make = Callable[..., Any]
@@ -117,7 +112,11 @@ def test_weights_are_parts_of_the_whole_cluster_in_integers(
         ("Effective", "Mapped", "Available", "Preemption"), "True"
     )
     annotations = cluster.get(QUEUE, "eng")["metadata"]["annotations"]
-    assert (annotations[marks.BASE], annotations[marks.PUBLISHED], annotations[marks.WEIGHT]) == ("1", "4375", "1")
+    assert (
+        annotations[queue_objects.BASE],
+        annotations[queue_objects.PUBLISHED],
+        annotations[queue_objects.WEIGHT],
+    ) == ("1", "4375", "1")
     again = Controller(policy, accountant, cluster, clock).cycle()
     assert again.targets[0].outcomes == ()
     assert again.targets[0].standings["eng"].weight == 1.0

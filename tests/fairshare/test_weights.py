@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from accountant.wire import Bounds, Policy, UsageWindow
-from fairshare.division import divide
-from fairshare.model import Case, Claim, Standing
-from fairshare.weighing.pacing import pace, unpaced
-from fairshare.weighing.tree import static_parts, usage_ratios
-from fairshare.weighing.weights import weigh
+from accountant.wire.policy_models import Bounds, Policy, UsageWindow
+from fairshare.core.model import Case, Claim, Standing
+from fairshare.laws.division import divide
+from fairshare.laws.weight_calculation import static_parts, usage_ratios, weigh
+from fairshare.laws.weight_pacing import pace, unpaced
 
 Make = Callable[..., Any]
 CAPACITY = 1_000_000

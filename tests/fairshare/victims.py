@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fairshare.cluster.answers import error_of
-from fairshare.kube.disruption import BUDGET
-from fairshare.kube.memory import MemoryCluster
 from fairshare.targets import KINDS
+from gputally.kubernetes.api_client import error_of
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import BUDGET
 
 
 class Answering(MemoryCluster):

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from accountant.books.costs import PRICED_BY, Place
-from accountant.books.held import Held, Hours, JobName, Peak, repeated
-from accountant.books.tabled import COLUMNS, Tabled
-from accountant.ledger import IdlePhases, Lent
-from accountant.wire import Dimension, UsageLine
-from agent.units import MS_PER_HOUR
+from accountant.billing.cost_columns import COLUMNS, Tabled
+from accountant.billing.costs import PRICED_BY, Place
+from accountant.billing.held_time_columns import Held, Hours, JobName, Peak, repeated
+from accountant.ledger.protocols import IdlePhases, Lent
+from accountant.wire.usage_models import Dimension, UsageLine
+from gputally.base.units import MS_PER_HOUR
 
 
 class FromLines:
-    """What follows from `usage` of accountant.ledger.Ledger. No phase of idle time is told, nothing is lent."""
+    """What follows from `usage` of accountant.ledger.protocols.Ledger. No phase of idle time is told, nothing is
+    lent."""
 
     usage: Callable[..., list[UsageLine]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from accountant.journal import FIRST_DIGEST, Act, ActKind, BooksMoved, NewAct, numbered
+from accountant.ledger.journal import FIRST_DIGEST, Act, ActKind, BooksMoved, NewAct, numbered
 
 
 class MemoryJournal:

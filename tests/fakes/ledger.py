@@ -9,25 +9,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from accountant.errors import SequenceGap, UnsupportedQuestion
-from accountant.importing.protocol import is_import
-from accountant.journal import Act, NewAct
-from accountant.ledger import Facts, GpuOwnership, Imports, Misdated, NodeFacts, Receipt
-from accountant.prices.book import PriceBook
-from accountant.progress import EpochReport, JobKey
-from accountant.store.checks import Hole, Imbalance, Quarantined
-from accountant.wire import (
-    Accounts,
-    Decision,
-    Dimension,
-    Measure,
-    Policy,
-    PolicyVersion,
-    UsageLine,
-    UsageWindow,
-    WindowSpec,
+from accountant.billing.queue_waits import KnownPod
+from accountant.core.errors import SequenceGap, UnsupportedQuestion
+from accountant.history_import.import_chunks import is_import
+from accountant.ledger.journal import Act, NewAct
+from accountant.ledger.protocols import (
+    EpochReport,
+    Facts,
+    GpuOwnership,
+    Imports,
+    JobKey,
+    Misdated,
+    NodeFacts,
+    Quarantined,
+    Receipt,
 )
-from accountant.work.waits import KnownPod
+from accountant.prices.price_book import PriceBook
+from accountant.storage.snapshot import Hole, Imbalance
+from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire.usage_models import Accounts, Dimension, UsageLine
 from agent.wire import Ack, Batch
 from tests.fakes.holdings import FromLines
 from tests.fakes.journal import MemoryJournal
@@ -38,7 +38,7 @@ MINUTE_MS = 60_000
 
 @dataclass
 class MemoryLedger(FromLines, MemoryJournal):
-    """accountant.ledger.Ledger in a few lists: contiguous numbers, idempotent, nothing quarantined."""
+    """accountant.ledger.protocols.Ledger in a few lists: contiguous numbers, idempotent, nothing quarantined."""
 
     rows: dict[tuple[str, str, str], list[Batch]] = field(default_factory=dict)
     lines: list[UsageLine] = field(default_factory=list)

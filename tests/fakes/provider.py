@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from agent.clock import Clock
+from gputally.base.clock import Clock
 
 
 @cache

@@ -10,25 +10,13 @@ from functools import cache
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from accountant.ledger import Facts, Receipt
-from accountant.prices.book import PriceBook
-from accountant.progress import EpochReport
-from accountant.store.checks import Quarantined
-from accountant.wire import (
-    IDLE,
-    Accounts,
-    Decision,
-    Dimension,
-    Measure,
-    Policy,
-    PolicyVersion,
-    UsageLine,
-    UsageWindow,
-    WindowSpec,
-)
-from accountant.work.waits import KnownPod
-from agent.units import prorate
+from accountant.billing.queue_waits import KnownPod
+from accountant.ledger.protocols import EpochReport, Facts, Quarantined, Receipt
+from accountant.prices.price_book import PriceBook
+from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire.usage_models import Accounts, Dimension, UsageLine
 from agent.wire import Ack, Batch
+from gputally.base.units import prorate
 from tests.fakes.holdings import FromLines
 from tests.fakes.journal import MemoryJournal
 

@@ -10,7 +10,7 @@ import types
 import pytest
 import typer
 
-from accountant.commands.group import MODULES
+from accountant.__main__ import MODULES
 from gputally.__main__ import COMMANDS, Command, main, run, usage
 
 HEAVY = ["pandas", "numpy", "duckdb", "fastapi", "pydantic", "kubernetes", "pyarrow", "rich", "pynvml", "typer"]
@@ -33,7 +33,10 @@ def test_the_command_imports_no_program_before_it_is_called() -> None:
 
 def test_a_question_loads_nothing_of_what_answers_it() -> None:
     asking = ", ".join(
-        f"accountant.commands.{name}" for name in ("questions", "jobs", "reporting", "books", "deliveries")
+        [
+            "accountant.cli.usage_commands",
+            "accountant.cli.bookkeeping_commands",
+        ]
     )
     imported = _imported_by(f"import accountant.__main__, {asking}")
     assert not imported.intersection(["numpy", "duckdb", "fastapi", "uvicorn", "structlog"])
@@ -42,7 +45,8 @@ def test_a_question_loads_nothing_of_what_answers_it() -> None:
 def test_every_module_of_the_accountant_adds_the_commands_it_is_listed_for() -> None:
     for module, names in MODULES.items():
         app = typer.Typer()
-        importlib.import_module(f"accountant.commands.{module}").register(app)
+        name, _, function = module.partition(":")
+        getattr(importlib.import_module(name), function)(app)
         assert tuple(typer.main.get_group(app).commands) == names
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gputally.__main__ import COMMANDS, main
-from gputally.tree import everything
+from gputally.command_tree import everything
 from scripts.command_reference import PAGE, page
 
 

@@ -10,9 +10,9 @@ from decimal import Decimal
 import pytest
 from rich.table import Table
 
-from agent.output import UNWATCHED, Output, flat, show
-from agent.plaintext import for_cell
-from gputally.tree import everything
+from gputally.base.command_output import UNWATCHED, Output, flat, show
+from gputally.base.text_escaping import for_cell
+from gputally.command_tree import everything
 
 RECORD = {
     "name": "=cmd",

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.table import Table
 
-from accountant.delivery.letters import one_line
-from accountant.reports import svg
-from accountant.web import look
-from agent.output import Output, show
-from agent.plaintext import FORMULA, escaped, for_cell, for_json, for_page, for_terminal
-from agent.terminal import Terminal
+from accountant.notifications.messages import one_line
+from gputally.base.command_output import Output, show
+from gputally.base.terminal import Terminal
+from gputally.base.text_escaping import FORMULA, escaped, for_cell, for_json, for_page, for_terminal
+from gputally.server import page_layout
 from tests.http.readers import steering
 
 ANY = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
@@ -63,9 +62,9 @@ def test_colours_of_our_own_still_reach_a_terminal() -> None:
 
 @pytest.mark.parametrize("text", STEERING)
 def test_pages_charts_and_mails_show_it(text: str) -> None:
-    page = look.environment().from_string("<p>{{ name }}</p>{{ safe }}").render(name=f"a{text}<b>", safe="plain")
+    page = page_layout.environment().from_string("<p>{{ name }}</p>{{ safe }}").render(name=f"a{text}<b>", safe="plain")
     assert page == f"<p>{escaped(f'a{text}')}&lt;b&gt;</p>plain"
-    chart = svg.root("c", 1, 1, f"a{text}", f"b{text}")
-    svg.text(chart, "t", 0, 0, f"c{text}")
+    chart = page_layout.root("c", 1, 1, f"a{text}", f"b{text}")
+    page_layout.text(chart, "t", 0, 0, f"c{text}")
     assert steering("".join(chart.itertext())) == set()
     assert steering(one_line(f"a{text}b")) == set()

@@ -16,32 +16,64 @@ SQL = re.compile(
 )
 EXECUTING = {"run", "plainly", "columns", "execute", "executemany", "executescript", "sql", "query"}
 OWN = {
-    "accountant/store/classes.py": {"listed"},
-    "accountant/store/database.py": {
-        "DUPLICATE", "literal", "source", "asked", "name", "'enable' if wanted else 'disable'",
+    "accountant/storage/duckdb_engine.py": {
+        "'enable' if wanted else 'disable'",
+        "DUPLICATE",
+        "asked",
+        "literal",
+        "name",
+        "source",
     },
-    "accountant/store/holdings.py": {"numbers", "', '.join(of)"},
-    "accountant/store/invoicefile.py": {
-        "source", "middle", "start", "end", "_MONTH_S", "_DAY_S", "said['tax']", "said['instance']", "said['region']",
-        "said['kind']", "said['currency']", "said['amount']",
+    "accountant/storage/invoice_file.py": {
+        "_DAY_S",
+        "_MONTH_S",
+        "end",
+        "middle",
+        "said['amount']",
+        "said['currency']",
+        "said['instance']",
+        "said['kind']",
+        "said['region']",
+        "said['tax']",
+        "source",
+        "start",
     },
-    "accountant/store/lending.py": {"MS_PER_HOUR", "statement('borrowed')"},
-    "accountant/store/offsite/adopting.py": {"table", "values", "named", "key", "new", "after", "source"},
-    "accountant/store/offsite/archive.py": {"query", "name"},
-    "accountant/store/offsite/freezing.py": {
-        "_inside(hours)", "_inside(ordered)", "source", "_CELLS", "rows_of(cursor, files)", "low", "high + MS_PER_HOUR",
+    "accountant/storage/parquet_archive.py": {
+        "after",
+        "key",
+        "name",
+        "named",
+        "new",
+        "query",
+        "source",
+        "table",
+        "values",
+    },
+    "accountant/storage/query/grouping.py": {"listed"},
+    "accountant/storage/query/idle_time_query.py": {"MS_PER_HOUR", "statement('borrowed')", "statement('payers')"},
+    "accountant/storage/query/usage_columns_query.py": {"', '.join(of)", "numbers"},
+    "accountant/storage/query/usage_sums.py": {"_listed(gpus)", "few", "statement('sets_of').format(payers=few)"},
+    "accountant/storage/retention.py": {
+        "_CELLS",
         "_archived(cursor, archive, hours)",
+        "_inside(hours)",
+        "_inside(ordered)",
+        "high + MS_PER_HOUR",
+        "low",
+        "rows_of(cursor, files)",
+        "source",
     },
-    "accountant/store/phasing.py": {"statement('payers')"},
-    "accountant/store/scan.py": {"_listed(gpus)", "few", "statement('sets_of').format(payers=few)"},
-    "accountant/store/writing/adding.py": {"table", "', '.join(['unnest(?)'] * len(lists))"},
-    "accountant/store/writing/dictionary.py": {"self._table", "columns", "match", "c"},
-    "accountant/store/writing/origins.py": {"table"},
-    "agent/shipping/spool.py": {"name"},
-    "agent/shipping/spoolfile.py": {
-        "_SCHEMA", "_LAYOUT", "LOG_PAGES", "LOG_PAGES * 4096", "'FULL' if fsync else 'OFF'",
+    "accountant/storage/write/name_ids.py": {"c", "columns", "match", "self._table", "table"},
+    "accountant/storage/write/record_columns.py": {"', '.join(['unnest(?)'] * len(lists))", "table"},
+    "agent/upload/spool.py": {"name"},
+    "agent/upload/sqlite_file.py": {
+        "'FULL' if fsync else 'OFF'",
+        "LOG_PAGES",
+        "LOG_PAGES * 4096",
+        "_LAYOUT",
+        "_SCHEMA",
     },
-}  # fmt: skip
+}
 """By module, what may stand in a statement: names of tables and columns that the module itself lists, whole numbers,
 statements of sql/, and two literals that no parameter can replace (ATTACH, the columns of an invoice's file)."""
 

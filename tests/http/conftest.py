@@ -15,25 +15,22 @@ import structlog
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from accountant.api.app import create_app
-from accountant.api.deps import Deps
-from accountant.bookkeeping import Bookkeeper
-from accountant.callers.auth import Authenticator, Everybody, TokenFile, sha256
-from accountant.counters import Metrics
-from accountant.errors import LedgerFailed
-from accountant.ingest import decode
-from accountant.ledger import Receipt
-from accountant.metrics.ledger import LedgerCollector
-from accountant.prices import book as prices
-from accountant.prices.book import PriceBook
-from accountant.settings import Settings
-from accountant.wire import (
-    IDLE,
-    Accounts,
-    UsageLine,
-)
-from agent.clock import VirtualClock
+from accountant.api.dependencies import Deps
+from accountant.api.ledger_metrics import LedgerCollector
+from accountant.app import create_app
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.core.errors import LedgerFailed
+from accountant.core.settings import Settings
+from accountant.ledger.protocols import Receipt
+from accountant.prices import price_book as prices
+from accountant.prices.price_book import PriceBook
+from accountant.runtime.ingest import decode
+from accountant.runtime.service_metrics import Metrics
+from accountant.wire.policy_models import IDLE
+from accountant.wire.usage_models import Accounts, UsageLine
 from agent.wire import Batch, Holder, UsageInterval
+from gputally.base.clock import VirtualClock
+from gputally.server.tokens_and_grants import Authenticator, Everybody, TokenFile, sha256
 from tests.fakes.ledger import MINUTE_MS, NOW_MS, MemoryLedger
 
 HOUR_US = 3_600_000_000
@@ -74,7 +71,7 @@ def encoded(one: Batch) -> bytes:
 
 @dataclass
 class DirectIngest:
-    """Decodes and books at once; the same contract as accountant.ingest.Ingest."""
+    """Decodes and books at once; the same contract as accountant.runtime.ingest.Ingest."""
 
     ledger: MemoryLedger
     clock: VirtualClock

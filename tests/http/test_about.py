@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from accountant.progress import JobKey
-from accountant.web.about import about, gangs_of
-from accountant.wire import Decision
+from accountant.ledger.protocols import JobKey
+from accountant.web.job_pages import about, gangs_of
+from accountant.wire.policy_models import Decision
 
 KEY = JobKey("prod", "vision", "Job/train")
 SIBLINGS = ("Job/train", "Job/train-2", "Job/training", "Job/other")

@@ -14,11 +14,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from accountant.reports.renderings import Form
-from accountant.service import Service
-from accountant.settings import Archive, Settings
-from agent.clock import VirtualClock
+from accountant.composition import Service
+from accountant.core.settings import Archive, Settings
+from accountant.reports.output_formats import Form
 from agent.wire import Holder, PodFacts, UsageInterval
+from gputally.base.clock import VirtualClock
 from tests.effort import examples
 from tests.http.conftest import MINUTE_MS, NOW_MS, batch
 

@@ -6,8 +6,8 @@ import base64
 
 import pytest
 
-from accountant.callers.auth import sha256
 from agent.wire import PROBLEM
+from gputally.server.tokens_and_grants import sha256
 from tests.http.opened import OPEN, routes
 
 NEEDS = {

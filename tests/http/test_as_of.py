@@ -8,10 +8,10 @@ from itertools import count
 
 import pytest
 
-from accountant.prepared import FRESH_MS, STALEST_MS
-from accountant.web.pages import ahead
-from accountant.wire import Accounts, UsageLine
-from agent.clock import VirtualClock
+from accountant.api.answer_cache import FRESH_MS, STALEST_MS
+from accountant.web.overview_pages import ahead
+from accountant.wire.usage_models import Accounts, UsageLine
+from gputally.base.clock import VirtualClock
 from tests.http.conftest import HOUR_US, Door, OpenDoor
 
 PAGES = (

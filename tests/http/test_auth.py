@@ -8,8 +8,8 @@ import hashlib
 import pytest
 import yaml
 
-from accountant.callers.auth import OneToken, Principal, TokenFile, Unauthenticated, new_token
-from agent.yamlfile import FileFault
+from gputally.base.yaml_file import FileFault
+from gputally.server.tokens_and_grants import OneToken, Principal, TokenFile, Unauthenticated, new_token
 
 
 def ask(authenticator, token):

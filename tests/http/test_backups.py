@@ -7,13 +7,13 @@ import shutil
 
 import pytest
 
-from accountant import backups
 from accountant.__main__ import main
-from accountant.errors import LedgerDamaged
-from accountant.journal import NewAct, record
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Archive, Backups, Settings
+from accountant.composition import Service
+from accountant.core.errors import LedgerDamaged
+from accountant.core.settings import Archive, Backups, Settings
+from accountant.ledger.journal import NewAct, record
+from accountant.storage import backups
+from gputally.server.https_server import serve
 from tests import fresh
 
 HOUR_MS = 3_600_000

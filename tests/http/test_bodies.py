@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from fastapi import Request
 
-from accountant.api.body import Intake
+from accountant.api.middleware import Intake
 from accountant.api.problems import Refusal
-from accountant.settings import Limits
+from accountant.core.settings import Limits
 
 KIB = 1024
 LIMITS = Limits(body_bytes=64 * KIB, decoded_bytes=64 * KIB, inflight_bytes=512 * KIB)

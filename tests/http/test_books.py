@@ -9,10 +9,10 @@ import urllib.request
 import pytest
 
 from accountant.__main__ import main
-from accountant.ledger import Retirement
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.ledger.protocols import Retirement
+from gputally.server.https_server import serve
 from tests import fresh
 
 DAY_MS = 86_400_000

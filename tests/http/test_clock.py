@@ -9,14 +9,14 @@ from msgspec import structs
 from starlette.testclient import TestClient
 
 from accountant.__main__ import main
-from accountant.guarded_clock import AGREE_MS, LONG_MS, GuardedClock
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings
-from accountant.store import open_ledger
-from accountant.wire import Decision, Policy
-from agent.clock import VirtualClock
-from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.runtime.guarded_clock import AGREE_MS, LONG_MS, GuardedClock
+from accountant.storage.duckdb_ledger import open_ledger
+from accountant.wire.policy_models import Decision, Policy
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
+from gputally.server.https_server import serve
 from tests import fresh
 
 YEAR_MS = 365 * MS_PER_DAY

@@ -18,12 +18,11 @@ import pytest
 import typer
 
 from accountant.__main__ import app, main
-from accountant.commands.jobs import meant
-from accountant.commands.reporting import before
-from accountant.joblines import Job
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings
+from accountant.cli.usage_commands import before, meant
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.wire.usage_models import Job
+from gputally.server.https_server import serve
 
 ROOT = Path(__file__).parents[2]
 PRICES = (

@@ -12,10 +12,9 @@ import httpx2
 import pytest
 import trustme
 
-from accountant.api.asgi import Receive, Scope, Send
-from accountant.listener import ConnectionLimits, Connections
-from accountant.serving import serve
-from accountant.tls import Identity, Tls
+from gputally.server.asgi_types import Receive, Scope, Send
+from gputally.server.connection_limits import ConnectionLimits, Connections
+from gputally.server.https_server import Identity, Tls, serve
 
 SOON = ConnectionLimits(connections=40, connections_by_address=20, header_seconds=0.3, stalled_seconds=0.3)
 

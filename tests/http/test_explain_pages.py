@@ -13,20 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from accountant.service import Service
-from accountant.settings import Settings
-from accountant.web import reasons
-from accountant.wire import Decision, Policy, UsageWindow
-from agent.clock import VirtualClock
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.wire import decision_text
+from accountant.wire.policy_models import Decision, Policy, UsageWindow
 from agent.wire import Holder, PodFacts, UsageInterval
-from fairshare.model import Standing
-from fairshare.plan import Apply
-from fairshare.preempting.effectors import Effect
-from fairshare.preempting.preempter import PreemptionReport, Stop, decisions
-from fairshare.preemption import decide
-from fairshare.report import Outcome, TargetReport, hold_decision, weight_decisions
-from fairshare.weighing.gates import Hold
-from fairshare.weighing.weights import weigh
+from fairshare.controller.cycle_report import Outcome, TargetReport, hold_decision, weight_decisions
+from fairshare.core.model import Standing
+from fairshare.laws.weight_calculation import weigh
+from fairshare.preemption.eviction import Effect
+from fairshare.preemption.target_preemption import PreemptionReport, Stop, decisions
+from fairshare.preemption.victim_selection import decide
+from fairshare.targets.weight_plan import Apply
+from fairshare.usage.stale_usage_hold import Hold
+from gputally.base.clock import VirtualClock
 from tests.effort import examples
 from tests.fairshare.preempting import HOUR_MS, gang, situation
 from tests.fairshare.preempting import NOW_MS as THEIR_NOW_MS
@@ -228,8 +228,8 @@ def test_whatever_was_posted_can_be_told(kind, inputs, others, value):
         )  # fmt: skip
 
     record = one("c", others, "*")
-    told = reasons.told(one("c/1", {**inputs, "cycle": "c"}, "q"), [record])
+    told = decision_text.told(one("c/1", {**inputs, "cycle": "c"}, "q"), [record])
     assert told.title
     assert all(len(row) == len(grid.columns) for grid in told.grids for row in grid.rows)
-    assert reasons.told(record, [record]).title
-    assert isinstance(reasons.shares([record], ("q",)), list)
+    assert decision_text.told(record, [record]).title
+    assert isinstance(decision_text.shares([record], ("q",)), list)

@@ -9,10 +9,10 @@ from msgspec import structs
 from starlette.testclient import TestClient
 
 from accountant.__main__ import main
-from accountant.callers.auth import sha256
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from gputally.server.https_server import serve
+from gputally.server.tokens_and_grants import sha256
 from tests import fresh
 
 GPU = "GPU-node-1"

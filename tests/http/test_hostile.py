@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from accountant.api.body import inflate
+from accountant.api.middleware import inflate
 from accountant.api.problems import Refusal
-from accountant.service import Service
-from accountant.settings import Settings
+from accountant.composition import Service
+from accountant.core.settings import Settings
 from agent.wire import PROBLEM
 from tests import fresh
 from tests.effort import examples

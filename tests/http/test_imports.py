@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from accountant.callers.auth import sha256
-from accountant.importing.protocol import epoch, first_seq
-from agent.units import MS_PER_DAY
+from accountant.history_import.import_chunks import epoch, first_seq
+from gputally.base.units import MS_PER_DAY
+from gputally.server.tokens_and_grants import sha256
 from tests.http.conftest import NOW_MS, batch, encoded
 
 DAY_MS = NOW_MS // MS_PER_DAY * MS_PER_DAY

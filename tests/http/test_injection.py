@@ -16,22 +16,21 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from accountant.api.deps import Deps
-from accountant.delivery import letters
-from accountant.delivery.carriers import Mail
-from accountant.delivery.composing import compose
-from accountant.delivery.letters import Letter
-from accountant.delivery.occasions import ReportDue
-from accountant.delivery.orders import Smtp
-from accountant.log import configure
-from accountant.periods import Month
-from accountant.progress import JobKey
-from accountant.reports import making
-from accountant.service import Service
-from accountant.settings import Settings
-from agent.clock import VirtualClock
-from agent.plaintext import for_page
+from accountant.api.dependencies import Deps
+from accountant.composition import Service
+from accountant.core.periods import Month
+from accountant.core.settings import Settings
+from accountant.ledger.protocols import JobKey
+from accountant.notifications import messages
+from accountant.notifications.channels import Mail
+from accountant.notifications.messages import Letter, compose
+from accountant.notifications.subscriptions import Smtp
+from accountant.notifications.triggers import ReportDue
+from accountant.reports import report_model
 from agent.wire import Holder, PodFacts, UsageInterval
+from gputally.base.clock import VirtualClock
+from gputally.base.text_escaping import for_page
+from gputally.server.structlog_setup import configure
 from tests.fakes.mailserver import mail_server
 from tests.http.conftest import MINUTE_MS, NOW_MS, batch, encoded
 from tests.http.readers import VOID, steering
@@ -201,7 +200,7 @@ def letter(service):
     """The month's report as it is sent about."""
     deps: Deps = service.app.state.deps
     start, end = Month(2026, 11).span(UTC)[0], NOW_MS
-    report = making.report(deps.ledger, deps.books, start, end, "UTC")
+    report = report_model.report(deps.ledger, deps.books, start, end, "UTC")
     due = ReportDue("finance", "2026-11", start, end, Month(2026, 11), NAMES[0], ())
     return compose(due, NOW_MS, lambda _: report, "https://pages.example", files=False)
 
@@ -223,7 +222,7 @@ def _about(letter, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_slack_reads_none_of_its_signs_in_a_name(letter, name):
-    body = letters.slack(_about(letter, name))
+    body = messages.slack(_about(letter, name))
     assert "<" not in body["text"], "what notifications show is the one part that it would read them in"
     texts = [block["text"] for block in body["blocks"] if "text" in block]
     texts += [field for block in body["blocks"] for field in block.get("fields", ())]
@@ -233,7 +232,7 @@ def test_slack_reads_none_of_its_signs_in_a_name(letter, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_teams_gets_runs_of_text(letter, name):
-    (attachment,) = letters.msteams(_about(letter, name))["attachments"]
+    (attachment,) = messages.msteams(_about(letter, name))["attachments"]
     body = attachment["content"]["body"]
     inlines = [run for block in body for run in block.get("inlines", ())]
     assert {block["type"] for block in body} == {"RichTextBlock", "ColumnSet"}
@@ -247,11 +246,11 @@ def test_a_mail_has_our_headers_and_escaped_html(mails, name):
     assert {key.lower() for key in mail} <= {
         "subject", "from", "to", "date", "message-id", "auto-submitted", "mime-version", "content-type",
     }  # fmt: skip
-    assert mail["Subject"] == letters.one_line(f"Team {name} held 3")
+    assert mail["Subject"] == messages.one_line(f"Team {name} held 3")
     found = Elements(mail.get_body(("html",)).get_content())
     assert found.tags <= {"html", "body", "h1", "p", "table", "tr", "td", "a"}
     assert all(value.startswith("https://pages.example/") for key, value in found.attributes if key == "href")
-    assert letters.one_line(name) in letters.one_line(" ".join(found.texts))
+    assert messages.one_line(name) in messages.one_line(" ".join(found.texts))
 
 
 def test_names_in_metrics_are_label_values_and_nothing_else(client):

@@ -10,10 +10,10 @@ from decimal import Decimal
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.ledger import Retirement
-from accountant.service import Service
-from accountant.settings import Settings
-from agent.clock import VirtualClock
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.ledger.protocols import Retirement
+from gputally.base.clock import VirtualClock
 from tests.http.conftest import MINUTE_MS, NOW_MS, batch, bearer, encoded, token_file
 from tests.http.readers import EVIL, read
 

@@ -10,10 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from accountant.service import Service
-from accountant.settings import JobMetrics, Settings
-from agent.clock import VirtualClock
+from accountant.composition import Service
+from accountant.core.settings import JobMetrics, Settings
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from gputally.base.clock import VirtualClock
 from tests import fresh
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.callers.auth import Principal, sha256
-from accountant.progress import MOST_EPOCHS, EpochReport, JobKey
-from accountant.service import Service
-from accountant.settings import Settings
-from agent.clock import VirtualClock
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.ledger.protocols import MOST_EPOCHS, EpochReport, JobKey
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from gputally.base.clock import VirtualClock
+from gputally.server.tokens_and_grants import Principal, sha256
 from tests import fresh
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z

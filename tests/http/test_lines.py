@@ -14,10 +14,10 @@ from urllib.parse import unquote
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.journal import ActKind
-from accountant.service import Service
-from accountant.settings import Settings
-from accountant.web.acts import WHAT
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.ledger.journal import ActKind
+from accountant.web.statement_pages import WHAT
 from agent.wire import Holder, PodFacts, UsageInterval
 from tests.http.readers import EVIL, read
 
@@ -32,7 +32,7 @@ TEAMS = {"vision": 3, "language": 4, EVIL: 5}
 def house(tmp_path_factory):
     """Twelve GPUs, each held by a pod of its own for another number of minutes; then the month is over and closed,
     and a late node and a credit are booked in the next."""
-    from agent.clock import VirtualClock
+    from gputally.base.clock import VirtualClock
     from tests.http.conftest import NOW_MS, batch, encoded
 
     folder = tmp_path_factory.mktemp("lines")

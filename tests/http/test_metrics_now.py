@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from accountant.ledger import NodeFacts
-from accountant.metrics import names as metrics_names
-from accountant.metrics import now as metrics_now
-from accountant.wire import Accounts, Policy, UsageLine
-from agent.units import BUCKET_MS, US_PER_MS
+from accountant.api import ledger_metrics as metrics_names
+from accountant.api import ledger_metrics as metrics_now
+from accountant.ledger.protocols import NodeFacts
+from accountant.wire.policy_models import Policy
+from accountant.wire.usage_models import Accounts, UsageLine
+from gputally.base.units import BUCKET_MS, US_PER_MS
 
 GPU_US = BUCKET_MS * US_PER_MS
 """One GPU over the quarter."""

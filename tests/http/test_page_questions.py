@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.books.billed import billed
-from accountant.books.itemised import DIMENSIONS
-from accountant.store import DuckLedger
-from accountant.store.database import Cursor, Parameters, Row
-from accountant.store.memory import coarser
-from accountant.wire import Dimension
-from agent.units import MS_PER_DAY, MS_PER_HOUR
+from accountant.billing.bill_columns import billed
+from accountant.billing.statement_items import DIMENSIONS
+from accountant.storage.duckdb_engine import Cursor, Parameters, Row
+from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.storage.query.result_cache import coarser
+from accountant.wire.usage_models import Dimension
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.bench import pages
 
 SIZES = (pages.Size(nodes=2, minutes=1_500, queues=4), pages.Size(nodes=6, minutes=3 * 1_440 + 100, queues=4))

@@ -6,9 +6,11 @@ import re
 
 import pytest
 
-from accountant.store.checks import Hole, Quarantined
-from accountant.web.views import by_node, month_so_far, now
-from accountant.wire import Accounts, Decision, UsageLine
+from accountant.ledger.protocols import Quarantined
+from accountant.storage.snapshot import Hole
+from accountant.web.page_rows import by_node, month_so_far, now
+from accountant.wire.policy_models import Decision
+from accountant.wire.usage_models import Accounts, UsageLine
 from tests.http.readers import EVIL, read
 
 PAGES = (

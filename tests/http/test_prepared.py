@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from accountant.prepared import (
+from accountant.api.answer_cache import (
     AHEAD_MS,
     FRESH_MS,
     MOST_BYTES,
@@ -20,7 +20,7 @@ from accountant.prepared import (
     Answer,
     Prepared,
 )
-from agent.clock import VirtualClock
+from gputally.base.clock import VirtualClock
 
 AT = 1_800_000_000_000
 

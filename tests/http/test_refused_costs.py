@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.callers.auth import sha256
-from accountant.errors import BadBatch
-from accountant.ingest import MOST_REASON, decode
-from accountant.service import Service
-from accountant.settings import Settings
+from accountant.composition import Service
+from accountant.core.errors import BadBatch
+from accountant.core.settings import Settings
+from accountant.runtime.ingest import MOST_REASON, decode
 from agent.wire import PROBLEM, Skipped
-from agent.yamlfile import MAX_VALUES, FileFault, parse
+from gputally.base.yaml_file import MAX_VALUES, FileFault, parse
+from gputally.server.tokens_and_grants import sha256
 from tests import fresh
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

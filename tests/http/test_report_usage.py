@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from accountant.api.problems import PROBLEMS
-from accountant.errors import LedgerFailed, LedgerUnavailable
+from accountant.core.errors import LedgerFailed, LedgerUnavailable
 from agent.wire import PROBLEM, Ack
 
 GZIP = {"Content-Encoding": "gzip"}
@@ -159,7 +159,7 @@ def test_a_defect_is_a_500_problem_that_gives_nothing_away(door, kit):
 
 
 def test_a_bound_token_reports_for_its_own_node_only(door, kit, tmp_path):
-    from accountant.callers.auth import sha256
+    from gputally.server.tokens_and_grants import sha256
 
     bound = f"  - {{name: n1, token_sha256: {sha256('n1')}, scopes: [ingest], cluster: prod, node: node-1}}\n"
     opened = door(tokens=kit.token_file(tmp_path / "tokens.yaml", bound))

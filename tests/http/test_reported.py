@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from accountant.callers.auth import AuthorityUnavailable, sha256
-from accountant.reported import PodReport
-from accountant.work.waits import KnownPod
+from accountant.api.bookkeeping_models import PodReport
+from accountant.billing.queue_waits import KnownPod
 from agent.wire import PROBLEM, PodFacts
+from gputally.server.tokens_and_grants import AuthorityUnavailable, sha256
 
 
 def pod(uid="101", **changes):

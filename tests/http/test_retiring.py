@@ -7,10 +7,10 @@ import json
 import pytest
 
 from accountant.__main__ import main
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings
-from agent.units import MS_PER_DAY, US_PER_HOUR
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from gputally.base.units import MS_PER_DAY, US_PER_HOUR
+from gputally.server.https_server import serve
 from tests import fresh
 
 GPU = "GPU-node-1"

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.callers.auth import sha256
-from accountant.progress import JobKey
-from accountant.service import Service
-from accountant.settings import Settings
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.ledger.protocols import JobKey
 from agent.wire import Holder, PodFacts, UsageInterval
+from gputally.server.tokens_and_grants import sha256
 from tests import fresh
 from tests.http.conftest import NOW_MS
 from tests.http.opened import OPEN, routes

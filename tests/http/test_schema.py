@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from accountant.service import Service
-from accountant.settings import Settings
+from accountant.composition import Service
+from accountant.core.settings import Settings
 from tests import fresh
 
 if TYPE_CHECKING:  # a second to import, which only who runs these tests shall wait for

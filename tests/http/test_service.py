@@ -10,13 +10,14 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.commands.running import EXIT_FAILED, run
-from accountant.errors import CannotStart, InventoryError, LedgerFailed, LedgerLocked
-from accountant.service import Service
-from accountant.serving import listen, serve
-from accountant.settings import Settings
+from accountant.cli.server_commands import EXIT_FAILED, run
+from accountant.composition import Service
+from accountant.core.errors import InventoryError, LedgerFailed, LedgerLocked
+from accountant.core.settings import Settings
 from agent.wire import PROBLEM
-from agent.yamlfile import FileFault
+from gputally.base.errors import CannotStart
+from gputally.base.yaml_file import FileFault
+from gputally.server.https_server import listen, serve
 from tests import fresh
 
 MINUTE_MS = 60_000

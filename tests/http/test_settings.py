@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from accountant.callers.auth import is_loopback
-from accountant.errors import SettingsFault
-from accountant.settings import Settings, load
+from accountant.core.settings import Settings, load
+from gputally.base.errors import SettingsFault
+from gputally.server.tokens_and_grants import is_loopback
 
 
 @pytest.fixture

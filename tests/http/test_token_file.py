@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from accountant.__main__ import main
-from accountant.callers.auth import TokenFile, TokenList, Unauthenticated, sha256
-from accountant.commands.tokenfile import without
-from accountant.yamlfile import validate
-from agent.clock import VirtualClock
-from agent.yamlfile import parse
+from accountant.cli.server_commands import without
+from gputally.base.clock import VirtualClock
+from gputally.base.yaml_file import parse
+from gputally.server.config_models import validate
+from gputally.server.tokens_and_grants import TokenFile, TokenList, Unauthenticated, sha256
 from tests.http.conftest import NOW_MS
 
 

@@ -12,11 +12,11 @@ from msgspec import structs
 from starlette.testclient import TestClient
 
 from accountant.__main__ import main
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings
-from agent.clock import VirtualClock
-from agent.units import MS_PER_DAY
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_DAY
+from gputally.server.https_server import serve
 from tests.http.conftest import MINUTE_MS, NOW_MS, batch, encoded
 
 PRICES = (

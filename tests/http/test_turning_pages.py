@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from accountant.api.keeping import KEPT_MS, PACK_LINES, KeptAnswers
-from accountant.api.paging import Page, open_page
+from accountant.api.answer_cache import KEPT_MS, PACK_LINES, KeptAnswers
 from accountant.api.problems import Refusal
-from accountant.callers.auth import sha256
-from accountant.errors import LedgerUnavailable
-from accountant.service import Service
-from accountant.settings import Limits, Settings
-from accountant.wire import Accounts, CostAnswer, CostLine, UsageLine
-from agent.clock import VirtualClock
+from accountant.api.query_parameters import Page, open_page
+from accountant.composition import Service
+from accountant.core.errors import LedgerUnavailable
+from accountant.core.settings import Limits, Settings
+from accountant.wire.usage_models import Accounts, CostAnswer, CostLine, UsageLine
 from agent.wire import PROBLEM, Batch, Holder, PodFacts, UsageInterval
+from gputally.base.clock import VirtualClock
+from gputally.server.tokens_and_grants import sha256
 from tests import fresh
 from tests.effort import examples
 

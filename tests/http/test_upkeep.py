@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 from starlette.testclient import TestClient
 
-from accountant import backups
-from accountant.errors import LedgerUnavailable
-from accountant.journal import NewAct, record
-from accountant.ledger import Facts, NodeFacts
-from accountant.service import Service
-from accountant.settings import Archive, Backups, Settings
-from accountant.upkeep import Upkeep
-from accountant.wire import Decision, Policy
+from accountant.composition import Service
+from accountant.core.errors import LedgerUnavailable
+from accountant.core.settings import Archive, Backups, Settings
+from accountant.ledger.journal import NewAct, record
+from accountant.ledger.protocols import Facts, NodeFacts
+from accountant.runtime.background_tasks import Upkeep
+from accountant.storage import backups
+from accountant.wire.policy_models import Decision, Policy
 from tests import fresh
 
 PRICE = (

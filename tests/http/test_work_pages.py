@@ -12,13 +12,13 @@ from zoneinfo import ZoneInfo
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.progress import JobKey
-from accountant.service import Service
-from accountant.settings import Settings
-from accountant.web import views
-from accountant.web.timeline import MOST_STRIPS, cells, drawn, timeline
-from accountant.wire import Accounts, Dimension, UsageLine
-from accountant.work.jobs import Where
+from accountant.billing.job_costs import Where
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.ledger.protocols import JobKey
+from accountant.web import page_rows
+from accountant.web.node_pages import MOST_STRIPS, cells, drawn, timeline
+from accountant.wire.usage_models import Accounts, Dimension, UsageLine
 from agent.wire import Holder, PodFacts, UsageInterval
 from tests import fresh
 from tests.http.readers import EVIL, read
@@ -189,7 +189,9 @@ class Hours:
                     of_gpus.setdefault(gpu, []).append(accounts)
             found.append(
                 [
-                    UsageLine(key={"node": "n", "gpu": gpu, "gpu_model": "H100"}, accounts_gpu_us=views.added(several))
+                    UsageLine(
+                        key={"node": "n", "gpu": gpu, "gpu_model": "H100"}, accounts_gpu_us=page_rows.added(several)
+                    )
                     for gpu, several in sorted(of_gpus.items())
                 ]
             )
@@ -254,7 +256,7 @@ def test_a_name_cannot_break_out_of_the_drawing():
 def test_devices_asked_for_are_counted():
     def asked(**requests: str) -> int:
         named = {name.replace("_", "/"): amount for name, amount in requests.items()}
-        return views.gpus_asked(
+        return page_rows.gpus_asked(
             PodFacts(seq=1, uid="u", namespace="n", name="p", node="", requests=named, observed_ms=0)
         )
 

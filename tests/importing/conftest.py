@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from accountant.callers.auth import new_token
-from accountant.remote import Remote
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings
-from accountant.store import DuckLedger
-from agent.clock import VirtualClock
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.wire.http_client import Remote
+from gputally.base.clock import VirtualClock
+from gputally.server.https_server import serve
+from gputally.server.tokens_and_grants import new_token
 
 NOW_MS = 1_791_000_000_000
 """Some days after 2026-10-01."""

@@ -12,12 +12,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agent.units import MS_PER_MINUTE
 from agent.wire import PodFacts
-from fairshare.simulator.cluster import WHOLE, GpuSpec, NodeSpec
-from fairshare.simulator.events import Event, OutageBegan, OutageEnded, Started, Stopped
-from gputally.demo.cluster import REPLICAS, SHARED
-from gputally.demo.pods import pods_of
+from fairshare.simulator.simulation_model import (
+    WHOLE,
+    Event,
+    GpuSpec,
+    NodeSpec,
+    OutageBegan,
+    OutageEnded,
+    Started,
+    Stopped,
+)
+from gputally.base.units import MS_PER_MINUTE
+from gputally.demo.agent_site import pods_of
+from gputally.demo.cluster_and_workload import REPLICAS, SHARED
 
 Generation = Literal["old", "new"]
 _LINGER_MS = 10 * MS_PER_MINUTE

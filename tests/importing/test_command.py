@@ -13,13 +13,13 @@ import pytest
 import trustme
 
 from accountant.__main__ import main
-from accountant.importing import sending
-from accountant.importing.promapi import Prometheus, PrometheusFailed
-from accountant.importing.sending import Destination
-from accountant.importing.slurmjobs import SlurmHistory
-from accountant.inventory.slurm import Job
-from accountant.remote import Remote, Unanswered
-from agent.units import MS_PER_HOUR
+from accountant.history_import import import_run
+from accountant.history_import.import_run import Destination
+from accountant.history_import.prometheus_source import Prometheus, PrometheusFailed
+from accountant.history_import.slurm_history import SlurmHistory
+from accountant.inventory.slurm_accounting import Job
+from accountant.wire.http_client import Remote, Unanswered
+from gputally.base.units import MS_PER_HOUR
 from tests.importing.conftest import NOW_MS
 
 START_MS = 1_790_812_800_000
@@ -92,7 +92,7 @@ class Cut(Remote):
 
 
 def test_cut_off_anywhere_it_goes_on_and_stores_nothing_twice(books, monkeypatch):
-    monkeypatch.setattr(sending, "RECORDS", 40)
+    monkeypatch.setattr(import_run, "RECORDS", 40)
     jobs = [
         Job(str(n), "t", "vision", "ann", nodes=f"n{n % 3}", gpus=2, started_ms=START_MS + n * 600_000,
             ended_ms=START_MS + (n + 5) * 600_000)
@@ -104,7 +104,7 @@ def test_cut_off_anywhere_it_goes_on_and_stores_nothing_twice(books, monkeypatch
     for _ in range(40):
         try:
             to = Destination(books.remote(Cut), "hpc", "slurm", "f")
-            sending.run(to, history.read, wanted, MS_PER_HOUR, lambda *told: heard.append(told))
+            import_run.run(to, history.read, wanted, MS_PER_HOUR, lambda *told: heard.append(told))
             break
         except Unanswered:
             continue

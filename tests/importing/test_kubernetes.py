@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from accountant.importing.cells import Grid
-from accountant.importing.kubernetes import histories
-from accountant.importing.prometheus import selector
-from accountant.importing.rows import rows
-from accountant.importing.series import Observed, Series, device_of, labelled_pod, pod_of, resource
+from accountant.history_import.gpu_holds import Grid, rows
+from accountant.history_import.kubernetes_history import histories
+from accountant.history_import.prometheus_series import Observed, Series, device_of, labelled_pod, pod_of, resource
+from accountant.history_import.prometheus_source import selector
 
 MINUTE = 60_000
 START = 1_790_812_800_000

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.importing.protocol import chunks, epoch, first_seq, is_import, source_of, without
-from accountant.overlap import union
-from agent.units import MS_PER_HOUR
+from accountant.core.claim_overlap import union
+from accountant.history_import.import_chunks import chunks, epoch, first_seq, is_import, source_of, without
+from gputally.base.units import MS_PER_HOUR
 from tests.effort import examples
 
 DAY = 24 * MS_PER_HOUR

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from accountant.importing.protocol import epoch
-from accountant.importing.record import ImportedChunk, of_acts, said_of
-from accountant.journal import Act
-from accountant.reports import html, jsondoc
-from agent.units import MS_PER_DAY, MS_PER_HOUR
+from accountant.history_import.import_chunks import ImportedChunk, epoch, of_acts, said_of
+from accountant.ledger.journal import Act
+from accountant.reports import html_and_pdf, report_tables
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.reports import sample
 
 DAY_US = 24 * 3_600_000_000
@@ -46,15 +45,15 @@ def test_a_chunk_that_was_noted_twice_is_one():
 def test_pages_and_files_say_where_it_is_from_and_what_it_cannot_know():
     said = said_of([chunk(0)], sample.START_MS, sample.END_MS)
     report = replace(sample.report(), imports=said)
-    page = html.render(report)
+    page = html_and_pdf.render_html(report)
     assert "from dcgm-exporter and kube-state-metrics (https://prom): 144.0 GPU-hours, 72.0 held" in " ".join(
         page.split()
     )
     assert "75.00 % of the time of the GPUs it knew" in page
     assert "it is not known whose it was" in page
-    (row,) = json.loads(jsondoc.render(report))["tables"]["imports"]
+    (row,) = json.loads(report_tables.render(report))["tables"]["imports"]
     assert (row["source"], row["gpu_hours"], row["coverage"]) == ("prometheus", "144.000000000", 0.75)
     of_team = replace(sample.report("vision"), imports=said)
-    assert json.loads(jsondoc.render(of_team))["tables"]["imports"][0]["gpu_hours"] is None
-    assert "144.0 GPU-hours" not in html.render(of_team)
-    assert "Imported" not in html.render(sample.report("vision"))
+    assert json.loads(report_tables.render(of_team))["tables"]["imports"][0]["gpu_hours"] is None
+    assert "144.0 GPU-hours" not in html_and_pdf.render_html(of_team)
+    assert "Imported" not in html_and_pdf.render_html(sample.report("vision"))

@@ -5,12 +5,22 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.importing.cells import Grid, Track, bridged, runs
-from accountant.importing.layout import GpuLayout, Hold, Part, mig_slice
-from accountant.importing.placing import Demand, place
-from accountant.importing.rows import rows, tallied
-from accountant.importing.series import Series
-from accountant.store.writing import validation
+from accountant.history_import.gpu_holds import (
+    Demand,
+    GpuLayout,
+    Grid,
+    Hold,
+    Part,
+    Track,
+    bridged,
+    mig_slice,
+    place,
+    rows,
+    runs,
+    tallied,
+)
+from accountant.history_import.prometheus_series import Series
+from accountant.storage.write import batch_admission
 from agent.wire import Gap, Holder
 from tests.effort import examples
 
@@ -154,6 +164,6 @@ def test_conservation_whatever_was_asked_for(drawn, slots, tolerance):
     for gpu in layouts:
         found = rows(gpu, [one for one in placed.holds if one.gpu == gpu.uuid], SPAN, ALWAYS)
         assert sum(row.capacity_us for row in found) == us(60)
-        numbered = validation.sets(found)
-        assert all(validation.fault(rows_of, START + HOUR) is None for rows_of in numbered)
+        numbered = batch_admission.sets(found)
+        assert all(batch_admission.record_fault(rows_of, START + HOUR) is None for rows_of in numbered)
         assert [rows_of[0].start_ms for rows_of in numbered[1:]] == [rows_of[0].end_ms for rows_of in numbered[:-1]]

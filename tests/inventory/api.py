@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from accountant.errors import ClusterRefused, ClusterUnavailable, ResourceGone
+from gputally.base.errors import ClusterRefused, ClusterUnavailable, ResourceGone
 
 Object = dict[str, Any]
 PATHS = {
@@ -25,7 +25,7 @@ SCHEDULERS = {"KaiGroup", "VolcanoGroup", "LocalQueue", "Workload", "ClusterQueu
 
 @dataclass
 class FakeApi:
-    """accountant.inventory.kube.Api. `trouble`: failures to raise, one per request, None for none.
+    """accountant.inventory.kubernetes_objects.Api. `trouble`: failures to raise, one per request, None for none.
     `served`: its kinds."""
 
     objects: dict[str, dict[str, Object]] = field(default_factory=dict)

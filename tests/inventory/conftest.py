@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from accountant.store import DuckLedger, open_ledger
-from agent.clock import VirtualClock
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from gputally.base.clock import VirtualClock
 from tests.fresh import fresh
 
 NOW_MS = 1_790_816_400_000  # 2026-10-01T01:00:00Z

@@ -8,9 +8,8 @@ from typing import Any
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from accountant.callers.auth import Principal
-from accountant.callers.grants import Grant
-from agent.clock import VirtualClock
+from gputally.base.clock import VirtualClock
+from gputally.server.tokens_and_grants import Grant, Principal
 
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 EDGE, LOGIN = "https://oidc.edge", "https://login"

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from accountant.journal import NewAct, broken_at
-from accountant.store import DuckLedger, open_ledger, registers
-from accountant.wire import Policy
-from agent.clock import VirtualClock
+from accountant.ledger.journal import NewAct, broken_at
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.storage.write import reference_tables
+from accountant.wire.policy_models import Policy
+from gputally.base.clock import VirtualClock
 
 ACTS = [NewAct(n, "closed", f"2026-0{n}", "ann", "as agreed") for n in range(1, 6)]
 POLICY = Policy.model_validate({"queues": [{"name": "vision"}]})
@@ -45,7 +46,7 @@ def test_a_failed_act_leaves_no_trace(ledger: DuckLedger, monkeypatch: pytest.Mo
     def fails(*_: object) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(registers, "write_policy", fails)
+    monkeypatch.setattr(reference_tables, "write_policy", fails)
     with pytest.raises(RuntimeError):
         ledger.put_policy(POLICY, 100, "ann")
     assert ledger.trail(0, 100) == []

@@ -13,13 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant import yamlfile
-from accountant.callers import tokens
-from accountant.callers.auth import AuthorityUnavailable, Principal, Unauthenticated
-from accountant.callers.grants import Callers, Issuer
-from accountant.callers.issuers import AGAIN_MS, FRESH_MS, STALE_MS, Issuers, source
-from agent.clock import VirtualClock
-from agent.yamlfile import FileFault
+from gputally.base.clock import VirtualClock
+from gputally.base.yaml_file import FileFault
+from gputally.server import config_models, tokens_and_grants
+from gputally.server.openid_connect import AGAIN_MS, FRESH_MS, STALE_MS, Issuers, source
+from gputally.server.tokens_and_grants import AuthorityUnavailable, Callers, Issuer, Principal, Unauthenticated
 from tests.inventory.issued import EDGE, GRANTS, KEY, LOGIN, ask, signed
 
 OTHER = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -125,7 +123,7 @@ def test_only_the_issuers_own_keys_and_asymmetric_algorithms_count(issuers: Issu
         jwt.encode(claims, "s" * 64, algorithm="HS256", headers={"kid": "k1"}),
         jwt.encode(claims, ec.generate_private_key(ec.SECP256R1()), algorithm="ES256", headers={"kid": "k1"}),
         good[:-4],
-        good + "x" * tokens.MOST_BYTES,
+        good + "x" * tokens_and_grants.MOST_BYTES,
         "a.b.c",
         "..",
         "",
@@ -217,7 +215,7 @@ grants:
 def test_the_file_of_callers(tmp_path: Path) -> None:
     path = tmp_path / "callers.yaml"
     path.write_text(FILE)
-    callers = yamlfile.load(path, Callers)
+    callers = config_models.load_yaml(path, Callers)
     assert callers.certified("agents-of-lab") == Principal("certificate:agents-of-lab", frozenset({"ingest"}), "lab")
     assert callers.certified("somebody") is None
     for old, new, fault in [
@@ -230,12 +228,12 @@ def test_the_file_of_callers(tmp_path: Path) -> None:
     ]:
         path.write_text(FILE.replace(old, new))
         with pytest.raises(FileFault, match=fault):
-            yamlfile.load(path, Callers)
+            config_models.load_yaml(path, Callers)
 
 
 @given(st.one_of(st.text(), st.binary().map(lambda raw: f"e30.{base64.urlsafe_b64encode(raw).decode().rstrip('=')}.x")))
 def test_no_text_breaks_the_reading_of_tokens(text: str) -> None:
-    found = tokens.unverified(text)
+    found = tokens_and_grants.unverified(text)
     assert found is None or isinstance(found.issuer, str)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import structlog
 
-from accountant.cluster import KubernetesApi
-from accountant.errors import ClusterUnavailable
-from accountant.ledger import Down
-from accountant.service import Service
-from accountant.settings import Settings
-from agent.clock import VirtualClock
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.ledger.protocols import Down
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import ClusterUnavailable
+from gputally.kubernetes.api_client import KubernetesApi
 from tests.inventory.api import FakeApi, node
 
 

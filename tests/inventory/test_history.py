@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.dated import Dated
-from accountant.ledger import Facts, NamespaceFacts, NodeFacts
-from accountant.store import DuckLedger, open_ledger
-from accountant.wire import UNASSIGNED
-from agent.clock import VirtualClock
+from accountant.core.periods import Dated
+from accountant.ledger.protocols import Facts, NamespaceFacts, NodeFacts
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.policy_models import UNASSIGNED
 from agent.wire import Batch, Holder, Owner, PodFacts, UsageInterval
+from gputally.base.clock import VirtualClock
 
 START = 1_790_812_800_000  # an hour before the clock
 MINUTE = 60_000

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from accountant.errors import ClusterUnavailable, ResourceGone
-from accountant.inventory.informers import ClusterInventory
-from accountant.inventory.kube import PAGE
-from accountant.inventory.owners import MANY
-from accountant.ledger import Down, NamespaceFacts, NodeFacts
-from accountant.progress import JobKey
-from agent.clock import VirtualClock
+from accountant.inventory.kubernetes_inventory import ClusterInventory
+from accountant.inventory.pod_owners import MANY
+from accountant.ledger.protocols import Down, JobKey, NamespaceFacts, NodeFacts
 from agent.wire import Owner, PodFacts
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import ClusterUnavailable, ResourceGone
+from gputally.kubernetes.api_types import PAGE
 from tests.inventory.api import UNREACHABLE, FakeApi, node, owner, pod
 
 CREATED = 1_790_812_800_000  # 2026-10-01T00:00:00Z

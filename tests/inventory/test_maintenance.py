@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from accountant.errors import InventoryError
-from accountant.inventory.declared import MergedInventory, YamlInventory
-from accountant.inventory.maintenance import MOST_SPANS, Calendar, Planned
-from accountant.ledger import Down, Facts, NamespaceFacts, NodeFacts
+from accountant.core.errors import InventoryError
+from accountant.inventory.inventory_file import MergedInventory, YamlInventory
+from accountant.inventory.node_facts import MOST_SPANS, Calendar, Planned
+from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 
 
 def at(text: str) -> int:

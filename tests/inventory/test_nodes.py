@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.inventory.nodes import CORDONED, NOT_READY, Sight, capacity_type, described, gone, seen, together
-from accountant.ledger import Down, NodeFacts
+from accountant.inventory.node_facts import CORDONED, NOT_READY, Sight, capacity_type, described, gone, seen, together
+from accountant.ledger.protocols import Down, NodeFacts
 
 CLOUDS: dict[str, tuple[dict[str, str], NodeFacts]] = {
     "gke": (

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import structlog
 
-from accountant.callers.auth import sha256
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings
-from agent.clock import VirtualClock
-from agent.meter import ClosedSet
-from agent.shipping.outbox import Outbox
-from agent.shipping.upload import Uploader
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from agent.metering.meter import ClosedSet
+from agent.upload.spool import Outbox
+from agent.upload.uploader import Uploader
 from agent.wire import Holder, Owner, PodFacts, UsageInterval
+from gputally.base.clock import VirtualClock
+from gputally.server.https_server import serve
+from gputally.server.tokens_and_grants import sha256
 from tests import fresh
 
 START = 1_790_812_800_000  # 2026-10-01T00:00:00Z

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from accountant.errors import ClusterRefused
-from accountant.inventory.informers import ClusterInventory
-from accountant.metrics.inventory import InventoryCollector
-from accountant.store.writing.assignment import Assignment
-from accountant.wire import UNASSIGNED, Policy, PolicyVersion
-from agent.clock import VirtualClock
+from accountant.inventory.kubernetes_inventory import ClusterInventory
+from accountant.ledger.team_assignment import Assignment
+from accountant.runtime.service_metrics import InventoryCollector
+from accountant.wire.policy_models import UNASSIGNED, Policy, PolicyVersion
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import ClusterRefused
 from tests.inventory.api import SCHEDULERS, UNREACHABLE, FakeApi, owner, pod
 
 KUEUE = "kueue.x-k8s.io/queue-name"

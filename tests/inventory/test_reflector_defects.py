@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 
 import structlog
 
-from accountant.inventory.kube import Named
-from accountant.inventory.reflector import Reflector
-from agent.background import BackgroundTasks
-from agent.clock import VirtualClock
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.api_types import Named
+from gputally.kubernetes.list_watch import Reflector
 
 PAGE = json.dumps(
     {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "n", "uid": "u", "resourceVersion": "7"}}]}

@@ -9,12 +9,20 @@ from typing import Any
 
 import pytest
 
-from accountant.callers.auth import AnyOf, AuthorityUnavailable, OneToken, Principal, TooManyUnknown, Unauthenticated
-from accountant.callers.grants import KubernetesCallers, granted
-from accountant.callers.rate import RateBound
-from accountant.callers.reviews import REFUSED_MS, REMEMBERED_MS, TokenReviews
-from accountant.errors import ClusterUnavailable
-from agent.clock import VirtualClock
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import ClusterUnavailable
+from gputally.server.rate_bound import RateBound
+from gputally.server.token_review import REFUSED_MS, REMEMBERED_MS, TokenReviews
+from gputally.server.tokens_and_grants import (
+    AnyOf,
+    AuthorityUnavailable,
+    KubernetesCallers,
+    OneToken,
+    Principal,
+    TooManyUnknown,
+    Unauthenticated,
+    granted,
+)
 from tests.inventory.api import FakeApi
 from tests.inventory.issued import GRANTS, ask, signed
 

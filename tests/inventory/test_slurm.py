@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accountant.__main__ import main
-from accountant.inventory.slurm import Job, facts, from_rest, from_sacct, read
-from accountant.store import open_ledger
-from agent.clock import VirtualClock
+from accountant.inventory.slurm_accounting import Job, facts, from_rest, from_sacct, read
+from accountant.storage.duckdb_ledger import open_ledger
 from agent.wire import Batch, Holder, UsageInterval
+from gputally.base.clock import VirtualClock
 
 UTC, BERLIN = ZoneInfo("UTC"), ZoneInfo("Europe/Berlin")
 HEADING = "JobIDRaw|JobID|JobName|Account|User|Partition|Submit|Start|End|NodeList|AllocTRES|Priority"

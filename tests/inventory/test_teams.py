@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from accountant.inventory.teams import LATE_MS, labels_count, namespace_facts
-from accountant.ledger import NamespaceFacts
-from accountant.store.writing.assignment import Assignment
-from accountant.wire import UNASSIGNED, Policy, PolicyVersion
+from accountant.ledger.protocols import NamespaceFacts
+from accountant.ledger.team_assignment import LATE_MS, Assignment, labels_count, namespace_facts
+from accountant.wire.policy_models import UNASSIGNED, Policy, PolicyVersion
 from agent.wire import PodFacts
 
 

@@ -13,13 +13,13 @@ import structlog
 import trustme
 
 from accountant.__main__ import main
-from accountant.callers.auth import sha256
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings, SettingsFault, load
-from accountant.tls import BadCertificate, Identity, Tls, common_name
-from agent.clock import VirtualClock
+from accountant.composition import Service
+from accountant.core.settings import Settings, load
 from agent.wire import Batch
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import SettingsFault
+from gputally.server.https_server import BadCertificate, Identity, Tls, common_name, serve
+from gputally.server.tokens_and_grants import sha256
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.ledger import Facts, NamespaceFacts
-from accountant.store import DuckLedger
-from accountant.wire import UNASSIGNED, Policy
-from accountant.work.waits import Spread, Waited, merged, spread, waited
+from accountant.billing.queue_waits import Spread, Waited, merged, spread, waited
+from accountant.ledger.protocols import Facts, NamespaceFacts
+from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.wire.policy_models import UNASSIGNED, Policy
 from agent.wire import Batch, PodFacts
 
 NOW = 1_790_816_400_000

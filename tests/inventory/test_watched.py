@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from accountant.watched import Watched
-from agent.yamlfile import FileFault, Unreadable, read
+from gputally.base.yaml_file import FileFault, Unreadable, read
+from gputally.server.config_models import Watched
 from tests.limits import no_more_files
 
 

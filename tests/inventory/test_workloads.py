@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.inventory.workloads import job
+from accountant.inventory.pod_facts import job
 from agent.wire import Owner
 
 

@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 
 from hypothesis import strategies as st
 
-from accountant.ledger import Down, Facts, NamespaceFacts, NodeFacts
-from accountant.prices.book import PriceBook
-from accountant.store import DuckLedger, open_ledger
-from accountant.wire import Policy, QueuePolicy
-from agent.clock import VirtualClock
+from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
+from accountant.prices.price_book import PriceBook
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.policy_models import Policy, QueuePolicy
 from agent.wire import Holder
+from gputally.base.clock import VirtualClock
 from tests.fresh import fresh
 from tests.ledger.conftest import MINUTE, START_MS, Hand
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from accountant.store import DuckLedger, open_ledger
-from agent.clock import VirtualClock
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from agent.wire import Batch, Holder, PodFacts, Skipped, UsageInterval
+from gputally.base.clock import VirtualClock
 from tests.fresh import fresh
 
 START_MS = 1_790_812_800_000

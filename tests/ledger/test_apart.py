@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.ledger import Down, Facts, NodeFacts
-from accountant.store import DuckLedger, open_ledger
-from accountant.wire import Dimension, UsageLine
-from agent.clock import VirtualClock
+from accountant.ledger.protocols import Down, Facts, NodeFacts
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.usage_models import Dimension, UsageLine
+from gputally.base.clock import VirtualClock
 from tests.effort import examples
 from tests.fresh import fresh
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from accountant.errors import LedgerDamaged, LedgerUnavailable
-from accountant.journal import NewAct
-from accountant.ledger import Facts, NamespaceFacts, NodeFacts
-from accountant.progress import EpochReport, JobKey
-from accountant.store import DuckLedger, open_ledger
-from accountant.wire import Decision, Dimension, Policy, QueuePolicy, WindowSpec
-from agent.clock import VirtualClock
-from agent.units import MS_PER_DAY, MS_PER_HOUR
+from accountant.core.errors import LedgerDamaged, LedgerUnavailable
+from accountant.ledger.journal import NewAct
+from accountant.ledger.protocols import EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.policy_models import Decision, Policy, QueuePolicy, WindowSpec
+from accountant.wire.usage_models import Dimension
 from agent.wire import Batch, Skipped, Slice
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand
 
 BY: tuple[Dimension, ...] = ("gpu", "team", "queue", "job", "mig_profile")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from accountant.ledger import Down, Facts, NamespaceFacts, NodeFacts
-from accountant.store import DuckLedger
-from accountant.wire import IDLE, UNASSIGNED, Decision, Policy, QueuePolicy, WindowSpec
-from agent.units import MS_PER_DAY, MS_PER_HOUR
+from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
+from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.wire.policy_models import IDLE, UNASSIGNED, Decision, Policy, QueuePolicy, WindowSpec
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 MINUTE = 60_000
 MINUTE_US = 60_000_000

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from accountant.store import open_ledger
-from accountant.store.database import Cursor, Database, Row
-from accountant.store.lending import lent
-from accountant.store.phasing import idle_phases
-from accountant.store.state import State, load
-from accountant.wire import Dimension
-from agent.clock import VirtualClock
-from agent.units import MS_PER_HOUR
+from accountant.storage.duckdb_engine import Cursor, Database, Row
+from accountant.storage.duckdb_ledger import open_ledger
+from accountant.storage.ledger_state import State, load
+from accountant.storage.query.idle_time_query import idle_phases, lent
+from accountant.wire.usage_models import Dimension
 from agent.wire import Holder
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_HOUR
 from tests.ledger.conftest import MINUTE, START_MS, Hand
 
 HOURS, GPUS = 8, 6

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from accountant.books.breakdown import broken_down
-from accountant.journal import NewAct
-from accountant.ledger import Facts, NodeFacts
-from accountant.store import DuckLedger
-from accountant.wire import Dimension, Policy, UsageLine
+from accountant.billing.idle_breakdown import broken_down
+from accountant.ledger.journal import NewAct
+from accountant.ledger.protocols import Facts, NodeFacts
+from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.wire.policy_models import Policy
+from accountant.wire.usage_models import Dimension, UsageLine
 from agent.wire import Holder
 
 MINUTE, US = 60_000, 60_000_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from accountant.ledger import Facts, NamespaceFacts, Retirement
-from accountant.store import DuckLedger
-from accountant.wire import Decision, Policy, QueuePolicy
-from agent.units import MS_PER_DAY
+from accountant.ledger.protocols import Facts, NamespaceFacts, Retirement
+from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.wire.policy_models import Decision, Policy, QueuePolicy
+from gputally.base.units import MS_PER_DAY
 from tests.ledger.conftest import MINUTE, START_MS, Hand
 
 DAY = MS_PER_DAY // MINUTE

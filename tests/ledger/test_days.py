@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.store import DuckLedger, open_ledger
-from accountant.store.database import Database
-from accountant.store.days import MOST_AT_ONCE, Days, local_day
-from accountant.store.spans import TaggedSpan, cover
-from accountant.wire import Dimension
-from agent.clock import VirtualClock
-from agent.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR
+from accountant.storage.duckdb_engine import Database
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.storage.span_plan import TaggedSpan, cover
+from accountant.storage.write.rollups import MOST_AT_ONCE, Days, local_day
+from accountant.wire.usage_models import Dimension
 from agent.wire import Holder
+from gputally.base.clock import VirtualClock
+from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR
 from tests.effort import examples
 from tests.fresh import fresh
 from tests.ledger.conftest import Hand

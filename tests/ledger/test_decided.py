@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from accountant.store import DuckLedger, open_ledger
-from accountant.store.database import statement
-from accountant.wire import Decision
-from agent.clock import VirtualClock
+from accountant.storage.duckdb_engine import statement
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.policy_models import Decision
+from gputally.base.clock import VirtualClock
 from tests.ledger.conftest import NOW_MS
 
 DAY_MS = 86_400_000

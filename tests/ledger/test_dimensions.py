@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec import json, structs
 
-from accountant.inventory.kube import Pod
-from accountant.inventory.podfacts import sighted
-from accountant.inventory.teams import labels_count
-from accountant.ledger import Facts
-from accountant.store import DuckLedger
-from accountant.wire import Dimension
+from accountant.inventory.kubernetes_objects import Pod
+from accountant.inventory.pod_facts import sighted
+from accountant.ledger.protocols import Facts
+from accountant.ledger.team_assignment import labels_count
+from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.wire.usage_models import Dimension
 from agent.wire import Holder
 from tests.inventory.api import pod
 

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from accountant.errors import LedgerDamaged, LedgerLocked, LedgerUnavailable, UnsupportedQuestion
-from accountant.store import open_ledger
-from accountant.store.offsite.wal import COMMIT, Verdict, prepare, walk
-from accountant.wire import WindowSpec
+from accountant.core.errors import LedgerDamaged, LedgerLocked, LedgerUnavailable, UnsupportedQuestion
+from accountant.storage.crash_recovery import COMMIT, Verdict, prepare, walk
+from accountant.storage.duckdb_ledger import open_ledger
+from accountant.wire.policy_models import WindowSpec
 from tests.ledger.conftest import NOW_MS, START_MS
 
 OWNER = """
 import sys
 from pathlib import Path
-from accountant.store import open_ledger
-from agent.clock import VirtualClock
+from accountant.storage.duckdb_ledger import open_ledger
+from gputally.base.clock import VirtualClock
 from agent.wire import Batch, UsageInterval
 
 ledger = open_ledger(Path(sys.argv[1]), VirtualClock({now}))

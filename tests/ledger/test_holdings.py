@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.books.costs import PRICED_BY, charges
-from accountant.books.held import Hours
-from accountant.reports import ranking
-from accountant.reports.sections import BY_JOB
-from accountant.store import DuckLedger
-from accountant.wire import Dimension, UsageLine
+from accountant.billing.costs import PRICED_BY, charges
+from accountant.billing.held_time_columns import Hours
+from accountant.reports import job_ranking
+from accountant.reports.report_sections import BY_JOB
+from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.wire.usage_models import Dimension, UsageLine
 from tests.effort import examples
 from tests.fakes.holdings import peaks_of_lines
 from tests.ledger.busy import BOOK, ROWS, busy_ledger
@@ -96,7 +96,7 @@ def test_columns_and_charges_rank_alike(
             prices = [[BOOK.unit_price(p.gpu_model, at, *p[1:]) for p in held.places] for at in edges[:-1]]
             slow_of = charges(moment, BOOK, *span, BY_JOB)
         for team in (None, "red", "nobody"):
-            fast, slow = ranking.ranking(held, prices, team), ranking.of_charges(slow_of, team)
+            fast, slow = job_ranking.ranking(held, prices, team), job_ranking.of_charges(slow_of, team)
             assert len(fast) == len(slow)
             assert fast.users() == slow.users()
             assert fast.dearest(3) == slow.dearest(3) == slow.dearest(99)[:3]

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.errors import BadBatch
-from accountant.ingest import Ingest, decode
-from accountant.ledger import Receipt
-from accountant.store import DuckLedger, open_ledger
-from agent.clock import VirtualClock
+from accountant.core.errors import BadBatch
+from accountant.ledger.protocols import Receipt
+from accountant.runtime.ingest import Ingest, decode
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from agent.wire import Holder
+from gputally.base.clock import VirtualClock
 from tests.effort import examples
 from tests.ledger.conftest import NOW_MS, START_MS, Hand
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from accountant.importing.protocol import epoch, first_seq
-from accountant.store import open_ledger
+from accountant.history_import.import_chunks import epoch, first_seq
+from accountant.storage.duckdb_ledger import open_ledger
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS
 
 SEQ = first_seq(START_MS)

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from accountant.errors import BadBatch, LedgerFailed, LedgerUnavailable, SequenceGap
-from accountant.ingest import MOST_RECORDS, Ingest, decode
-from accountant.ledger import Receipt
-from accountant.store import DuckLedger
+from accountant.core.errors import BadBatch, LedgerFailed, LedgerUnavailable, SequenceGap
+from accountant.ledger.protocols import Receipt
+from accountant.runtime.ingest import MOST_RECORDS, Ingest, decode
+from accountant.storage.duckdb_ledger import DuckLedger
 from agent.wire import Ack, Batch, Skipped
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from accountant.errors import BadBatch, LedgerUnavailable, SequenceGap
-from accountant.ledger import Receipt
-from accountant.store import DuckLedger
-from agent.units import MS_PER_DAY, MS_PER_HOUR
+from accountant.core.errors import BadBatch, LedgerUnavailable, SequenceGap
+from accountant.ledger.protocols import Receipt
+from accountant.storage.duckdb_ledger import DuckLedger
 from agent.wire import UNATTRIBUTED, Ack, Gap, Sharing, Skipped, Slice
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 MINUTE_US = 60_000_000
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from accountant.journal import BooksMoved, NewAct
-from accountant.store import open_ledger
+from accountant.ledger.journal import BooksMoved, NewAct
+from accountant.storage.duckdb_ledger import open_ledger
 from tests.fakes.journal import MemoryJournal
 
 CLOSED = NewAct(1, "closed", "2026-10", "ada", "the month is over", '{"a": "ü"}')

@@ -18,17 +18,17 @@ from typing import Any
 import duckdb
 import pytest
 
-from accountant.ledger import Facts, NamespaceFacts, NodeFacts
-from accountant.progress import EpochReport, JobKey
-from accountant.store import DuckLedger, open_ledger
-from accountant.wire import Policy, QueuePolicy, UsageLine, WindowSpec
-from agent.clock import VirtualClock
-from agent.units import MS_PER_HOUR
+from accountant.ledger.protocols import EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.policy_models import Policy, QueuePolicy, WindowSpec
+from accountant.wire.usage_models import UsageLine
 from agent.wire import Skipped
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_HOUR
 from tests.ledger.conftest import NOW_MS, START_MS, Hand
 
 KEPT = Path(__file__).parents[1] / "golden" / "ledger"
-SCHEMAS = len([f for f in (resources.files("accountant.store") / "migrations").iterdir() if f.name.endswith(".sql")])
+SCHEMAS = len([f for f in (resources.files("accountant.storage") / "migrations").iterdir() if f.name.endswith(".sql")])
 
 
 def figures(line: UsageLine) -> list[int]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from accountant.store import DuckLedger
-from accountant.store.windows.stretches import MOST_HALF_LIVES
-from accountant.windows import factor, term, total
-from accountant.wire import Policy, UsageWindow, WindowSpec
-from agent.units import BUCKET_MS, MS_PER_HOUR, MS_PER_MINUTE
+from accountant.core.window_decay import factor, term, total
+from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.storage.query.window_buckets import MOST_HALF_LIVES
+from accountant.wire.policy_models import Policy, UsageWindow, WindowSpec
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_MINUTE
 
 POLICY = Policy.model_validate({"queues": [{"name": "a", "refs": ["kai:a"]}]})
 HOUR = 3600

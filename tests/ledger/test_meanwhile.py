@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from accountant.lenses import Lens
-from accountant.store import DuckLedger
-from accountant.wire import Policy, WindowSpec
+from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.storage.query.window_weights import Lens
+from accountant.wire.policy_models import Policy, WindowSpec
 
 QUEUES = [{"name": "a", "refs": ["kai:a"]}, {"name": "b", "refs": ["kai:b"]}]
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.ledger import Down, NodeFacts
-from accountant.store.fleet import Fleet, Gpu, Tenure
-from accountant.store.windows.muster import Life, Muster
-from agent.units import MS_PER_HOUR
+from accountant.ledger.protocols import Down, NodeFacts
+from accountant.storage.gpu_lifetimes import Fleet, Gpu, Tenure
+from accountant.storage.query.window_gpu_census import Life, Muster
+from gputally.base.units import MS_PER_HOUR
 from tests.effort import examples
 
 NODES = ("n0", "n1", "n2")

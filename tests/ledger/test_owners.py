@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from accountant.errors import CannotMove
-from accountant.ledger import GpuMove
-from accountant.store import DuckLedger, open_ledger
-from accountant.store.database import Database
-from agent.clock import VirtualClock
+from accountant.core.errors import CannotMove
+from accountant.ledger.protocols import GpuMove
+from accountant.storage.duckdb_engine import Database
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from gputally.base.clock import VirtualClock
 
 MINUTE = 60_000
 OLDEST = "00000000-0000-7000-8000-000000000000"

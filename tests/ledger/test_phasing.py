@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.ledger import IdlePhases
-from accountant.store import DuckLedger, open_ledger
-from accountant.store.database import Database
-from accountant.wire import Dimension, Policy, QueuePolicy
-from accountant.work.phases import Launch, gang, phase_spans
-from agent.clock import VirtualClock
-from agent.units import BUCKET_MS, MS_PER_HOUR, prorate
+from accountant.billing.idle_breakdown import Launch, gang, phase_spans
+from accountant.ledger.protocols import IdlePhases
+from accountant.storage.duckdb_engine import Database
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.policy_models import Policy, QueuePolicy
+from accountant.wire.usage_models import Dimension
 from agent.wire import Holder, UsageInterval
+from gputally.base.clock import VirtualClock
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR, prorate
 from tests.effort import examples
 from tests.fresh import fresh
 from tests.ledger.conftest import MINUTE, START_MS, Hand

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from accountant.ledger import Facts, NamespaceFacts
-from accountant.wire import Policy
+from accountant.ledger.protocols import Facts, NamespaceFacts
+from accountant.wire.policy_models import Policy
 from agent.wire import Holder
 from tests.ledger.conftest import Hand
 

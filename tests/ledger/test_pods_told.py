@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from accountant.errors import LedgerUnavailable
-from accountant.ledger import Facts
-from accountant.store import DuckLedger, open_ledger
-from accountant.store.database import Database
-from accountant.store.writing import columns
-from accountant.store.writing.adding import MOST_AS_LISTS, add
+from accountant.core.errors import LedgerUnavailable
+from accountant.ledger.protocols import Facts
+from accountant.storage.duckdb_engine import Database
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.storage.write import record_columns
+from accountant.storage.write.record_columns import MOST_AS_LISTS, add
 
 
 def _told(ledger: DuckLedger, hand: Any) -> list[tuple[str, str]]:
@@ -145,7 +145,7 @@ def test_few_rows_and_many_arrive_alike(tmp_path: Path, count: int) -> None:
     rows = [(1 + i % 3, i, 2**64 - 1 - i) for i in range(count)]
     database = Database(tmp_path / "ledger.duckdb")
     with database.cursor() as cursor:
-        add(cursor, "pod_fact", columns.FACT, [])
-        add(cursor, "pod_fact", columns.FACT, rows)
+        add(cursor, "pod_fact", record_columns.FACT, [])
+        add(cursor, "pod_fact", record_columns.FACT, rows)
         assert cursor.run("FROM pod_fact ORDER BY seq") == rows
     database.close()

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from accountant.errors import CannotRetire
-from accountant.ledger import Retirement
-from accountant.store import DuckLedger
-from accountant.wire import WindowSpec
-from agent.units import MS_PER_DAY, MS_PER_HOUR
+from accountant.core.errors import CannotRetire
+from accountant.ledger.protocols import Retirement
+from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.wire.policy_models import WindowSpec
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.ledger.conftest import MINUTE, START_MS, Hand
 
 DAY = MS_PER_DAY // MINUTE

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from accountant.books.costs import charges
-from accountant.ledger import Down, Facts, IdlePhases, Lent, NodeFacts
-from accountant.prices.book import PriceBook
-from accountant.store import DuckLedger
-from accountant.yamlfile import validate
+from accountant.billing.costs import charges
+from accountant.ledger.protocols import Down, Facts, IdlePhases, Lent, NodeFacts
+from accountant.prices.price_book import PriceBook
+from accountant.storage.duckdb_ledger import DuckLedger
 from agent.wire import Holder
-from agent.yamlfile import parse
+from gputally.base.yaml_file import parse
+from gputally.server.config_models import validate
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS
 
 US = 60_000_000

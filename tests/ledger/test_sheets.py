@@ -9,11 +9,11 @@ from itertools import accumulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.store.windows.figures import Figures, Found, plus
-from accountant.store.windows.sheets import Sheet, added_up
-from accountant.store.writing.assignment import Assignment
-from accountant.windows import combine
-from accountant.wire import UNASSIGNED, Policy, PolicyVersion, QueuePolicy
+from accountant.core.window_decay import combine
+from accountant.ledger.team_assignment import Assignment
+from accountant.storage.query.window_figures import Figures, Found, plus
+from accountant.storage.query.window_matrix import Sheet, added_up
+from accountant.wire.policy_models import UNASSIGNED, Policy, PolicyVersion, QueuePolicy
 from tests.effort import examples
 
 BUCKET = 900_000

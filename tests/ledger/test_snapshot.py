@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from accountant.store import DuckLedger
+from accountant.storage.duckdb_ledger import DuckLedger
 
 
 def test_what_is_written_meanwhile_is_not_seen(ledger: DuckLedger, hand: Any) -> None:

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.books.billed import billed
-from accountant.books.bills import bills
-from accountant.books.itemised import DIMENSIONS, Cut, Groups, grouped
-from accountant.books.statements import build
-from accountant.books.tabled import Tabled
-from accountant.ledger import Facts
-from accountant.prices.billing import Billing, IdlePolicy
-from accountant.prices.book import PriceBook
-from accountant.wire import Policy, QueuePolicy
+from accountant.billing.bill_columns import billed
+from accountant.billing.bills import bills
+from accountant.billing.cost_columns import Tabled
+from accountant.billing.held_time_columns import Groups, grouped
+from accountant.billing.statement_items import DIMENSIONS, Cut
+from accountant.billing.statements import build
+from accountant.ledger.protocols import Facts
+from accountant.prices.price_book import Billing, IdlePolicy, PriceBook
+from accountant.wire.policy_models import Policy, QueuePolicy
 from agent.wire import Holder
 from tests.effort import examples
 from tests.fakes.holdings import tabled_of_lines

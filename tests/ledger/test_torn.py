@@ -8,9 +8,9 @@ from typing import Any
 import duckdb
 import pytest
 
-from accountant.errors import LedgerUnavailable
-from accountant.store import DuckLedger, open_ledger
-from accountant.store.offsite.torn import BLOCK, HEADERS, beside, mend
+from accountant.core.errors import LedgerUnavailable
+from accountant.storage.crash_recovery import BLOCK, HEADERS, beside, mend
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 
 ROUNDS, ROWS = 8, 7
 

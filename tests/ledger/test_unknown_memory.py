@@ -8,10 +8,10 @@ from pathlib import Path
 
 import duckdb
 
-from accountant.store import DuckLedger, open_ledger
-from accountant.wire import Dimension
-from agent.clock import VirtualClock
-from agent.units import MS_PER_HOUR
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.usage_models import Dimension
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_HOUR
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand
 
 MINUTE_US = 60_000_000

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from accountant.store import DuckLedger
-from accountant.store.database import Cursor
-from accountant.store.state import State
-from accountant.warming import in_force, warm
-from accountant.wire import Policy, QueuePolicy, WindowSpec
-from agent.clock import VirtualClock
+from accountant.runtime.cache_warmup import in_force, warm
+from accountant.storage.duckdb_engine import Cursor
+from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.storage.ledger_state import State
+from accountant.wire.policy_models import Policy, QueuePolicy, WindowSpec
+from gputally.base.clock import VirtualClock
 from tests.ledger.conftest import NOW_MS, START_MS, Hand
 
 

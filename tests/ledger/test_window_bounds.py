@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from accountant.windows import bounds
-from accountant.wire import WindowSpec
+from accountant.core.window_decay import bounds
+from accountant.wire.policy_models import WindowSpec
 
 BERLIN, NEW_YORK, KIRITIMATI = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York"), ZoneInfo("Pacific/Kiritimati")
 WEEK_S = 604_800

@@ -8,13 +8,13 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from accountant.accounts import Cells, part, split
-from accountant.ledger import Receipt
-from accountant.overlap import Claim, Rank, settle
-from accountant.store import DuckLedger
-from accountant.wire import Policy, QueuePolicy
-from agent.units import BUCKET_MS
+from accountant.core.accounts import Cells, part, split
+from accountant.core.claim_overlap import Claim, Rank, settle
+from accountant.ledger.protocols import Receipt
+from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.wire.policy_models import Policy, QueuePolicy
 from agent.wire import Batch, Gap, Holder, PodFacts, UsageInterval
+from gputally.base.units import BUCKET_MS
 
 START_MS = 1_790_812_800_000
 SPAN_MS = 5 * BUCKET_MS

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.accounts import Cells, part
-from accountant.store.writing import carving
-from accountant.windows import term
-from agent.units import BUCKET_MS
+from accountant.core import accounts
+from accountant.core.accounts import Cells, part
+from accountant.core.window_decay import term
+from gputally.base.units import BUCKET_MS
 
 FIGURE = st.one_of(st.just(0), st.integers(0, BUCKET_MS * 200))
 ROW = st.tuples(
@@ -28,25 +28,25 @@ def test_parts_and_terms_of_many_rows_are_those_of_each(rows: list, weight: floa
     begins = [int(min(a, b) * span) for _, span, a, b in rows]
     stops = [int(max(a, b) * span) for _, span, a, b in rows]
     numbers = [np.array(column, dtype=np.int64) for column in (spans, begins, stops)]
-    assert carving.fits(cells, numbers[0])
-    found = carving.parts(cells, *numbers)
+    assert accounts.fits(cells, numbers[0])
+    found = accounts.parts(cells, *numbers)
     one_by_one = [
         part([Cells(*figures)], span, begin, stop)[0]
         for (figures, *_), span, begin, stop in zip(rows, spans, begins, stops, strict=True)
     ]
     assert found.tolist() == [list(held) for held in one_by_one]
-    assert carving.terms(found[:, 0], [weight] * len(rows)).tolist() == [term(c.busy_us, weight) for c in one_by_one]
+    assert accounts.terms(found[:, 0], [weight] * len(rows)).tolist() == [term(c.busy_us, weight) for c in one_by_one]
 
 
 def test_numbers_that_do_not_fit_are_told() -> None:
     spans = np.array([BUCKET_MS], dtype=np.int64)
-    assert carving.fits(np.array([[BUCKET_MS * 1000] + [0] * 9], dtype=np.int64), spans)
-    assert not carving.fits(np.array([[0] * 8 + [10**15, 0]], dtype=np.int64), spans)
+    assert accounts.fits(np.array([[BUCKET_MS * 1000] + [0] * 9], dtype=np.int64), spans)
+    assert not accounts.fits(np.array([[0] * 8 + [10**15, 0]], dtype=np.int64), spans)
 
 
 def test_sums_go_by_equal_keys() -> None:
     keys = np.array([[1, 7], [2, 7], [1, 7]], dtype=np.int64)
-    assert carving.summed(keys, np.array([[1, 10], [2, 20], [3, 30]], dtype=np.int64)) == {
+    assert accounts.summed(keys, np.array([[1, 10], [2, 20], [3, 30]], dtype=np.int64)) == {
         (1, 7): [4, 40],
         (2, 7): [2, 20],
     }

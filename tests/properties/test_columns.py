@@ -8,13 +8,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.accounts import split
-from accountant.store.writing import splitting, validation
-from accountant.store.writing.booking import simple
-from accountant.store.writing.digest import contents, digest, digests
-from accountant.store.writing.incoming import Incoming, Section
-from agent.units import BUCKET_MS, MS_PER_MINUTE
+from accountant.core.accounts import split
+from accountant.storage.write import batch_admission, record_columns
+from accountant.storage.write.interval_writer import simple
+from accountant.storage.write.record_columns import Incoming, Section, contents, digest, digests
 from agent.wire import UNATTRIBUTED, Gap, Holder, Sharing, Slice, UsageInterval
+from gputally.base.units import BUCKET_MS, MS_PER_MINUTE
 from tests.effort import examples
 
 NOW_MS = 1_790_812_800_000
@@ -71,15 +70,15 @@ def groups(draw: Any) -> list[Section]:
 @given(groups())
 def test_a_group_is_judged_as_its_sets_are(sections: list[Section]) -> None:
     incoming = Incoming(sections)
-    sure = validation.beyond_doubt(incoming, NOW_MS)
+    sure = batch_admission.beyond_doubt(incoming, NOW_MS)
     of_sets = [[incoming.records[place] for place in incoming.sets.members(n)] for n in range(len(sure))]
-    alone = [(number, of_set) for number, part in enumerate(sections) for of_set in validation.sets(part.rows)]
+    alone = [(number, of_set) for number, part in enumerate(sections) for of_set in batch_admission.sets(part.rows)]
     assert sorted(map(repr, alone)) == sorted(
-        repr((int(number), validation.sets(found)[0]))
+        repr((int(number), batch_admission.sets(found)[0]))
         for number, found in zip(incoming.sets.section, of_sets, strict=True)
     )
     for certain, found in zip(sure.tolist(), of_sets, strict=True):
-        assert not certain or validation.fault(validation.sets(found)[0], NOW_MS) is None
+        assert not certain or batch_admission.record_fault(batch_admission.sets(found)[0], NOW_MS) is None
     assert incoming.sets.seq.tolist() == [min(row.seq for row in found) for found in of_sets]
 
 
@@ -91,11 +90,17 @@ def test_accounts_and_digests_are_those_of_each_row(sections: list[Section]) -> 
     valid = [
         Section(section.stream, [row for of_set in good for row in of_set])
         for section in sections
-        if (good := [found for found in validation.sets(section.rows) if validation.fault(found, NOW_MS) is None])
+        if (
+            good := [
+                found
+                for found in batch_admission.sets(section.rows)
+                if batch_admission.record_fault(found, NOW_MS) is None
+            ]
+        )
     ]
     if valid:
         incoming = Incoming(valid)
-        assert splitting.cells(incoming).tolist() == [list(split(row)) for row in incoming.records]
+        assert record_columns.cells(incoming).tolist() == [list(split(row)) for row in incoming.records]
 
 
 def test_a_set_in_order_is_beyond_doubt() -> None:
@@ -104,7 +109,7 @@ def test_a_set_in_order_is_beyond_doubt() -> None:
         seq=1, start_ms=NOW_MS - MS_PER_MINUTE, end_ms=NOW_MS, gpu_uuid="g", gpu_model="m", holder=Holder("pod", "u"),
         capacity_us=whole, allocated_us=whole, busy_us=1, method="device",
     )  # fmt: skip
-    assert validation.beyond_doubt(Incoming([Section(("c", "n", "e"), [row])]), NOW_MS).all()
+    assert batch_admission.beyond_doubt(Incoming([Section(("c", "n", "e"), [row])]), NOW_MS).all()
 
 
 @settings(max_examples=examples(13, 80), deadline=None)

@@ -12,10 +12,9 @@ from zoneinfo import ZoneInfo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.meter import ClosedSet, Meter
-from agent.model import Allocation, DeviceReading, Snapshot
-from agent.simulation.simulated import SimulatedNode
-from agent.simulation.simulated_gpu import A100, H100, make_gpu
+from agent.core.readings import Allocation, DeviceReading, Snapshot
+from agent.metering.meter import ClosedSet, Meter
+from agent.simulation.simulated_node import A100, H100, SimulatedNode, make_gpu
 from agent.wire import Holder, UsageInterval
 from tests.effort import examples
 

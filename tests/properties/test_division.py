@@ -9,11 +9,10 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.wire import Bounds, Policy, QueuePolicy, UsageWindow
-from fairshare.division import divide, first_round
-from fairshare.model import UNLIMITED, Case, Claim, Remainder, Standing
-from fairshare.weighing.tree import usage_ratios
-from fairshare.weighing.weights import weigh
+from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow
+from fairshare.core.model import UNLIMITED, Case, Claim, Remainder, Standing
+from fairshare.laws.division import divide, first_round
+from fairshare.laws.weight_calculation import usage_ratios, weigh
 from tests.effort import examples
 
 HOUR_US = 3_600_000_000

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairshare.division import MOST_OF_FEW, divide
-from fairshare.model import UNLIMITED, Case, Claim
-from fairshare.weighing.cases import parse
-from fairshare.weighing.few import Few
-from fairshare.weighing.siblings import Siblings, Steps
+from fairshare.__main__ import parse
+from fairshare.core.model import UNLIMITED, Case, Claim
+from fairshare.laws.division import MOST_OF_FEW, Siblings, Steps, divide
+from fairshare.laws.scalar_division import Few
 from tests.effort import examples
 from tests.shelf import shared
 

@@ -12,14 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.wire import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, UsageWindow
-from fairshare.deficit import Deficit, ledger
-from fairshare.fairtree import FairTree
-from fairshare.model import Standing
-from fairshare.multifactor import Multifactor
-from fairshare.weighing.laws import Columns, Kai, Law, Memory, Sibling, Siblings, Static
-from fairshare.weighing.turns import concentrated, shares_under
-from fairshare.weighing.weights import weigh, wish
+from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, UsageWindow
+from fairshare.core.model import Standing
+from fairshare.laws.deficit_law import Deficit, ledger
+from fairshare.laws.feedback_laws import Columns, FairTree, Kai, Law, Memory, Multifactor, Sibling, Siblings, Static
+from fairshare.laws.gang_turns import concentrated, shares_under
+from fairshare.laws.weight_calculation import weigh, wish
 from tests.effort import examples
 
 NO_TURNS = TurnPolicy(ratio=0)

@@ -19,30 +19,19 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from accountant.books.costs import ALLOCATED, charges
-from accountant.errors import UnsupportedQuestion
-from accountant.ledger import Down, Facts, NodeFacts
-from accountant.prices.book import PriceBook, load
-from accountant.store import DuckLedger, open_ledger
-from accountant.windows import factor, reference_ms, term, total
-from accountant.wire import UNASSIGNED, Measure, UsageWindow, WindowSpec
-from agent.clock import VirtualClock
-from agent.units import BUCKET_MS
+from accountant.billing.costs import ALLOCATED, charges
+from accountant.core.errors import UnsupportedQuestion
+from accountant.core.window_decay import factor, reference_ms, term, total
+from accountant.ledger.protocols import Down, Facts, NodeFacts
+from accountant.prices.price_book import PriceBook, load
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.policy_models import UNASSIGNED, Measure, UsageWindow, WindowSpec
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from gputally.base.clock import VirtualClock
+from gputally.base.units import BUCKET_MS
 from tests.effort import examples
 from tests.fresh import fresh
-from tests.properties.streams import (
-    POLICY,
-    QUEUE_OF,
-    SPAN_MS,
-    START_MS,
-    Stream,
-    batches,
-    book,
-    inside,
-    kept,
-    streams,
-)
+from tests.properties.streams import POLICY, QUEUE_OF, SPAN_MS, START_MS, Stream, batches, book, inside, kept, streams
 from tests.shelf import shared_cases
 
 FEW = settings(

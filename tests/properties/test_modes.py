@@ -19,13 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.errors import SequenceGap
-from accountant.ledger import Receipt
-from accountant.store import open_ledger
-from agent.clock import VirtualClock
-from agent.ladder import HolderCounters, Owned
-from agent.meter import ClosedSet, Meter
-from agent.model import (
+from accountant.core.errors import SequenceGap
+from accountant.ledger.protocols import Receipt
+from accountant.storage.duckdb_ledger import open_ledger
+from agent.core.readings import (
     Allocation,
     DeviceReading,
     Gpu,
@@ -35,9 +32,12 @@ from agent.model import (
     Snapshot,
     Unavailable,
 )
-from agent.ownership import settle
-from agent.simulation.simulated_gpu import A100, H100, make_gpu
+from agent.holders.fraction_annotations import settle
+from agent.holders.node_source import HolderCounters, Owned
+from agent.metering.meter import ClosedSet, Meter
+from agent.simulation.simulated_node import A100, H100, make_gpu
 from agent.wire import Batch, Holder, UsageInterval
+from gputally.base.clock import VirtualClock
 from tests.effort import examples
 from tests.fresh import fresh
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.money import CurrencyMismatch, Money, apportion_gpu_hours, gpu_hours, nano_gpu_hours, payable, plain
+from gputally.base.money import CurrencyMismatch, Money, apportion_gpu_hours, gpu_hours, nano_gpu_hours, payable, plain
 from tests.effort import examples
 
 AMOUNTS = st.decimals(min_value=-(10**9), max_value=10**9, places=14, allow_nan=False)

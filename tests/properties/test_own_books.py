@@ -10,15 +10,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.bookkeeping import Bookkeeper
-from accountant.books.billed import billed
-from accountant.books.statements import canonical
-from accountant.ledger import Facts, NamespaceFacts
-from accountant.periods import Month
-from accountant.store import DuckLedger, open_ledger
-from accountant.wire import Policy
-from agent.clock import VirtualClock
+from accountant.billing.bill_columns import billed
+from accountant.billing.statements import canonical
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.core.periods import Month
+from accountant.ledger.protocols import Facts, NamespaceFacts
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.policy_models import Policy
 from agent.wire import Batch, Holder
+from gputally.base.clock import VirtualClock
 from tests.books.rows import price_book
 from tests.effort import examples
 from tests.fresh import fresh

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.attribution import lay_out
-from agent.model import Allocation, DeviceReading, HolderReading, Reading, Unavailable
-from agent.simulation.simulated_gpu import A100, H100, make_gpu
-from agent.steps import index_holders, plain, reconciled
+from agent.core.readings import Allocation, DeviceReading, HolderReading, Reading, Unavailable
+from agent.metering.busy_time_attribution import lay_out
+from agent.metering.reading_deltas import index_holders, plain, reconciled
+from agent.simulation.simulated_node import A100, H100, make_gpu
 from agent.wire import Holder, Method
 from tests.effort import examples
 

@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from accountant.errors import SequenceGap
-from accountant.ledger import Receipt
-from accountant.store import DuckLedger, open_ledger
-from agent.clock import VirtualClock
+from accountant.core.errors import SequenceGap
+from accountant.ledger.protocols import Receipt
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from agent.wire import Batch, Gap, Holder, PodFacts, Sharing, Skipped, UsageInterval
+from gputally.base.clock import VirtualClock
 from tests.effort import examples
 from tests.fresh import fresh
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.wire import Budget, BudgetState, Decision, Policy, UsageWindow
-from fairshare.explain.replaying import recount
-from fairshare.model import Standing
-from fairshare.plan import Apply
-from fairshare.report import Outcome, TargetReport, replay, weight_decisions
-from fairshare.weighing.budgets import acts, exhausted
-from fairshare.weighing.weights import Weighing, weigh
+from accountant.wire.policy_models import Budget, Decision, Policy, UsageWindow
+from accountant.wire.usage_models import BudgetState
+from fairshare.controller.cycle_report import Outcome, TargetReport, replay, weight_decisions
+from fairshare.core.model import Standing
+from fairshare.explain.decision_replay import recount
+from fairshare.laws.weight_calculation import Weighing, acts, exhausted, weigh
+from fairshare.targets.weight_plan import Apply
 
 LAWS = ("kai", "fairtree", "multifactor", "deficit")
 HOUR_US = 3_600_000_000

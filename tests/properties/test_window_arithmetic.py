@@ -8,10 +8,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.accounts import Cells, add, part
-from accountant.overlap import intersect, subtract, union
-from accountant.windows import age_weight, factor, total
-from agent.units import BUCKET_MS
+from accountant.core.accounts import Cells, add, part
+from accountant.core.claim_overlap import intersect, subtract, union
+from accountant.core.window_decay import age_weight, factor, total
+from gputally.base.units import BUCKET_MS
 
 
 @given(

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.accounts import ACCOUNTS, Cells, add
-from accountant.ledger import Down, Facts, NodeFacts
-from accountant.store import DuckLedger, open_ledger
-from accountant.windows import factor, term, total
-from accountant.wire import IDLE, UNASSIGNED, Dimension, Measure, UsageLine, WindowSpec
-from agent.clock import VirtualClock
-from agent.units import BUCKET_MS
+from accountant.core.accounts import ACCOUNTS, Cells, add
+from accountant.core.window_decay import factor, term, total
+from accountant.ledger.protocols import Down, Facts, NodeFacts
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.policy_models import IDLE, UNASSIGNED, Measure, WindowSpec
+from accountant.wire.usage_models import Dimension, UsageLine
+from gputally.base.clock import VirtualClock
+from gputally.base.units import BUCKET_MS
 from tests.effort import examples
 from tests.fresh import fresh
 from tests.properties.streams import POLICY, QUEUE_OF, SPAN_MS, START_MS, Stream, batches, book, inside, kept, streams

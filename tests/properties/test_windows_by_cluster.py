@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from accountant.ledger import Down, Facts, NodeFacts
-from accountant.store import DuckLedger, open_ledger
-from accountant.wire import Measure, UsageWindow, WindowSpec
-from agent.clock import VirtualClock
-from agent.units import BUCKET_MS
+from accountant.ledger.protocols import Down, Facts, NodeFacts
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
 from agent.wire import Batch
+from gputally.base.clock import VirtualClock
+from gputally.base.units import BUCKET_MS
 from tests.effort import examples
 from tests.fresh import fresh
 from tests.properties.streams import POLICY, SPAN_MS, START_MS, Stream, batches, book, streams

@@ -18,24 +18,24 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from accountant.metrics.inventory import InventoryCollector
-from accountant.wire import Budget
-from agent.clock import VirtualClock
-from agent.meter import ClosedSet, Meter
-from agent.metrics.collector import AgentMetrics, Operations
-from agent.model import Allocation, Condition, XidCount
-from agent.simulation.simulated import SimulatedNode
-from agent.simulation.simulated_gpu import A100, H100, make_gpu
-from agent.units import MS_PER_HOUR, MS_PER_MINUTE
+from accountant.runtime.service_metrics import InventoryCollector
+from accountant.wire.policy_models import Budget
+from agent.core.readings import Allocation, Condition, XidCount
+from agent.metering.meter import ClosedSet, Meter
+from agent.metrics.exporter import AgentMetrics
+from agent.metrics.metric_families import Operations
+from agent.simulation.simulated_node import A100, H100, SimulatedNode, make_gpu
 from agent.wire import Holder, PodFacts
-from fairshare.metrics import Metrics
-from fairshare.preempting.effectors import Effect
-from fairshare.preempting.preempter import PreemptionReport, Stop
-from fairshare.preempting.rulings import Verdict, Victim
-from fairshare.report import CycleReport, TargetReport
-from fairshare.weighing.gates import Hold
-from gputally.demo.pipeline import Pipeline, Scenario
-from gputally.demo.scenario import Options, build
+from fairshare.controller.controller_metrics import Metrics
+from fairshare.controller.cycle_report import CycleReport, TargetReport
+from fairshare.preemption.eviction import Effect
+from fairshare.preemption.preemption_types import Verdict, Victim
+from fairshare.preemption.target_preemption import PreemptionReport, Stop
+from fairshare.usage.stale_usage_hold import Hold
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
+from gputally.demo.pipeline import Pipeline
+from gputally.demo.scenario import Options, Scenario, build
 from tests.fairshare.preempting import gang, policy, situation
 
 EVERY_HOURS = 1

@@ -17,18 +17,18 @@ import pytest
 # Brought by the group `real`; this module is collected by `make test` too, where it is deselected.
 pytest.importorskip("playwright", reason="make test-real installs the browser driver", exc_type=ImportError)
 
-from accountant import log
-from accountant.books import costs
-from accountant.metrics.ledger import SETTLE_MS
-from accountant.prices.book import PriceBook, load
-from accountant.store import DuckLedger, open_ledger
-from accountant.wire import Accounts, Dimension
-from agent.clock import VirtualClock
-from agent.units import BUCKET_MS, MS_PER_HOUR, US_PER_MS
+from accountant.api.ledger_metrics import SETTLE_MS
+from accountant.billing import costs
+from accountant.prices.price_book import PriceBook, load
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.usage_models import Accounts, Dimension
 from dashboards import lint
-from dashboards.build import DASHBOARDS
-from gputally.demo.office import PRICE_BOOK
+from dashboards.__main__ import DASHBOARDS
+from gputally.base.clock import VirtualClock
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR, US_PER_MS
+from gputally.demo.accountant_process import PRICE_BOOK
 from gputally.demo.pipeline import Pipeline
+from gputally.server import structlog_setup
 from tests.browser.site import chromium
 from tests.real import history
 from tests.real.preview import RATE_HOURS, WIDTH, answers, drawn, sent
@@ -72,7 +72,7 @@ PANELS = {f"{name}/{panel['title']}": panel for name, board in BOARDS.items() fo
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
-    log.configure("error")
+    structlog_setup.configure("error")
     folder = tmp_path_factory.mktemp("dashboards")
     (folder / "demo").mkdir()
     recorder = history.Recorder()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dashboards import lint
-from dashboards.build import DASHBOARDS
+from dashboards.__main__ import DASHBOARDS
 from tests.real.programs import built
 
 pytestmark = pytest.mark.real

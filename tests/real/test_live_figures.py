@@ -14,14 +14,13 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from agent.meter import Meter
-from agent.metrics.collector import AgentMetrics
-from agent.model import Allocation
-from agent.simulation.simulated import SimulatedNode
-from agent.simulation.simulated_gpu import H100, make_gpu
+from agent.core.readings import Allocation
+from agent.metering.meter import Meter
+from agent.metrics.exporter import AgentMetrics
+from agent.simulation.simulated_node import H100, SimulatedNode, make_gpu
 from agent.wire import Holder
 from dashboards import lint
-from dashboards.build import DASHBOARDS
+from dashboards.__main__ import DASHBOARDS
 from tests.real.history import Recorder
 from tests.real.prometheus import Prometheus, backfill, prometheus
 

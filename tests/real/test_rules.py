@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dashboards import rules
+from dashboards import prometheus_rules
 from tests.real.prometheus import promtool
 from tests.real.promrules import proven
 
@@ -190,7 +190,7 @@ GONE = {
 
 
 def scenarios(name: str, case: Case) -> list[dict[str, Any]]:
-    severity = next(alert.severity for alert in rules.ALERTS if alert.name == name)
+    severity = next(alert.severity for alert in prometheus_rules.ALERTS if alert.name == name)
     labels = {"alertname": name, "alertstate": "firing", "severity": severity, **case.labels}
     shown = "ALERTS{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}"
     firing = [case.fires, *(more[name] for more in (ALSO_FIRES, GONE) if name in more)]
@@ -216,12 +216,12 @@ def scenarios(name: str, case: Case) -> list[dict[str, Any]]:
 
 
 def test_every_alert_has_a_case() -> None:
-    assert list(CASES) == [alert.name for alert in rules.ALERTS]
+    assert list(CASES) == [alert.name for alert in prometheus_rules.ALERTS]
 
 
 def test_promtool_takes_the_rules(rules_folder: Path) -> None:
     said = promtool("check", "rules", "--lint=all", "--lint-fatal", "rules.yaml", cwd=rules_folder)
-    assert f"{len(rules.ALERTS) + len(rules.RECORDS)} rules found" in said
+    assert f"{len(prometheus_rules.ALERTS) + len(prometheus_rules.RECORDS)} rules found" in said
 
 
 def test_every_alert_fires_and_keeps_quiet(rules_folder: Path) -> None:
@@ -250,7 +250,7 @@ def test_what_is_recorded_is_the_figure(rules_folder: Path) -> None:
         "cluster_namespace:gputally_pod_gpu_allocated_seconds:rate30m": ('namespace="nlp"', 1.0),
         "cluster_namespace:gputally_pod_gpu_busy_seconds:rate30m": ('namespace="nlp"', 0.25),
     }
-    assert set(figures) == {record.name for record in rules.RECORDS}
+    assert set(figures) == {record.name for record in prometheus_rules.RECORDS}
     checks = [
         {"expr": name, "eval_time": "50m", "exp_samples": [{"labels": f"{name}{{{labels}}}", "value": value}]}
         for name, (labels, value) in figures.items()

@@ -6,13 +6,13 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import cache
 
-from accountant.books.issuer import Issuer
-from accountant.books.statements import Adjustment, Beside, Correction, StatementLine
-from accountant.prices.book import PriceBook
-from accountant.progress import EpochReport, JobKey
-from accountant.reports.model import Report, build
-from accountant.wire import Policy
-from accountant.work.waits import KnownPod
+from accountant.billing.queue_waits import KnownPod
+from accountant.billing.statements import Adjustment, Beside, Correction, StatementLine
+from accountant.core.settings import Issuer
+from accountant.ledger.protocols import EpochReport, JobKey
+from accountant.prices.price_book import PriceBook
+from accountant.reports.report_model import Report, build
+from accountant.wire.policy_models import Policy
 from agent.wire import PodFacts
 from tests.books.rows import HOUR_MS, SAMPLE_PRICES, TEAMS, at, busy_month, held, price_book, unheld
 from tests.fakes.rows import ListLedger

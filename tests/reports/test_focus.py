@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.books.issuer import Issuer
-from accountant.books.statements import Closing
-from accountant.errors import CannotRender
-from accountant.money import exact_sum
-from accountant.periods import Month, zone
-from accountant.prices.book import PriceBook
-from accountant.reports.archive import unpack
-from accountant.reports.focus.columns import BILLING_PERIOD, COST_AND_USAGE, INVOICE_DETAIL
-from accountant.reports.focus.projection import COLUMNS as COLUMNS_1_2
-from accountant.reports.model import Report, build
-from accountant.reports.renderings import RENDERINGS
+from accountant.billing.statements import Closing
+from accountant.core.errors import CannotRender
+from accountant.core.periods import Month, zone
+from accountant.core.settings import Issuer
+from accountant.prices.price_book import PriceBook
+from accountant.reports.focus_columns import BILLING_PERIOD, COST_AND_USAGE, INVOICE_DETAIL
+from accountant.reports.focus_export import COLUMNS as COLUMNS_1_2
+from accountant.reports.focus_export import unpack
+from accountant.reports.output_formats import RENDERINGS
+from accountant.reports.report_model import Report, build
+from gputally.base.money import exact_sum
 from tests.books.rows import HOUR_MS, held, price_book, unheld
 from tests.fakes.rows import ListLedger
 from tests.reports import sample

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from accountant.reports.archive import unpack
-from accountant.reports.model import Report
-from accountant.reports.renderings import RENDERINGS
+from accountant.reports.focus_export import unpack
+from accountant.reports.output_formats import RENDERINGS
+from accountant.reports.report_model import Report
 from tests.real.programs import built
 from tests.reports import sample
 from tests.shelf import shared

@@ -15,13 +15,12 @@ import openpyxl
 import pyarrow.parquet as pq
 import pytest
 
-from accountant.money import exact_sum
-from accountant.reports import csv, flat, html
-from accountant.reports.model import Report, build
-from accountant.reports.names import file_name
-from accountant.reports.parquet import SCHEMA
-from accountant.reports.renderings import RENDERINGS, Form
-from agent.plaintext import FORMULA, escaped
+from accountant.reports import csv_xlsx_parquet, html_and_pdf, report_tables
+from accountant.reports.csv_xlsx_parquet import SCHEMA
+from accountant.reports.output_formats import RENDERINGS, Form, file_name
+from accountant.reports.report_model import Report, build
+from gputally.base.money import exact_sum
+from gputally.base.text_escaping import FORMULA, escaped
 from tests.books.conftest import ListLedger, held, price_book
 from tests.reports import sample
 from tests.reports.hostile import HOSTILE
@@ -60,7 +59,7 @@ def sheet_cells(content: bytes, title: str) -> list[dict[str, str | None]]:
 
 
 def test_csv_has_what_is_due(report: Report) -> None:
-    rows = list(csvfile.DictReader(io.StringIO(csv.render(report), newline="")))
+    rows = list(csvfile.DictReader(io.StringIO(csv_xlsx_parquet.render_csv(report), newline="")))
     hours, cost = line_total(report)
     lines = [row for row in rows if row["record"] == "line"]
     assert exact_sum(Decimal(row["gpu_hours"]) for row in lines) == hours
@@ -161,14 +160,14 @@ def test_names_stay_text_in_every_form(name: str) -> None:
     names = dict.fromkeys(("team", "namespace", "job", "user", "gpu_model", "pool"), name)
     ledger = ListLedger([held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names)])
     report = build(ledger, sample.book(), sample.START_MS, sample.END_MS)
-    page = html.render(report)
+    page = html_and_pdf.render_html(report)
     assert "<script" not in page
     book = openpyxl.load_workbook(io.BytesIO(rendered("xlsx", report)))
     shown = escaped(name)
     cells = [cell for sheet in book for row in sheet.iter_rows() for cell in row if cell.value is not None]
     assert all(cell.data_type != "f" for cell in cells)
     assert any(str(cell.value).strip() == shown.strip() and cell.quotePrefix for cell in cells)
-    rows = list(csvfile.reader(io.StringIO(csv.render(report), newline="")))
+    rows = list(csvfile.reader(io.StringIO(csv_xlsx_parquet.render_csv(report), newline="")))
     assert not any(cell.startswith(FORMULA) for row in rows for cell in row if not re.fullmatch(r"-?[\d.]+", cell))
     found = pq.read_table(io.BytesIO(rendered("parquet", report))).to_pylist()
     assert {row["team"] for row in found} == {name}
@@ -182,7 +181,7 @@ def test_an_empty_month_has_every_form(form: Form) -> None:
 
 
 def test_every_table_is_as_wide_as_its_heading(report: Report) -> None:
-    for table in flat.tables(report):
+    for table in report_tables.tables(report):
         assert {len(row) for row in table.rows} <= {len(table.columns)}
         assert table.total is None or len(table.total) == len(table.columns)
 

@@ -7,8 +7,8 @@ import re
 import pytest
 import weasyprint
 
-from accountant.reports import html, pdf
-from accountant.reports.model import build
+from accountant.reports import html_and_pdf
+from accountant.reports.report_model import build
 from tests.books.rows import held
 from tests.fakes.rows import ListLedger
 from tests.reports import sample
@@ -20,26 +20,26 @@ def test_a_pdf_is_the_same_every_time_and_carries_no_script() -> None:
     names = dict.fromkeys(("team", "namespace", "job"), "<script>alert(1)</script>")
     ledger = ListLedger([held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names)])
     report = build(ledger, sample.book(), sample.START_MS, sample.END_MS)
-    first, second = (pdf.render(report) for _ in range(2))
+    first, second = (html_and_pdf.render_pdf(report) for _ in range(2))
     assert first == second
     assert first.startswith(b"%PDF-")
     assert not any(mark in first for mark in (b"/JavaScript", b"/Launch", b"/URI", b"/CreationDate"))
 
 
 def test_charts_have_their_colours_on_paper() -> None:
-    style = pdf._chart_style()
+    style = html_and_pdf._chart_style()
     assert ".a-busy { fill: #0072b2;" in style
     assert "var(" not in style
 
 
 def test_nothing_is_fetched() -> None:
     with pytest.raises(ValueError, match="loads nothing"):
-        pdf._refuse("file:///etc/passwd")
+        html_and_pdf._refuse("file:///etc/passwd")
 
 
 def test_captions_for_screen_readers_are_not_printed() -> None:
     """On the page they are hidden; WeasyPrint draws what is clipped that way as specks and words beside the tables."""
-    page = html.render(sample.charged())
+    page = html_and_pdf.render_html(sample.charged())
     hidden = re.findall(r'<caption class="quiet">([^<]+)</caption>', page)
     assert len(hidden) > 5
     captions = [
@@ -60,7 +60,7 @@ def test_no_name_pushes_a_figure_off_the_page(name: str) -> None:
         [held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names), held("2026-10-01", "2026-10-03", busy=0.3)]
     )
     report = build(ledger, sample.book(), sample.START_MS, sample.END_MS)
-    for page in weasyprint.HTML(string=html.render(report)).render().pages:
+    for page in weasyprint.HTML(string=html_and_pdf.render_html(report)).render().pages:
         (box,) = page._page_box.children[0].children[:1] or [page._page_box]
         inside = [part for part in box.descendants() if getattr(part, "text", "").strip()]
         assert [part.text for part in inside if part.position_x + part.width > page.width] == []

@@ -12,22 +12,22 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from accountant.bookkeeping import Bookkeeper
-from accountant.books.adjustments import NewAdjustment
-from accountant.books.statements import canonical, from_canonical
-from accountant.ledger import IdlePhases
-from accountant.periods import Month, zone
-from accountant.prices.billing import Billing, IdlePolicy
-from accountant.reports import flat, formats, html, making
-from accountant.reports.model import Report, build
-from accountant.reports.queueing import queue_waits
-from accountant.reports.records import records
-from accountant.reports.tables import Change
-from accountant.web.addresses import to_lines
-from accountant.wire import Dimension, Policy
-from accountant.work.waits import KnownPod
-from agent.clock import VirtualClock
+from accountant.billing.queue_waits import KnownPod, queue_waits
+from accountant.billing.statements import canonical, from_canonical
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
+from accountant.core.periods import Month, zone
+from accountant.ledger.protocols import IdlePhases
+from accountant.prices.price_book import Billing, IdlePolicy
+from accountant.reports import html_and_pdf, report_model, report_tables, report_text
+from accountant.reports.report_model import Report, build
+from accountant.reports.report_rows import Change
+from accountant.reports.report_tables import records
+from accountant.web.page_rows import to_lines
+from accountant.wire.policy_models import Policy
+from accountant.wire.usage_models import Dimension
 from agent.wire import PodFacts
+from gputally.base.clock import VirtualClock
 from tests.books.rows import HOUR_MS, at, held, price_book, unheld
 from tests.fakes.rows import ListLedger, MomentLedger
 from tests.reports import sample
@@ -57,7 +57,7 @@ def test_users_share_what_was_held() -> None:
         ("", 1, 24),
         ("bob", 1, 24),
     ]
-    assert "not said" in html.render(found)
+    assert "not said" in html_and_pdf.render_html(found)
 
 
 class Starting(ListLedger):
@@ -82,12 +82,12 @@ def test_start_up_that_the_cluster_pays_is_in_no_sum_of_the_teams() -> None:
     book = price_book(ONE)
     billing = Billing(idle=IdlePolicy(starting="cluster"))
     found = build(ledger, book.model_copy(update={"billing": billing}), at("2026-10-01"), at("2026-11-01"))
-    rows = cells(html.render(found), "Teams, the largest first")
+    rows = cells(html_and_pdf.render_html(found), "Teams, the largest first")
     assert rows["vision"][:4] == rows["Teams"][:4] == ["86.0", "48.0", "38.0", "55.8 %"]
     assert rows["vision"][5:] == rows["Teams"][5:] == ["38.00", "86.00"]
     assert rows["Start-up, with the platform"] == ["10.0", "", "10.0", "", "10.00", "10.00"]
     assert rows["Unallocated, with the platform"] == ["48.0", "", "48.00"]
-    assert flat.tables(found)[0].rows[0][7] == found.headline.unallocated_cost == 48
+    assert report_tables.tables(found)[0].rows[0][7] == found.headline.unallocated_cost == 48
 
 
 def test_what_has_no_price_is_never_zero_and_what_was_never_billed_is_not_unpriced() -> None:
@@ -96,7 +96,7 @@ def test_what_has_no_price_is_never_zero_and_what_was_never_billed_is_not_unpric
         held("2026-10-02", "2026-10-03", 4, 0.5, user="bob", gpu_model="Tesla T4"),
         unheld("2026-10-02", "2026-10-03", "down", 8, gpu_model="NVIDIA A100-SXM4-40GB"),
     ]
-    page = html.render(october(ListLedger(rows)))
+    page = html_and_pdf.render_html(october(ListLedger(rows)))
     users, kinds = cells(page, "Who ran the jobs"), cells(page, "What the GPUs were")
     assert (users["ann"][-2:], users["bob"][-2:]) == (["48.00", "96.00"], ["unpriced", "unpriced"])
     assert (kinds["NVIDIA A100-SXM4-40GB"][-2], kinds["Tesla T4"][-2]) == ("not billed", "unpriced")
@@ -105,7 +105,7 @@ def test_what_has_no_price_is_never_zero_and_what_was_never_billed_is_not_unpric
 def test_where_nobody_says_who_runs_it_there_is_no_table_of_users() -> None:
     found = october(ListLedger([held("2026-10-01", "2026-10-02")]))
     assert found.users == ()
-    assert "no job says who runs it" in html.render(found)
+    assert "no job says who runs it" in html_and_pdf.render_html(found)
 
 
 def test_the_largest_users_are_named_and_the_rest_counted() -> None:
@@ -202,7 +202,7 @@ def test_the_outlook_of_a_young_ledger_goes_by_its_own_days() -> None:
     assert found.outlook.straight_line == pytest.approx(11.5 * 24)
     assert found.outlook.forecast is not None
     assert found.outlook.forecast.expected == 11.5 * 24
-    assert "The ledger knows 6.5 of them" in html.render(found)
+    assert "The ledger knows 6.5 of them" in html_and_pdf.render_html(found)
 
 
 def test_jobs_of_one_name_in_two_clusters_are_two_jobs() -> None:
@@ -213,10 +213,10 @@ def test_jobs_of_one_name_in_two_clusters_are_two_jobs() -> None:
     rows = [(job.cluster, job.figures.accounts.allocated // HOUR_US) for job in found.jobs_by_cost]
     assert rows == [("east", 48), ("west", 48)]
     assert [(hint.job.cluster, hint.peak_busy) for hint in found.hints] == [("east", 0.2), ("west", 1.0)]
-    page = html.render(found)
+    page = html_and_pdf.render_html(found)
     assert "east/vision" in page
     assert "west/vision" in page
-    assert "/vision<" not in html.render(october(ListLedger([one]))), "one cluster needs no name"
+    assert "/vision<" not in html_and_pdf.render_html(october(ListLedger([one]))), "one cluster needs no name"
 
 
 def test_an_outlook_with_unpriced_time_would_be_too_small() -> None:
@@ -234,10 +234,10 @@ def test_budgets_of_a_team_are_its_own_and_its_queues() -> None:
 def test_what_is_booked_beside_is_shown_with_what_is_due() -> None:
     found = sample.report("vision")
     assert found.due == {"vision": found.statement.payable["vision"] - Decimal("284.40")}
-    page = html.render(found)
+    page = html_and_pdf.render_html(found)
     assert "Corrections and credits" in page
     assert "node-7 lost a night" in page
-    assert "Corrections and credits" not in html.render(sample.report("language"))
+    assert "Corrections and credits" not in html_and_pdf.render_html(sample.report("language"))
 
 
 def test_a_closed_month_says_when_later_records_differ() -> None:
@@ -248,7 +248,7 @@ def test_a_closed_month_says_when_later_records_differ() -> None:
     ledger.add(held("2026-10-03", "2026-10-04"))
     later = october(ledger, kept=closed)
     assert (later.late, later.headline.cost) == (True, same.headline.cost)
-    assert "records that came later" in html.render(later)
+    assert "records that came later" in html_and_pdf.render_html(later)
 
 
 def test_a_month_is_compared_with_what_the_one_before_was_closed_with() -> None:
@@ -261,9 +261,9 @@ def test_a_month_is_compared_with_what_the_one_before_was_closed_with() -> None:
 
     def of(month: Month, end: str) -> Report:
         start_ms = month.span(zone("UTC"))[0]
-        found = making.readings(ledger, keeper, start_ms, at(end), "UTC", month)
-        report = making.report(ledger, keeper, start_ms, at(end), "UTC", month=month)
-        assert making.report_of(ledger, keeper, found, month, None) == report
+        found = report_model.readings(ledger, keeper, start_ms, at(end), "UTC", month)
+        report = report_model.report(ledger, keeper, start_ms, at(end), "UTC", month=month)
+        assert report_model.report_of(ledger, keeper, found, month, None) == report
         return report
 
     whole = of(Month(2026, 10), "2026-11-01")
@@ -283,19 +283,19 @@ def test_a_closed_month_says_what_was_booked_about_it_since() -> None:
     span = Month(2026, 10).span(zone("UTC"))
 
     def of(team: str | None) -> Report:
-        return making.report(ledger, keeper, *span, "UTC", month=Month(2026, 10), team=team)
+        return report_model.report(ledger, keeper, *span, "UTC", month=Month(2026, 10), team=team)
 
     assert of(None).restated == {}
-    assert "Booked since" not in html.render(of(None))
+    assert "Booked since" not in html_and_pdf.render_html(of(None))
     ledger.add(held("2026-10-03", "2026-10-04"))
     keeper.correct("ann")
     credit = {"month": "2026-10", "team": "nlp", "amount": "-5", "reason": "a gift", "approved_by": "cfo"}
     keeper.credits.adjust(NewAdjustment.model_validate(credit), "ann")
     assert of(None).restated == {"2026-11": (2, Decimal(43))}
     assert of("vision").restated == {"2026-11": (1, Decimal(48))}
-    page = " ".join(html.render(of("nlp")).split())
+    page = " ".join(html_and_pdf.render_html(of("nlp")).split())
     assert "due where it was booked: USD \N{MINUS SIGN}5.00 in 2026-11 (1 line)" in page
-    summary = flat.tables(of(None))[0]
+    summary = report_tables.tables(of(None))[0]
     assert dict(zip([name for name, _ in summary.columns], summary.rows[0], strict=True))["booked_since"] == 43
     assert of(None).statement == keeper.month(Month(2026, 10))
 
@@ -307,9 +307,9 @@ def test_a_month_that_was_closed_without_prices_says_what_it_came_to() -> None:
     found = price_book("id: h100, model: H100, price: '2', valid_from: 2026-01-01")
     keeper.reprice(Month(2026, 10), found, "ann", "the contract is signed")
     span = Month(2026, 10).span(zone("UTC"))
-    report = making.report(ledger, keeper, *span, "UTC", month=Month(2026, 10))
+    report = report_model.report(ledger, keeper, *span, "UTC", month=Month(2026, 10))
     assert (report.currency, report.restated) == (None, {"2026-11": (1, Decimal(31 * 24 * 2))})
-    assert "due where it was booked: 1488.00 in 2026-11 (1 line)" in " ".join(html.render(report).split())
+    assert "due where it was booked: 1488.00 in 2026-11 (1 line)" in " ".join(html_and_pdf.render_html(report).split())
 
 
 def test_an_unlimited_policy_has_no_budget() -> None:
@@ -325,7 +325,7 @@ def test_what_is_due_is_made_of_what_is_shown() -> None:
     with_one = replace(found, statement=stated)
     kinds = [record.record for record in records(with_one)]
     assert kinds.count("commitment") == 1
-    assert "commitment not used" in html.render(with_one)
+    assert "commitment not used" in html_and_pdf.render_html(with_one)
     amounts = {
         kind: sum(r.cost or 0 for r in records(found) if r.record == kind)
         for kind in ("payable", "correction", "adjustment", "due")
@@ -349,16 +349,16 @@ def test_budgets_forecast_and_jobs_lead_to_what_is_behind_them(team: str | None)
     """Every figure of a budget and of the forecast is a link to lines; a job's link names its cluster."""
     jobs: list[tuple[str, str, str]] = []
 
-    def job(row: html.Named) -> str:
+    def job(row: html_and_pdf.Named) -> str:
         jobs.append((row.cluster, row.namespace, row.job))
         return "/job/one"
 
-    links = html.Links(
+    links = html_and_pdf.Links(
         lines=to_lines(Month.parse("2026-10"), team), job=job, team=lambda name: f"/team/{name}",
         month=lambda name: f"/month/{name}", act=lambda _: "/act/1", jobs="/jobs",
     )  # fmt: skip
     found = sample.report(team)
-    page = html.render(found, links)
+    page = html_and_pdf.render_html(found, links)
     table = page[page.index("Budgets and what is spent of them") :].split("</table>")[0]
     rows = re.findall(r"<tr>(?:(?!</tr>).)*</tr>", table)
     assert len(rows) == 1 + len(found.budgets) > 1
@@ -400,8 +400,8 @@ def test_the_cost_of_a_kind_of_capacity_is_that_of_the_hours_beside_it() -> None
         accounts = row.figures.accounts
         hours = Fraction(accounts.allocated + accounts.unallocated, 3_600_000_000)
         assert abs(hours * Fraction(row.unit_prices[0]) - Fraction(row.figures.cost)) < Fraction(1, 20)
-    page = html.render(report)
+    page = html_and_pdf.render_html(report)
     table = page[page.index("By GPU and kind of capacity") :].partition("</table>")[0]
     assert "Unallocated<small>GPU-h</small>" in table
     for row in priced:
-        assert f"<td>{formats.hours(row.figures.accounts.unallocated)}</td>" in table
+        assert f"<td>{report_text.hours(row.figures.accounts.unallocated)}</td>" in table

@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from accountant.callers.auth import Unauthenticated
-from accountant.errors import CannotStart
-from accountant.service import Service
-from accountant.settings import Settings
-from accountant.signin.cookies import Seal, Session, SignIn, key_in, key_of
-from accountant.signin.visits import as_address, own_path
-from agent.clock import VirtualClock
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import CannotStart
+from gputally.server.sign_in import Seal, Session, SignIn, as_address, key_in, key_of, own_path
+from gputally.server.tokens_and_grants import Unauthenticated
 from tests import fresh
 from tests.fakes.provider import Provider, provider
 

@@ -5,12 +5,19 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent.units import MS_PER_MINUTE
-from fairshare.model import Claim
-from fairshare.simulator.cluster import GpuSpec, NodeSpec
-from fairshare.simulator.engine import Engine
-from fairshare.simulator.events import Event, OutageBegan, OutageEnded, Started, Stopped
-from fairshare.simulator.jobs import Job
+from fairshare.core.model import Claim
+from fairshare.simulator.scheduler_engine import Engine
+from fairshare.simulator.simulation_model import (
+    Event,
+    GpuSpec,
+    Job,
+    NodeSpec,
+    OutageBegan,
+    OutageEnded,
+    Started,
+    Stopped,
+)
+from gputally.base.units import MS_PER_MINUTE
 
 MINUTE = MS_PER_MINUTE
 

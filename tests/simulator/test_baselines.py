@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fairshare.simulator.backfill import reserve
-from fairshare.simulator.baselines import Karma, Oracle, StatefulDrf
-from fairshare.simulator.replay import CONTROL_S, Pool, View, replay
-from fairshare.simulator.workload import Workload
-from fairshare.weighing.fluid import fill, fill_from
+from fairshare.laws.division import fill, fill_from
+from fairshare.simulator.scheduler_engine import replay, reserve
+from fairshare.simulator.scheduling_policies import Karma, Oracle, StatefulDrf
+from fairshare.simulator.simulation_model import CONTROL_S, Pool, View, Workload
 
 HOUR = 3600
 EVEN = (0.5, 0.5)

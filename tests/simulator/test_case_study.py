@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from fairshare.simulator import policies
-from fairshare.simulator.policies import Setup
-from fairshare.simulator.workload import Workload
-from scripts.case_study import BURST, GUARANTEED, HALF_LIVES_S, SLOT_S, play
+from fairshare.simulator import scheduling_policies
+from fairshare.simulator.scheduling_policies import Setup
+from fairshare.simulator.simulation_model import Workload
+from scripts.doc_figures import BURST, GUARANTEED, HALF_LIVES_S, SLOT_S, play
 
 HOUR = 3600
 
@@ -46,8 +46,8 @@ def test_a_burst_beyond_any_share_is_admitted_within_the_hour_and_not_stopped() 
     work = _steady_and_burst()
     setup = Setup(100, (0.5, 0.5), guaranteed=0.6)
     gang = work.gpus.index(60)
-    ours = policies.run("deficit", work, setup, 100 * HOUR)
+    ours = scheduling_policies.run("deficit", work, setup, 100 * HOUR)
     assert 0 <= ours.started_s[gang] - work.submit_s[gang] <= HOUR
     assert ours.evicted[gang] == 0
     assert ours.evictions <= 60
-    assert policies.run("static", work, setup, 100 * HOUR).started_s[gang] == -1
+    assert scheduling_policies.run("static", work, setup, 100 * HOUR).started_s[gang] == -1

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from accountant.wire import Policy, TurnPolicy, UsageWindow
-from fairshare.commands.playing import players
-from fairshare.errors import DivisionError
-from fairshare.model import Standing
-from fairshare.simulator import compare, kaiconfig, measures, policies
-from fairshare.simulator.dividing import whole_gpus
-from fairshare.simulator.feedback import Feedback
-from fairshare.simulator.policies import NAMES, Setup
-from fairshare.simulator.replay import CONTROL_S, Pool, View, replay
-from fairshare.simulator.workload import Workload
-from fairshare.weighing.weights import weigh
+from accountant.wire.policy_models import Policy, TurnPolicy, UsageWindow
+from fairshare.core.errors import DivisionError
+from fairshare.core.model import Standing
+from fairshare.laws.weight_calculation import weigh
+from fairshare.simulator import comparison, fairness_measures, kai_scenario_file, scheduling_policies
+from fairshare.simulator.comparison import players
+from fairshare.simulator.engine_division import whole_gpus
+from fairshare.simulator.scheduler_engine import replay
+from fairshare.simulator.scheduling_policies import NAMES, Feedback, Setup
+from fairshare.simulator.simulation_model import CONTROL_S, Pool, View, Workload
 
 DAY, HOUR = 86_400, 3600
 
@@ -38,10 +37,10 @@ def _two_teams(days: int = 15) -> Workload:
 def test_a_day_that_is_shared_by_entitlement_has_no_error_and_one_that_is_not_says_how_much() -> None:
     fair = replay(_two_teams(), Pool(16, [0.0, 0.0], [1.0, 1.0]), 15 * DAY)
     unfair = replay(_two_teams(), Pool(16, [0.0, 0.0], [3.0, 1.0]), 15 * DAY)
-    late = [span for span in measures.spans(fair, 24) if span.start_s >= 9 * DAY]
+    late = [span for span in fairness_measures.spans(fair, 24) if span.start_s >= 9 * DAY]
     assert all(span.contended for span in late)
     assert max(span.error for span in late) < 0.05
-    wrong = measures.spans(replace(unfair, pool=fair.pool), 24)[-1]
+    wrong = fairness_measures.spans(replace(unfair, pool=fair.pool), 24)[-1]
     assert wrong.error == pytest.approx(0.25, abs=0.06)
     assert late[-1].jain == pytest.approx(1.0, abs=0.01)
     assert sum(late[-1].due) == pytest.approx(sum(late[-1].used))
@@ -50,7 +49,7 @@ def test_a_day_that_is_shared_by_entitlement_has_no_error_and_one_that_is_not_sa
 def test_demand_counts_backlog_and_arrivals_each_up_to_what_they_could_run() -> None:
     work = _work([(0, 4, 100 * DAY, 0), (0, 8, 2 * HOUR, 1), (8 * DAY - HOUR, 2, 3 * HOUR, 1), (9 * DAY, 1, HOUR, 1)])
     record = replay(work, Pool(8, [8.0, 0.0], [1.0, 0.0]), 15 * DAY)
-    span = next(span for span in measures.spans(record, 24) if span.start_s == 8 * DAY - 6 * HOUR)
+    span = next(span for span in fairness_measures.spans(record, 24) if span.start_s == 8 * DAY - 6 * HOUR)
     assert span.demand.tolist() == [4 * DAY, 8 * 2 * HOUR + 2 * 3 * HOUR]
 
 
@@ -61,35 +60,35 @@ def test_movement_counts_half_of_every_shift_of_normalised_weights() -> None:
         return [3.0, 1.0] if view.now_s // DAY % 2 else [1.0, 1.0]
 
     record = replay(_work([(0, 1, HOUR, 0)]), pool, 10 * DAY, steering=swap)
-    moved, swing = measures.movement(record, 0)
+    moved, swing = fairness_measures.movement(record, 0)
     assert moved == pytest.approx(0.25, rel=0.2)
     assert swing == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_policy_keeps_the_cluster_as_full_as_the_work_allows(name: str) -> None:
-    record = policies.run(name, _two_teams(), Setup(16, (0.5, 0.5)), 15 * DAY)
+    record = scheduling_policies.run(name, _two_teams(), Setup(16, (0.5, 0.5)), 15 * DAY)
     assert max(map(sum, record.held)) <= 16
     least = 0.7 if name == "partition" else 0.95
     assert record.delivered_gpu_s / (16 * 15 * DAY) > least
     with pytest.raises(ValueError, match="no policy 'kai-x'"):
-        policies.run("kai-x", _two_teams(), Setup(16, (0.5, 0.5)), 15 * DAY)
+        scheduling_policies.run("kai-x", _two_teams(), Setup(16, (0.5, 0.5)), 15 * DAY)
 
 
 def test_a_comparison_takes_the_contended_windows_from_the_first_come_run() -> None:
     work = _two_teams(16)
-    windows = compare.windows_of(16 * DAY, 2, 15)
+    windows = comparison.windows_of(16 * DAY, 2, 15)
     assert [(w.start_s, w.end_s) for w in windows] == [(0, 15 * DAY), (DAY, 16 * DAY)]
     seen: list[float] = []
     asked = (("static", "fifo", "deficit"), windows, [(1.5, 16)])
-    player = compare.Player(work, (0.5, 0.5))
-    results = compare.compare(*asked, player, lambda _, part: seen.append(part))
+    player = comparison.Player(work, (0.5, 0.5))
+    results = comparison.compare(*asked, player, lambda _, part: seen.append(part))
     assert [r.score.policy for r in results] == ["static", "fifo", "deficit"] * 2
     assert seen[-1] <= 1.0
     assert seen == sorted(seen)
     with players(player, most=2) as replays:
-        assert compare.compare(*asked, replays) == results, "in processes of their own"
-    summaries = compare.summarise(results)
+        assert comparison.compare(*asked, replays) == results, "in processes of their own"
+    summaries = comparison.summarise(results)
     assert [s.policy for s in summaries] == ["static", "fifo", "deficit"]
     by_name = {s.policy: s.mean for s in summaries}
     assert by_name["fifo"].week[0] > 3 * by_name["deficit"].week[0]
@@ -107,26 +106,26 @@ def test_a_comparison_takes_the_contended_windows_from_the_first_come_run() -> N
 
 
 def test_the_bootstrap_is_repeatable_and_knows_how_little_one_window_says() -> None:
-    assert compare.bootstrap([]) == (0.0, 0.0)
-    assert compare.bootstrap([0.3]) == (0.3, 0.3)
-    low, high = compare.bootstrap([0.1, 0.2, 0.3, 0.4, 0.5])
-    assert (low, high) == compare.bootstrap([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert comparison.bootstrap([]) == (0.0, 0.0)
+    assert comparison.bootstrap([0.3]) == (0.3, 0.3)
+    low, high = comparison.bootstrap([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert (low, high) == comparison.bootstrap([0.1, 0.2, 0.3, 0.4, 0.5])
     assert 0.1 < low < 0.3 < high < 0.5
-    assert compare.bootstrap([0.2] * 3) == pytest.approx((0.2, 0.2))
-    assert compare.bootstrap([0.0, 1.0] * 8) == pytest.approx((0.255, 0.745))
+    assert comparison.bootstrap([0.2] * 3) == pytest.approx((0.2, 0.2))
+    assert comparison.bootstrap([0.0, 1.0] * 8) == pytest.approx((0.255, 0.745))
 
 
 def test_slowdown_is_bounded_for_short_jobs() -> None:
     """8 GPUs: a minute's job that waits 58 minutes took 59, 5.9 times the ten minutes it counts as."""
     record = replay(_work([(0, 8, 59 * 60, 0), (60, 8, 60, 0)]), Pool(8, [8.0, 0.0], [1.0, 1.0]), DAY)
-    assert measures.slowdowns(record, 0).tolist() == [1.0, 5.9]
+    assert fairness_measures.slowdowns(record, 0).tolist() == [1.0, 5.9]
 
 
 def test_the_controller_in_the_loop_is_the_one_in_the_cluster() -> None:
     """Feedback's running sums against `weigh` on the accountant's own words."""
     setup = Setup(16, (0.5, 0.5))
     for name in ("kai-2", "multifactor", "deficit"):
-        policy = policies.law_policy(name, ("a", "b"), setup)
+        policy = scheduling_policies.law_policy(name, ("a", "b"), setup)
         policy = policy.model_copy(update={"window": policy.window.model_copy(update={"half_life": None})})
         assert _weights(policy, Feedback(policy, {"a": 0.5, "b": 0.5})) > 0, name
 
@@ -178,22 +177,24 @@ HUNDRED = {
 
 def test_kais_scenarios_end_as_on_the_real_scheduler() -> None:
     """Figures of KAI v0.17 in its own simulator: frozen from the first cycle, for ever."""
-    alone = kaiconfig.run(kaiconfig.parse(_scenario()), "kai")
-    assert kaiconfig.second_half(alone) == [16, 0, 0]
+    alone = kai_scenario_file.run(kai_scenario_file.parse(_scenario()), "kai")
+    assert kai_scenario_file.second_half(alone) == [16, 0, 0]
     assert alone.shares[-1] == (0, 6, 10)
-    three = kaiconfig.run(kaiconfig.parse(_scenario(**HUNDRED)), "kai")
-    assert kaiconfig.second_half(three) == [30, 30, 40]
+    three = kai_scenario_file.run(kai_scenario_file.parse(_scenario(**HUNDRED)), "kai")
+    assert kai_scenario_file.second_half(three) == [30, 30, 40]
     assert three.shares[-1] == (36, 36, 28)
     assert (alone.evictions, three.evictions) == (0, 0)
 
 
 @pytest.mark.parametrize("changes", [{}, HUNDRED], ids=["lumps", "hundred"])
 def test_our_law_is_within_five_per_cent_of_the_entitlement_there(changes: dict[str, object]) -> None:
-    scenario = kaiconfig.parse(_scenario(**changes))
-    record = kaiconfig.run(scenario, "deficit")
-    for mean, due in zip(kaiconfig.second_half(record), kaiconfig.entitled(scenario).values(), strict=True):
+    scenario = kai_scenario_file.parse(_scenario(**changes))
+    record = kai_scenario_file.run(scenario, "deficit")
+    for mean, due in zip(
+        kai_scenario_file.second_half(record), kai_scenario_file.entitled(scenario).values(), strict=True
+    ):
         assert mean == pytest.approx(due, rel=0.05)
-    rows = list(kaiconfig.csv_rows(scenario, record))
+    rows = list(kai_scenario_file.csv_rows(scenario, record))
     assert len(rows) == (scenario.cycles + 1) * 3
     assert rows[0][:2] == (0, scenario.queues[0].name)
 
@@ -221,7 +222,7 @@ def test_our_law_is_within_five_per_cent_of_the_entitlement_there(changes: dict[
 )
 def test_a_faulty_scenario_is_refused_with_its_key(changes: dict[str, object], message: str) -> None:
     with pytest.raises(DivisionError) as refused:
-        kaiconfig.parse(_scenario(**changes))
+        kai_scenario_file.parse(_scenario(**changes))
     assert str(refused.value) == message
 
 
@@ -229,7 +230,7 @@ def test_endless_gangs_take_turns_by_weight() -> None:
     """16 GPUs, weights 1, 2, 3, gangs of 16: a turn lasts 4 h, a preemption begins each, nobody is left out."""
     work = _work([(0, 16, 10**8, q) for q in range(3) for _ in range(2)], ("a", "b", "c"))
     setup = Setup(16, (1 / 6, 2 / 6, 3 / 6), guaranteed=0.0)
-    policy = policies.law_policy("deficit", work.queues, setup)
+    policy = scheduling_policies.law_policy("deficit", work.queues, setup)
     hours = 600
     record = replay(
         work, setup.pool(), hours * HOUR, steering=Feedback(policy, dict(zip(work.queues, setup.share, strict=True))),

@@ -6,11 +6,9 @@ from collections import Counter
 
 import pytest
 
-from fairshare.errors import DivisionError
-from fairshare.simulator.cluster import GpuSpec, NodeSpec, Outage
-from fairshare.simulator.engine import Engine
-from fairshare.simulator.events import Started, Stopped
-from fairshare.simulator.jobs import Job, Rules
+from fairshare.core.errors import DivisionError
+from fairshare.simulator.scheduler_engine import Engine
+from fairshare.simulator.simulation_model import GpuSpec, Job, NodeSpec, Outage, Rules, Started, Stopped
 from tests.simulator.conftest import MINUTE, Watcher, fleet, job, queue
 
 HOUR = 60 * MINUTE

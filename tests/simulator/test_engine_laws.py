@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairshare.model import UNLIMITED, Claim
-from fairshare.simulator.cluster import Outage
-from fairshare.simulator.engine import Engine
-from fairshare.simulator.events import Event, Started, Stopped
-from fairshare.simulator.jobs import Job, Rules
+from fairshare.core.model import UNLIMITED, Claim
+from fairshare.simulator.scheduler_engine import Engine
+from fairshare.simulator.simulation_model import Event, Job, Outage, Rules, Started, Stopped
 from tests.effort import examples
 from tests.simulator.conftest import MINUTE, Watcher, fleet
 

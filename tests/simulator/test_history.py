@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from accountant.wire import Policy
-from fairshare.explain.comparing import assumed
-from fairshare.explain.pasts import Past
-from fairshare.simulator.history import US_PER_GPU_HOUR, Held, capacity, jobs
-from fairshare.simulator.what_if import flat, got, under
+from accountant.wire.policy_models import Policy
+from fairshare.explain.what_if import Past, assumed, flat, got, under
+from fairshare.simulator.job_traces import US_PER_GPU_HOUR, Held, capacity, jobs
 
 H = US_PER_GPU_HOUR
 

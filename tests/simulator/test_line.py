@@ -7,7 +7,7 @@ from bisect import insort
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairshare.simulator.line import NOBODY, Line
+from fairshare.simulator.engine_state import NOBODY, Line
 from tests.effort import examples
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairshare.simulator.jobs import Outcome
-from fairshare.simulator.metrics import entitlement, feasible_demand
+from fairshare.simulator.fairness_measures import entitlement, feasible_demand
+from fairshare.simulator.simulation_model import Outcome
 from tests.effort import examples
 from tests.simulator.conftest import MINUTE, job
 

@@ -9,13 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairshare.preempting.reclaim import Account, Asker, Stock, Taking, allocatable, may_reclaim, reclaimable
-from fairshare.simulator.cluster import WHOLE, Flavour, Slot
-from fairshare.simulator.jobs import Job
-from fairshare.simulator.reclaim import Debtor, Run, collect, levels
-from fairshare.simulator.records import Pool
-from fairshare.simulator.replay import _Scheduler
-from fairshare.simulator.workload import Workload
+from fairshare.preemption.preemption_rules import Account, Asker, Stock, Taking, allocatable, may_reclaim, reclaimable
+from fairshare.simulator.engine_reclaim import Debtor, Run, collect, levels
+from fairshare.simulator.scheduler_engine import _Scheduler
+from fairshare.simulator.simulation_model import WHOLE, Flavour, Job, Pool, Slot, Workload
 from tests.effort import examples
 from tests.shelf import shared
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairshare.simulator.dividing import whole_gpus
-from fairshare.simulator.jobs import Job
-from fairshare.simulator.replay import CONTROL_S, Pool, Record, View, replay
-from fairshare.simulator.workload import Workload, capacity_for, columns
-from fairshare.weighing.fluid import fair_shares, fill
+from fairshare.laws.division import fair_shares, fill
+from fairshare.simulator.engine_division import whole_gpus
+from fairshare.simulator.scheduler_engine import replay
+from fairshare.simulator.simulation_model import CONTROL_S, Job, Pool, Record, View, Workload, capacity_for, columns
 from tests.effort import examples
 
 HOUR = 3600

@@ -14,9 +14,8 @@ from random import Random
 
 import pytest
 
-from fairshare.simulator.policies import NAMES, Setup, run
-from fairshare.simulator.replay import Record
-from fairshare.simulator.workload import Workload
+from fairshare.simulator.scheduling_policies import NAMES, Setup, run
+from fairshare.simulator.simulation_model import Record, Workload
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "replays.json"
 DAY, GPUS = 86_400, 48

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fairshare.simulator.jobs import Job
-from fairshare.simulator.trace import DEFAULT_UTILISATION_PERMILLE, missing_columns, parse_jobs, teams_of
+from fairshare.simulator.job_traces import DEFAULT_UTILISATION_PERMILLE, missing_columns, parse_jobs, teams_of
+from fairshare.simulator.simulation_model import Job
 
 ROW = {"job_id": "j1", "submit_offset_s": "60.5", "team": "vision", "gpus": "8", "duration_s": "3600"}
 

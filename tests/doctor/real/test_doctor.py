@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from agent.clock import SystemClock, VirtualClock
-from fairshare.adapters.kai import QUEUE, SHARD
-from fairshare.cluster.inspecting import Inspector
-from fairshare.errors import Unavailable
-from fairshare.kube.kinds import EVENT
-from fairshare.kube.quantities import GPU
 from fairshare.targets import KINDS
-from gputally.doctor.checks import make_all
-from gputally.doctor.model import Result
-from gputally.doctor.placement import messages
-from gputally.doctor.sources import Sources
+from fairshare.targets.kai import QUEUE, SHARD
+from gputally.base.clock import SystemClock, VirtualClock
+from gputally.base.errors import Unavailable
+from gputally.doctor.check_list import make_all
+from gputally.doctor.data_sources import Sources
+from gputally.doctor.findings import Result
+from gputally.doctor.pending_pod_checks import messages
+from gputally.kubernetes.api_client import Inspector
+from gputally.kubernetes.objects import EVENT, GPU
 from tests.fairshare.realserver import MERGE, send, served
 from tests.patience import until
 from tests.real.controlplane import PLAIN_TOKEN, ApiServer, scheduler

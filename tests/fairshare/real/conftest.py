@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from fairshare.cluster import KubernetesCluster
-from fairshare.kube.kinds import Kind
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.ports import Cluster
 from fairshare.targets import KINDS
+from gputally.kubernetes.api_client import KubernetesCluster
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import Cluster, Kind
 from tests.fairshare.real.installing import install
 from tests.fairshare.realserver import send
 from tests.real.controlplane import ApiServer

@@ -9,8 +9,8 @@ from typing import Any
 import helm_python
 import yaml
 
-from fairshare.adapters.kai import QUEUE
-from fairshare.cluster import KubernetesCluster
+from fairshare.targets.kai import QUEUE
+from gputally.kubernetes.api_client import KubernetesCluster
 from tests.fairshare.realserver import send
 from tests.real.controlplane import ApiServer
 

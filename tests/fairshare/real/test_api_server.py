@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from agent.clock import VirtualClock
-from fairshare.adapters.kai import QUEUE, SHARD
-from fairshare.cluster import KubernetesCluster
-from fairshare.errors import ClusterError, Conflict, NotFound, Refused
-from fairshare.kube import marks
-from fairshare.kube.ports import Cluster, Event, Kind
-from fairshare.loop import Controller
-from fairshare.plan import FIELD_MANAGER
-from fairshare.status import StatusObject
+from fairshare.controller.control_loop import Controller
+from fairshare.core import queue_objects
 from fairshare.targets import KINDS
+from fairshare.targets.kai import QUEUE, SHARD
+from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.weight_plan import FIELD_MANAGER
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import ClusterError, Conflict, NotFound, Refused
+from gputally.kubernetes.api_client import KubernetesCluster
+from gputally.kubernetes.objects import Cluster, Event, Kind
 from tests.real.controlplane import PLAIN_TOKEN, ApiServer
 
 pytestmark = pytest.mark.real
@@ -162,4 +162,4 @@ def test_a_cycle_publishes_weights_on_the_real_server(
     weights = {queue: _gpu(obj)["overQuotaWeight"] for queue, obj in objects.items()}
     assert weights["a"] < weights["b"] < weights["c"]
     assert all(FIELD_MANAGER in _managers(obj) for obj in objects.values())
-    assert all(marks.BASE in obj["metadata"]["annotations"] for obj in objects.values())
+    assert all(queue_objects.BASE in obj["metadata"]["annotations"] for obj in objects.values())

@@ -15,22 +15,20 @@ from typing import Any
 
 import pytest
 
-from agent.clock import VirtualClock
-from fairshare import policy as policies
-from fairshare.adapters import kueue, volcano
-from fairshare.adapters.kai import QUEUE
-from fairshare.cluster import KubernetesCluster
-from fairshare.errors import Refused
-from fairshare.kube.kinds import CONFIG_MAP, POD
-from fairshare.kube.mirror import Mirror
-from fairshare.kube.pods import read_pod
-from fairshare.kube.quantities import GPU
-from fairshare.loop import Controller
-from fairshare.model import Gang
-from fairshare.preempting.effectors import Vetting, act
-from fairshare.preempting.rulings import Victim
-from fairshare.status import StatusObject
-from fairshare.targets import KINDS
+from fairshare.controller import policy_file as policies
+from fairshare.controller.control_loop import Controller
+from fairshare.core.model import Gang
+from fairshare.core.pods import read_pod
+from fairshare.preemption.eviction import Vetting, act
+from fairshare.preemption.preemption_types import Victim
+from fairshare.targets import KINDS, kueue, volcano
+from fairshare.targets.kai import QUEUE
+from fairshare.targets.status_conditions import StatusObject
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import Refused
+from gputally.kubernetes.api_client import KubernetesCluster
+from gputally.kubernetes.list_watch import Mirror
+from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD
 from tests.fairshare.looking import results_of
 from tests.fairshare.loopback import serving, window_of
 from tests.fairshare.real.conftest import Request

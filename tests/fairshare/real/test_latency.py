@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairshare.preempting.latency import LatencyUnknown, Prometheus
+from fairshare.preemption.latency_objectives import LatencyUnknown, Prometheus
 from tests.real.prometheus import backfill, prometheus
 
 pytestmark = pytest.mark.real

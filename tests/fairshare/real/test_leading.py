@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from agent.clock import SystemClock, VirtualClock
-from fairshare.cluster import KubernetesCluster
-from fairshare.cluster.election import Election, Terms
-from fairshare.loop import Controller
-from fairshare.status import StatusObject
+from fairshare.controller.control_loop import Controller
+from fairshare.targets.status_conditions import StatusObject
+from gputally.base.clock import SystemClock, VirtualClock
+from gputally.kubernetes.api_client import KubernetesCluster
+from gputally.kubernetes.leader_election import Election, Terms
 from tests.fairshare.looking import results_of
 from tests.fairshare.real.conftest import Request
 from tests.fairshare.real.installing import add_queues, weights_of

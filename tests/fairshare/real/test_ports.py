@@ -6,18 +6,16 @@ from typing import Any
 
 import pytest
 
-from agent.clock import VirtualClock
-from fairshare.adapters.kai import QUEUE
-from fairshare.cluster import KubernetesCluster
-from fairshare.errors import Blocked, Conflict, Gone, NotFound, Refused
-from fairshare.kube.disruption import BUDGET
-from fairshare.kube.kinds import CONFIG_MAP, EVENT, POD
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.mirror import Mirror
-from fairshare.kube.ports import Cluster
-from fairshare.plan import FIELD_MANAGER
-from fairshare.publishing.adopt import adopt, advice
+from fairshare.controller.weight_writer import adopt, advice
 from fairshare.targets import ADAPTERS
+from fairshare.targets.kai import QUEUE
+from fairshare.targets.weight_plan import FIELD_MANAGER
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import Blocked, Conflict, Gone, NotFound, Refused
+from gputally.kubernetes.api_client import KubernetesCluster
+from gputally.kubernetes.list_watch import Mirror
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, EVENT, POD, Cluster
 from tests.fairshare.real.conftest import Request
 from tests.patience import until
 from tests.real.controlplane import ApiServer, controller_manager

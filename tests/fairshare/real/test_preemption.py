@@ -10,19 +10,18 @@ from typing import Any
 
 import pytest
 
-from accountant.wire import Accounts, Policy
-from agent.clock import SystemClock, VirtualClock
-from fairshare.cluster import KubernetesCluster
-from fairshare.kube.disruption import BUDGET
-from fairshare.kube.kinds import NODE, POD, Object
-from fairshare.kube.pods import QUEUE_LABEL, SPOT_LABEL, read_pod
-from fairshare.kube.quantities import GPU
-from fairshare.loop import Controller
-from fairshare.model import Gang
-from fairshare.preempting.effectors import Vetting, act
-from fairshare.preempting.idlewatch import WARNING
-from fairshare.preempting.intents import REASON
-from fairshare.preempting.rulings import Victim
+from accountant.wire.policy_models import Policy
+from accountant.wire.usage_models import Accounts
+from fairshare.controller.control_loop import Controller
+from fairshare.core.model import Gang
+from fairshare.core.pods import QUEUE_LABEL, SPOT_LABEL, read_pod
+from fairshare.preemption.eviction import Vetting, act
+from fairshare.preemption.idle_reclaim import WARNING
+from fairshare.preemption.preemption_types import Victim
+from fairshare.preemption.unfinished_preemptions import REASON
+from gputally.base.clock import SystemClock, VirtualClock
+from gputally.kubernetes.api_client import KubernetesCluster
+from gputally.kubernetes.objects import BUDGET, GPU, NODE, POD, Object
 from tests.fairshare.conftest import Accountant
 from tests.patience import until
 from tests.real.controlplane import ApiServer, controller_manager, scheduler

@@ -6,11 +6,10 @@ import threading
 
 import pytest
 
-from fairshare import policy as policies
-from fairshare.client import AccountantClient
-from fairshare.errors import FairshareError
-from fairshare.web.previews import Cancelled, Comparison, Order, Told
-from fairshare.web.worker import PreviewFailed, Source, Worker
+from fairshare.controller import policy_file as policies
+from fairshare.usage.accountant_client import AccountantClient
+from fairshare.web.what_if_previews import Cancelled, Comparison, Order, PreviewFailed, Source, Told, Worker
+from gputally.base.errors import FairshareError
 from tests.fairshare.conftest import NOW_MS
 from tests.fairshare.web.staging import sample
 

@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 import trustme
 
-from agent.clock import SystemClock
-from fairshare.cluster import KubernetesCluster
-from fairshare.extender import Extender
-from fairshare.kube.kinds import NODE, POD
-from fairshare.kube.pods import QUEUE_LABEL, read_pod
-from fairshare.kube.quantities import GPU
-from fairshare.model import Pod
-from fairshare.placing import Room, Share
-from fairshare.server import serve_extender, tls_context
+from fairshare.controller.kube_scheduler_extender import Extender, Room, Share
+from fairshare.core.model import Pod
+from fairshare.core.pods import QUEUE_LABEL, read_pod
+from fairshare.http_server import serve_extender, tls_context
+from gputally.base.clock import SystemClock
+from gputally.kubernetes.api_client import KubernetesCluster
+from gputally.kubernetes.objects import GPU, NODE, POD
 from tests.patience import until
 from tests.real.controlplane import ApiServer, scheduler
 

@@ -8,19 +8,16 @@ from typing import Any
 
 import pytest
 
-from agent.clock import VirtualClock
-from fairshare.adapters import kueue, volcano
-from fairshare.cluster import KubernetesCluster
-from fairshare.errors import NotFound, Unavailable
-from fairshare.kube import marks
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.ports import Cluster
-from fairshare.kube.quantities import GPU
-from fairshare.loop import Controller
-from fairshare.plan import FIELD_MANAGER
-from fairshare.publishing.adopt import adopt
-from fairshare.publishing.releasing import release_weights
-from fairshare.targets import ADAPTERS, KINDS
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.weight_writer import adopt, release_weights
+from fairshare.core import queue_objects
+from fairshare.targets import ADAPTERS, KINDS, kueue, volcano
+from fairshare.targets.weight_plan import FIELD_MANAGER
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import NotFound, Unavailable
+from gputally.kubernetes.api_client import KubernetesCluster
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import GPU, Cluster
 from tests.fairshare.realserver import MERGE, definitions, send
 from tests.patience import until
 from tests.real.controlplane import api_server
@@ -79,7 +76,7 @@ def test_kueue_from_the_operators_750m_to_ours_and_back(
     ours = cluster.get(CQ, "kq-a")
     assert ours["spec"]["fairSharing"]["weight"] == "0.375"
     assert ours["spec"]["resourceGroups"][0]["flavors"] == flavors
-    assert ours["metadata"]["annotations"][marks.BASE] == "0.75"
+    assert ours["metadata"]["annotations"][queue_objects.BASE] == "0.75"
     for _ in range(10):
         clock.advance(60_000)
         last = _results(controller.cycle())
@@ -87,7 +84,7 @@ def test_kueue_from_the_operators_750m_to_ours_and_back(
     assert {outcome.result for outcome in release_weights(policy, cluster)} == {"applied"}
     released = cluster.get(CQ, "kq-a")
     assert released["spec"]["fairSharing"]["weight"] == "0.75"
-    assert marks.BASE not in (released["metadata"].get("annotations") or {})
+    assert queue_objects.BASE not in (released["metadata"].get("annotations") or {})
 
 
 @pytest.mark.parametrize(("mode", "field"), [("weight", "weight"), ("deserved", "deserved")])
@@ -113,7 +110,7 @@ def test_volcano_takes_what_each_plugin_reads(
     assert FIELD_MANAGER in {e["manager"] for e in cluster.get(volcano.QUEUE, names[0])["metadata"]["managedFields"]}
     assert {outcome.result for outcome in release_weights(policy, cluster)} == {"applied"}
     released = cluster.get(volcano.QUEUE, names[0])
-    assert marks.BASE not in (released["metadata"].get("annotations") or {})
+    assert queue_objects.BASE not in (released["metadata"].get("annotations") or {})
     if mode == "weight" and not isinstance(cluster, MemoryCluster):
         assert released["spec"]["weight"] == 1  # the schema's default is back
 

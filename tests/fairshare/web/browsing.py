@@ -11,10 +11,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import httpx2
 
-from accountant.signin.cookies import Seal, Session
-from agent.clock import VirtualClock
-from fairshare.web.callers import HOUSE, SignIns
-from fairshare.web.http import MARK, Answer, Request
+from fairshare.web.http_messages import MARK, Answer, Request
+from fairshare.web.page_authentication import HOUSE, SignIns
+from gputally.base.clock import VirtualClock
+from gputally.server.sign_in import Seal, Session
 from tests.fairshare.web.granting import callers, key
 from tests.fairshare.web.staging import Stage, stage
 from tests.fakes.provider import Provider

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.clock import VirtualClock
+from gputally.base.clock import VirtualClock
 from tests.fairshare.conftest import NOW_MS
 from tests.fairshare.web.browsing import House, house_in
 from tests.fairshare.web.staging import Stage, stage

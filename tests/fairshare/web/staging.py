@@ -12,28 +12,28 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
-from accountant.callers.auth import TokenFile, new_token
-from accountant.signin.people import People
-from accountant.wire import Accounts, Decision, Dimension, Policy, UsageLine
-from agent.clock import VirtualClock
-from agent.units import MS_PER_HOUR, US_PER_HOUR
-from fairshare import policy as policies
-from fairshare.errors import AccountantUnavailable
-from fairshare.explain import comparing
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.objects import load_objects
-from fairshare.loop import Controller
-from fairshare.model import Pod
-from fairshare.simulator.what_if import Got
+from accountant.wire.policy_models import Decision, Policy
+from accountant.wire.usage_models import Accounts, Dimension, UsageLine
+from fairshare.controller import policy_file as policies
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.policy_file import FileKeeper, PolicyPlace
+from fairshare.core.errors import AccountantUnavailable
+from fairshare.core.model import Pod
+from fairshare.explain import what_if
+from fairshare.explain.what_if import Got
 from fairshare.targets import KINDS
-from fairshare.web.doors import Doors
-from fairshare.web.history import History
-from fairshare.web.http import MARK, Answer, Request
-from fairshare.web.keeping import FileKeeper, PolicyPlace
-from fairshare.web.previews import Comparison, Order, Preview, Previews, Told
-from fairshare.web.routes import OPENINGS, ROUTES
-from fairshare.web.scene import Scene
-from fairshare.web.site import House, Site
+from fairshare.web.http_messages import MARK, Answer, Request
+from fairshare.web.page_authentication import Doors
+from fairshare.web.page_context import House, Site
+from fairshare.web.queue_history import History, Scene
+from fairshare.web.route_table import ROUTES
+from fairshare.web.sign_in_pages import OPENINGS
+from fairshare.web.what_if_previews import Comparison, Order, Preview, Previews, Told
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_HOUR, US_PER_HOUR
+from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
+from gputally.server.sign_in import People
+from gputally.server.tokens_and_grants import TokenFile, new_token
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.patience import CALM_S, until
 
@@ -105,11 +105,11 @@ def usage_line(at_ms: int, gpu_us: int) -> UsageLine:
 def quick(order: Order, told: Told, stop: threading.Event) -> Comparison:
     """A comparison without a replay: figures that only have to look like some."""
     told(0.5, "replaying the draft")
-    names = comparing.leaves(order.then)
+    names = what_if.leaves(order.then)
     rows = []
     for q, name in enumerate(names):
         now, then = 300.0 * (q + 1), 300.0 * (q + 1) + (40.0 if q % 2 else -60.0)
-        rows.append(comparing.Row(name, now + 7, Got(name, now, 90, 1.5, 1.0, 12), Got(name, then, 90, 1.1, 0.8, 9)))
+        rows.append(what_if.Row(name, now + 7, Got(name, now, 90, 1.5, 1.0, 12), Got(name, then, 90, 1.1, 0.8, 9)))
     days = [float(day) for day in range(1, order.days + 1)]
     series = {
         name: {

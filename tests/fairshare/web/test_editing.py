@@ -8,13 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.wire import Policy, QueuePolicy
-from agent.yamlfile import parse
-from fairshare.policy import loaded
-from fairshare.web.editing import Entry, Revision, anew, revise, revised
-from fairshare.web.field import written
-from fairshare.web.fields import QUEUE, SCALARS
-from fairshare.web.policyform import Form, Row, Standing, changes, draft, form_from, form_of, with_new_row
+from accountant.wire.policy_models import Policy, QueuePolicy
+from fairshare.controller.policy_file import loaded
+from fairshare.web.policy_form import (
+    QUEUE,
+    SCALARS,
+    Form,
+    Row,
+    Standing,
+    changes,
+    draft,
+    form_from,
+    form_of,
+    with_new_row,
+    written,
+)
+from fairshare.web.yaml_editing import Entry, Revision, anew, revise, revised
+from gputally.base.yaml_file import parse
 from tests.fairshare.web.staging import sample
 
 SAMPLE = sample("policy.yaml").read_text()

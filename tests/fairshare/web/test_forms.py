@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from agent.yamlfile import parse
-from fairshare import policy as policies
-from fairshare.web.http import MARK
-from fairshare.web.keeping import digest
-from fairshare.web.previews import Cancelled, Comparison, Order, Told
+from fairshare.controller import policy_file as policies
+from fairshare.controller.policy_file import digest
+from fairshare.web.http_messages import MARK
+from fairshare.web.what_if_previews import Cancelled, Comparison, Order, Told
+from gputally.base.yaml_file import parse
 from tests.fairshare.web.staging import Stage, quick, settled, stage, text
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from accountant.wire import Decision, Dimension, Policy, UsageLine
-from agent.clock import VirtualClock
-from agent.units import MS_PER_HOUR, US_PER_HOUR
-from fairshare.web.history import KEPT_MS, MOST_KEPT, MOST_NAMED, History
+from accountant.wire.policy_models import Decision, Policy
+from accountant.wire.usage_models import Dimension, UsageLine
+from fairshare.web.queue_history import KEPT_MS, MOST_KEPT, MOST_NAMED, History
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_HOUR, US_PER_HOUR
 from tests.fairshare.web.staging import usage_line
 
 NOW_MS = 1_791_000_000_000 // MS_PER_HOUR * MS_PER_HOUR + 5 * 60_000

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fairshare.web.keeping import digest
-from fairshare.web.routes import ROUTES
-from fairshare.web.site import link
+from fairshare.controller.policy_file import digest
+from fairshare.web.page_context import link
+from fairshare.web.route_table import ROUTES
 from tests.fairshare.web.staging import Stage, addresses, stage, text
 
 HOSTILE = "<script>alert(1)</script>\"'&{{7*7}}"

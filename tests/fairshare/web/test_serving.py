@@ -11,24 +11,22 @@ import httpx2
 import pytest
 import structlog
 
-from accountant.callers.auth import new_token
-from agent.clock import VirtualClock
-from fairshare.client import AccountantClient
-from fairshare.kube.kinds import CONFIG_MAP, Object
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.objects import load_objects
-from fairshare.kube.ports import Cluster
-from fairshare.model import Standing
-from fairshare.report import Outcome, TargetReport
-from fairshare.settings import Settings, SettingsFault, load
+from fairshare.controller.cycle_report import Outcome, TargetReport
+from fairshare.controller.policy_file import Changed, ConfigMapKeeper, NotKept, digest, keeper
+from fairshare.core.model import Standing
+from fairshare.core.settings import Settings, SettingsFault, load
 from fairshare.targets import KINDS
-from fairshare.web import plots, views
-from fairshare.web.http import Answer, Request
-from fairshare.web.keeping import Changed, ConfigMapKeeper, NotKept, digest, keeper
-from fairshare.web.opening import pages
-from fairshare.web.plots import Line
-from fairshare.web.scene import EVERY_MS, MOST_SAMPLES, Scene
-from fairshare.web.serving import MOST_BYTES, serve_pages
+from fairshare.usage.accountant_client import AccountantClient
+from fairshare.web import queue_pages, svg_plots
+from fairshare.web.app import pages
+from fairshare.web.http_messages import Answer, Request
+from fairshare.web.page_server import MOST_BYTES, serve_pages
+from fairshare.web.queue_history import EVERY_MS, MOST_SAMPLES, Scene
+from fairshare.web.svg_plots import Line
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
+from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Object
+from gputally.server.tokens_and_grants import new_token
 from tests.fairshare.conftest import NOW_MS
 from tests.fairshare.web.staging import sample, stage
 
@@ -168,7 +166,7 @@ def test_a_weights_state_is_what_became_of_it(tmp_path: Path) -> None:
             "kai", "enforce", standings={apply.queue: Standing(8, 4, 1.0)},
             outcomes=(Outcome(apply, result, "owned by helm"),),  # type: ignore[arg-type]
         )  # fmt: skip
-        changed = views.targets(snapshot.policy, replace(snapshot.report, targets=(target,)))[0]
+        changed = queue_pages.targets(snapshot.policy, replace(snapshot.report, targets=(target,)))[0]
         row = next(each for each in changed.rows if each.name == apply.queue)
         assert row.state == state
         assert ("owned by helm" in row.why) == (state == "trouble")
@@ -192,11 +190,11 @@ def test_samples_are_thinned_bounded_and_forgotten_with_their_queue(tmp_path: Pa
 
 
 def test_plots_say_in_words_what_they_show_and_keep_names_in_their_place() -> None:
-    svg = plots.over_time("<b>", [Line("held", "a&b", [(0, 1.0), (50, 3.0)], area=True, steps=True)], 0, 100)
+    svg = svg_plots.over_time("<b>", [Line("held", "a&b", [(0, 1.0), (50, 3.0)], area=True, steps=True)], 0, 100)
     assert "&lt;b&gt;" in svg
     assert "a&amp;b: 1.0 to 3.0 GPUs, at the end 3.0" in svg
-    assert plots.over_time("x", [Line("due", "nothing", [])], 0, 100).count("polyline") == 0
-    assert "used – of the capacity" in plots.bullet("x", None, 0.5, 1.0)
+    assert svg_plots.over_time("x", [Line("due", "nothing", [])], 0, 100).count("polyline") == 0
+    assert "used – of the capacity" in svg_plots.bullet("x", None, 0.5, 1.0)
     for span in (3_600_000, 86_400_000, 7 * 86_400_000, 31 * 86_400_000):
-        assert 2 <= len(plots.ticks(NOW_MS, NOW_MS + span)) <= 10
-    assert [plots.nice(value) for value in (0, 0.3, 1, 7, 64, 401)] == [1.0, 0.4, 1.0, 10.0, 100.0, 500.0]
+        assert 2 <= len(svg_plots.ticks(NOW_MS, NOW_MS + span)) <= 10
+    assert [svg_plots.nice(value) for value in (0, 0.3, 1, 7, 64, 401)] == [1.0, 0.4, 1.0, 10.0, 100.0, 500.0]

@@ -11,19 +11,19 @@ from typing import Any
 import httpx2
 import pytest
 
-from accountant.signin.cookies import Session
-from agent.clock import VirtualClock
-from agent.yamlfile import FileFault
-from fairshare.client import AccountantClient
-from fairshare.kube.kinds import CONFIG_MAP
-from fairshare.kube.memory import MemoryCluster
-from fairshare.settings import Settings
-from fairshare.web import teams
-from fairshare.web.callers import HOUSE, NoSessions, SignIns
-from fairshare.web.keeping import digest
-from fairshare.web.opening import NobodyComesIn, pages
-from fairshare.web.routes import ROUTES
-from fairshare.web.site import link
+from fairshare.controller.policy_file import digest
+from fairshare.core.settings import Settings
+from fairshare.usage.accountant_client import AccountantClient
+from fairshare.web import queue_pages
+from fairshare.web.app import NobodyComesIn, pages
+from fairshare.web.page_authentication import HOUSE, NoSessions, SignIns
+from fairshare.web.page_context import link
+from fairshare.web.route_table import ROUTES
+from gputally.base.clock import VirtualClock
+from gputally.base.yaml_file import FileFault
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import CONFIG_MAP
+from gputally.server.sign_in import Session
 from tests.fairshare.web.browsing import HERE, NAME, OTHERS, SEAL, Browser, House, house_in
 from tests.fairshare.web.granting import callers, key
 from tests.fairshare.web.staging import addresses, stage, text
@@ -140,8 +140,10 @@ def test_a_queue_belongs_to_a_team_with_all_that_is_below_it(house: House) -> No
     snapshot = house.first.scene.now()
     assert snapshot is not None
     policy = snapshot.policy
-    assert teams.owned(policy, ["vision"]) == {"vision"}
-    assert teams.owned(policy, ["vision", "language"]) == {"vision", "language"}, "what is above them names no team"
+    assert queue_pages.owned(policy, ["vision"]) == {"vision"}
+    assert queue_pages.owned(policy, ["vision", "language"]) == {"vision", "language"}, (
+        "what is above them names no team"
+    )
     queues = [
         queue.model_copy(update={"team": "lab"} if queue.name == "research" else {"team": None})
         if queue.name in ("research", "language")
@@ -149,9 +151,9 @@ def test_a_queue_belongs_to_a_team_with_all_that_is_below_it(house: House) -> No
         for queue in policy.queues
     ]
     inherited = policy.model_copy(update={"queues": tuple(queues)})
-    assert teams.owned(inherited, ["lab"]) == {"language"}, "research holds vision's as well"
-    assert teams.owned(inherited, ["lab", "vision"]) == {"research", "vision", "language"}
-    assert teams.owned(policy, []) == frozenset()
+    assert queue_pages.owned(inherited, ["lab"]) == {"language"}, "research holds vision's as well"
+    assert queue_pages.owned(inherited, ["lab", "vision"]) == {"research", "vision", "language"}
+    assert queue_pages.owned(policy, []) == frozenset()
 
 
 def test_without_a_queue_of_theirs_a_lead_is_told_so(tmp_path: Path, login: tuple[Provider, VirtualClock]) -> None:

@@ -9,11 +9,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from accountant.signin.cookies import Seal, Session, SignIn
-from agent.clock import VirtualClock
-from fairshare.web.callers import HOUSE, SignIns
-from fairshare.web.keeping import digest
-from fairshare.web.site import link
+from fairshare.controller.policy_file import digest
+from fairshare.web.page_authentication import HOUSE, SignIns
+from fairshare.web.page_context import link
+from gputally.base.clock import VirtualClock
+from gputally.server.sign_in import Seal, Session, SignIn
 from tests.fairshare.conftest import NOW_MS
 from tests.fairshare.web.browsing import HERE, NAME, SEAL, Browser, House, house_in
 from tests.fairshare.web.granting import callers, key

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 import pytest
 
 from accountant.__main__ import main
-from accountant.importing import sending
-from accountant.importing.promapi import Prometheus
-from accountant.importing.prometheus import History
-from accountant.importing.sending import Destination
-from accountant.remote import Remote, Unanswered
-from agent.units import MS_PER_HOUR
+from accountant.history_import import import_run
+from accountant.history_import.import_run import Destination
+from accountant.history_import.prometheus_source import History, Prometheus
+from accountant.wire.http_client import Remote, Unanswered
 from agent.wire import Batch, UsageInterval
-from fairshare.simulator.cluster import Outage
+from fairshare.simulator.simulation_model import Outage
+from gputally.base.units import MS_PER_HOUR
+from gputally.demo.ground_truth import Truth
 from gputally.demo.scenario import START_MS, Options, build
-from gputally.demo.truth import Truth
 from tests.importing.conftest import Books
 from tests.importing.scraped import Scraped, openmetrics
 from tests.real.prometheus import backfill, prometheus
@@ -123,14 +122,14 @@ def test_an_import_that_was_cut_off_goes_on_and_agents_keep_what_they_metered(pa
     wanted, chunk = (START_MS, START_MS + 6 * MS_PER_HOUR), 3 * MS_PER_HOUR
 
     with pytest.raises(Unanswered, match="network is gone"):
-        sending.run(Destination(books.remote(Cut), "new", "prometheus", "p"), history.read, wanted, chunk, quiet)
+        import_run.run(Destination(books.remote(Cut), "new", "prometheus", "p"), history.read, wanted, chunk, quiet)
     assert len(books.ledger.acts("imported")) == 1
     to = Destination(books.remote(), "new", "prometheus", "p")
-    summary = sending.run(to, history.read, wanted, chunk, quiet)
+    summary = import_run.run(to, history.read, wanted, chunk, quiet)
     assert (summary.before, summary.done) == (1, 1)
     assert summary.metered_us == 8 * HOUR_US // 4
-    sending.run(to, history.read, (wanted[0], wanted[1] + MS_PER_HOUR), chunk, quiet)
-    assert sending.run(to, history.read, (wanted[0], wanted[1] + MS_PER_HOUR), chunk, quiet).done == 0
+    import_run.run(to, history.read, (wanted[0], wanted[1] + MS_PER_HOUR), chunk, quiet)
+    assert import_run.run(to, history.read, (wanted[0], wanted[1] + MS_PER_HOUR), chunk, quiet).done == 0
     ledger = books.ledger
     assert ledger.quarantined() == []
     assert ledger.imbalance(START_MS, END_MS) == 0

@@ -18,16 +18,15 @@ from typing import Any
 import pytest
 import yaml
 
-from accountant.callers.auth import Principal, Unauthenticated
-from accountant.callers.grants import KubernetesCallers
-from accountant.callers.reviews import TokenReviews
-from accountant.cluster import KubernetesApi
-from accountant.errors import ClusterRefused, ClusterUnavailable
-from accountant.inventory.informers import ClusterInventory
-from accountant.inventory.kube import Named
-from accountant.inventory.reflector import Reflector
-from accountant.ledger import NamespaceFacts
-from agent.clock import SystemClock
+from accountant.inventory.kubernetes_inventory import ClusterInventory
+from accountant.ledger.protocols import NamespaceFacts
+from gputally.base.clock import SystemClock
+from gputally.base.errors import ClusterRefused, ClusterUnavailable
+from gputally.kubernetes.api_client import KubernetesApi
+from gputally.kubernetes.api_types import Named
+from gputally.kubernetes.list_watch import Reflector
+from gputally.server.token_review import TokenReviews
+from gputally.server.tokens_and_grants import KubernetesCallers, Principal, Unauthenticated
 from tests.real.controlplane import ADMIN_TOKEN, PLAIN_TOKEN, ApiServer, api_server
 from tests.shelf import shared
 

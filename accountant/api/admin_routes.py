@@ -1,0 +1,363 @@
+"""Answers backups, ledger checks, quarantine, deliveries, retired GPUs, health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Literal, Self
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import FileResponse
+from pydantic import Field, TypeAdapter, model_validator
+
+from accountant.api.authorization import Administering, Reading, admit, of_everyone
+from accountant.api.bookkeeping_models import Balance, DeliveryState
+from accountant.api.dependencies import Deps, Given
+from accountant.api.middleware import read_model
+from accountant.api.problems import Refusal, answers, inline_body, refuses
+from accountant.api.query_parameters import Params, SpanParams, check_cost, instant
+from accountant.bookkeeping.month_closing import faults
+from accountant.core.errors import LedgerUnavailable
+from accountant.ledger.protocols import GpuMove, GpuOwnership, RetiredDevice, Retirement
+from accountant.notifications.delivery_attempts import Delivery
+from accountant.notifications.dispatcher import Dispatcher, UnknownDelivery
+from accountant.runtime.guarded_clock import SKEW_MS
+from accountant.runtime.service_metrics import CONTENT_TYPE
+from accountant.storage import backups
+from accountant.storage.backups import Backup, NoBackup
+from accountant.wire.usage_models import coverage
+from gputally.base.units import MS_PER_SECOND
+from gputally.server.config_models import Model
+
+backup_router = APIRouter(tags=["operation"])
+MEDIA_TYPE = "application/vnd.duckdb"
+BackupName = Annotated[str, Path(pattern=r"^ledger-[0-9TZ]{1,40}$", description="Name of a backup.")]
+
+
+@backup_router.post("/v1/backups", summary="Copy the ledger, verified", responses=refuses("ledger-unavailable"))
+async def make(deps: Given, _: Administering) -> Backup:
+    """Into the configured folder (`backups.to`), while the ledger goes on being written; beyond `backups.keep` the
+    oldest go."""
+
+    def one_more() -> Backup:
+        made = backups.make(deps.ledger, deps.settings.backup_folder, deps.clock.wall_ms())
+        backups.prune(deps.settings.backup_folder, deps.settings.backups.keep)
+        return made
+
+    return await asyncio.to_thread(one_more)
+
+
+@backup_router.get("/v1/backups", summary="Backups, newest first", responses=refuses("ledger-unavailable"))
+async def known(deps: Given, _: Administering) -> list[Backup]:
+    return await asyncio.to_thread(backups.known, deps.settings.backup_folder)
+
+
+@backup_router.get(
+    "/v1/backups/{name}",
+    summary="A backup as a file",
+    response_class=FileResponse,
+    responses={**answers("A DuckDB file", MEDIA_TYPE), **refuses("not-found")},
+)
+async def fetch(name: BackupName, deps: Given, _: Administering) -> FileResponse:
+    try:
+        place = await asyncio.to_thread(backups.file_of, deps.settings.backup_folder, name)
+    except NoBackup as error:
+        raise Refusal("not-found", f"no backup {name!r}") from error
+    return FileResponse(place, media_type=MEDIA_TYPE, filename=place.name)
+
+
+check_router = APIRouter(tags=["operation"])
+MOST_QUARANTINED = 10_000
+"""More are not counted and not shown: something is then very wrong with a node."""
+_SHOWN = 100
+
+
+class QuarantinedRow(Model):
+    """A record as it was sent (`content`, JSON), with why it was not booked; its span is unmetered."""
+
+    cluster: str
+    node: str
+    epoch: str
+    seq: int
+    received_ms: int
+    reason: str
+    detail: str
+    content: str
+
+
+class QuarantineParams(Params):
+    limit: int = Field(default=1_000, ge=1, le=MOST_QUARANTINED, description="Records, newest first.")
+
+
+@check_router.get("/v1/check", summary="Recompute the books from the rows", responses=refuses("invalid-parameter"))
+async def check(asked: Annotated[SpanParams, Query()], deps: Given, _: Administering) -> Balance:
+    """Reads every row of the span; for an operator, not for a dashboard."""
+    now, newest = deps.clock.wall_ms(), deps.newest_ms()
+    start, end, zone = asked.span(now, deps.settings.timezone, deps.settings.limits, newest)
+
+    def read() -> Balance:
+        check_cost(deps.ledger, deps.settings.limits, start, end)
+        found = deps.ledger.examine(start, end)
+        books = deps.books.books()
+        whole = deps.ledger.usage(start, end, ())
+        return Balance(
+            start_ms=start,
+            end_ms=end,
+            imbalance_gpu_us=found.total_us,
+            differences=tuple(found.lines[:_SHOWN]),
+            coverage=coverage(whole),
+            capacity_gpu_us=sum(line.accounts_gpu_us.total for line in whole),
+            quarantined_rows=len(deps.ledger.quarantined(MOST_QUARANTINED)),
+            wal_bytes=deps.ledger.wal_bytes(),
+            closed_months=len(books.closed),
+            month_faults=tuple(faults(books)),
+            note=asked.note(start, now, zone, newest, deps.silence_note()),
+        )
+
+    return await asyncio.to_thread(read)
+
+
+@check_router.get("/v1/quarantine", summary="Records that were not booked", responses=refuses("invalid-parameter"))
+async def quarantine(
+    asked: Annotated[QuarantineParams, Query()], deps: Given, principal: Reading
+) -> list[QuarantinedRow]:
+    of_everyone(principal)
+    found = await asyncio.to_thread(deps.ledger.quarantined, asked.limit)
+    return [
+        QuarantinedRow(
+            cluster=row.cluster, node=row.node, epoch=row.epoch, seq=row.seq, received_ms=row.received_ms,
+            reason=row.reason, detail=row.detail, content=row.content,
+        )
+        for row in found
+    ]  # fmt: skip
+
+
+delivery_router = APIRouter(tags=["operation"])
+
+
+class Again(Model):
+    """key: as listed."""
+
+    key: str = Field(min_length=1, max_length=1_000)
+    reason: str = Field(min_length=1, max_length=400)
+
+
+_AGAIN = TypeAdapter(Again)
+
+
+@delivery_router.get(
+    "/v1/deliveries", summary="What was delivered, newest first", responses=refuses("not-found", "ledger-unavailable")
+)
+async def deliveries(deps: Given, _: Administering) -> list[DeliveryState]:
+    return [_shown(one) for one in _dispatcher(deps).known()]
+
+
+@delivery_router.post(
+    "/v1/deliveries/again",
+    summary="Deliver once more",
+    openapi_extra={"requestBody": inline_body(Again)},
+    responses=refuses("malformed-body", "too-large", "invalid-body", "not-found", "ledger-unavailable"),
+)
+async def again(request: Request, deps: Given, principal: Administering) -> DeliveryState:
+    """What is `unsure` or `given-up` waits for this: it may have arrived, so nobody but a person repeats it."""
+    asked = await read_model(deps.intake, request, _AGAIN)
+    try:
+        found = await asyncio.to_thread(_dispatcher(deps).again, asked.key, principal.name, asked.reason)
+    except UnknownDelivery as error:
+        raise Refusal("not-found", str(error)) from error
+    return _shown(found)
+
+
+def _dispatcher(deps: Deps) -> Dispatcher:
+    if deps.deliveries is None:
+        raise Refusal("not-found", "nothing is delivered by itself (no `deliveries` in the settings)")
+    return deps.deliveries
+
+
+def _shown(one: Delivery) -> DeliveryState:
+    return DeliveryState(
+        key=one.key, outcome=one.outcome, tries=one.tries, first_ms=one.first_ms, last_ms=one.last_ms,
+        next_ms=one.due_ms, detail=one.detail,
+    )  # fmt: skip
+
+
+gpu_router = APIRouter(tags=["usage"])
+MOST_GPUS = 10_000
+DeviceId = Annotated[str, Field(max_length=1024)]
+
+
+class Retire(Model):
+    """These GPUs, or all of a node, or of a whole cluster. cluster: left out, the only one there is."""
+
+    cluster: DeviceId = ""
+    node: DeviceId = ""
+    gpus: Annotated[tuple[DeviceId, ...], Field(max_length=MOST_GPUS)] = ()
+    since: str = Field(default="", max_length=64, description="From when on; left out: from now on.")
+    reason: str = Field(min_length=1, max_length=1000)
+
+    @model_validator(mode="after")
+    def _names_something(self) -> Self:
+        if not (self.cluster or self.node or self.gpus):
+            raise ValueError("name GPUs, a node, or a whole cluster")
+        return self
+
+
+class Move(Model):
+    """cluster: left out, the only one there is."""
+
+    cluster: DeviceId = ""
+    node: Annotated[str, Field(min_length=1, max_length=1024, description="The new owner.")]
+    gpus: Annotated[tuple[DeviceId, ...], Field(min_length=1, max_length=MOST_GPUS)]
+    since: str = Field(
+        default="",
+        max_length=64,
+        description="From when on; left out: from the newest record of each one's present owner on.",
+    )
+    reason: str = Field(min_length=1, max_length=1000)
+
+
+class OwnersParams(Params):
+    cluster: str = Field(default="", max_length=1024, description="Only of this cluster.")
+    node: str = Field(
+        default="", max_length=1024, description="Only GPUs that ever belonged to this node, or that it claims."
+    )
+    gpu: str = Field(default="", max_length=1024, description="Only this UUID.")
+    moved: bool = Field(default=False, description="Only GPUs that changed their owner or that another node claims.")
+    after: str = Field(default="", max_length=4096, description="`next_after` of the answer before.")
+    limit: int = Field(default=1_000, ge=1, le=MOST_GPUS, description="GPUs of one answer.")
+
+    def asks_for(self, one: GpuOwnership) -> bool:
+        """Whether the GPU is among those asked for."""
+        return (
+            self.cluster in ("", one.cluster)
+            and self.gpu in ("", one.gpu_uuid)
+            and (not self.node or self.node in one.nodes)
+            and (not self.moved or len(one.owners) > 1 or bool(one.claims))
+        )
+
+
+class GpuOwners(Model):
+    """By cluster and UUID. next_after: ask for more with it; null at the end."""
+
+    gpus: tuple[GpuOwnership, ...]
+    next_after: str | None
+
+
+_RETIRE = TypeAdapter(Retire)
+_MOVE = TypeAdapter(Move)
+
+
+@gpu_router.get("/v1/gpus/owners", summary="Which node each GPU belonged to", responses=refuses("invalid-parameter"))
+async def owners(asked: Annotated[OwnersParams, Query()], deps: Given, principal: Reading) -> GpuOwners:
+    """A GPU belongs to the node that first reported it, until it moves. What another node reports of it is quarantined
+    and stands here as a claim. Not for principals of some teams."""
+    of_everyone(principal)
+    known = await asyncio.to_thread(deps.ledger.gpu_owners)
+    found = sorted((one for one in known if asked.asks_for(one) and _place(one) > asked.after), key=_place)
+    shown = found[: asked.limit]
+    return GpuOwners(gpus=tuple(shown), next_after=_place(shown[-1]) if len(found) > len(shown) else None)
+
+
+@gpu_router.post(
+    "/v1/gpus/move",
+    summary="Confirm that GPUs moved to another node",
+    openapi_extra={"requestBody": inline_body(Move)},
+    responses=refuses(
+        "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
+    ),
+)
+async def move(request: Request, deps: Given, principal: Administering) -> list[GpuOwnership]:
+    """All or none. Without it another node has a GPU once its owner has been silent about it for `gpu_move_after`. What
+    was booked before stays the former owner's, and what was quarantined stays so."""
+    asked = await read_model(deps.intake, request, _MOVE)
+    since = instant("since", asked.since, deps.settings.zone) if asked.since else None
+    chosen = GpuMove(asked.node, asked.gpus, asked.cluster, since)
+
+    def act() -> list[GpuOwnership]:
+        return list(deps.ledger.move_gpus(chosen, deps.clock.wall_ms(), principal.name, asked.reason))
+
+    return await asyncio.to_thread(act)
+
+
+def _place(one: GpuOwnership) -> str:
+    """Where the GPU stands in the order of the answer."""
+    return f"{one.cluster}/{one.gpu_uuid}"
+
+
+@gpu_router.post(
+    "/v1/gpus/retire",
+    summary="Take GPUs out of the capacity",
+    openapi_extra={"requestBody": inline_body(Retire)},
+    responses=refuses(
+        "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
+    ),
+)
+async def retire(request: Request, deps: Given, principal: Administering) -> list[RetiredDevice]:
+    """For machines that went for good and that nothing else says it of; all or none. One that reports again is
+    capacity again, what lay between unmetered."""
+    asked = await read_model(deps.intake, request, _RETIRE)
+    now = deps.clock.wall_ms()
+    at = instant("since", asked.since, deps.settings.zone) if asked.since else now
+    chosen = Retirement(asked.cluster, asked.node, asked.gpus)
+
+    def act() -> list[RetiredDevice]:
+        return list(deps.ledger.retire(chosen, at, now, principal.name, asked.reason, deps.books.closed_ms()))
+
+    return await asyncio.to_thread(act)
+
+
+health_router = APIRouter(tags=["operation"])
+
+
+class State(Model):
+    status: Literal["ok"] = "ok"
+
+
+@health_router.get("/livez", summary="The process answers")
+async def alive() -> State:
+    return State()
+
+
+@health_router.get(
+    "/readyz",
+    summary="The ledger can be read, and every background task works",
+    responses=refuses("ledger-unavailable", "task-failing"),
+)
+async def ready(deps: Given) -> State:
+    """Refuses while the time is in doubt, too: by a clock that was set, the agents' clocks, or the newest record."""
+    if deps.guard is not None and (why := deps.guard.doubt):
+        raise LedgerUnavailable(why)
+    faults = deps.tasks.faults() if deps.tasks is not None else {}
+    if faults:
+        # The reasons name files and hosts, and this route needs no token: they are in the log.
+        tasks = {name: fault.partition(":")[0] for name, fault in faults.items()}
+        detail = "; ".join(f"{name} {fault}" for name, fault in tasks.items())
+        raise Refusal("task-failing", f"{detail}: the log says why", tasks=tasks)
+    now = deps.clock.wall_ms()
+    await asyncio.to_thread(deps.ledger.policies, now, now + 1)
+    ahead_ms = deps.ledger.newest_end_ms() - now
+    if ahead_ms > SKEW_MS:
+        raise LedgerUnavailable(
+            f"the newest record ends {ahead_ms // MS_PER_SECOND} s after the time of the clock: one of them is wrong; "
+            "see: gputally accountant clock show"
+        )
+    return State()
+
+
+@health_router.get(
+    "/metrics",
+    summary="Prometheus text format",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def metrics(request: Request, deps: Given) -> Response:
+    """Without a token only what names no team, its people, namespaces, queues or jobs, unless `open_metrics: true`."""
+    naming = deps.settings.open_metrics
+    if not naming:
+        try:
+            of_everyone(await admit(request, deps, "read"))
+            naming = True
+        except Refusal as refusal:
+            if refusal.slug != "unauthenticated" or "authorization" in request.headers:
+                raise
+    found = await asyncio.to_thread(deps.metrics.exposition, naming=naming)
+    return Response(found, media_type=CONTENT_TYPE)

@@ -1,0 +1,399 @@
+"""Caches answers of the API within a bound of bytes.
+
+Invariants:
+- What is found quickly is never kept: where the ledger is small every page is of this instant.
+- A kept answer says when it was found. It is found anew once it is older than a minute, or than twenty times what it
+  took, whichever is longer, so that answers cost a fraction of one core however many readers there are; one that is
+  older than an hour is not shown at all.
+- Where a mark says that nothing it was found from has changed, a kept answer is one of this instant.
+- One answer is found once at a time: who asks for the same meanwhile waits for it.
+- What is asked ahead of readers costs that fraction while somebody reads; who has not looked for an hour finds answers
+  of the last half hour, and they cost next to nothing meanwhile.
+
+Of more answers than fit, by number or by memory, the one asked for longest ago goes first.
+
+What an answer depends on besides the records (who may see it, the price book, acts in the books) belongs into its key.
+It knows no pages and no ledger.
+
+Invariants:
+- Pages that follow from one another are of one answer: together they are what one page of all its lines would have
+  been, whatever is committed meanwhile.
+- An answer that is kept no longer is found again. Where it is the same, byte by byte, its pages go on; where a record,
+  a price or a policy has made it another one the page is refused. Nobody is ever shown a page of another answer.
+- A question holds the teams that whoever asks may see, and only an answer to the same question is found by a cursor.
+- What is kept is bounded in bytes; of more, the one whose page was turned longest ago goes first. Nothing is kept
+  longer than KEPT_MS after its last page.
+
+Lines are kept as compressed JSON, a tenth and less of what the objects take. An answer of one page is not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from queue import SimpleQueue
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import structlog
+from cachetools import TTLCache
+from pydantic import TypeAdapter
+
+from accountant.api.problems import Refusal
+from accountant.api.query_parameters import Page
+from accountant.wire.usage_models import CostAnswer, JobsAnswer, UsageAnswer
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
+
+_log = structlog.get_logger("accountant.api.answer_cache")
+T = TypeVar("T")
+_PATIENCE_S: Final = 300.0
+"""One answer may take this long to be found."""
+QUICK_S: Final = 0.15
+"""CPU time up to which an answer is found while the reader waits, every time."""
+FRESH_MS: Final = MS_PER_MINUTE
+TIMES_AS_OLD: Final = 20
+"""How many times what it took an answer may be old before it is found anew."""
+STALEST_MS: Final = MS_PER_HOUR
+READING_MS: Final = MS_PER_HOUR
+"""How long after a reader's last question the next one is expected."""
+AHEAD_MS: Final = STALEST_MS // 2
+"""How often answers are found for readers of whom none is expected."""
+MOST_KEPT: Final = 128
+MOST_BYTES: Final = 256 * 2**20
+"""Of answers that tell how large they are, beside those that were last found together."""
+
+_NONE: Final = object()
+_Due: TypeAlias = tuple[Hashable, Callable[[], Any], Callable[[], Hashable] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """as_of_ms: when a kept answer was found; None: now."""
+
+    value: T
+    as_of_ms: int | None
+
+
+@runtime_checkable
+class Large(Protocol):
+    """An answer of which not many may be kept. nbytes: of memory, about."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    value: Any
+    at_ms: int
+    took_s: float
+    mark: Hashable
+
+    @property
+    def nbytes(self) -> int:
+        return self.value.nbytes if isinstance(self.value, Large) else 0
+
+    @property
+    def fresh_ms(self) -> float:
+        return max(FRESH_MS, TIMES_AS_OLD * self.took_s * MS_PER_SECOND)
+
+
+class Prepared:
+    """Thread-safe. spent: CPU seconds of the calling thread so far. close: waits for what is being found."""
+
+    def __init__(
+        self, clock: Clock, spent: Callable[[], float] = time.thread_time, tasks: BackgroundTasks | None = None
+    ) -> None:
+        self._clock = clock
+        self._task = (tasks or BackgroundTasks(clock)).add("refreshing pages", _PATIENCE_S)
+        self._spent = spent
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._finding: dict[Hashable, Future[Any]] = {}
+        self._as_one: frozenset[Hashable] = frozenset()
+        """What was last found together: to drop one of them would be to find all of them again."""
+        self._due: SimpleQueue[_Due | None] = SimpleQueue()
+        self._worker: threading.Thread | None = None
+        self._closed = False
+        self._read_ms: int | None = None
+        self._ahead_ms: int | None = None
+        self._ahead_of_readers: int | None = None
+        """The thread that asks for them."""
+
+    @property
+    def ahead_is_due(self) -> bool:
+        """Whether it is time to ask `ahead` of readers again."""
+        now = self._clock.wall_ms()
+        expected = self._read_ms is not None and now - self._read_ms <= READING_MS
+        return expected or self._ahead_ms is None or not 0 <= now - self._ahead_ms < AHEAD_MS
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Within, this thread is no reader, and finds anew itself what is due. One thread at a time."""
+        self._ahead_ms, self._ahead_of_readers = self._clock.wall_ms(), threading.get_ident()
+        try:
+            yield
+        finally:
+            self._ahead_of_readers = None
+
+    def ask(self, key: Hashable, find: Callable[[], T], mark: Callable[[], Hashable] | None = None) -> Answer[T]:
+        """find: from the ledger, as of now. mark: equal as long as it would find the same.
+
+        Raises what `find` raises where there is nothing to show meanwhile."""
+        now, current = self._clock.wall_ms(), _NONE if mark is None else mark()
+        reader = threading.get_ident() != self._ahead_of_readers
+        if reader:
+            self._read_ms = now
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None and mark is not None and kept.mark == current:
+                self._kept.move_to_end(key)
+                return Answer(kept.value, None)
+            if kept is not None and 0 <= now - kept.at_ms <= STALEST_MS:
+                self._kept.move_to_end(key)
+                due = now - kept.at_ms > kept.fresh_ms and key not in self._finding and not self._closed
+                if due and reader:
+                    self._finding[key] = Future()
+                    self._due.put((key, find, mark))
+                    self._work()
+                if reader or not due:
+                    return Answer(kept.value, kept.at_ms)
+            other = self._finding.get(key)
+            if other is None:
+                self._finding[key] = Future()
+        if other is not None:
+            return Answer(other.result(), None)
+        return Answer(self._find(key, find, mark), None)
+
+    def together(
+        self,
+        keys: Sequence[Hashable],
+        find: Callable[[], Sequence[Any]],
+        mark: Callable[[], Hashable] | None = None,
+    ) -> None:
+        """Find the answers of several keys at once, unless all are fresh, for whoever asks for one of them later.
+
+        find: an answer for each key, which `ask` with that key would find as well. As old as the whole took, each is
+        due. Raises what `find` raises."""
+        now, current = self._clock.wall_ms(), _NONE if mark is None else mark()
+        with self._lock:
+            if all(self._is_fresh(self._kept.get(key), now, current) for key in keys):
+                return
+        began = self._spent()
+        values = find()
+        took_s = self._spent() - began
+        if took_s > QUICK_S:
+            with self._lock:
+                self._as_one = frozenset(keys)
+                for key, value in zip(keys, values, strict=True):
+                    self._keep(key, _Kept(value, now, took_s, current))
+
+    def close(self) -> None:
+        self._task.end()
+        with self._lock:
+            self._closed = True
+            worker = self._worker
+        if worker is not None:
+            self._due.put(None)
+            worker.join()
+
+    def _find(self, key: Hashable, find: Callable[[], T], mark: Callable[[], Hashable] | None) -> T:
+        at_ms, began = self._clock.wall_ms(), self._spent()
+        try:
+            # Asked first: what is committed meanwhile makes the answer found anew.
+            current = _NONE if mark is None else mark()
+            value = find()
+        except BaseException as error:
+            self._done(key, None).set_exception(error)
+            raise
+        took_s = self._spent() - began
+        self._done(key, _Kept(value, at_ms, took_s, current) if took_s > QUICK_S else None).set_result(value)
+        return value
+
+    def _done(self, key: Hashable, kept: _Kept | None) -> Future[Any]:
+        with self._lock:
+            if kept is None:
+                self._kept.pop(key, None)
+            else:
+                self._keep(key, kept)
+            return self._finding.pop(key)
+
+    def _keep(self, key: Hashable, kept: _Kept) -> None:
+        """Holding the lock."""
+        self._kept.pop(key, None)
+        if kept.nbytes > MOST_BYTES and key not in self._as_one:
+            return
+        self._kept[key] = kept
+        self._forget(kept.at_ms)
+
+    @staticmethod
+    def _is_fresh(kept: _Kept | None, now_ms: int, current: Hashable) -> bool:
+        """Whether nobody would find it anew."""
+        if kept is None:
+            return False
+        unchanged = kept.mark is not _NONE and kept.mark == current
+        return unchanged or (0 <= now_ms - kept.at_ms <= min(kept.fresh_ms, STALEST_MS))
+
+    def _forget(self, now_ms: int) -> None:
+        """Holding the lock: what nobody will be shown any more, and the least recently asked for of too many."""
+        gone = [key for key, one in self._kept.items() if one.mark is _NONE and now_ms - one.at_ms > STALEST_MS]
+        for key in gone:
+            del self._kept[key]
+        while len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+        large = {key: kept.nbytes for key, kept in self._kept.items() if kept.nbytes and key not in self._as_one}
+        over = sum(large.values()) - MOST_BYTES
+        for key, nbytes in large.items():
+            if over <= 0:
+                break
+            del self._kept[key]
+            over -= nbytes
+
+    def _work(self) -> None:
+        """Holding the lock: see that somebody works."""
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._behind, name="prepared", daemon=True)
+            self._task.watch(self._worker)
+            self._worker.start()
+
+    def _behind(self) -> None:
+        while (due := self._due.get()) is not None:
+            self._task.begin()
+            try:
+                self._find(*due)
+            except Exception as error:  # noqa: BLE001 - counted; the next reader finds it, or is told why not
+                self._task.fail(error)
+                _log.error("failed", what="preparing", key=str(due[0]), reason=str(error))
+            self._task.succeed()  # of another page there is no fault left
+
+
+A = TypeVar("A", UsageAnswer, CostAnswer, JobsAnswer)
+KEPT_MS: Final = 15 * MS_PER_MINUTE
+PACK_LINES: Final = 1_000
+"""Lines that are unpacked together: those of a page, where nobody asks for another number."""
+_LEVEL: Final = 1
+_HEAD_BYTES: Final = 4_096
+"""Of an answer beside its lines, about."""
+_Key = tuple[str, int, int, int, str]
+
+
+class KeptAnswers:
+    """Thread-safe. most_bytes: of all that is kept."""
+
+    def __init__(self, clock: Clock, most_bytes: int) -> None:
+        self._lock = threading.Lock()
+        self._kept: TTLCache[_Key, _Packed[Any]] = TTLCache(
+            most_bytes, KEPT_MS, timer=clock.monotonic_ms, getsizeof=lambda packed: packed.nbytes
+        )
+
+    def turn(self, page: Page, limit: int, find: Callable[[], A]) -> A:
+        """The lines of this page, at most `limit`, beside what is said of all of them. next_page None: it is the last.
+
+        find: the whole answer, its lines sorted, to the page's question over its span at its instant. Raises what it
+        raises, and Refusal for a page whose answer is gone. Takes time: call it in a thread."""
+        packed: _Packed[A] | None = None
+        if page.answer:
+            with self._lock:
+                packed = self._kept.get(_key(page, page.answer))
+        if packed is None:
+            answer = find()
+            if not page.answer and len(_lines(answer)) <= limit:
+                return answer
+            packed = _packed(answer)
+        if page.answer and packed.digest != page.answer:
+            raise Refusal(
+                "page-gone",
+                "what the pages before it were of is no longer kept, and the answer is another one by now: ask for the "
+                "first page again",
+            )
+        if page.shown >= packed.count:
+            raise Refusal("bad-page", "the page is not one that this service gave out")
+        self._keep(_key(page, packed.digest), packed)
+        return packed.page(page, limit)
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._kept.expire()
+            return len(self._kept)
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is kept."""
+        with self._lock:
+            self._kept.expire()
+            return int(self._kept.currsize)
+
+    def _keep(self, key: _Key, packed: _Packed[Any]) -> None:
+        """From now on, as the one asked for last. One that is larger than all that may be kept is not."""
+        with self._lock, suppress(ValueError):
+            self._kept.pop(key, None)
+            self._kept[key] = packed
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed(Generic[A]):
+    """An answer. head: without lines. packs: those, PACK_LINES in each but the last. digest: of all of it."""
+
+    head: A
+    packs: tuple[bytes, ...]
+    count: int
+    digest: str
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory, about."""
+        return _HEAD_BYTES + sum(map(len, self.packs))
+
+    def page(self, page: Page, limit: int) -> A:
+        until = min(page.shown + limit, self.count)
+        following = page.cursor(self.digest, until) if until < self.count else None
+        shown = tuple(self._between(page.shown, until))
+        return self.head.model_copy(update={_field(type(self.head)): shown, "next_page": following})
+
+    def _between(self, start: int, until: int) -> Iterator[Any]:
+        adapter = _adapter(type(self.head))
+        for number in range(start // PACK_LINES, -(-until // PACK_LINES)):
+            before = number * PACK_LINES
+            yield from adapter.validate_json(zlib.decompress(self.packs[number]))[
+                max(0, start - before) : until - before
+            ]
+
+
+def _packed(answer: A) -> _Packed[A]:
+    lines = _lines(answer)
+    head = answer.model_copy(update={_field(type(answer)): (), "next_page": None})
+    digest, adapter, packs = hashlib.sha256(head.model_dump_json().encode()), _adapter(type(answer)), []
+    for start in range(0, len(lines), PACK_LINES):
+        content = adapter.dump_json(lines[start : start + PACK_LINES])
+        digest.update(content)
+        packs.append(zlib.compress(content, _LEVEL))
+    return _Packed(head, tuple(packs), len(lines), digest.hexdigest()[:32])
+
+
+def _lines(answer: UsageAnswer | CostAnswer | JobsAnswer) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = getattr(answer, _field(type(answer)))
+    return found
+
+
+def _field(model: type[UsageAnswer | CostAnswer | JobsAnswer]) -> str:
+    """Of the lines."""
+    return "jobs" if model is JobsAnswer else "lines"
+
+
+@cache
+def _adapter(model: type[UsageAnswer | CostAnswer | JobsAnswer]) -> TypeAdapter[tuple[Any, ...]]:
+    lines: Any = model.model_fields[_field(model)].annotation
+    return TypeAdapter(lines)
+
+
+def _key(page: Page, answer: str) -> _Key:
+    return page.question, page.start_ms, page.end_ms, page.at_ms, answer

@@ -1,0 +1,388 @@
+"""Books credits, adjustments, corrections, price books and invoice reconciliations, and shows the audit trail."""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import Field, TypeAdapter
+
+from accountant.api.authorization import Administering, Reading
+from accountant.api.bookkeeping_models import (
+    BookedAdjustment,
+    BookedCorrection,
+    Credit,
+    PriceVersion,
+    Reconciled,
+    Repriced,
+    TeamCredit,
+)
+from accountant.api.dependencies import Deps, Given
+from accountant.api.middleware import read_model
+from accountant.api.problems import Refusal, inline_body, json_body, refuses, text_body
+from accountant.api.query_parameters import MonthText, Params, instant, invalid
+from accountant.billing.statements import Adjustment, Correction
+from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment, NodeSpan, cluster_of
+from accountant.bookkeeping.invoice_reconciliation import Invoice
+from accountant.bookkeeping.month_closing import CannotClose
+from accountant.bookkeeping.price_book_versions import BookVersion, PriceDiff, difference
+from accountant.core.amounts import Share
+from accountant.core.periods import Month
+from accountant.ledger.journal import FIRST_DIGEST, broken_at
+from accountant.prices.price_book import PriceBook
+from gputally.base.money import exact_sum
+from gputally.base.yaml_file import FileFault, parse
+from gputally.server.config_models import Model, validate
+from gputally.server.tokens_and_grants import Principal
+
+adjustment_router = APIRouter(tags=["periods"])
+_NEW_ADJUSTMENT = TypeAdapter(NewAdjustment)
+
+
+class BookedParams(Params):
+    booked_in: MonthText | None = None
+
+
+@adjustment_router.get(
+    "/v1/adjustments", summary="Approved credits and charges", responses=refuses("invalid-parameter")
+)
+async def adjustments(
+    asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading
+) -> list[BookedAdjustment]:
+    """In the order of booking; of the caller's teams."""
+    books = await asyncio.to_thread(deps.books.books)
+    return [
+        shown(found)
+        for found in books.adjustments
+        if asked.booked_in in (None, found.booked_in) and _visible(principal, found.team)
+    ]
+
+
+@adjustment_router.post(
+    "/v1/adjustments",
+    summary="Book an approved credit or charge",
+    openapi_extra={"requestBody": inline_body(NewAdjustment)},
+    responses=refuses("malformed-body", "too-large", "invalid-body", "books-refuse", "ledger-unavailable"),
+)
+async def adjust(request: Request, deps: Given, principal: Administering) -> BookedAdjustment:
+    """In the first open month. Somebody other than the caller has to have approved it."""
+    new = await read_model(deps.intake, request, _NEW_ADJUSTMENT)
+    return shown(await asyncio.to_thread(deps.books.credits.adjust, new, principal.name))
+
+
+@adjustment_router.get(
+    "/v1/corrections", summary="Corrections of closed months", responses=refuses("invalid-parameter")
+)
+async def corrections(
+    asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading
+) -> list[BookedCorrection]:
+    """In the order of booking; of the caller's teams."""
+    books = await asyncio.to_thread(deps.books.books)
+    return [
+        corrected(found)
+        for found in books.corrections
+        if asked.booked_in in (None, found.booked_in) and _visible(principal, found.line.team)
+    ]
+
+
+@adjustment_router.post(
+    "/v1/corrections", summary="Take up every proposal", responses=refuses("books-refuse", "ledger-unavailable")
+)
+async def correct(deps: Given, principal: Administering) -> list[BookedCorrection]:
+    """All that arrived late for closed months and waits; the new lines."""
+    return [corrected(found) for found in await asyncio.to_thread(deps.books.correct, principal.name)]
+
+
+def _visible(principal: Principal, team: str) -> bool:
+    return principal.teams is None or team in principal.teams
+
+
+def shown(found: Adjustment) -> BookedAdjustment:
+    """An adjustment as it is answered."""
+    return BookedAdjustment(
+        id=found.id, month=found.month, booked_in=found.booked_in, team=found.team, amount=found.amount,
+        currency=found.currency, reason=found.reason, who=found.who, approved_by=found.approved_by, at_ms=found.at_ms,
+    )  # fmt: skip
+
+
+def corrected(found: Correction) -> BookedCorrection:
+    """A correction as it is answered."""
+    line = found.line
+    return BookedCorrection(
+        month=found.month, booked_in=found.booked_in, reason=found.reason, team=line.team, account=line.account,
+        detail=line.detail, gpu_model=line.gpu_model, capacity_type=line.capacity_type, price_row=line.price_row,
+        gpu_us=line.gpu_us, cost=line.cost, amount=found.amount,
+    )  # fmt: skip
+
+
+credit_router = APIRouter(tags=["periods"])
+
+
+class CreditedNode(Model):
+    """start, end: as in questions, of one calendar month. cluster: only where several have a node of that name.
+    share: of what was billed for it."""
+
+    node: str = Field(min_length=1, max_length=253)
+    start: str = Field(min_length=1, max_length=64)
+    end: str = Field(min_length=1, max_length=64)
+    cluster: str | None = Field(default=None, max_length=253)
+    share: Share = Decimal(1)
+
+
+class NewCredit(CreditedNode):
+    reason: str = Field(min_length=1, max_length=800)
+    approved_by: str = Field(min_length=1, max_length=253)
+
+
+_NODE = TypeAdapter(CreditedNode)
+_NEW_CREDIT = TypeAdapter(NewCredit)
+_CREDIT_REFUSALS = refuses(
+    "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
+)
+
+
+@credit_router.post(
+    "/v1/credits/preview",
+    summary="What a credit for a node would be",
+    openapi_extra={"requestBody": inline_body(CreditedNode)},
+    responses=_CREDIT_REFUSALS,
+)
+async def preview_credit(request: Request, deps: Given, _principal: Administering) -> Credit:
+    """By team: what was billed for the node's GPUs in the span. Time that was down was billed to nobody."""
+    asked = await read_model(deps.intake, request, _NODE)
+
+    def look() -> Credit:
+        span, book = _span(asked, deps), deps.book()
+        lines = tuple(
+            TeamCredit(team=line.team, gpu_us=line.gpu_us, billed=line.billed, amount=line.amount)
+            for line in deps.books.credits.preview(span)
+        )
+        return Credit(
+            cluster=span.cluster, node=span.node, start_ms=span.start_ms, end_ms=span.end_ms,
+            currency=book.currency if book else None, lines=lines, amount=exact_sum(line.amount for line in lines),
+        )  # fmt: skip
+
+    return await asyncio.to_thread(look)
+
+
+@credit_router.post(
+    "/v1/credits",
+    summary="Book an approved credit for a node",
+    openapi_extra={"requestBody": inline_body(NewCredit)},
+    responses=_CREDIT_REFUSALS,
+)
+async def credit(request: Request, deps: Given, principal: Administering) -> list[BookedAdjustment]:
+    """One adjustment per team, in the first open month, all or none. A span of a node is credited once."""
+    new = await read_model(deps.intake, request, _NEW_CREDIT)
+
+    def act() -> list[BookedAdjustment]:
+        booked = deps.books.credits.credit(_span(new, deps), principal.name, new.reason, new.approved_by)
+        return [shown(adjustment) for adjustment in booked]
+
+    return await asyncio.to_thread(act)
+
+
+def _span(asked: CreditedNode, deps: Deps) -> NodeSpan:
+    start, end = (instant(name, getattr(asked, name), deps.settings.zone) for name in ("start", "end"))
+    if end <= start:
+        raise invalid("end", "the span ends at or before it begins")
+    if not asked.share:
+        raise invalid("share", "a share of 0 is no credit")
+    cluster = asked.cluster
+    if cluster is None:
+        try:
+            cluster = cluster_of(deps.ledger, asked.node, start, end)
+        except ValueError as error:
+            raise CannotClose(str(error)) from error
+    return NodeSpan(cluster=cluster, node=asked.node, start_ms=start, end_ms=end, share=asked.share)
+
+
+reconciliation_router = APIRouter(tags=["prices"])
+_INVOICE = TypeAdapter(Invoice)
+
+
+class TrueUpParams(Params):
+    apply: bool = Field(default=False, description="Take the invoice's rates into force for the month.")
+    keep: bool = Field(default=False, description="Keep the invoice with the books, for the page of the month.")
+    reason: str = Field(default="", max_length=1000, description="Why, with `apply`.")
+
+
+@reconciliation_router.post(
+    "/v1/reconciliation/{month}",
+    summary="An invoice against a month's books",
+    openapi_extra={"requestBody": json_body("Invoice")},
+    responses=refuses(
+        "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
+    ),
+)
+async def reconcile(
+    month: Annotated[MonthText, Path(description="A calendar month: 2026-10.")],
+    asked: Annotated[TrueUpParams, Query()],
+    request: Request,
+    deps: Given,
+    principal: Administering,
+) -> Reconciled:
+    """invoice = teams + idle + unmatched, line by line. With `apply`, the price rows of that month get the
+    invoice's rates (an open month is priced by them, a closed one corrected) and the invoice is kept; with `keep`
+    it is kept alone."""
+    invoice = await read_model(deps.intake, request, _INVOICE)
+    chosen = Month.parse(month)
+
+    def act() -> Reconciled:
+        before = deps.books.reconcile(chosen, invoice)
+        if asked.keep and not asked.apply:
+            deps.books.invoices.keep(chosen, invoice, principal.name, asked.reason)
+        if not asked.apply:
+            return Reconciled(before=before)
+        book, corrections = deps.books.true_up(chosen, invoice, principal.name, asked.reason)
+        after = deps.books.reconcile(chosen, invoice)
+        return Reconciled(before=before, after=after, version=book.version, corrections=len(corrections))
+
+    return await asyncio.to_thread(act)
+
+
+price_router = APIRouter(tags=["prices"])
+_BODY = text_body("application/yaml", "A price book, as in a file")
+_PRICE_REFUSALS = refuses(
+    "malformed-body",
+    "too-large",
+    "slow-body",
+    "invalid-body",
+    "invalid-parameter",
+    "books-refuse",
+    "ledger-unavailable",
+)
+
+
+class RepriceParams(Params):
+    month: MonthText
+
+
+class ApplyParams(RepriceParams):
+    reason: str = Field(min_length=1, max_length=1000, description="Why, for whoever reads the books later.")
+
+
+@price_router.get("/v1/prices", summary="The price book in force", responses=refuses("no-price-book"))
+async def current(deps: Given, _: Reading) -> PriceBook:
+    book = deps.book()
+    if book is None:
+        raise Refusal("no-price-book", "give one in the settings (prices: FILE)")
+    return book
+
+
+@price_router.get("/v1/prices/versions", summary="Every price book that was in force", responses=refuses())
+async def versions(deps: Given, _: Reading) -> list[PriceVersion]:
+    """Oldest first."""
+    return [_version(found) for found in deps.books.prices.versions]
+
+
+@price_router.post(
+    "/v1/prices/preview",
+    summary="What another price book would change about a month",
+    openapi_extra={"requestBody": _BODY},
+    responses=_PRICE_REFUSALS,
+)
+async def preview_prices(
+    asked: Annotated[RepriceParams, Query()], request: Request, deps: Given, _: Administering
+) -> PriceDiff:
+    """Nothing is taken into force."""
+    book = await _book(request, deps)
+    return await asyncio.to_thread(_difference, deps, asked.month, book)
+
+
+@price_router.post(
+    "/v1/prices",
+    summary="Take a price book into force",
+    openapi_extra={"requestBody": _BODY},
+    responses=_PRICE_REFUSALS,
+)
+async def apply(
+    asked: Annotated[ApplyParams, Query()], request: Request, deps: Given, principal: Administering
+) -> Repriced:
+    """For all open months; a closed `month` is corrected by it. The file takes over again when it changes."""
+    book = await _book(request, deps)
+
+    def act() -> Repriced:
+        shown = _difference(deps, asked.month, book)
+        booked = deps.books.reprice(Month.parse(asked.month), book, principal.name, asked.reason)
+        return Repriced(difference=shown, corrections=len(booked))
+
+    return await asyncio.to_thread(act)
+
+
+def _difference(deps: Deps, month: str, book: PriceBook) -> PriceDiff:
+    return difference(month, *deps.books.preview(Month.parse(month), book))
+
+
+async def _book(request: Request, deps: Deps) -> PriceBook:
+    async with deps.intake.body(request) as raw:
+        try:
+            return await asyncio.to_thread(lambda: validate(parse(raw.decode(), "body"), PriceBook))
+        except UnicodeDecodeError as error:
+            raise Refusal("malformed-body", "the body is not UTF-8 text") from error
+        except FileFault as fault:
+            lines = str(fault).splitlines()
+            errors = [{"at": line.partition(": ")[0], "reason": line.partition(": ")[2]} for line in lines]
+            raise Refusal("invalid-body", "; ".join(lines), errors=errors) from fault
+
+
+def _version(found: BookVersion) -> PriceVersion:
+    return PriceVersion(
+        version=found.version, at_ms=found.at_ms, origin=found.origin, who=found.who, reason=found.reason,
+        currency=found.book.currency, rows=len(found.book.rows),
+    )  # fmt: skip
+
+
+audit_router = APIRouter(tags=["operation"])
+MOST_ACTS = 10_000
+
+
+class AuditedAct(Model):
+    """digest: SHA-256 over the previous entry's digest and this entry."""
+
+    number: int
+    at_ms: int
+    who: str
+    kind: str
+    subject: str
+    reason: str
+    digest: str
+
+
+class AuditTrail(Model):
+    """broken_at: the first entry of this page that is missing or not what was written. next_after: ask for
+    more with it; null at the end."""
+
+    acts: tuple[AuditedAct, ...]
+    broken_at: int | None
+    next_after: int | None
+
+
+class AuditParams(Params):
+    after: int = Field(default=0, ge=0, le=2**62, description="Number of the last entry that is known.")
+    limit: int = Field(default=1_000, ge=1, le=MOST_ACTS, description="Entries, oldest first.")
+
+
+@audit_router.get("/v1/audit", summary="Administrative acts", responses=refuses("invalid-parameter"))
+async def audit(asked: Annotated[AuditParams, Query()], deps: Given, _: Administering) -> AuditTrail:
+    # One entry before the page, so that the page is held against it.
+    found = await asyncio.to_thread(deps.ledger.trail, max(0, asked.after - 1), asked.limit + 1 + (asked.after > 0))
+    if asked.after:
+        before, page = found[:1], found[1:]
+        number, digest = (before[0].number, before[0].digest) if before else (0, FIRST_DIGEST)
+    else:
+        number, digest, page = 0, FIRST_DIGEST, found
+    shown = page[: asked.limit]
+    return AuditTrail(
+        acts=tuple(
+            AuditedAct(
+                number=act.number, at_ms=act.at_ms, who=act.who, kind=act.kind, subject=act.subject, reason=act.reason,
+                digest=act.digest,
+            )
+            for act in shown
+        ),
+        broken_at=broken_at(shown, number, digest),
+        next_after=shown[-1].number if len(page) > asked.limit else None,
+    )  # fmt: skip

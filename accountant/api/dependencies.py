@@ -1,0 +1,185 @@
+"""Holds what the routes need, built once per process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Hashable, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Protocol, cast
+
+from fastapi import Depends, Request
+
+from accountant.api.answer_cache import KeptAnswers, Prepared
+from accountant.api.middleware import Intake
+from accountant.billing.bill_columns import Asked as Tabling
+from accountant.billing.job_costs import JobQuestions
+from accountant.billing.queue_waits import KnownPod
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.core.errors import LedgerFailed
+from accountant.core.settings import Settings
+from accountant.ledger.journal import Journal
+from accountant.ledger.protocols import JobKey, Ledger, Misdated, Quarantined, Receipt
+from accountant.notifications.dispatcher import Dispatcher
+from accountant.prices.price_book import PriceBook
+from accountant.reports.freshness import silence_note
+from accountant.reports.report_data import Asked
+from accountant.runtime.guarded_clock import GuardedClock
+from accountant.runtime.service_metrics import Metrics
+from accountant.storage.snapshot import Hole, Imbalance
+from agent.wire import Batch
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import Clock
+from gputally.server.rate_bound import RateBound
+from gputally.server.sign_in import People
+from gputally.server.tokens_and_grants import Authenticator, Principal
+
+
+class Ingesting(Protocol):
+    """accountant.runtime.ingest.Ingest, as far as the routes use it."""
+
+    def submit_batch(self, batch: Batch) -> Future[Receipt]:
+        """The same for a batch that is decoded already."""
+        ...
+
+    def submit(self, raw: bytes) -> Future[Receipt]:
+        """Decode and queue. Raises accountant.core.errors.BadBatch at once; the future gives the Receipt after
+        the commit, or SequenceGap, or LedgerUnavailable."""
+        ...
+
+
+class Moment(JobQuestions, Asked, Tabling, Protocol):
+    """One moment of the ledger (accountant.storage.snapshot)."""
+
+    def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
+        """By cluster and node: how many GPUs were there for a part of the span."""
+        ...
+
+    def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
+        """Jobs (`Kind/name`) that pods of the namespace belonged to."""
+        ...
+
+
+class Checked(Ledger, Journal, Protocol):
+    """A ledger that can also say how it is (accountant.storage.DuckLedger)."""
+
+    def examine(self, start_ms: int, end_ms: int) -> Imbalance: ...
+
+    def newest_end_ms(self) -> int:
+        """End of the newest booked record; 0 where there is none."""
+        ...
+
+    def misdated(self, now_ms: int) -> tuple[Misdated, ...]:
+        """What is dated later than `now_ms`, by kind."""
+        ...
+
+    def redate(self, now_ms: int, who: str, reason: str) -> tuple[Misdated, ...]:
+        """Heal it. Raises accountant.core.errors.CannotRedate."""
+        ...
+
+    def pods(
+        self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
+    ) -> list[KnownPod]:
+        """Those that existed in the span."""
+        ...
+
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Moment]:
+        """Questions that are all answered from the same commit. start_ms, end_ms: where stretches that are asked
+        for begin or end inside an hour."""
+        ...
+
+    def mark(self, start_ms: int, end_ms: int) -> Hashable:
+        """As long as it is equal, no question about the span has another answer."""
+        ...
+
+    def quarantined(self, limit: int = 1000) -> list[Quarantined]:
+        """Newest first."""
+        ...
+
+    def holes(self, limit: int = 1000) -> list[Hole]:
+        """Numbers of outboxes that will never come."""
+        ...
+
+    def teams(self) -> frozenset[str]:
+        """Every team that a queue or a namespace names now."""
+        ...
+
+    def wal_bytes(self) -> int: ...
+
+    def room_bytes(self) -> int:
+        """Free space left before nothing is taken in any more."""
+        ...
+
+    def copy_to(self, path: Path) -> int:
+        """A verified copy in a new file; its rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Deps:
+    """books: statements, months and what is booked beside the metered time. failed: told once nothing but
+    a restart helps any more. certified: whose client certificate has a common name, None: nobody's we know.
+    deliveries: None where nothing is delivered by itself. people: those who sign in to the pages, None: nobody.
+    tasks: what runs in the background, None where nothing does. spent: CPU seconds of the calling thread so far. guard:
+    the clock, where it notices that it was set."""
+
+    settings: Settings
+    clock: Clock
+    ledger: Checked
+    ingest: Ingesting
+    authenticator: Authenticator
+    metrics: Metrics
+    books: Bookkeeper
+    failed: Callable[[LedgerFailed], None]
+    certified: Callable[[str], Principal | None] = lambda _: None
+    deliveries: Dispatcher | None = None
+    people: Callable[[], People | None] = lambda: None
+    tasks: BackgroundTasks | None = None
+    spent: Callable[[], float] = time.thread_time
+    guard: GuardedClock | None = None
+
+    def book(self) -> PriceBook | None:
+        """The price book in force now, None where there is none."""
+        return self.books.prices.current
+
+    def newest_ms(self) -> int:
+        """End of the newest record; 0 where nothing is booked."""
+        return self.ledger.extent()[1]
+
+    def silence_note(self) -> str:
+        """Names the clusters that stopped reporting while others go on; else ""."""
+        return silence_note(self.ledger.newest_by_cluster(), self.clock.wall_ms())
+
+    @cached_property
+    def rate(self) -> RateBound:
+        limits = self.settings.limits
+        return RateBound(self.clock, limits.requests_per_second, limits.burst)
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """Of the pages; whoever built this closes it before the ledger."""
+        return Prepared(self.clock, self.spent, self.tasks)
+
+    @cached_property
+    def kept(self) -> KeptAnswers:
+        return KeptAnswers(self.clock, self.settings.limits.pages_bytes)
+
+    def page_lines(self, asked: int) -> int:
+        """How many lines a page has, of those that were asked for."""
+        return min(asked, self.settings.limits.page_lines)
+
+    @cached_property
+    def intake(self) -> Intake:
+        return Intake(self.settings.limits)
+
+
+async def deps_of(request: Request) -> Deps:
+    """The dependencies the app was built with. Async though it awaits nothing: FastAPI calls anything else in
+    a thread, and two hops between threads cost more than the rest of a small request."""
+    return cast(Deps, request.app.state.deps)
+
+
+Given = Annotated[Deps, Depends(deps_of)]

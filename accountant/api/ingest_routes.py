@@ -1,0 +1,258 @@
+"""Accepts usage batches from agents, imported history and pod facts from other systems.
+
+The body goes to the ingest as raw bytes: it is decoded once, by msgspec, and documented in OpenAPI
+by the JSON Schema of agent.wire. Nothing is answered 200 before the commit.
+
+What is sent here is an import's and nothing else: its epoch says so, and every row is of method `imported`, which
+yields to whatever an agent measured. So a token of this scope can add to the past, and change nothing that was metered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field, TypeAdapter
+
+from accountant.api import problems
+from accountant.api.authorization import Administering, Importing, Ingesting, admit
+from accountant.api.bookkeeping_models import PodReport, Taken
+from accountant.api.dependencies import Deps, Given
+from accountant.api.middleware import INLINE_BYTES, read_model
+from accountant.api.problems import AGENT_ACK, AGENT_BATCH, PROBLEMS, Refusal, inline_body, json_body, refuses
+from accountant.api.query_parameters import Params
+from accountant.core.errors import BadBatch
+from accountant.history_import.import_chunks import ImportedChunk, Source, is_import, of_acts, source_of
+from accountant.ledger.journal import NewAct
+from accountant.ledger.protocols import Facts
+from accountant.runtime.ingest import decode
+from accountant.storage.write.batch_admission import fact_fault
+from accountant.wire.usage_models import DoneSpan, ImportMark, ImportState, MeteredSpan, Noted
+from gputally.base.units import MS_PER_SECOND, US_PER_HOUR
+from gputally.server.asgi_types import App, Receive, Scope, Send
+from gputally.server.tokens_and_grants import Principal
+
+usage_router = APIRouter(tags=["usage"])
+
+
+@usage_router.post(
+    "/v1/usage",
+    summary="Report closed usage intervals and pod facts",
+    openapi_extra={"requestBody": AGENT_BATCH},
+    responses=AGENT_ACK | refuses("malformed-batch", "wrong-origin", "sequence-gap", "too-large",
+                                         "unknown-schema", "invalid-batch", "ledger-unavailable"),
+)  # fmt: skip
+async def report_usage(request: Request, deps: Given, principal: Ingesting) -> Response:
+    """One batch of one node's outbox, gzip or plain. Answers how far the node's numbers are committed.
+
+    400 and 422 concern the content; 413 asks for smaller batches; 409 carries the `ack` to rewind to;
+    anything else means: keep the batch and try again."""
+    started = deps.clock.monotonic_ms()
+    try:
+        async with deps.intake.body(request) as raw:
+            if len(raw) <= INLINE_BYTES:
+                _check_origin(principal, raw)
+                future = deps.ingest.submit(raw)
+            else:
+                async with deps.intake.heavy:
+                    await asyncio.to_thread(_check_origin, principal, raw)
+                    future = await asyncio.to_thread(deps.ingest.submit, raw)
+            receipt = await asyncio.wrap_future(future)
+    except BadBatch as error:
+        raise Refusal(error.type if error.type in PROBLEMS else "invalid-batch", error.detail) from error
+    deps.metrics.booked(receipt, (deps.clock.monotonic_ms() - started) / MS_PER_SECOND)
+    return Response(msgspec.json.encode(receipt.ack), media_type="application/json")
+
+
+def directly(deps: Deps) -> App:
+    """`report_usage` as an application of its own: what the framework does for a request costs several times what a
+    small batch does. The route above describes it."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            answer = await report_usage(request, deps, await admit(request, deps, "ingest"))
+        except Exception as error:
+            # Not a name of this frame: its traceback would keep the frames, and with them the body, until a collection.
+            found = _refused(request, deps, error)
+            if found is None:
+                raise
+            answer = found
+        await answer(scope, receive, send)
+
+    return app
+
+
+def _refused(request: Request, deps: Deps, error: Exception) -> Response | None:
+    refusal = problems.translated(error, deps.failed)
+    if refusal is None:
+        return None
+    request.state.problem = refusal.slug
+    return problems.answer(refusal, request.url.path)
+
+
+class _Origin(msgspec.Struct):
+    """The part of a Batch that a bound token is held against; the rest is skipped, not built."""
+
+    cluster: str
+    node: str
+
+
+_origin = msgspec.json.Decoder(_Origin)
+
+
+def _check_origin(principal: Principal, raw: bytes) -> None:
+    if principal.cluster is None and principal.node is None:
+        return
+    try:
+        origin = _origin.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return  # what cannot be decoded names no node; the ingest says why
+    for bound, told in ((principal.cluster, origin.cluster), (principal.node, origin.node)):
+        if bound is not None and bound != told:
+            raise Refusal("wrong-origin", f"the token {principal.name!r} is bound to {bound!r}, not {told!r}")
+
+
+import_router = APIRouter(tags=["usage"])
+_CHUNK = TypeAdapter(ImportedChunk)
+
+
+class ImportParams(Params):
+    cluster: str = Field(min_length=1, max_length=1024, description="Name of the cluster in the ledger.")
+    source: Source = Field(description="What is imported from.")
+
+
+@import_router.get(
+    "/v1/imports", summary="How far an import came", responses=refuses("invalid-parameter", "wrong-origin")
+)
+async def state(asked: Annotated[ImportParams, Query()], deps: Given, principal: Importing) -> ImportState:
+    """Chunks that are done, the marks of those that are not, and the node-spans that agents metered."""
+    _own_cluster(principal, asked.cluster)
+
+    def read() -> ImportState:
+        found = deps.ledger.imports(asked.cluster)
+        noted = of_acts(deps.ledger.acts("imported", subject=_subject(asked.cluster, asked.source)))
+        return ImportState(
+            done=tuple(DoneSpan(epoch=one.epoch, start_ms=one.start_ms, end_ms=one.end_ms) for one in noted),
+            marks=tuple(
+                ImportMark(node=node, epoch=epoch, durable_seq=seq)
+                for node, epochs in found.marks.items()
+                for epoch, seq in epochs.items()
+                if source_of(epoch) == asked.source
+            ),
+            metered=tuple(
+                MeteredSpan(node=node, start_ms=start, end_ms=end) for node, (start, end) in found.metered.items()
+            ),
+        )
+
+    return await asyncio.to_thread(read)
+
+
+@import_router.post(
+    "/v1/imports/usage",
+    summary="Report imported intervals",
+    openapi_extra={"requestBody": AGENT_BATCH},
+    responses=AGENT_ACK | refuses("malformed-batch", "wrong-origin", "sequence-gap", "too-large",
+                                         "unknown-schema", "invalid-batch", "ledger-unavailable"),
+)  # fmt: skip
+async def report_import(request: Request, deps: Given, principal: Importing) -> Response:
+    """As POST /v1/usage, for a batch whose epoch is an import's and whose rows are all imported."""
+    started = deps.clock.monotonic_ms()
+    try:
+        async with deps.intake.body(request) as raw:
+            batch = await asyncio.to_thread(decode, raw)
+        _own_cluster(principal, batch.cluster)
+        if principal.node is not None and principal.node != batch.node:
+            raise Refusal("wrong-origin", f"the token {principal.name!r} is bound to {principal.node!r}")
+        if not is_import(batch.epoch) or any(row.method != "imported" for row in batch.intervals):
+            raise Refusal("invalid-batch", "an import sends under an epoch of its own, and rows of method `imported`")
+        receipt = await asyncio.wrap_future(deps.ingest.submit_batch(batch))
+    except BadBatch as error:
+        raise Refusal(error.type if error.type in PROBLEMS else "invalid-batch", error.detail) from error
+    deps.metrics.booked(receipt, (deps.clock.monotonic_ms() - started) / MS_PER_SECOND)
+    return Response(msgspec.json.encode(receipt.ack), media_type="application/json")
+
+
+@import_router.post(
+    "/v1/imports",
+    summary="A chunk was sent completely",
+    openapi_extra={"requestBody": inline_body(ImportedChunk)},
+    responses=refuses("malformed-body", "too-large", "invalid-body", "wrong-origin", "ledger-unavailable"),
+)
+async def note(request: Request, deps: Given, principal: Importing) -> Noted:
+    """Noted once, in the audit trail; the month's report says what was imported into it."""
+    chunk = await read_model(deps.intake, request, _CHUNK)
+    _own_cluster(principal, chunk.cluster)
+    if not is_import(chunk.epoch) or source_of(chunk.epoch) != chunk.source:
+        raise Refusal("invalid-body", f"epoch {chunk.epoch[:100]!r} is none of an import from {chunk.source}")
+    return Noted(new=await asyncio.to_thread(_note, deps, principal, chunk))
+
+
+def _note(deps: Deps, principal: Principal, chunk: ImportedChunk) -> bool:
+    subject = _subject(chunk.cluster, chunk.source)
+    if any(known.span == chunk.span for known in of_acts(deps.ledger.acts("imported", subject=subject))):
+        return False
+    act = NewAct(
+        deps.clock.wall_ms(),
+        "imported",
+        subject,
+        principal.name,
+        f"{chunk.sent_us / US_PER_HOUR:.1f} GPU-hours of {chunk.nodes} nodes from {chunk.origin}",
+        chunk.model_dump_json(),
+    )
+    deps.ledger.observe(Facts(), act.at_ms, act=act)
+    return True
+
+
+def _subject(cluster: str, source: Source) -> str:
+    return f"{source}/{cluster}"
+
+
+def _own_cluster(principal: Principal, cluster: str) -> None:
+    if principal.cluster not in (None, cluster):
+        raise Refusal(
+            "wrong-origin", f"the token {principal.name!r} is bound to {principal.cluster!r}, not {cluster!r}"
+        )
+
+
+pod_router = APIRouter(tags=["usage"])
+MOST_PODS = 100_000
+
+
+_decoder = msgspec.json.Decoder(PodReport)
+
+
+@pod_router.post(
+    "/v1/pods",
+    summary="Report what is known of holders",
+    openapi_extra={"requestBody": json_body("PodReport")},
+    responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
+)
+async def report_pods(request: Request, deps: Given, principal: Administering) -> Taken:
+    """Labels open time anew; a closed month keeps its labels."""
+    async with deps.intake.body(request) as raw:
+        try:
+            told = await asyncio.to_thread(_decoder.decode, raw)
+        except msgspec.ValidationError as error:
+            raise Refusal("invalid-body", str(error)) from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Refusal("malformed-body", str(error)) from error
+    if not told.cluster or len(told.pods) > MOST_PODS:
+        raise Refusal("invalid-body", f"a report names its cluster and has at most {MOST_PODS} pods")
+    now_ms = deps.clock.wall_ms()
+    for number, pod in enumerate(told.pods):
+        if not pod.uid:
+            raise Refusal("invalid-body", f"pods.{number}: every pod needs a uid")
+        if (fault := fact_fault(pod, now_ms)) is not None:
+            raise Refusal("invalid-body", f"pods.{number}: {fault.detail}")
+
+    def take() -> Taken:
+        now = deps.clock.wall_ms()
+        facts = Facts(pods=tuple((told.cluster, pod) for pod in told.pods))
+        act = NewAct(now, "pods", told.cluster, principal.name, f"{len(told.pods)} holders from {told.source}")
+        deps.ledger.observe(facts, now, deps.books.closed_ms(), act)
+        return Taken(pods=len(told.pods))
+
+    return await asyncio.to_thread(take)

@@ -1,0 +1,397 @@
+"""Exports what the ledger knows as Prometheus metrics.
+
+The `gputally_month_…` families are what the ledger says of the current month in the configured time zone, up to
+`SETTLE_MS` ago. They are gauges: late rows take time out of `unmetered`, and a lower price makes a month cheaper. A
+counter would have to stay high, and to Prometheus it would begin anew, with all the month at once, where a
+restarted accountant tells the lower figure.
+
+A scrape costs a handful of questions over the rollups, however often it is asked. When the ledger
+cannot be read, its families are left out and `gputally_ledger_up` is 0.
+
+The quarter ends with the last settled one, so that a figure does not jump with the second at which it is asked.
+Series are bounded: per model and pool, per team, and per node only the MOST_NODES worst.
+
+Asks the ledger; keeps nothing. Series are bounded by the nodes that exist, the queues of the policy, and
+MOST_NAMESPACES.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+
+import structlog
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from accountant.api.admin_routes import MOST_QUARANTINED
+from accountant.api.dependencies import Checked
+from accountant.billing.budget_forecast import states
+from accountant.billing.costs import ACCOUNTS, ALLOCATED, Charge, charges, cost, quantify
+from accountant.core.periods import Month
+from accountant.core.settings import Settings
+from accountant.ledger.protocols import NodeFacts, Questions
+from accountant.prices.price_book import PriceBook
+from accountant.wire.policy_models import IDLE, Policy
+from accountant.wire.usage_models import UsageLine
+from gputally.base.clock import Clock
+from gputally.base.errors import AccountantError
+from gputally.base.money import exact_sum
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND, US_PER_MS
+
+MOST_NODES = 100
+"""Nodes with unmetered GPUs that are named."""
+_QUARTERS_PER_HOUR = MS_PER_HOUR // BUCKET_MS
+_GPU_US = BUCKET_MS * US_PER_MS
+
+
+def families(ledger: Questions, book: PriceBook | None, settled_ms: int, timezone: str) -> Iterator[Metric]:
+    """settled_ms: up to which late rows are not waited for any more."""
+    start, end = settled_ms - BUCKET_MS, settled_ms
+    found = charges(ledger, book, start, end, ("team",), None, timezone)
+    yield _capacity(found)
+    yield from _accounts(ledger.usage(start, end, ("team", "gpu_model"), None, timezone))
+    yield _unpriced(found)
+    yield _burn_rate(found, book)
+    yield _unmetered(ledger, start, end)
+
+
+def _capacity(found: list[Charge]) -> Metric:
+    family = GaugeMetricFamily(
+        "gputally_capacity_gpus",
+        "GPUs known to the ledger in the last quarter of an hour, those that are down included.",
+        labels=["gpu_model", "pool"],
+    )
+    sums: dict[tuple[str, str], int] = {}
+    for charge in found:
+        key = (charge.place.gpu_model, charge.place.pool)
+        sums[key] = sums.get(key, 0) + charge.gpu_us
+    for key, gpu_us in sorted(sums.items()):
+        family.add_metric(key, gpu_us / _GPU_US)
+    return family
+
+
+def _accounts(lines: Iterable[UsageLine]) -> Iterator[Metric]:
+    by_account = GaugeMetricFamily(
+        "gputally_account_gpus",
+        "GPUs of the last quarter of an hour by account, in the mean; the accounts add up to the capacity.",
+        labels=["account", "gpu_model"],
+    )
+    by_team = GaugeMetricFamily(
+        "gputally_team_gpus",
+        "GPUs held by each team in the last quarter of an hour by account, in the mean.",
+        labels=["team", "account"],
+    )
+    add_accounts(lines, by_account, by_team, _GPU_US)
+    yield from (by_account, by_team)
+
+
+def add_accounts(
+    lines: Iterable[UsageLine], by_account: GaugeMetricFamily, by_team: GaugeMetricFamily, unit_us: int
+) -> None:
+    """Usage by team and GPU model as a series for each account of a model, 0 included, and for those of a team that
+    it has. unit_us: what counts as 1."""
+    models: dict[tuple[str, str], int] = {}
+    teams: dict[tuple[str, str], int] = {}
+    for line in lines:
+        for account in ACCOUNTS:
+            gpu_us = getattr(line.accounts_gpu_us, account)
+            model = (account, line.key["gpu_model"])
+            models[model] = models.get(model, 0) + gpu_us
+            if gpu_us:
+                team = (line.key["team"], account)
+                teams[team] = teams.get(team, 0) + gpu_us
+    for family, sums in ((by_account, models), (by_team, teams)):
+        for labels, gpu_us in sorted(sums.items()):
+            family.add_metric(labels, gpu_us / unit_us)
+
+
+def _unpriced(found: list[Charge]) -> Metric:
+    """0 of a model all of whose time has a price, so that an alert has something to compare with."""
+    family = GaugeMetricFamily(
+        "gputally_unpriced_gpus",
+        "GPUs of the last quarter of an hour whose time has no price, in the mean.",
+        labels=["gpu_model", "pool"],
+    )
+    sums: dict[tuple[str, str], int] = {}
+    for charge in found:
+        key = (charge.place.gpu_model, charge.place.pool)
+        sums[key] = sums.get(key, 0) + (charge.gpu_us if charge.unpriced else 0)
+    for key, gpu_us in sorted(sums.items()):
+        family.add_metric(key, gpu_us / _GPU_US)
+    return family
+
+
+def _burn_rate(found: list[Charge], book: PriceBook | None) -> Metric:
+    family = GaugeMetricFamily(
+        "gputally_burn_rate_per_hour",
+        "What an hour costs at the rate of the last quarter, by team; `__idle__`: capacity that nobody held. "
+        "Time without a price is not in it.",
+        labels=["team", "currency"],
+    )
+    if book is not None:
+        for (team,), parts in quantify((charge.key, charge) for charge in found if charge.billed).items():
+            known = [part.cost for part in parts if part.cost is not None]
+            hourly: Decimal = exact_sum(known) * _QUARTERS_PER_HOUR
+            family.add_metric([team, book.currency], float(hourly))
+    return family
+
+
+def _unmetered(ledger: Questions, start_ms: int, end_ms: int) -> Metric:
+    family = GaugeMetricFamily(
+        "gputally_unmetered_gpus",
+        f"GPUs of a node that nothing was heard of in the last quarter of an hour, in the mean; only the {MOST_NODES} "
+        "nodes that lack most.",
+        labels=["node"],
+    )
+    if ledger.coverage(start_ms, end_ms) < 1:
+        missing = {
+            line.key["node"]: line.accounts_gpu_us.unmetered
+            for line in ledger.usage(start_ms, end_ms, ("node",))
+            if line.accounts_gpu_us.unmetered
+        }
+        worst = sorted(missing.items(), key=lambda each: (-each[1], each[0]))[:MOST_NODES]
+        for node, gpu_us in sorted(worst):
+            family.add_metric([node], gpu_us / _GPU_US)
+    return family
+
+
+MOST_NAMESPACES = 500
+"""Pairs of team and namespace that are shown: those that held most."""
+
+
+def of_nodes(nodes: Iterable[NodeFacts], now_ms: int) -> Metric:
+    """Nodes of the inventory that are not deleted."""
+    family = GaugeMetricFamily(
+        "gputally_node_info",
+        "A node of the inventory, and where it belongs; always 1.",
+        labels=["node", "pool", "region", "capacity_type"],
+    )
+    known = {
+        (node.name, node.pool, node.region, node.capacity_type)
+        for node in nodes
+        if node.deleted_ms is None or node.deleted_ms > now_ms
+    }
+    for labels in sorted(known):
+        family.add_metric(labels, 1)
+    return family
+
+
+def of_queues(policy: Policy | None) -> Metric:
+    """Queues of the policy in force."""
+    family = GaugeMetricFamily(
+        "gputally_queue_info",
+        "A queue of the policy, above it its parent, and the team that pays for it; always 1.",
+        labels=["queue", "parent", "team"],
+    )
+    if policy is not None:
+        for queue in sorted(policy.queues, key=lambda queue: queue.name):
+            family.add_metric([queue.name, queue.parent or "", team_of(policy, queue.name)], 1)
+    return family
+
+
+def team_of(policy: Policy, name: str | None) -> str:
+    """The team that a queue or the nearest queue above it names; "" where none does."""
+    queues = {queue.name: queue for queue in policy.queues}
+    while name is not None and name in queues:
+        if queues[name].team is not None:
+            return str(queues[name].team)
+        name = queues[name].parent
+    return ""
+
+
+def of_namespaces(lines: Iterable[UsageLine]) -> Iterator[tuple[tuple[str, str], int]]:
+    """((team, namespace), GPU-µs held) of usage by both: those that held most, sorted by name."""
+    held = {
+        (line.key["team"], line.key["namespace"]): sum(
+            getattr(line.accounts_gpu_us, each) for each in sorted(ALLOCATED)
+        )
+        for line in lines
+        if line.key["team"] != IDLE
+    }
+    most = sorted(held.items(), key=lambda each: (-each[1], each[0]))[:MOST_NAMESPACES]
+    yield from sorted((key, gpu_us) for key, gpu_us in most if gpu_us)
+
+
+def namespaces_family() -> GaugeMetricFamily:
+    """Without samples."""
+    return GaugeMetricFamily(
+        "gputally_month_namespace_gpu_seconds",
+        f"GPU time held in the current month so far by team and namespace, used or not; the {MOST_NAMESPACES} largest.",
+        labels=["team", "namespace"],
+    )
+
+
+CACHE_MS = 15_000
+"""How old a figure may be at a scrape."""
+SETTLE_MS = 5 * 60_000
+"""How long after its end an interval may take to arrive before it is seen as missing."""
+_US_PER_SECOND = US_PER_MS * MS_PER_SECOND
+_WATERMARK_COVERAGE = 0.98
+_BUDGET = ("budget", "team", "queue")
+
+
+class LedgerCollector(Collector):
+    """book: the price book in force. Thread-safe; scrapes at the same time share one reading."""
+
+    def __init__(self, ledger: Checked, book: Callable[[], PriceBook | None], settings: Settings, clock: Clock) -> None:
+        self._ledger = ledger
+        self._book = book
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._families: tuple[Metric, ...] = ()
+        self._read_ms: int | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        with self._lock:
+            now = self._clock.monotonic_ms()
+            if self._read_ms is None or now - self._read_ms >= CACHE_MS:
+                self._families = self._read()
+                self._read_ms = now
+            return self._families
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def _read(self) -> tuple[Metric, ...]:
+        up = GaugeMetricFamily("gputally_ledger_up", "1 if the ledger could be read for this scrape, else 0.")
+        try:
+            families = tuple(self._of_the_ledger(self._clock.wall_ms()))
+        except AccountantError as error:
+            structlog.get_logger("accountant.runtime").error("ledger_not_read", reason=str(error))
+            families = ()
+        up.add_metric([], 1 if families else 0)
+        return (up, *families)
+
+    def _of_the_ledger(self, now_ms: int) -> Iterator[Metric]:
+        settled = now_ms - SETTLE_MS
+        month = Month.of(settled, self._settings.zone)
+        start = month.span(self._settings.zone)[0]
+        zone = self._settings.timezone
+        spent = self._ledger.usage(start, settled, ("team", "gpu_model"), None, zone) if settled > start else []
+        yield from self._time(spent)
+        by_namespace = self._ledger.usage(start, settled, ("team", "namespace")) if settled > start else []
+        yield self._namespaces(by_namespace)
+        yield self._cost(start, settled)
+        yield from families(self._ledger, self._book(), settled, zone)
+        policies = self._ledger.policies(settled, settled + 1)
+        policy = policies[-1].policy if policies else None
+        yield of_nodes(self._ledger.nodes(), now_ms)
+        yield of_queues(policy)
+        yield from self._budgets(policy, month, settled)
+        yield from self._trust(start, settled, now_ms)
+
+    def _time(self, lines: list[UsageLine]) -> Iterator[Metric]:
+        by_account = GaugeMetricFamily(
+            "gputally_month_account_gpu_seconds",
+            "GPU time of the current month so far by account; the accounts add up to the capacity.",
+            labels=["account", "gpu_model"],
+        )
+        by_team = GaugeMetricFamily(
+            "gputally_month_team_gpu_seconds",
+            "GPU time held by each team in the current month so far, by account.",
+            labels=["team", "account"],
+        )
+        add_accounts(lines, by_account, by_team, _US_PER_SECOND)
+        yield from (by_account, by_team)
+
+    def _cost(self, start_ms: int, end_ms: int) -> Metric:
+        family = GaugeMetricFamily(
+            "gputally_month_team_cost",
+            "Cost of what each team held in the current month so far, before shares of idle capacity; `__idle__`: of "
+            "what nobody held; absent for a team with unpriced time.",
+            labels=["team", "currency"],
+        )
+        book = self._book()
+        if book is not None and end_ms > start_ms:
+            whole = cost(self._ledger, book, start_ms, end_ms, ("team",), None, self._settings.timezone)
+            for line in whole.lines:
+                if line.cost is not None:
+                    family.add_metric([line.key["team"], book.currency], float(line.cost))
+        return family
+
+    def _namespaces(self, lines: list[UsageLine]) -> Metric:
+        family = namespaces_family()
+        for labels, gpu_us in of_namespaces(lines):
+            family.add_metric(labels, gpu_us / _US_PER_SECOND)
+        return family
+
+    def _budgets(self, policy: Policy | None, month: Month, settled_ms: int) -> Iterator[Metric]:
+        """Absent without budgets; a budget whose spend is unknown has no share. team: of the budget or its queue."""
+        spent = GaugeMetricFamily(
+            "gputally_budget_spent_ratio", "Share of each budget that the current month has used.", labels=_BUDGET
+        )
+        forecast = GaugeMetricFamily(
+            "gputally_budget_forecast_ratio",
+            "Share of each budget that the month will come to at the rate of its days so far.",
+            labels=_BUDGET,
+        )
+        limit = GaugeMetricFamily(
+            "gputally_budget_limit",
+            "What each budget allows in a month; unit: a currency, or GPU-hours.",
+            labels=[*_BUDGET, "unit"],
+        )
+        exhausted = GaugeMetricFamily(
+            "gputally_budget_exhausted_timestamp_seconds",
+            "When each budget was used up, or will be at the rate of its days; absent where not in this month. bound: "
+            "expected, or earliest and latest of the middle 80 %.",
+            labels=[*_BUDGET, "bound"],
+        )
+        if policy is not None:
+            zone = self._settings.timezone
+            for state in states(self._ledger, self._book(), policy, month, settled_ms, zone):
+                team = state.team or team_of(policy, state.queue)
+                whose = [state.name, team, state.queue or ""]
+                limit.add_metric([*whose, state.unit], float(state.limit))
+                if state.ratio is not None:
+                    spent.add_metric(whose, state.ratio)
+                if state.forecast is not None:
+                    forecast.add_metric(whose, state.forecast / float(state.limit))
+                bounds = {
+                    "expected": state.exhausted_ms,
+                    "earliest": state.exhausted_earliest_ms,
+                    "latest": state.exhausted_latest_ms,
+                }
+                for bound, at_ms in bounds.items():
+                    if at_ms is not None:
+                        exhausted.add_metric([*whose, bound], at_ms / MS_PER_SECOND)
+        yield from (spent, forecast, limit, exhausted)
+
+    def _trust(self, start_ms: int, settled_ms: int, now_ms: int) -> Iterator[Metric]:
+        yield _gauge(
+            "gputally_ledger_coverage_ratio",
+            "Metered share of the current month's capacity, 0 to 1.",
+            self._ledger.coverage(start_ms, settled_ms) if settled_ms > start_ms else 1.0,
+        )
+        watermark = GaugeMetricFamily(
+            "gputally_ledger_watermark_timestamp_seconds",
+            "Latest instant up to which at least 98 % of the last day is metered.",
+        )
+        reached = self._ledger.watermark(now_ms, _WATERMARK_COVERAGE)
+        if reached is not None:
+            watermark.add_metric([], reached / MS_PER_SECOND)
+        yield watermark
+        yield _gauge(
+            "gputally_ledger_imbalance_seconds",
+            "GPU-seconds of the last settled hour that stand in no account or in two; 0 unless there is a defect.",
+            self._ledger.examine(settled_ms - MS_PER_HOUR, settled_ms).total_us / (US_PER_MS * MS_PER_SECOND),
+        )
+        yield _gauge(
+            "gputally_ledger_quarantined_rows",
+            f"Records that were not booked, up to {MOST_QUARANTINED}.",
+            len(self._ledger.quarantined(MOST_QUARANTINED)),
+        )
+        yield _gauge("gputally_ledger_wal_bytes", "Size of the write-ahead log.", self._ledger.wal_bytes())
+        yield _gauge(
+            "gputally_ledger_room_bytes",
+            "Disk space left before nothing is taken in any more; below 0 batches are refused with 503.",
+            self._ledger.room_bytes(),
+        )
+
+
+def _gauge(name: str, help_text: str, value: float) -> Metric:
+    family = GaugeMetricFamily(name, help_text)
+    family.add_metric([], value)
+    return family

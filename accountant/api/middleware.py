@@ -1,0 +1,364 @@
+"""Wraps every request: id, security headers, cross-site rules, body limits, ETags, one log line.
+
+Plain ASGI, so that it costs the ingest little and never touches a body. Logged are method, path,
+status, time, who and which problem: never a token, never a query string.
+
+A body counts as far as it has arrived, so a slow one takes no place that a fast one needs. A compressed body is
+inflated by pieces and only up to the limit, so a small body that would become a huge one costs no more than the limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import secrets
+import zlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from functools import lru_cache
+from typing import ClassVar, TypeVar
+from urllib.parse import urlsplit
+
+import structlog
+from fastapi import Request, Response
+from fastapi.datastructures import Headers
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from accountant.api.problems import Refusal, answer, reason, retry_later
+from accountant.core.settings import Limits
+from gputally.base.clock import Clock
+from gputally.base.identifiers import NO_CONTROLS, unprintable
+from gputally.server import page_layout
+from gputally.server.asgi_types import App, Message, Receive, Scope, Send
+from gputally.server.config_models import NO_NUMBER, booleans_as_numbers
+from gputally.server.tokens_and_grants import is_loopback
+
+HEADERS = page_layout.headers()
+_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+_QUIET = frozenset({"/livez", "/readyz", "/metrics", "/v1/usage"})
+"""Asked every few seconds by machines: logged only at debug, unless something was wrong."""
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Guard:
+    """Wraps the app. local_only: without tokens, only loopback names reach it (no DNS rebinding).
+    answered: told the status of every answer."""
+
+    def __init__(
+        self, app: App, *, clock: Clock, local_only: bool, answered: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._app = app
+        self._clock = clock
+        self._local_only = local_only
+        self._answered = answered
+        self._log = structlog.get_logger("accountant.http")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = self._clock.monotonic_ms()
+        headers = Headers(scope=scope)
+        wanted = headers.get("x-request-id", "")
+        request_id = wanted if _REQUEST_ID.fullmatch(wanted) else secrets.token_hex(8)
+        state = scope.setdefault("state", {})
+        status = 500
+        started_answer = False
+
+        async def guarded(message: Message) -> None:
+            nonlocal status, started_answer
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                started_answer = True
+                given = {name.lower() for name, _ in message["headers"]}
+                added = [pair for pair in _HEADERS if pair[0] not in given]
+                message["headers"] = [*message["headers"], *added, (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        refusal = self._refusal(scope, headers)
+        try:
+            if refusal is None:
+                await self._app(scope, receive, guarded)
+        except Exception as error:  # noqa: BLE001  # the last stop: a defect is logged and answered
+            self._log.error("request_failed", path=scope["path"][:200], request_id=request_id, exc_info=error)
+            refusal = Refusal("internal", f"the failure was logged as {request_id}")
+        try:
+            if refusal is not None and not started_answer:
+                state["problem"] = refusal.slug
+                await answer(refusal, scope["path"])(scope, receive, guarded)
+        finally:
+            self._answered(status)
+            level = "warning" if status >= 500 else "debug" if scope["path"] in _QUIET and status < 400 else "info"
+            getattr(self._log, level)(
+                "request",
+                method=scope["method"],
+                path=scope["path"][:200],
+                status=status,
+                milliseconds=self._clock.monotonic_ms() - started,
+                principal=state.get("principal"),
+                problem=state.get("problem"),
+                request_id=request_id,
+            )
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
+        if self._local_only and not _for_this_machine(scope, headers):
+            return Refusal("wrong-host", "without tokens this service answers only under localhost or 127.0.0.1")
+        if scope["method"] not in ("GET", "HEAD") and headers.get("sec-fetch-site", "none") not in (
+            "none",
+            "same-origin",
+        ):
+            return Refusal("cross-site", "a page of another site may not write here")
+        return None
+
+
+def _for_this_machine(scope: Scope, headers: Headers) -> bool:
+    """Whether the caller used a loopback name; who sends no Host used the address."""
+    host = headers.get("host")
+    if host is None:
+        server = scope.get("server")
+        return server is not None and is_loopback(server[0])
+    return _names_this_machine(host)
+
+
+@lru_cache(maxsize=64)
+def _names_this_machine(host: str) -> bool:
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+
+
+INLINE_BYTES = 128 * 1024
+"""A body up to this size is handled on the event loop; a larger one in a thread."""
+_GZIP = 16 + zlib.MAX_WBITS
+_HEAVY_AT_ONCE = 2
+_MOST_DIGITS = 18
+"""Of a Content-Length."""
+_CALLERS_SHARE = 4
+"""One caller has this part of what all bodies may hold."""
+_PIECE_BYTES = 256 * 1024
+"""A body is inflated by pieces of this size."""
+_SHOWN_FAULTS = 20
+_ESCAPES = re.compile(rb"\\[ubfr]|[\x7f\xc2]")
+"""In every body whose texts have a control character that is neither a line feed nor a tab."""
+M = TypeVar("M")
+Caller = tuple[str, str]
+"""Name of the principal, and address."""
+
+
+class _Held:
+    """What one body holds; it grows as the body arrives, never before."""
+
+    def __init__(self, intake: Intake, caller: Caller) -> None:
+        self._intake = intake
+        self._caller = caller
+        self._size = 0
+
+    def grow(self, size: int) -> None:
+        """Raises Refusal (busy)."""
+        self._intake.take(self._caller, size)
+        self._size += size
+
+    def shrink(self, size: int) -> None:
+        """Give back what is not needed any more."""
+        self._intake.give_back(self._caller, size)
+        self._size -= size
+
+    def end(self) -> None:
+        """Give back the rest."""
+        self.shrink(self._size)
+
+
+class Intake:
+    """Bounds the bodies of all requests together, and of each caller. One per app, used from its event loop only."""
+
+    GRACE_SECONDS: ClassVar = 5.0
+    """How long a body may take before its rate counts."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._held: Counter[Caller] = Counter()
+        self._all = 0
+        self._share = max(limits.inflight_bytes // _CALLERS_SHARE, limits.body_bytes + limits.decoded_bytes)
+        self.heavy = asyncio.Semaphore(_HEAVY_AT_ONCE)
+        """For what takes long and much memory: a large body is inflated and decoded by few at once."""
+
+    def take(self, caller: Caller, size: int) -> None:
+        """Raises Refusal (busy)."""
+        if self._all + size > self._limits.inflight_bytes:
+            raise retry_later("busy", "too many bodies are being received at this moment", 1)
+        if self._held[caller] + size > self._share:
+            raise retry_later("busy", "too many bodies of this caller are being received at this moment", 1)
+        self._held[caller] += size
+        self._all += size
+
+    def give_back(self, caller: Caller, size: int) -> None:
+        self._all -= size
+        self._held[caller] -= size
+        if not self._held[caller]:
+            del self._held[caller]
+
+    @asynccontextmanager
+    async def body(self, request: Request) -> AsyncIterator[bytes]:
+        """The whole body, decompressed; counted against the bounds until the block ends.
+
+        Raises Refusal (too-large, slow-body, malformed-body, unsupported-encoding, busy)."""
+        encoding = request.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("identity", "gzip"):
+            raise Refusal("unsupported-encoding", f"content encoding {encoding[:40]!r}: send gzip or none")
+        if _declared(request) > self._limits.body_bytes:
+            raise _too_large("the body", self._limits.body_bytes)
+        address = request.client.host if request.client else ""
+        held = _Held(self, (getattr(request.state, "principal", ""), address))
+        try:
+            raw = await self._receive(request, held)
+            if encoding == "identity":
+                if len(raw) > self._limits.decoded_bytes:
+                    raise _too_large("the body", self._limits.decoded_bytes)
+                yield raw
+                return
+            sent = len(raw)
+            plain = await self._inflated(raw, held)
+            del raw
+            held.shrink(sent)
+            yield plain
+        finally:
+            held.end()
+
+    async def _inflated(self, raw: bytes, held: _Held) -> bytes:
+        limit = self._limits.decoded_bytes
+        if len(raw) <= INLINE_BYTES:
+            return b"".join(_counted(inflated(raw, limit), held))
+        pieces = []
+        async with self.heavy:
+            found = inflated(raw, limit)
+            while (piece := await asyncio.to_thread(next, found, None)) is not None:
+                held.grow(len(piece))
+                pieces.append(piece)
+            return await asyncio.to_thread(b"".join, pieces)
+
+    async def _receive(self, request: Request, held: _Held) -> bytes:
+        chunks: list[bytes] = []
+        size = 0
+        started = asyncio.get_running_loop().time()
+        try:
+            more = True
+            while more:
+                patience = min(
+                    self._limits.read_seconds, self.GRACE_SECONDS + size / self._limits.body_bytes_per_second
+                )
+                async with asyncio.timeout_at(started + patience):
+                    message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise Refusal("malformed-body", "the client went away before the end of the body")
+                chunks.append(message.get("body", b""))
+                more = message.get("more_body", False)
+                size += len(chunks[-1])
+                if size > self._limits.body_bytes:
+                    raise _too_large("the body", self._limits.body_bytes)
+                held.grow(len(chunks[-1]))
+        except TimeoutError as error:
+            raise Refusal(
+                "slow-body",
+                f"the body took longer than {self._limits.read_seconds:g} s, or came slower than"
+                f" {self._limits.body_bytes_per_second} bytes a second",
+                headers={"Connection": "close"},
+            ) from error
+        return b"".join(chunks)
+
+
+def _declared(request: Request) -> int:
+    """The size that the client announces; 0 where it announces none. Raises Refusal."""
+    text = request.headers.get("content-length", "0")
+    if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
+        raise Refusal("malformed-body", "Content-Length is not a number of bytes")
+    return int(text)
+
+
+def _counted(pieces: Iterable[bytes], held: _Held) -> Iterator[bytes]:
+    for piece in pieces:
+        held.grow(len(piece))
+        yield piece
+
+
+async def read_model(intake: Intake, request: Request, model: TypeAdapter[M]) -> M:
+    """The JSON body as a validated model. Raises Refusal, also for what breaks the schema."""
+    async with intake.body(request) as raw:
+        try:
+            if len(raw) <= INLINE_BYTES:
+                return await asyncio.to_thread(_validated, raw, model)
+            async with intake.heavy:
+                return await asyncio.to_thread(_validated, raw, model)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False)
+            if found[0]["type"] == "json_invalid":
+                raise Refusal("malformed-body", str(found[0]["msg"])) from error
+            faults = [
+                {"at": ".".join(str(part) for part in fault["loc"]), "reason": reason(fault)}
+                for fault in found[:_SHOWN_FAULTS]
+            ]
+            detail = "; ".join(f"{fault['at']}: {fault['reason']}" for fault in faults)
+            raise Refusal("invalid-body", detail, errors=faults) from error
+
+
+def _validated(raw: bytes, model: TypeAdapter[M]) -> M:
+    found = model.validate_json(raw)
+    if _ESCAPES.search(raw):
+        steered = unprintable(from_json(raw))
+        if steered:
+            raise Refusal("invalid-body", f"{steered}: {NO_CONTROLS}", errors=[{"at": steered, "reason": NO_CONTROLS}])
+    if b"true" in raw or b"false" in raw:
+        wrong = booleans_as_numbers(from_json(raw), found)
+        if wrong:
+            faults = [{"at": ".".join(map(str, path)), "reason": NO_NUMBER} for path in wrong[:_SHOWN_FAULTS]]
+            detail = "; ".join(f"{fault['at']}: {fault['reason']}" for fault in faults)
+            raise Refusal("invalid-body", detail, errors=faults)
+    return found
+
+
+def inflate(raw: bytes, limit: int) -> bytes:
+    """The content of one gzip member of at most `limit` bytes. Raises Refusal (too-large, malformed-body)."""
+    return b"".join(inflated(raw, limit))
+
+
+def inflated(raw: bytes, limit: int) -> Iterator[bytes]:
+    """The same by pieces: the next one is made when the one before is taken."""
+    stream = zlib.decompressobj(_GZIP)
+    size = 0
+    waiting = raw
+    while not stream.eof:
+        try:
+            piece = stream.decompress(waiting, min(_PIECE_BYTES, limit - size + 1))
+        except zlib.error as error:
+            raise Refusal("malformed-body", f"the body is not gzip: {error}") from error
+        waiting = stream.unconsumed_tail
+        size += len(piece)
+        if size > limit:
+            raise _too_large("the decompressed body", limit)
+        if piece:
+            yield piece
+        elif not waiting and not stream.eof:
+            raise Refusal("malformed-body", "the gzip body is cut off")
+    if stream.unused_data:
+        raise Refusal("malformed-body", "something follows the end of the gzip body")
+
+
+def _too_large(what: str, limit: int) -> Refusal:
+    return Refusal("too-large", f"{what} is larger than {limit} bytes", limit_bytes=limit)
+
+
+def tagged(request: Request, body: bytes, media_type: str, file: str = "") -> Response:
+    """200 with an ETag of the content, or 304 where the client has it already.
+
+    file: the name that a browser keeps it under (`accountant.reports.output_formats`); "": it is shown."""
+    tag = f'"{hashlib.sha256(body).hexdigest()}"'
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
+    if file:
+        headers["Content-Disposition"] = f'attachment; filename="{file}"'
+    known = {part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")}
+    if tag in known or "*" in known:
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers, media_type=media_type)

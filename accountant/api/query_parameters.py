@@ -1,0 +1,257 @@
+"""Parses query strings and page cursors into exact values.
+
+Instants are epoch milliseconds, RFC 3339 with an offset, or a plain date (its first instant in the
+asked time zone). An unknown parameter is a fault: a mistyped filter must not answer for everybody.
+
+A cursor names its answer and how many of its lines were shown. It pins the span and the instant of the first page, so
+that "until now" means the same on every page, and carries a digest of the question, so that it cannot be used with
+another one. What pages promise about each other is kept by accountant.api.answer_cache.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, cast, get_args
+from zoneinfo import ZoneInfo
+
+import msgspec
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from accountant.api import question_cost
+from accountant.api.problems import Refusal
+from accountant.core import periods
+from accountant.core.settings import Limits
+from accountant.reports.freshness import age_note
+from accountant.wire.usage_models import Dimension
+from gputally.base.units import MS_PER_DAY
+
+DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
+_EPOCH_MS = re.compile(r"\d{1,14}")
+_LOST_PLUS = re.compile(r"(T.*) (\d\d:\d\d)$")
+_MOST_DIMENSIONS = 6
+
+
+def _known_zone(name: str | None) -> str | None:
+    if name is not None:
+        periods.zone(name)
+    return name
+
+
+def _known_month(text: str) -> str:
+    periods.Month.parse(text)
+    return text
+
+
+def _split(values: object) -> object:
+    """`by=team,node` and `by=team&by=node` mean the same."""
+    texts = [values] if isinstance(values, str) else values
+    if not isinstance(texts, Iterable):
+        return values
+    return [part for text in texts for part in str(text).split(",") if part]
+
+
+def _distinct(by: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
+    if len(set(by)) < len(by):
+        raise ValueError("each dimension once")
+    return by
+
+
+By = Annotated[
+    tuple[Dimension, ...],
+    BeforeValidator(_split),
+    AfterValidator(_distinct),
+    Field(max_length=_MOST_DIMENSIONS, description="Dimensions to group by, separated by commas."),
+]
+Zone = Annotated[
+    str | None, AfterValidator(_known_zone), Field(description="IANA time zone; the accountant's own without it.")
+]
+MonthText = Annotated[
+    str,
+    AfterValidator(_known_month),
+    Field(description="A calendar month: 2026-10.", json_schema_extra={"pattern": "^[0-9]{4}-(0[1-9]|1[0-2])$"}),
+]
+Instant = Annotated[
+    str | None,
+    Field(
+        description="Epoch milliseconds, RFC 3339 with an offset and whole seconds, or a date (local midnight).",
+        max_length=40,
+    ),
+]
+
+
+class Params(BaseModel):
+    """Query parameters: frozen, closed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+def _where(dimension: Dimension) -> Any:
+    return Field(default=(), alias=f"where.{dimension}", description=f"Only these values of {dimension}.")
+
+
+class SpanParams(Params):
+    """Without start and end: the running month so far, or the last month that has records where the running one has
+    none. With one of them: start defaults to the beginning of the month that end is in, end to now."""
+
+    start: Instant = None
+    end: Instant = None
+    timezone: Zone = None
+
+    def span(
+        self, now_ms: int, default_zone: str, limits: Limits, newest_ms: int | None = None
+    ) -> tuple[int, int, str]:
+        """(start_ms, end_ms, time zone). newest_ms: end of the newest record, where the answer is made of records.
+        Raises Refusal."""
+        name = self.timezone or default_zone
+        zone = periods.zone(name)
+        if self.start is None and self.end is None:
+            start, end = periods.month_with_records(now_ms, newest_ms, zone).span(zone)
+            return start, min(end, now_ms), name
+        end = now_ms if self.end is None else instant("end", self.end, zone)
+        start = (
+            periods.Month.of(end - 1, zone).span(zone)[0] if self.start is None else instant("start", self.start, zone)
+        )
+        if end <= start:
+            raise invalid("end", f"the span ends at or before it begins: [{start}, {end})")
+        if end - start > limits.span_days * MS_PER_DAY:
+            raise invalid("end", f"the span is longer than {limits.span_days} days")
+        return start, end, name
+
+    def note(self, start_ms: int, now_ms: int, zone: str, newest_ms: int, silence: str = "") -> str:
+        """What is particular about the answer for the span that begins at start_ms, where the question named none: not
+        the running month, or made of old records. silence: names the clusters that stopped reporting. Else ""."""
+        if not newest_ms:
+            return "the ledger has no records yet"
+        if self.start is not None or self.end is not None:
+            return ""
+        tz = periods.zone(zone)
+        running, shown = periods.Month.of(now_ms, tz), periods.Month.of(start_ms, tz)
+        notes = [age_note(newest_ms, now_ms), silence]
+        if running != shown:
+            notes.insert(0, f"{running} has no records yet: this is {shown}, the last month that has any")
+        return "; ".join(filter(None, notes))
+
+
+class GroupedParams(SpanParams):
+    """A grouped, filtered, paged question."""
+
+    by: By = ("team",)
+    page: str | None = Field(default=None, max_length=4096, description="`next_page` of the answer before.")
+    limit: int = Field(default=1_000, ge=1, description="Lines of one page.")
+    where_team: tuple[str, ...] = _where("team")
+    where_queue: tuple[str, ...] = _where("queue")
+    where_namespace: tuple[str, ...] = _where("namespace")
+    where_job: tuple[str, ...] = _where("job")
+    where_pod: tuple[str, ...] = _where("pod")
+    where_container: tuple[str, ...] = _where("container")
+    where_user: tuple[str, ...] = _where("user")
+    where_gpu_model: tuple[str, ...] = _where("gpu_model")
+    where_gpu: tuple[str, ...] = _where("gpu")
+    where_node: tuple[str, ...] = _where("node")
+    where_cluster: tuple[str, ...] = _where("cluster")
+    where_pool: tuple[str, ...] = _where("pool")
+    where_region: tuple[str, ...] = _where("region")
+    where_zone: tuple[str, ...] = _where("zone")
+    where_instance_type: tuple[str, ...] = _where("instance_type")
+    where_capacity_type: tuple[str, ...] = _where("capacity_type")
+    where_mig_profile: tuple[str, ...] = _where("mig_profile")
+    where_day: tuple[str, ...] = _where("day")
+    where_hour: tuple[str, ...] = _where("hour")
+
+    @property
+    def where(self) -> Mapping[Dimension, tuple[str, ...]]:
+        """Only the filters that were given."""
+        given = {name: cast(tuple[str, ...], getattr(self, f"where_{name}")) for name in DIMENSIONS}
+        return {name: values for name, values in given.items() if values}
+
+
+class UsageParams(GroupedParams):
+    """breakdown adds the sorts of idle time, and what of unused guarantees could have been had."""
+
+    breakdown: bool = Field(default=False, description="Also the sorts of idle time, and unused guarantees.")
+
+
+def instant(parameter: str, text: str, zone: ZoneInfo) -> int:
+    """UTC milliseconds. Raises Refusal naming the parameter."""
+    if _EPOCH_MS.fullmatch(text):
+        return int(text)
+    try:
+        # In a query string an unescaped + is a space.
+        return periods.parse_instant(_LOST_PLUS.sub(r"\1+\2", text), zone)
+    except (ValueError, OverflowError) as error:
+        raise invalid(parameter, f"{error}, or epoch milliseconds") from error
+
+
+def check_cost(
+    fleet: question_cost.Fleet, limits: Limits, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()
+) -> None:
+    """Raises Refusal for a question that adds up more than `limits.question_gpu_hours`, before it is begun."""
+    if reason := question_cost.refusal(fleet, limits.question_gpu_hours, start_ms, end_ms, width, clusters):
+        raise invalid("end", f"the question has {reason}")
+
+
+def invalid(parameter: str, reason: str) -> Refusal:
+    """A fault of one parameter, as every other of them is answered."""
+    return Refusal("invalid-parameter", f"{parameter}: {reason}", errors=[{"at": parameter, "reason": reason}])
+
+
+_MOST = 2**53
+"""Of any number in a cursor: whoever makes one up finds no number that something below cannot hold."""
+_Ms = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
+
+
+class Cursor(msgspec.Struct, frozen=True, array_like=True):
+    """Where the next page begins. answer: digest of what all pages together say. shown: lines of it so far."""
+
+    question: str
+    start_ms: _Ms
+    end_ms: _Ms
+    at_ms: _Ms
+    answer: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    shown: Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+
+
+_cursor = msgspec.json.Decoder(Cursor)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One question's paging: its digest, its pinned span and instant, and of which answer how much was shown; "": the
+    first page, of which nobody knows the answer yet."""
+
+    question: str
+    start_ms: int
+    end_ms: int
+    at_ms: int
+    answer: str = ""
+    shown: int = 0
+
+    def cursor(self, answer: str, shown: int) -> str:
+        """Of the page after `shown` lines of that answer."""
+        cursor = Cursor(self.question, self.start_ms, self.end_ms, self.at_ms, answer, shown)
+        return base64.urlsafe_b64encode(msgspec.json.encode(cursor)).decode().rstrip("=")
+
+
+def open_page(question: object, start_ms: int, end_ms: int, now_ms: int, page: str | None, *, span_days: int) -> Page:
+    """question: everything (as JSON) that makes the answer what it is, except span and limit. span_days: the longest
+    span of a question.
+
+    Raises Refusal for a page that this question's answers never gave."""
+    digest = hashlib.sha256(msgspec.json.encode(question, order="sorted")).hexdigest()[:32]
+    if page is None:
+        return Page(digest, start_ms, end_ms, now_ms)
+    try:
+        raw = base64.b64decode(page + "=" * (-len(page) % 4), altchars=b"-_", validate=True)
+        cursor = _cursor.decode(raw)
+    except (binascii.Error, ValueError, msgspec.DecodeError) as error:
+        raise Refusal("bad-page", "the page is not one that this service gave out") from error
+    if cursor.question != digest:
+        raise Refusal("bad-page", "the page belongs to another question: repeat every parameter unchanged")
+    if not 0 < cursor.end_ms - cursor.start_ms <= span_days * MS_PER_DAY:
+        raise Refusal("bad-page", "the page is not one that this service gave out")
+    return Page(digest, cursor.start_ms, cursor.end_ms, cursor.at_ms, cursor.answer, cursor.shown)

@@ -1,0 +1,228 @@
+"""Answers statements and reports, and closes, reopens and publishes months.
+
+Both are computed from the ledger when asked, and carry an ETag of their content, so that a reader who
+has the same content is told so without sending it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import Field, TypeAdapter
+
+from accountant.api.authorization import Administering, Reading, team_for
+from accountant.api.bookkeeping_models import ObjectionLine, Period
+from accountant.api.dependencies import Deps, Given
+from accountant.api.known_names import check_teams
+from accountant.api.middleware import read_model, tagged
+from accountant.api.problems import answers, inline_body, refuses
+from accountant.api.query_parameters import MonthText, SpanParams, check_cost, invalid
+from accountant.api.question_cost import REPORT_WIDTH
+from accountant.billing.statements import canonical, statement
+from accountant.bookkeeping.month_closing import Books, Objecting
+from accountant.core import periods
+from accountant.core.periods import Month
+from accountant.reports import report_model
+from accountant.reports.output_formats import RENDERINGS, Form, file_name
+from gputally.server.config_models import Model
+
+statement_router = APIRouter(tags=["statements"])
+
+
+class StatementParams(SpanParams):
+    """A month, or start and end; without either the current month so far."""
+
+    month: MonthText | None = None
+    team: str | None = Field(default=None, max_length=253, description="One team instead of all.")
+
+
+class ReportParams(StatementParams):
+    format: Form = Field(default="html", description="In which form.")
+
+
+@dataclass(frozen=True, slots=True)
+class StatementSpan:
+    """[start_ms, end_ms) in a time zone. month: where it is one of the accountant's own months, or its beginning."""
+
+    start_ms: int
+    end_ms: int
+    timezone: str
+    month: Month | None = None
+
+
+def statement_span(asked: StatementParams, deps: Deps) -> StatementSpan:
+    """A running month ends now. Raises Refusal."""
+    now = deps.clock.wall_ms()
+    if asked.month is None:
+        start, end, name = asked.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
+        if asked.start is not None or asked.end is not None:
+            check_cost(deps.ledger, deps.settings.limits, start, end, REPORT_WIDTH)
+        return StatementSpan(start, end, name)
+    if asked.start is not None or asked.end is not None:
+        raise invalid("month", "give a month, or start and end, not both")
+    name = asked.timezone or deps.settings.timezone
+    month = Month.parse(asked.month)
+    start, end = month.span(periods.zone(name))
+    if start >= now:
+        raise invalid("month", f"{asked.month} has not begun")
+    return StatementSpan(start, min(end, now), name, month if name == deps.settings.timezone else None)
+
+
+@statement_router.get(
+    "/v1/statement",
+    summary="Lines that add up, to the last digit",
+    response_class=Response,
+    responses=answers("Canonical JSON of the statement", "application/json")
+    | refuses("not-found", "invalid-parameter", "ledger-unavailable"),
+)
+async def month_statement(
+    request: Request, asked: Annotated[StatementParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    """Canonical JSON: equal records, prices and policies give equal bytes. The ETag is its SHA-256."""
+    span = statement_span(asked, deps)
+    team = team_for(principal, asked.team)
+
+    def make() -> bytes:
+        check_teams(deps, principal, () if team is None else (team,))
+        teams = None if team is None else (team,)
+        if span.month is not None:
+            return canonical(deps.books.month(span.month, teams))
+        return canonical(statement(deps.ledger, deps.book(), span.start_ms, span.end_ms, span.timezone, teams=teams))
+
+    return tagged(request, await asyncio.to_thread(make), "application/json")
+
+
+@statement_router.get(
+    "/v1/report",
+    summary="The report of a month or any span",
+    response_class=Response,
+    responses=answers("The report", *(form.media_type.partition(";")[0] for form in RENDERINGS.values()))
+    | refuses("not-found", "invalid-parameter", "cannot-render", "ledger-unavailable"),
+)
+async def month_report(
+    request: Request, asked: Annotated[ReportParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    """One self-contained page, or the same figures for paper, spreadsheets and programs.
+
+    Equal records, prices and policies give equal bytes; the ETag is their SHA-256."""
+    form = RENDERINGS[asked.format]
+    span = statement_span(asked, deps)
+    if form.charges and span.month is None:
+        raise invalid("format", f"{asked.format} is of a calendar month of {deps.settings.timezone}: give a month")
+    team = team_for(principal, asked.team)
+
+    def make() -> bytes:
+        check_teams(deps, principal, () if team is None else (team,))
+        found = report_model.report(
+            deps.ledger, deps.books, span.start_ms, span.end_ms, span.timezone, month=span.month, team=team,
+            issuer=deps.settings.issuer if form.charges else None,
+        )  # fmt: skip
+        return form.render(found)
+
+    name = "" if form.inline else file_name(form.extension, asked.month, team)
+    return tagged(request, await asyncio.to_thread(make), form.media_type, name)
+
+
+period_router = APIRouter(tags=["periods"])
+InPath = Annotated[MonthText, Path(description="A calendar month: 2026-10.")]
+
+
+class Close(Model):
+    """acknowledge: kinds of objections that shall not stand against closing; they need a reason."""
+
+    reason: str = Field(default="", max_length=1000)
+    acknowledge: tuple[Objecting, ...] = ()
+
+
+class Because(Model):
+    reason: str = Field(default="", max_length=1000)
+
+
+_CLOSE = TypeAdapter(Close)
+_BECAUSE = TypeAdapter(Because)
+_REFUSALS = refuses(
+    "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
+)
+
+
+@period_router.get("/v1/periods", summary="All months that are closed, and those that wait", responses=refuses())
+async def list_periods(deps: Given, _: Reading) -> list[Period]:
+    """Oldest first, from the first closed one, or the first there is anything of; the current month is the last."""
+
+    def read() -> list[Period]:
+        books, now = deps.books.books(), deps.clock.wall_ms()
+        current = Month.of(now, deps.settings.zone)
+        known = [Month.parse(closed.month) for closed in books.closed]
+        waiting = known[-1].next if known else Month.of(min(now, deps.ledger.extent()[0] or now), deps.settings.zone)
+        while waiting <= current:
+            known.append(waiting)
+            waiting = waiting.next
+        return [_period(deps, month, books) for month in known]
+
+    return await asyncio.to_thread(read)
+
+
+@period_router.get("/v1/periods/{month}", summary="One month, with what speaks against closing it", responses=_REFUSALS)
+async def read_period(month: InPath, deps: Given, _: Reading) -> Period:
+    return await asyncio.to_thread(_with_objections, deps, Month.parse(month))
+
+
+@period_router.post(
+    "/v1/periods/{month}/close",
+    summary="Close a month",
+    openapi_extra={"requestBody": inline_body(Close)},
+    responses=_REFUSALS,
+)
+async def close(month: InPath, request: Request, deps: Given, principal: Administering) -> Period:
+    """Its statement never changes again; what comes later is corrected in the next month."""
+    asked = await read_model(deps.intake, request, _CLOSE)
+    await asyncio.to_thread(deps.books.close, Month.parse(month), principal.name, asked.reason, asked.acknowledge)
+    return await asyncio.to_thread(_with_objections, deps, Month.parse(month))
+
+
+@period_router.post(
+    "/v1/periods/{month}/reopen",
+    summary="Open the newest closed month again",
+    openapi_extra={"requestBody": inline_body(Because)},
+    responses=_REFUSALS,
+)
+async def reopen(month: InPath, request: Request, deps: Given, principal: Administering) -> Period:
+    """Only before it is published, and with a reason."""
+    asked = await read_model(deps.intake, request, _BECAUSE)
+    await asyncio.to_thread(deps.books.reopen, Month.parse(month), principal.name, asked.reason)
+    return await asyncio.to_thread(_with_objections, deps, Month.parse(month))
+
+
+@period_router.post(
+    "/v1/periods/{month}/publish",
+    summary="Publish a closed month",
+    openapi_extra={"requestBody": inline_body(Because)},
+    responses=_REFUSALS,
+)
+async def publish(month: InPath, request: Request, deps: Given, principal: Administering) -> Period:
+    """It cannot be opened again."""
+    asked = await read_model(deps.intake, request, _BECAUSE)
+    await asyncio.to_thread(deps.books.publish, Month.parse(month), principal.name, asked.reason)
+    return await asyncio.to_thread(_with_objections, deps, Month.parse(month))
+
+
+def _period(deps: Deps, month: Month, books: Books) -> Period:
+    start, end = month.span(deps.settings.zone)
+    closed = books.of(str(month))
+    return Period(
+        month=str(month),
+        start_ms=start,
+        end_ms=end,
+        status=deps.books.status(month, books),
+        hash=closed.hash if closed else None,
+        closed_ms=closed.at_ms if closed else None,
+        closed_by=closed.who if closed else None,
+    )
+
+
+def _with_objections(deps: Deps, month: Month) -> Period:
+    standing = tuple(ObjectionLine(kind=found.kind, text=found.text) for found in deps.books.standing(month))
+    return _period(deps, month, deps.books.books()).model_copy(update={"objections": standing})

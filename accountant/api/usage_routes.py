@@ -1,0 +1,465 @@
+"""Answers usage, cost, windows, waits, budgets and jobs.
+
+What a window is, is accountant.core.window_decay' word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Literal
+from zoneinfo import ZoneInfo
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import Field, TypeAdapter, ValidationError
+
+from accountant.api import question_cost
+from accountant.api.authorization import Progressing, Reading, of_everyone, teams_asked
+from accountant.api.dependencies import Deps, Given, Moment
+from accountant.api.known_names import check_teams, nearest_jobs
+from accountant.api.middleware import read_model
+from accountant.api.problems import Refusal, inline_body, refuses
+from accountant.api.problems import reason as first_reason
+from accountant.api.query_parameters import (
+    GroupedParams,
+    Instant,
+    Page,
+    Params,
+    SpanParams,
+    UsageParams,
+    check_cost,
+    instant,
+    invalid,
+    open_page,
+)
+from accountant.api.question_cost import JOBS_WIDTH
+from accountant.billing import job_costs as asking
+from accountant.billing.budget_forecast import states
+from accountant.billing.costs import cost
+from accountant.billing.idle_breakdown import broken_down
+from accountant.billing.queue_waits import Spread, Waited, spread, waited
+from accountant.core import periods
+from accountant.core.near_names import shown
+from accountant.core.periods import Month
+from accountant.core.window_decay import bounds
+from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
+from accountant.reports.freshness import age_note
+from accountant.wire.policy_models import Measure, UsageWindow, WindowKind, WindowSpec
+from accountant.wire.usage_models import (
+    BudgetState,
+    CostAnswer,
+    Dimension,
+    JobAnswer,
+    JobsAnswer,
+    JobState,
+    UsageAnswer,
+    coverage,
+)
+from gputally.base.money import exact_sum
+from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
+from gputally.server.config_models import Duration, Model
+from gputally.server.tokens_and_grants import Principal
+
+query_router = APIRouter(tags=["figures"])
+Grouped = Annotated[GroupedParams, Query()]
+Broken = Annotated[UsageParams, Query()]
+REFUSALS = refuses("bad-page", "not-found", "page-gone", "invalid-parameter", "ledger-unavailable")
+
+
+@query_router.get("/v1/usage", summary="GPU time by account and group", responses=REFUSALS)
+async def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
+    """GPU-microseconds of every account per group; over all groups they add up to the capacity. Pages that follow from
+    one another are of one answer and add up to it, whatever is booked meanwhile; `coverage` is that of all pages."""
+    page, where, zone, note = _opened("usage", asked, deps, principal, asked.breakdown)
+
+    def find() -> UsageAnswer:
+        span = page.start_ms, page.end_ms
+        check_teams(deps, principal, asked.where_team)
+        check_cost(deps.ledger, deps.settings.limits, *span, len(asked.by), asked.where_cluster)
+        with deps.ledger.moment(*span) as moment:
+            lines = moment.usage(*span, asked.by, where, zone)
+            # Of all lines together it is the same whatever they are grouped by; some of them tell too little.
+            covered = moment.coverage(*span) if where else coverage(lines)
+            if asked.breakdown:
+                lines = broken_down(moment, lines, *span, asked.by, where, zone)
+        lines = sorted(lines, key=lambda line: tuple(line.key[dimension] for dimension in asked.by))
+        return UsageAnswer(
+            start_ms=page.start_ms, end_ms=page.end_ms, by=asked.by, lines=tuple(lines), coverage=covered, note=note
+        )
+
+    return await asyncio.to_thread(deps.kept.turn, page, deps.page_lines(asked.limit), find)
+
+
+@query_router.get("/v1/cost", summary="Exact cost by group", responses=REFUSALS)
+async def costs(asked: Grouped, deps: Given, principal: Reading) -> CostAnswer:
+    """Billed GPU time and its cost per group. Pages that follow from one another are of one answer and add up to its
+    `total`, which every page shows, whatever is booked or priced anew meanwhile. Unpriced time is never zero: where
+    some of a group has no price its cost is null, and `unpriced_gpu_us` says how much."""
+    page, where, zone, note = _opened("cost", asked, deps, principal)
+
+    def find() -> CostAnswer:
+        span = page.start_ms, page.end_ms
+        check_teams(deps, principal, asked.where_team)
+        check_cost(deps.ledger, deps.settings.limits, *span, len(asked.by), asked.where_cluster)
+        with deps.ledger.moment(*span) as moment:
+            found = cost(moment, deps.book(), *span, asked.by, where, zone)
+        return found.model_copy(update={"note": note})
+
+    return await asyncio.to_thread(deps.kept.turn, page, deps.page_lines(asked.limit), find)
+
+
+def _opened(
+    address: str, asked: GroupedParams, deps: Deps, principal: Principal, *more: object
+) -> tuple[Page, Mapping[Dimension, tuple[str, ...]], str, str]:
+    """The page, the filters, the time zone, and the note of the answer. Raises Refusal."""
+    now, limits, newest = deps.clock.wall_ms(), deps.settings.limits, deps.newest_ms()
+    start, end, zone = asked.span(now, deps.settings.timezone, limits, newest)
+    where = dict(asked.where)
+    where |= teams_asked(principal, where.get("team", ()))
+    question = [address, asked.start, asked.end, zone, asked.by, sorted(where.items()), *more]
+    page = open_page(question, start, end, now, asked.page, span_days=limits.span_days)
+    return page, where, zone, asked.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note())
+
+
+window_router = APIRouter(tags=["figures"])
+
+
+class WindowParams(Params):
+    kind: WindowKind = Field(default="sliding", description="Since when (docs/windows.md).")
+    size: Duration = Field(default=604_800, gt=0, description="Seconds, or 7d, 12h, 1h30m.")
+    start: Instant = None
+    cron: str | None = Field(default=None, max_length=100, description="minute hour day month weekday: 0 0 * * 1")
+    half_life: Duration | None = Field(default=None, gt=0, description="Age at which usage counts half.")
+    decay: Literal["exact", "slurm"] = Field(default="exact", description="The integral, or what Slurm makes of it.")
+    calc_period: Duration = Field(default=300, gt=0, le=900, description="Of decay slurm: PriorityCalcPeriod.")
+    measure: Measure = Field(default="allocated", description="What is added up.")
+    gpu_weight: tuple[str, ...] = Field(
+        default=(),
+        max_length=100,
+        description="MODEL:WEIGHT (repeatable): how much its time counts; others 1.",
+    )
+    shard: str | None = Field(default=None, max_length=253, description="Of the nodes of this scheduling shard alone.")
+    cluster: str | None = Field(
+        default=None, min_length=1, max_length=253, description="Of the GPUs of this cluster alone; all without it."
+    )
+    by: Literal["queue"] = Field(default="queue", description="One figure for each.")
+    at: Instant = None
+    min_coverage: float = Field(default=0.98, ge=0, le=1, description="For the watermark.")
+
+
+@window_router.get(
+    "/v1/windows",
+    summary="Usage per queue over a window",
+    responses=refuses("invalid-parameter", "unsupported-question"),
+)
+async def window(asked: Annotated[WindowParams, Query()], deps: Given, principal: Reading) -> UsageWindow:
+    """sliding: the last `size` seconds. tumbling: since the last boundary, a multiple of `size` after or before
+    `start` (1970 without it). cron: since the expression last fired. calendar: since the beginning of the month.
+    All end at `at` (default now); the caller decides whether watermark and coverage are good enough. A cost is that
+    of allocated time at the price book's rows, before commitments; time without a price is not covered."""
+    of_everyone(principal)
+    zone = periods.zone(deps.settings.timezone)
+    at = deps.clock.wall_ms() if asked.at is None else instant("at", asked.at, zone)
+    start = None if asked.start is None else instant("start", asked.start, zone)
+    try:
+        spec = WindowSpec(
+            kind=asked.kind,
+            size=asked.size,
+            half_life=asked.half_life,
+            start=None if start is None else datetime.fromtimestamp(start / MS_PER_SECOND, UTC),
+            cron=asked.cron,
+            decay=asked.decay,
+            calc_period=asked.calc_period,
+            gpu_weights=_weights(asked.gpu_weight),
+        )
+    except ValidationError as error:
+        raise invalid("kind", first_reason(error.errors()[0])) from error
+    begin, _ = bounds(spec, at, zone)
+    if at - begin > deps.settings.limits.span_days * MS_PER_DAY:
+        raise invalid("size", f"longer than {deps.settings.limits.span_days} days")
+    await asyncio.to_thread(_check_cost, deps, spec, begin, at, asked.cluster)
+    return await asyncio.to_thread(
+        deps.ledger.window, spec, at, asked.measure, asked.min_coverage,
+        book=deps.book(), shard=asked.shard, cluster=asked.cluster,
+    )  # fmt: skip
+
+
+def _check_cost(deps: Deps, spec: WindowSpec, begin_ms: int, at_ms: int, cluster: str | None) -> None:
+    """Before anything is added up: what the window has to add up, unless the controller needs it. Raises Refusal."""
+    most = deps.settings.limits.window_gpu_hours
+    reason = question_cost.refusal(deps.ledger, most, begin_ms, at_ms, clusters=() if cluster is None else (cluster,))
+    if not reason:
+        return
+    if any(version.policy.window == spec for version in deps.ledger.policies(at_ms, at_ms + 1)):
+        return
+    raise invalid("size", f"the window has {reason}, or for the window of the policy in force")
+
+
+def _weights(given: Sequence[str]) -> dict[str, Decimal]:
+    found: dict[str, Decimal] = {}
+    for text in given:
+        model, colon, weight = text.rpartition(":")
+        try:
+            found[model] = Decimal(weight)
+        except InvalidOperation:
+            colon = ""
+        if not colon or not model:
+            raise invalid("gpu_weight", f"not a weight: {text[:100]!r} (write for example H100:4)")
+    return found
+
+
+wait_router = APIRouter(tags=["usage"])
+
+
+class WaitSpread(Model):
+    """Seconds. pods: those of which the wait is known."""
+
+    pods: int
+    median: float
+    p95: float
+    longest: float
+
+
+class WaitLine(Model):
+    """queued: created to scheduled. starting: scheduled to the first container. waiting: not scheduled yet;
+    their wait so far is among `queued`."""
+
+    key: str
+    pods: int
+    waiting: int
+    queued: WaitSpread
+    starting: WaitSpread
+
+
+class WaitParams(SpanParams):
+    by: Literal["team", "queue", "namespace"] = Field(default="queue", description="One line for each.")
+    cluster: str | None = Field(
+        default=None, min_length=1, max_length=253, description="Of the pods of this cluster alone; all without it."
+    )
+
+
+@wait_router.get("/v1/waits", summary="How long pods waited", responses=refuses("invalid-parameter"))
+async def waits(asked: Annotated[WaitParams, Query()], deps: Given, principal: Reading) -> list[WaitLine]:
+    """Of the pods that existed in the span; of the caller's teams."""
+    now = deps.clock.wall_ms()
+    start, end, _ = asked.span(now, deps.settings.timezone, deps.settings.limits)
+    check_cost(
+        deps.ledger, deps.settings.limits, start, end, clusters=() if asked.cluster is None else (asked.cluster,)
+    )
+    found = await asyncio.to_thread(deps.ledger.pods, start, end)
+    groups: dict[str, list[Waited]] = defaultdict(list)
+    for pod in found:
+        if (principal.teams is None or pod.team in principal.teams) and asked.cluster in (None, pod.cluster):
+            key = {"team": pod.team, "queue": pod.queue, "namespace": pod.facts.namespace}[asked.by]
+            groups[key].append(waited(pod.facts, min(now, end)))
+    return [
+        WaitLine(
+            key=key,
+            pods=len(group),
+            waiting=sum(one.waiting for one in group),
+            queued=_seconds(spread(one.queued_ms for one in group)),
+            starting=_seconds(spread(one.starting_ms for one in group)),
+        )
+        for key, group in sorted(groups.items())
+    ]
+
+
+def _seconds(found: Spread) -> WaitSpread:
+    return WaitSpread(
+        pods=found.pods,
+        median=found.median_ms / 1000,
+        p95=found.p95_ms / 1000,
+        longest=found.longest_ms / 1000,
+    )
+
+
+budget_router = APIRouter(tags=["figures"])
+
+
+@budget_router.get("/v1/budgets", summary="Budgets and what is spent of them", responses=refuses("ledger-unavailable"))
+async def budgets(deps: Given, principal: Reading) -> list[BudgetState]:
+    """Of the current month, in the policy's order; a caller of some teams sees those teams' budgets only."""
+    now, settings = deps.clock.wall_ms(), deps.settings
+
+    def read() -> list[BudgetState]:
+        policies = deps.ledger.policies(now, now + 1)
+        if not policies:
+            return []
+        month = Month.of(now, settings.zone)
+        return states(deps.ledger, deps.book(), policies[-1].policy, month, now, settings.timezone)
+
+    found = await asyncio.to_thread(read)
+    return [state for state in found if principal.teams is None or state.team in principal.teams]
+
+
+job_router = APIRouter(tags=["jobs"])
+MOST_REPORTS = 1_000
+"""Of one request."""
+Id = Annotated[
+    str, Path(max_length=4_096, description="CLUSTER~NAMESPACE~KIND~NAME, as GET /v1/jobs writes it (`id`).")
+]
+
+
+class JobsParams(SpanParams):
+    """A list of jobs, filtered and paged."""
+
+    state: JobState | None = Field(default=None, description="Only these.")
+    team: tuple[str, ...] = Field(default=(), description="Only what these teams pay.")
+    namespace: tuple[str, ...] = Field(default=(), description="Only of these namespaces.")
+    user: tuple[str, ...] = Field(default=(), description="Only what these users ran.")
+    page: str | None = Field(default=None, max_length=4096, description="`next_page` of the answer before.")
+    limit: int = Field(default=1_000, ge=1, description="Jobs of one page.")
+
+
+class JobParams(SpanParams):
+    """start defaults to the beginning of the job, end to now."""
+
+
+class EpochEnded(Model):
+    """An epoch that the job ended. at: when; the moment of the request without it."""
+
+    epoch: int = Field(ge=0, le=HIGHEST_EPOCH)
+    at: Instant = None
+
+
+class Reported(Model):
+    """recorded: reports that said something new. known: those that repeated what was there."""
+
+    recorded: int
+    known: int
+
+
+_REPORTS = TypeAdapter(Annotated[tuple[EpochEnded, ...], Field(min_length=1, max_length=MOST_REPORTS)])
+
+
+@job_router.get(
+    "/v1/jobs",
+    summary="Jobs and what they cost",
+    responses=refuses("bad-page", "not-found", "page-gone", "invalid-parameter"),
+)
+async def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: Reading) -> JobsAnswer:
+    """Jobs that held GPUs or had pods in the span, with what they did and cost in it; of the caller's teams. Pages that
+    follow from one another are of one answer and add up to its `total_cost`, which every page shows, whatever is booked
+    or priced anew meanwhile."""
+    now, limits, newest = deps.clock.wall_ms(), deps.settings.limits, deps.newest_ms()
+    start, end, zone = asked.span(now, deps.settings.timezone, limits, newest)
+    where = teams_asked(principal, asked.team)
+    where |= {name: values for name in ("namespace", "user") if (values := getattr(asked, name))}
+    question = ["jobs", asked.start, asked.end, zone, asked.state, sorted(where.items())]
+    page = open_page(question, start, end, now, asked.page, span_days=limits.span_days)
+    note = asked.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note()) or age_note(newest, page.at_ms)
+
+    def find() -> JobsAnswer:
+        check_teams(deps, principal, asked.team)
+        check_cost(deps.ledger, limits, page.start_ms, page.end_ms, JOBS_WIDTH)
+        book = deps.book()
+        with deps.ledger.moment(page.start_ms, page.end_ms) as moment:
+            every = asking.jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone)
+        found = tuple(one for one in every if asked.state in (None, one.state))
+        costs = [one.cost for one in found]
+        known = [cost for cost in costs if cost is not None]
+        return JobsAnswer(
+            start_ms=page.start_ms,
+            end_ms=page.end_ms,
+            currency=book.currency if book else None,
+            price_book_version=book.version if book else "",
+            jobs=found,
+            total_gpu_us=sum(one.accounts_gpu_us.allocated for one in found),
+            total_cost=exact_sum(known) if len(known) == len(costs) else None,
+            note=note,
+        )
+
+    return await asyncio.to_thread(deps.kept.turn, page, deps.page_lines(asked.limit), find)
+
+
+@job_router.get(
+    "/v1/jobs/{id}",
+    summary="One job, by price and by epoch",
+    responses=refuses("invalid-parameter", "not-found"),
+)
+async def one(id: Id, asked: Annotated[JobParams, Query()], deps: Given, principal: Reading) -> JobAnswer:
+    """From its beginning until now, or the span asked for. Epochs, with what followed the last one, add up to the
+    job's cost exactly."""
+    key, where = _key(id), teams_asked(principal, ())
+    now = deps.clock.wall_ms()
+    name = asked.timezone or deps.settings.timezone
+    zone = periods.zone(name)
+    start = None if asked.start is None else instant("start", asked.start, zone)
+    end = now if asked.end is None else instant("end", asked.end, zone)
+    _bounded(start, end, deps)
+
+    def read() -> JobAnswer | None:
+        with deps.ledger.moment(start or 0, end) as moment:
+            return asking.job(moment, deps.book(), key, (start, end), now, where or None, name)
+
+    found = await asyncio.to_thread(read)
+    if found is None:
+        near = await asyncio.to_thread(nearest_jobs, deps, principal, key)
+        told = f"no job {shown(id)} held a GPU or had pods in that time, for this caller{near}"
+        raise Refusal("not-found", told)
+    return found
+
+
+@job_router.post(
+    "/v1/jobs/{id}/progress",
+    summary="A job ended epochs",
+    openapi_extra={"requestBody": inline_body(EpochEnded, at_most=MOST_REPORTS)},
+    responses=refuses(
+        "malformed-body", "too-large", "invalid-body", "invalid-parameter", "not-found", "too-many-epochs",
+        "ledger-unavailable",
+    ),
+)  # fmt: skip
+async def progress(id: Id, request: Request, deps: Given, principal: Progressing) -> Reported:
+    """Idempotent by job and epoch: of several reports the earliest instant counts, in whatever order they come.
+    A job that the ledger has not heard of yet is not found; report again later."""
+    key = _key(id)
+    told = await read_model(deps.intake, request, _REPORTS)
+    now, zone = deps.clock.wall_ms(), periods.zone(deps.settings.timezone)
+    reports = [EpochReport(key, one.epoch, _ended(one, now, zone), principal.name) for one in told]
+    return await asyncio.to_thread(_record, deps, principal, key, reports, now)
+
+
+def _record(deps: Deps, principal: Principal, key: JobKey, reports: list[EpochReport], now_ms: int) -> Reported:
+    with deps.ledger.moment() as moment:
+        _may_report(deps, moment, principal, key)
+        known = {one.epoch for one in moment.epochs({key})}
+    if len(known | {one.epoch for one in reports}) > MOST_EPOCHS:
+        raise Refusal("too-many-epochs", f"a job has at most {MOST_EPOCHS} epochs: report every tenth of them")
+    new = deps.ledger.report_epochs(reports, now_ms)
+    return Reported(recorded=new, known=len(reports) - new)
+
+
+def _may_report(deps: Deps, moment: Moment, principal: Principal, key: JobKey) -> None:
+    """A pod reports for its own job, a team's token for jobs that the team pays. Raises Refusal."""
+    if principal.pod is not None and principal.cluster is not None:
+        if deps.ledger.job_of(principal.cluster, principal.pod) != key:
+            raise Refusal("forbidden", f"{principal.name!r} may report the progress of its own job only")
+        return
+    held = moment.extents({key}).get(key)
+    if held is not None and principal.teams is not None:
+        paid = moment.usage_between(held, ("team",), asking.alone(key))[0]
+        held = held if {line.key["team"] for line in paid} & principal.teams else None
+    if held is None:
+        raise Refusal("not-found", f"no job {key.id[:200]!r} has held a GPU yet, for this caller")
+
+
+def _key(text: str) -> JobKey:
+    try:
+        return JobKey.parse(text)
+    except ValueError as error:
+        raise invalid("id", str(error)) from error
+
+
+def _ended(one: EpochEnded, now_ms: int, zone: ZoneInfo) -> int:
+    at = now_ms if one.at is None else instant("at", one.at, zone)
+    if at > now_ms:
+        raise invalid("at", f"epoch {one.epoch} ended in the future")
+    return at
+
+
+def _bounded(start_ms: int | None, end_ms: int, deps: Deps) -> None:
+    if start_ms is not None and not 0 < end_ms - start_ms <= deps.settings.limits.span_days * MS_PER_DAY:
+        raise invalid("end", f"a span is between a millisecond and {deps.settings.limits.span_days} days long")

@@ -1,0 +1,323 @@
+"""Prices usage: cuts it where prices change and returns exact charges, as lines or columns.
+
+The span is cut where a price changes (the ledger itself cuts where a policy does); inside a piece every
+GPU has one price or none. Time is added as integers first and priced afterwards, so the answer does not
+depend on how the ledger, or anybody, cut the time. Only commitments are kept by the hour, or the part of one
+that the span has.
+
+Who pays: held time (busy, idle and unknown alike, or hoarding would be free) is billed to its holder;
+unallocated time is priced too and stays in `__idle__`, so that the lines add up to the price of the
+working capacity. Time nobody measured and time that was down is never billed. Billed time without a price is
+listed as unpriced; a sum with unpriced time in it is None, never a smaller number.
+
+It must not round (gputally.base.money does, once), know statements or reports, or keep anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from itertools import pairwise
+from typing import Final, Literal, NamedTuple, TypeVar, cast, get_args
+
+from accountant.billing.billing_rules import by_memory, memory_to_compute
+from accountant.core.claim_overlap import Span
+from accountant.core.periods import hours, zone
+from accountant.ledger.protocols import OF_HOLDERS, Questions
+from accountant.prices.price_book import Committed, Price, PriceBook, cover
+from accountant.wire.usage_models import CostAnswer, CostLine, Dimension
+from gputally.base.money import apportion_gpu_hours, exact_product, exact_sum
+from gputally.base.units import US_PER_MS
+
+K = TypeVar("K", bound=tuple[str, ...])
+
+Capacity = Literal["busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down"]
+Account = Literal[Capacity, "unused_commitment"]
+"""`unused_commitment`: GPU time paid for in advance that no GPU took up; outside the capacity."""
+ACCOUNTS: Final[tuple[Capacity, ...]] = get_args(Capacity)
+"""In the order in which they are shown; they add up to the capacity."""
+LINE_ACCOUNTS: Final[tuple[Account, ...]] = get_args(Account)
+"""Those a statement has lines of: ACCOUNTS, and what stands beside them."""
+ALLOCATED: Final = frozenset[Account](("busy", "allocated_idle", "allocated_unknown"))
+BILLED: Final = ALLOCATED | {"unallocated", "unused_commitment"}
+
+Detail = Literal["", "starting", "gang_waiting", "running_idle", "spread", "reserved"]
+"""What sort of its account a charge is. Of allocated_idle: `starting` (bound, no container running yet),
+`gang_waiting` (running, others of its gang are not), `running_idle`. Of unallocated: `spread` (a share of idle
+capacity), `reserved` (guaranteed quota left unused); "" where nothing is to be said."""
+DETAILS: Final[tuple[Detail, ...]] = get_args(Detail)
+
+UNPRICED: Final = "~unpriced"
+NOT_BILLED: Final = "~not billed"
+"""Buckets beside the price rows, whose ids never begin like that; they sort last."""
+
+PRICED_BY: Final[tuple[Dimension, ...]] = ("gpu_model", "pool", "region", "capacity_type")
+"""What a price may depend on."""
+_MIG: Final[tuple[Dimension, ...]] = ("mig_profile",)
+
+
+class Place(NamedTuple):
+    """PRICED_BY's values of one GPU; "" where not known."""
+
+    gpu_model: str
+    pool: str
+    region: str
+    capacity_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """GPU time of one group in one account at one price. key: the values of the asked dimensions."""
+
+    key: tuple[str, ...]
+    place: Place
+    account: Account
+    gpu_us: int
+    row: Price | None
+    """None: unpriced where the account is billed, else without meaning."""
+    detail: Detail = ""
+
+    @property
+    def billed(self) -> bool:
+        return self.account in BILLED
+
+    @property
+    def unpriced(self) -> bool:
+        return self.billed and self.row is None
+
+    @property
+    def bucket(self) -> str:
+        """Time that is quantified together: a price row, the unpriced, the not billed (sorting last)."""
+        if not self.billed:
+            return NOT_BILLED
+        return self.row.id if self.row else UNPRICED
+
+
+def pieces(book: PriceBook | None, start_ms: int, end_ms: int) -> list[Span]:
+    """The spans of a span in which no price changes, in order."""
+    return list(pairwise((start_ms, *(book.cuts(start_ms, end_ms) if book is not None else ()), end_ms)))
+
+
+def charges(
+    ledger: Questions,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    where: Mapping[Dimension, Collection[str]] | None = None,
+    timezone: str = "UTC",
+) -> list[Charge]:
+    """Every account of every group with its price, over [start_ms, end_ms), sorted; none is empty.
+
+    Their gpu_us add up to the capacity of the span. Without a price book everything is unpriced. What a
+    commitment covers has its rate; for that all the cluster is counted hour by hour, whoever is asked for."""
+    if book is None or not book.commits(start_ms, end_ms):
+        return _at_rows(ledger, book, start_ms, end_ms, by, where, timezone)
+    fine: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *(where or {}), "team", "hour")))
+    wanted = [(fine.index(name), frozenset(values)) for name, values in (where or {}).items()]
+    found: list[Charge] = []
+    for start, end in pieces(book, start_ms, end_ms):
+        of_piece = _at_rows(ledger, book, start, end, fine, None, timezone)
+        lengths = hours(start, end, zone(timezone))
+        found += _at_commitments(of_piece, book.committed(start), lengths, fine.index("hour"), fine.index("team"))
+    return _summed(
+        (charge.key[: len(by)], charge)
+        for charge in found
+        if all(charge.key[place] in values for place, values in wanted)
+    )
+
+
+def _at_commitments(
+    found: Sequence[Charge], commitments: Sequence[Committed], lengths: Mapping[str, int], hour: int, team: int
+) -> list[Charge]:
+    """Charges with what commitments cover of them as charges of its own; hour, team: places in their keys."""
+    left = list(found)
+    done: list[Charge] = []
+    for one in commitments:
+        by_hour: dict[str, list[Charge]] = {}
+        rest: list[Charge] = []
+        for charge in left:
+            takes = charge.billed and one.takes(*charge.place)
+            (by_hour.setdefault(charge.key[hour], []) if takes else rest).append(charge)
+        for name, several in by_hour.items():
+            paid_us = one.commitment.gpus * lengths[name] * US_PER_MS
+            groups = [((c.key[team], c.place, c.account, c.bucket), c.gpu_us) for c in several]
+            for charge, covered in zip(several, cover(paid_us, groups), strict=True):
+                if covered:
+                    done.append(replace(charge, gpu_us=covered, row=one.price))
+                if covered < charge.gpu_us:
+                    rest.append(replace(charge, gpu_us=charge.gpu_us - covered))
+        left = rest
+    return [*done, *left]
+
+
+def _at_rows(
+    ledger: Questions,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    where: Mapping[Dimension, Collection[str]] | None,
+    timezone: str,
+) -> list[Charge]:
+    """The charges as the book's rows price them, commitments aside."""
+    by_slices = book is not None and book.mig_basis == "memory"
+    dimensions = tuple(dict.fromkeys((*by, *PRICED_BY, *_MIG[:by_slices])))
+    with_nobody = not set(where or ()) & OF_HOLDERS
+    rows: dict[str, Price | None] = {"": None}
+    sums: dict[tuple[tuple[str, ...], Place, int, str], int] = {}
+    for start, end in pieces(book, start_ms, end_ms):
+        lines = ledger.usage(start, end, dimensions, where, timezone)
+        prices: dict[Place, Price | None] = {}
+        for line in by_memory(lines, PRICED_BY, with_nobody=with_nobody) if by_slices else lines:
+            place = Place(*(line.key[name] for name in PRICED_BY))
+            if place not in prices:
+                prices[place] = book.unit_price(place.gpu_model, start, *place[1:]) if book else None
+            row = prices[place]
+            if by_slices and memory_to_compute(line.key["mig_profile"], place.gpu_model) is None:
+                row = None  # nobody can say which part of the GPU this instance has
+            row_id = row.id if row else ""
+            rows[row_id] = row
+            key = tuple(line.key[name] for name in by)
+            for order, account in enumerate(ACCOUNTS):
+                gpu_us = getattr(line.accounts_gpu_us, account)
+                if gpu_us:
+                    group = (key, place, order, row_id if account in BILLED else "")
+                    sums[group] = sums.get(group, 0) + gpu_us
+        if book is not None and book.billing.shared_gpus == "busy":
+            for moved in ledger.lent(start, end, tuple(dict.fromkeys((*dimensions, *(where or {})))), timezone):
+                if any(moved.key[name] not in values for name, values in (where or {}).items()):
+                    continue
+                place = Place(*(moved.key[name] for name in PRICED_BY))
+                row = book.unit_price(place.gpu_model, start, *place[1:])
+                order = ACCOUNTS.index(cast(Capacity, moved.account))
+                group = (tuple(moved.key[name] for name in by), place, order, row.id if row else "")
+                sums[group] = sums.get(group, 0) + moved.gpu_us
+    return [
+        Charge(key, place, ACCOUNTS[order], sums[key, place, order, row_id], rows[row_id])
+        for key, place, order, row_id in sorted(sums)
+        if sums[key, place, order, row_id]
+    ]
+
+
+def regrouped(found: Iterable[Charge], by: Sequence[Dimension], coarser: Sequence[Dimension]) -> list[Charge]:
+    """Charges by `by` as charges by `coarser`, all of which are in it: what asking for those finds, without asking,
+    where nothing is committed (a commitment covers group by group)."""
+    places = [by.index(name) for name in coarser]
+    return _summed((tuple([charge.key[place] for place in places]), charge) for charge in found)
+
+
+def merged(found: Iterable[Charge]) -> list[Charge]:
+    """Equal charges as one, sorted by key, place, account, detail and price row."""
+    return _summed((charge.key, charge) for charge in found)
+
+
+def _summed(found: Iterable[tuple[tuple[str, ...], Charge]]) -> list[Charge]:
+    """`merged`, of charges under other keys than their own."""
+    sums: dict[tuple[tuple[str, ...], Place, int, int, str], int] = {}
+    rows: dict[tuple[tuple[str, ...], Place, int, int, str], Price | None] = {}
+    for key, charge in found:
+        row = charge.row.id if charge.row else ""
+        at = key, charge.place, LINE_ACCOUNTS.index(charge.account), DETAILS.index(charge.detail), row
+        sums[at] = sums.get(at, 0) + charge.gpu_us
+        rows[at] = charge.row
+    return [Charge(at[0], at[1], LINE_ACCOUNTS[at[2]], sums[at], rows[at], DETAILS[at[3]]) for at in sorted(sums)]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The time of one group at one price. unit_price None: unpriced, or not billed."""
+
+    gpu_us: int
+    gpu_hours: Decimal
+    unit_price: Decimal | None
+    billed: bool
+
+    @property
+    def cost(self) -> Decimal | None:
+        """unit_price × gpu_hours, exactly; 0 where not billed; None where unpriced."""
+        if not self.billed:
+            return Decimal(0)
+        return None if self.unit_price is None else exact_product(self.unit_price, self.gpu_hours)
+
+
+def quantify(items: Iterable[tuple[K, Charge]]) -> dict[K, list[Part]]:
+    """GPU-hours with nine decimals per group and price, groups in order; an item pairs a charge with its group.
+
+    All quantities add up to the total, which is rounded once. It is apportioned to the price rows first
+    and then within each row to the groups, so over one set of charges the cost of a row, and the
+    total cost, are the same however the charges are grouped."""
+    buckets: dict[str, dict[K, int]] = {}
+    prices: dict[str, Decimal | None] = {}
+    for group, charge in items:
+        lines = buckets.setdefault(charge.bucket, {})
+        lines[group] = lines.get(group, 0) + charge.gpu_us
+        prices[charge.bucket] = charge.row.price if charge.billed and charge.row else None
+    ordered = {bucket: dict(sorted(lines.items())) for bucket, lines in sorted(buckets.items())}
+    parts: dict[K, list[Part]] = {group: [] for group in sorted({g for lines in ordered.values() for g in lines})}
+    for bucket, shares in apportion_gpu_hours(ordered).items():
+        for group, quantity in shares.items():
+            parts[group].append(Part(ordered[bucket][group], quantity, prices[bucket], bucket != NOT_BILLED))
+    return parts
+
+
+def total_cost(parts: Collection[Part]) -> Decimal | None:
+    """Exact sum; None as soon as one part is unpriced."""
+    costs = [part.cost for part in parts]
+    known = [cost for cost in costs if cost is not None]
+    return exact_sum(known) if len(known) == len(costs) else None
+
+
+def coverage(items: Iterable[Charge]) -> float:
+    """Metered share of the capacity without down, as accountant.ledger.protocols.Ledger.coverage tells it."""
+    sums: dict[Account, int] = {}
+    for charge in items:
+        sums[charge.account] = sums.get(charge.account, 0) + charge.gpu_us
+    capacity = sum(sums.values()) - sums.get("down", 0)
+    return (capacity - sums.get("unmetered", 0)) / capacity if capacity else 1.0
+
+
+def unpriced_us(parts: Iterable[Part]) -> int:
+    """Billed GPU-µs that have no price."""
+    return sum(part.gpu_us for part in parts if part.cost is None)
+
+
+def cost(
+    ledger: Questions,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    where: Mapping[Dimension, Collection[str]] | None = None,
+    timezone: str = "UTC",
+) -> CostAnswer:
+    """Billed time and its exact cost per group over [start_ms, end_ms): all groups, sorted by key.
+
+    Lines add up to `total`, which does not depend on `by`."""
+    found = charges(ledger, book, start_ms, end_ms, by, where, timezone)
+    groups = {
+        key: billed
+        for key, parts in quantify((charge.key, charge) for charge in found).items()
+        if (billed := [part for part in parts if part.billed])
+    }
+    lines = tuple(
+        CostLine(
+            key=dict(zip(by, key, strict=True)),
+            gpu_us=sum(part.gpu_us for part in parts),
+            cost=total_cost(parts),
+            unpriced_gpu_us=unpriced_us(parts),
+        )
+        for key, parts in groups.items()
+    )
+    known = [line.cost for line in lines if line.cost is not None]
+    return CostAnswer(
+        start_ms=start_ms,
+        end_ms=end_ms,
+        by=tuple(by),
+        currency=book.currency if book else None,
+        price_book_version=book.version if book else "",
+        lines=lines,
+        total=exact_sum(known) if len(known) == len(lines) else None,
+        unpriced_gpu_us=sum(line.unpriced_gpu_us for line in lines),
+    )

@@ -1,0 +1,172 @@
+"""Breaks idle time down into starting, gang waiting, running idle and unused guarantees.
+
+`starting`, `gang_waiting` and `running_idle` add up to a line's `allocated_idle`. `reserved_unused` is a memo on the
+line of the queue (or team) whose guarantee it was: the part of the unallocated time of an hour that it could have
+had, by the policy in force. Of one hour no more is reserved than was unallocated, over all lines together. Asked for
+by name, because both look at more than the sums. Asks the ledger; the rules are accountant.billing.idle_breakdown' and
+guarantees'.
+
+A pod holds its GPU from the moment it is bound. Until its first container runs it is `starting`; while it runs
+but members of its gang that existed by then do not, it is `gang_waiting`; from then on what it leaves idle is
+`running_idle`. A member that replaces another later makes nobody wait. What nobody reported is not guessed:
+without a start, a pod is `starting` only as long as it was seen bound and not running. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Literal, NamedTuple
+
+from accountant.billing.quota_usage import reserve, unused_by_queue
+from accountant.core.periods import zone
+from accountant.ledger.protocols import OF_HOLDERS, Questions
+from accountant.wire.usage_models import Dimension, UsageLine
+
+Where = Mapping[Dimension, Collection[str]]
+Key = tuple[str, ...]
+
+
+def broken_down(
+    ledger: Questions,
+    lines: Iterable[UsageLine],
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    where: Where,
+    timezone: str,
+) -> list[UsageLine]:
+    """The lines of `ledger.usage` for the same question with their breakdown, sorted by key; further lines for
+    queues that had a guarantee and held nothing."""
+    known = {_key(by, line.key): line for line in lines}
+    starting: dict[Key, int] = {}
+    gang_waiting: dict[Key, int] = {}
+    dimensions = tuple(dict.fromkeys((*by, *where)))
+    for phase in ledger.idle_phases(start_ms, end_ms, dimensions, timezone):
+        if _asked(phase.key, where):
+            key = _key(by, phase.key)
+            starting[key] = starting.get(key, 0) + phase.starting_us
+            gang_waiting[key] = gang_waiting.get(key, 0) + phase.gang_waiting_us
+    reserved: dict[Key, int] = {}
+    for names, gpu_us in _reserved(ledger, start_ms, end_ms, dimensions, timezone):
+        if _asked(names, where):
+            key = _key(by, names)
+            reserved[key] = reserved.get(key, 0) + gpu_us
+    found = []
+    for key in sorted(known.keys() | reserved.keys()):
+        line = known.get(key) or UsageLine(key=dict(zip(by, key, strict=True)))
+        early, waiting = starting.get(key, 0), gang_waiting.get(key, 0)
+        found.append(
+            line.model_copy(
+                update={
+                    "starting_us": early,
+                    "gang_waiting_us": waiting,
+                    "running_idle_us": line.accounts_gpu_us.allocated_idle - early - waiting,
+                    "reserved_unused_us": reserved.get(key, 0),
+                }
+            )
+        )
+    return found
+
+
+def _reserved(
+    ledger: Questions, start_ms: int, end_ms: int, dimensions: Sequence[Dimension], timezone: str
+) -> Iterable[tuple[dict[str, str], int]]:
+    """Names of the dimensions and GPU-µs: the queue's own, and those of the unallocated GPUs."""
+    policies = ledger.policies(start_ms, end_ms)
+    if not any(queue.deserved > 0 for version in policies for queue in version.policy.queues):
+        return
+    hourly = ledger.usage(start_ms, end_ms, ("queue", "hour"), None, timezone)
+    unused, teams = unused_by_queue(policies, hourly, start_ms, end_ms, zone(timezone))
+    of_gpus: tuple[Dimension, ...] = tuple(
+        dict.fromkeys(("hour", *(name for name in dimensions if name not in OF_HOLDERS)))
+    )
+    free: dict[str, dict[Key, int]] = {}
+    for line in ledger.usage(start_ms, end_ms, of_gpus, None, timezone):
+        if line.accounts_gpu_us.unallocated:
+            kind = _key(of_gpus, line.key)
+            free.setdefault(line.key["hour"], {})[kind] = line.accounts_gpu_us.unallocated
+    for hour in sorted(free):
+        for (kind, queue), gpu_us in reserve(free[hour], dict(sorted(unused.get(hour, {}).items()))).items():
+            names: dict[str, str] = dict.fromkeys(dimensions, "")
+            yield {**names, **dict(zip(of_gpus, kind, strict=True)), "queue": queue, "team": teams[queue]}, gpu_us
+
+
+def _asked(names: Mapping[str, str], where: Where) -> bool:
+    return all(names[name] in values for name, values in where.items())
+
+
+def _key(by: Sequence[Dimension], names: Mapping[str, str]) -> Key:
+    return tuple(names[name] for name in by)
+
+
+Phase = Literal["starting", "gang_waiting"]
+GANGS = frozenset(
+    {
+        "PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "PaddleJob", "JAXJob", "TrainJob", "JobSet", "LeaderWorkerSet",
+        "RayJob", "RayCluster", "PodGroup",
+    }
+)  # fmt: skip
+"""Kinds of workload whose pods begin together, or wait for each other."""
+_BEGINNING = 0
+
+
+class Launch(NamedTuple):
+    """When a holder's pod began. gang: what ties its members together, "" for a pod alone.
+
+    observed_ms: of the newest report. Instants that nobody reported are None."""
+
+    holder: int
+    gang: str
+    created_ms: int | None
+    scheduled_ms: int | None
+    started_ms: int | None
+    observed_ms: int
+
+
+class PhaseSpan(NamedTuple):
+    """[start_ms, end_ms) of one holder; what it left idle then belongs to `phase`."""
+
+    holder: int
+    phase: Phase
+    start_ms: int
+    end_ms: int
+
+
+def in_gangs(workload: str) -> bool:
+    """Whether pods of such a workload (`Kind/name`) begin together."""
+    return workload.partition("/")[0] in GANGS
+
+
+def gang(workload: str, place: str) -> str:
+    """The gang of a pod by its workload (`Kind/name`) and where that lives; "" where its kind has none."""
+    return f"{place}/{workload}" if in_gangs(workload) else ""
+
+
+def phase_spans(launches: Iterable[Launch]) -> list[PhaseSpan]:
+    """Spans of all holders, by holder and time; those of one holder do not overlap."""
+    ordered = sorted(launches, key=attrgetter("holder"))
+    members: dict[str, list[Launch]] = {}
+    for launch in ordered:
+        if launch.gang:
+            members.setdefault(launch.gang, []).append(launch)
+    found = []
+    for launch in ordered:
+        running = launch.started_ms
+        if running is None:
+            if launch.scheduled_ms is not None:
+                found.append(PhaseSpan(launch.holder, "starting", _BEGINNING, launch.observed_ms))
+            continue
+        found.append(PhaseSpan(launch.holder, "starting", _BEGINNING, running))
+        if launch.gang:
+            until = max(_there(other, running) for other in members[launch.gang])
+            if until > running:
+                found.append(PhaseSpan(launch.holder, "gang_waiting", running, until))
+    return found
+
+
+def _there(other: Launch, running_ms: int) -> int:
+    """Until when somebody who runs since then waits for another member."""
+    if other.created_ms is None or other.created_ms > running_ms:
+        return running_ms
+    return other.started_ms if other.started_ms is not None else other.observed_ms

@@ -1,0 +1,417 @@
+"""Computes what jobs and their epochs cost.
+
+A job's time is what its holders held; its price is that of the price book, commitments included. Each job is
+quantified by itself (gputally.base.money), so its cost does not depend on which others were asked for. Whom billing
+policy lets pay for start-up or idle capacity is the statement's matter, not the job's.
+
+Asks a snapshot a handful of questions, however many jobs there are; has no clock.
+
+An epoch has the time from the report before it to its own; the first one also has what came before, the start-up
+included; what follows the last report belongs to no epoch yet. So reports that come late, or in another order, move
+time between epochs, and epochs and rest always add up to the job.
+
+Charges are made by the hour, as the ledger and the price book make them for anybody, and only then divided, in
+proportion to the GPU time the job held in each stretch of the hour: where one price holds in an hour that is the
+stretch's own time to the microsecond, and where commitments or shared GPUs mix prices nothing is lost either.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from fractions import Fraction
+from itertools import product
+from typing import Final, NamedTuple, Protocol
+
+from accountant.billing.costs import (
+    ALLOCATED,
+    PRICED_BY,
+    Charge,
+    Part,
+    Place,
+    charges,
+    pieces,
+    quantify,
+    total_cost,
+    unpriced_us,
+)
+from accountant.billing.queue_waits import KnownPod, waited
+from accountant.ledger.protocols import EpochReport, JobKey, Questions
+from accountant.prices.price_book import PriceBook
+from accountant.wire.usage_models import Accounts, Dimension, EpochLine, Job, JobAnswer, JobPart, JobState, UsageLine
+from gputally.base.units import US_PER_MS, apportion
+
+
+class Stretch(NamedTuple):
+    """[start_ms, end_ms) of one epoch; None: after the last report."""
+
+    epoch: int | None
+    start_ms: int
+    end_ms: int
+
+
+def stretches(reports: Iterable[EpochReport], start_ms: int, end_ms: int) -> list[Stretch]:
+    """The span cut at the reports inside (start_ms, end_ms], by instant and number; together they are the span.
+
+    Of epochs that ended at the same instant the lowest number has the time."""
+    found: list[Stretch] = []
+    begin = start_ms
+    for at_ms, epoch in sorted((one.at_ms, one.epoch) for one in reports if start_ms < one.at_ms <= end_ms):
+        found.append(Stretch(epoch, begin, at_ms))
+        begin = at_ms
+    if begin < end_ms or not found:
+        found.append(Stretch(None, begin, end_ms))
+    return found
+
+
+Group = tuple[str, Place, str]
+"""Hour, place and account of a charge."""
+
+
+def divided(found: Sequence[Charge], held: Sequence[Sequence[UsageLine]]) -> list[list[Charge]]:
+    """Charges by hour (their key) among stretches. held: the job's usage in each, by hour and PRICED_BY.
+
+    Every charge is given out whole."""
+    weights: dict[Group, list[int]] = defaultdict(lambda: [0] * len(held))
+    in_hour: dict[str, list[int]] = defaultdict(lambda: [0] * len(held))
+    for number, lines in enumerate(held):
+        for line in lines:
+            hour, place = line.key["hour"], Place(*(line.key[name] for name in PRICED_BY))
+            for account in ALLOCATED:
+                gpu_us = getattr(line.accounts_gpu_us, account)
+                weights[hour, place, account][number] += gpu_us
+                in_hour[hour][number] += gpu_us
+    groups: dict[Group, list[Charge]] = {}
+    for charge in found:
+        groups.setdefault((charge.key[0], charge.place, charge.account), []).append(charge)
+    shares: list[list[Charge]] = [[] for _ in held]
+    for group, grouped in groups.items():
+        by = weights[group] if any(weights[group]) else in_hour[group[0]]
+        for into, parts in zip(shares, _dealt(grouped, by), strict=True):
+            into.extend(parts)
+    return shares
+
+
+def _dealt(charges: Sequence[Charge], weights: Sequence[int]) -> list[list[Charge]]:
+    """Charges of one hour, place and account: each stretch its share of all, from what is left of each."""
+    left = [charge.gpu_us for charge in charges]
+    dealt: list[list[Charge]] = []
+    for wanted in apportion(sum(left), weights):
+        taken = apportion(wanted, left) if wanted else [0] * len(left)
+        left = [there - part for there, part in zip(left, taken, strict=True)]
+        dealt.append([replace(charge, gpu_us=part) for charge, part in zip(charges, taken, strict=True) if part])
+    return dealt
+
+
+BY: Final[tuple[Dimension, ...]] = ("cluster", "namespace", "job", "team", "user")
+BURN_MS: Final = 5 * 60_000
+"""Over how long the burn rate is taken …"""
+SETTLE_MS: Final = 2 * 60_000
+"""… and how long before the newest record that ends: agents do not report at the same instant."""
+RATE_PLACES: Final = 6
+Where = Mapping[Dimension, Collection[str]]
+
+
+class EpochQuestions(Questions, Protocol):
+    """What is asked about epochs: accountant.storage.snapshot.Snapshot."""
+
+    def usage_between(
+        self, edges: Sequence[int], by: Sequence[Dimension], where: Where | None = None, timezone: str = "UTC"
+    ) -> list[list[UsageLine]]:
+        """`usage` of each stretch between two neighbouring edges, which ascend."""
+        ...
+
+    def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
+        """That ended in the span."""
+        ...
+
+
+class JobQuestions(EpochQuestions, Protocol):
+    """What is asked about jobs."""
+
+    @property
+    def newest_ms(self) -> int:
+        """End of the newest record."""
+        ...
+
+    def pods(
+        self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
+    ) -> list[KnownPod]:
+        """of: of these jobs alone. waiting: only those of which nobody has told that they were placed, or ended."""
+        ...
+
+    def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
+        """When these jobs held anything, over all time."""
+        ...
+
+    def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]: ...
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the ledger says of one job."""
+
+    charges: list[Charge] = field(default_factory=list)
+    burning: list[Charge] = field(default_factory=list)
+    pods: list[KnownPod] = field(default_factory=list)
+    burnt_ms: tuple[int, int] = (0, 0)
+
+
+def jobs(
+    ledger: JobQuestions,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    now_ms: int,
+    where: Where | None = None,
+    timezone: str = "UTC",
+) -> list[Job]:
+    """Jobs that held GPUs or had pods in [start_ms, end_ms), by cluster, namespace and name. where: of teams,
+    namespaces, users or jobs; what they did for others is not counted."""
+    found = _seen(ledger, book, start_ms, end_ms, where, timezone)
+    held = ledger.extents(found.keys())
+    reports = _by_job(ledger.epochs(found.keys()))
+    return [_job(key, found[key], held.get(key), reports.get(key, ()), min(now_ms, end_ms)) for key in sorted(found)]
+
+
+def job(
+    ledger: JobQuestions,
+    book: PriceBook | None,
+    key: JobKey,
+    span: tuple[int | None, int],
+    now_ms: int,
+    where: Where | None = None,
+    timezone: str = "UTC",
+) -> JobAnswer | None:
+    """One job; a span that begins with None: from its beginning on. None: there is no such job, for whoever asks."""
+    mine: Where = {**(where or {}), **alone(key)}
+    start_ms, end_ms = span
+    held = ledger.extents({key}).get(key)
+    if start_ms is None:
+        start_ms = _beginning(ledger, key, held, end_ms)
+    found = _seen(ledger, book, start_ms, end_ms, mine, timezone, held[1] if held else 0).get(key)
+    if found is None:
+        return None
+    reports = ledger.epochs({key})
+    edges, lines = epoch_lines(ledger, book, reports, (start_ms, end_ms), mine, timezone) if reports else ([], [])
+    of_kinds = quantify(((c.place.gpu_model, c.place.capacity_type), c) for c in found.charges)
+    return JobAnswer(
+        start_ms=start_ms,
+        end_ms=end_ms,
+        currency=book.currency if book else None,
+        price_book_version=book.version if book else "",
+        job=_job(key, found, held, reports, min(now_ms, end_ms)),
+        parts=tuple(
+            JobPart(
+                gpu_model=model, capacity_type=capacity, gpu_us=part.gpu_us, gpu_hours=part.gpu_hours,
+                unit_price=part.unit_price, cost=part.cost,
+            )
+            for (model, capacity), parts in of_kinds.items()
+            for part in parts
+        ),
+        epochs=tuple(
+            EpochLine(
+                epoch=stretch.epoch, start_ms=stretch.start_ms, end_ms=stretch.end_ms,
+                gpu_us=sum(part.gpu_us for part in parts), cost=total_cost(parts), unpriced_gpu_us=unpriced_us(parts),
+            )
+            for stretch, parts in zip(edges, lines, strict=True)
+        ),
+    )  # fmt: skip
+
+
+def lives(
+    ledger: JobQuestions, book: PriceBook | None, keys: Collection[JobKey], now_ms: int, timezone: str = "UTC"
+) -> dict[JobKey, dict[str, Decimal]]:
+    """What each of these jobs cost from its beginning until now, by GPU model; one that is not wholly priced, or
+    never held anything, is not in it."""
+    held = ledger.extents(keys)
+    if not held:
+        return {}
+    where: Where = {"namespace": {key.namespace for key in held}, "job": {key.job for key in held}}
+    found: dict[JobKey, list[Charge]] = defaultdict(list)
+    by: tuple[Dimension, ...] = ("cluster", "namespace", "job")
+    for charge in charges(ledger, book, min(first for first, _ in held.values()), now_ms, by, where, timezone):
+        if charge.account in ALLOCATED and JobKey(*charge.key) in held:
+            found[JobKey(*charge.key)].append(charge)
+    costs: dict[JobKey, dict[str, Decimal]] = {}
+    for key, mine in found.items():
+        by_model = {
+            model: total_cost(parts) for (model,), parts in quantify(((c.place.gpu_model,), c) for c in mine).items()
+        }
+        priced = {model: cost for model, cost in by_model.items() if cost is not None}
+        if len(priced) == len(by_model):
+            costs[key] = priced
+    return costs
+
+
+def alone(key: JobKey) -> Where:
+    """The filter that leaves only this job."""
+    return {"cluster": {key.cluster}, "namespace": {key.namespace}, "job": {key.job}}
+
+
+def _only(where: Where | None) -> Collection[JobKey] | None:
+    """The jobs that a filter leaves at most; None where that is not said."""
+    if where is None or not {"cluster", "namespace", "job"} <= where.keys():
+        return None
+    return {JobKey(*of) for of in product(where["cluster"], where["namespace"], where["job"])}
+
+
+def epoch_lines(
+    ledger: EpochQuestions,
+    book: PriceBook | None,
+    reports: Iterable[EpochReport],
+    span: tuple[int, int],
+    mine: Where,
+    timezone: str,
+) -> tuple[list[Stretch], list[list[Part]]]:
+    """The stretches between a job's reports, and the parts of each; they add up to the job, exactly.
+
+    mine: the filter that leaves this job alone."""
+    cut = stretches(reports, *span)
+    shares: list[list[Charge]] = [[] for _ in cut]
+    for begin, end in pieces(book, *span):
+        inside = [number for number, one in enumerate(cut) if one.start_ms < end and begin < one.end_ms]
+        edges = [begin, *(cut[number].end_ms for number in inside[:-1]), end]
+        found = [
+            charge
+            for charge in charges(ledger, book, begin, end, ("hour",), mine, timezone)
+            if charge.account in ALLOCATED
+        ]
+        held = ledger.usage_between(edges, ("hour", *PRICED_BY), mine, timezone)
+        for number, share in zip(inside, divided(found, held), strict=True):
+            shares[number] += share
+    parts = quantify(((f"{number:08d}",), charge) for number, share in enumerate(shares) for charge in share)
+    return cut, [parts.get((f"{number:08d}",), []) for number in range(len(cut))]
+
+
+def _seen(
+    ledger: JobQuestions,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    where: Where | None,
+    timezone: str,
+    held_until_ms: int | None = None,
+) -> dict[JobKey, _Seen]:
+    """held_until_ms: from when on none of them held anything, where that is known."""
+    found: dict[JobKey, _Seen] = defaultdict(_Seen)
+    for charge in charges(ledger, book, start_ms, end_ms, BY, where, timezone):
+        if charge.account in ALLOCATED and charge.key[2]:
+            found[JobKey(*charge.key[:3])].charges.append(charge)
+    until = min(end_ms, ledger.newest_ms - SETTLE_MS)
+    since = max(start_ms, until - BURN_MS)
+    if since < until and (held_until_ms is None or since < held_until_ms):
+        for charge in charges(ledger, book, since, until, BY, where, timezone):
+            if charge.account in ALLOCATED and charge.key[2]:
+                found[JobKey(*charge.key[:3])].burning.append(charge)
+    for pod in ledger.pods(start_ms, end_ms, of=_only(where)):
+        key = pod.key
+        if key in found or _passes(key, pod, where):
+            found[key].pods.append(pod)
+    for seen in found.values():
+        seen.burnt_ms = since, until
+    return dict(found)
+
+
+def _passes(key: JobKey, pod: KnownPod, where: Where | None) -> bool:
+    """Whether a job that held nothing is asked for; who runs it is known of holders alone."""
+    told = {"cluster": key.cluster, "namespace": key.namespace, "job": key.job, "team": pod.team, "queue": pod.queue}
+    return all(told.get(name, "") in values for name, values in (where or {}).items())
+
+
+def _job(
+    key: JobKey,
+    seen: _Seen,
+    held: tuple[int, int] | None,
+    reports: Sequence[EpochReport],
+    now_ms: int,
+) -> Job:
+    parts = _parts(seen.charges)
+    accounts: dict[str, int] = defaultdict(int)
+    for charge in seen.charges:
+        accounts[charge.account] += charge.gpu_us
+    facts = [pod.facts for pod in seen.pods]
+    state = _state(seen)
+    waits = [wait for fact in facts if (wait := waited(fact, now_ms).queued_ms) is not None]
+    created = [fact.created_ms for fact in facts if fact.created_ms is not None]
+    ended = [fact.ended_ms for fact in facts if fact.ended_ms is not None]
+    gpus, burn = _burn(seen, held) if state == "running" else (Decimal(0), Decimal(0))
+    return Job(
+        id=key.id,
+        cluster=key.cluster,
+        namespace=key.namespace,
+        job=key.job,
+        teams=_names(charge.key[3] for charge in seen.charges) or _names(pod.team for pod in seen.pods),
+        queues=_names(pod.queue for pod in seen.pods),
+        users=_names(charge.key[4] for charge in seen.charges),
+        state=state,
+        pods=len(facts),
+        pods_running=sum(1 for fact in facts if fact.started_ms is not None and fact.ended_ms is None),
+        created_ms=min(created, default=None),
+        held_from_ms=held[0] if held else None,
+        held_until_ms=held[1] if held else None,
+        ended_ms=max(ended, default=held[1] if held else None) if state == "ended" else None,
+        waited_ms=max(waits, default=None),
+        gpu_models=_names(charge.place.gpu_model for charge in seen.charges),
+        accounts_gpu_us=Accounts(**accounts),
+        gpus=gpus,
+        cost=total_cost(parts),
+        unpriced_gpu_us=unpriced_us(parts),
+        burn_per_hour=burn,
+        epochs=len(reports),
+    )
+
+
+def _parts(found: Iterable[Charge]) -> list[Part]:
+    """Of one job, quantified by itself."""
+    return [part for several in quantify(((), charge) for charge in found).values() for part in several]
+
+
+def _state(seen: _Seen) -> JobState:
+    facts = [pod.facts for pod in seen.pods]
+    if not facts:
+        return "running" if seen.burning else "ended"
+    if all(fact.ended_ms is not None for fact in facts):
+        return "ended"
+    placed = any(fact.scheduled_ms is not None or fact.started_ms is not None for fact in facts)
+    return "running" if placed or seen.charges else "waiting"
+
+
+def _burn(seen: _Seen, held: tuple[int, int] | None) -> tuple[Decimal, Decimal | None]:
+    """GPUs held, and their price an hour (None: not all of them have one), over the last minutes on record."""
+    since, until = seen.burnt_ms
+    over_us = (until - max(since, held[0] if held else since)) * US_PER_MS
+    if over_us <= 0 or not seen.burning:
+        return Decimal(0), Decimal(0)
+    gpus = Fraction(sum(charge.gpu_us for charge in seen.burning), over_us)
+    if any(charge.row is None for charge in seen.burning):
+        return _rounded(gpus), None
+    price = sum((Fraction(c.row.price) * c.gpu_us / over_us for c in seen.burning if c.row is not None), Fraction(0))
+    return _rounded(gpus), _rounded(price)
+
+
+def _rounded(value: Fraction) -> Decimal:
+    """A rate for people to read: nothing is added up from it."""
+    return Decimal(round(value * 10**RATE_PLACES)).scaleb(-RATE_PLACES)
+
+
+def _beginning(ledger: JobQuestions, key: JobKey, held: tuple[int, int] | None, end_ms: int) -> int:
+    """When a job first held a GPU (held: from when until when); of one that never did, when its first pod was made."""
+    if held is not None:
+        return min(held[0], end_ms)
+    created = [pod.facts.created_ms for pod in ledger.pods(0, end_ms, of={key})]
+    return min((at for at in created if at is not None), default=end_ms)
+
+
+def _names(found: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({name for name in found if name}))
+
+
+def _by_job(reports: Iterable[EpochReport]) -> dict[JobKey, list[EpochReport]]:
+    found: dict[JobKey, list[EpochReport]] = defaultdict(list)
+    for report in reports:
+        found[report.key].append(report)
+    return found

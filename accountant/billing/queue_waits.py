@@ -1,0 +1,168 @@
+"""Computes how long pods waited in their queues.
+
+A pod that was never scheduled has waited until it ended, or until now. What is not known is not zero: a pod
+without the instants of a wait is not counted in it.
+
+What happened after the end of the span is left out: a pod that was placed later still waited at the end, so a
+month looks the same whenever it is looked at. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from accountant.ledger.protocols import JobKey
+from agent.wire import PodFacts
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPod:
+    """A pod, with the team and the queue it had when it was made."""
+
+    cluster: str
+    team: str
+    queue: str
+    facts: PodFacts
+
+    @property
+    def key(self) -> JobKey:
+        """Of the job it belongs to; a pod without a workload is a job of its own."""
+        return JobKey(self.cluster, self.facts.namespace, self.facts.workload or f"Pod/{self.facts.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """One pod. queued_ms: in its queue, still rising while `waiting`. starting_ms: from its node to its first
+    container; None where unknown."""
+
+    queued_ms: int | None
+    starting_ms: int | None
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of `pods` waits: median, 95th percentile (nearest rank) and longest, in milliseconds."""
+
+    pods: int
+    median_ms: int
+    p95_ms: int
+    longest_ms: int
+
+
+def merged(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
+    """What the pod's node and the API server know of it together: instants of either, the rest of the newer."""
+    if node is None or cluster is None:
+        one = node or cluster
+        assert one is not None
+        return one
+    newer, older = sorted((node, cluster), key=lambda fact: fact.observed_ms, reverse=True)
+
+    def first(name: str) -> int | None:
+        return min((at for at in (getattr(newer, name), getattr(older, name)) if at is not None), default=None)
+
+    return structs.replace(
+        newer,
+        # The node sees the nearest owner alone, the cluster the whole chain.
+        owners=cluster.owners or node.owners,
+        workload=cluster.workload or node.workload,
+        queue_ref=queue_of(node, cluster),
+        labels=newer.labels or older.labels,
+        created_ms=first("created_ms"),
+        scheduled_ms=first("scheduled_ms"),
+        started_ms=first("started_ms"),
+        ended_ms=newer.ended_ms if newer.ended_ms is not None else older.ended_ms,
+    )
+
+
+def waited(fact: PodFacts, now_ms: int) -> Waited:
+    """Of a pod, by what is known of it."""
+    return waited_between(fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, now_ms)
+
+
+def waited_between(
+    created_ms: int | None, scheduled_ms: int | None, started_ms: int | None, ended_ms: int | None, now_ms: int
+) -> Waited:
+    """Clocks of two machines may differ by a little: a wait is never negative."""
+    placed = started_ms if scheduled_ms is None else scheduled_ms
+    until = placed if placed is not None else now_ms if ended_ms is None else ended_ms
+    queued = None if created_ms is None else max(0, until - created_ms)
+    starting = None if scheduled_ms is None or started_ms is None else max(0, started_ms - scheduled_ms)
+    return Waited(queued, starting, placed is None and ended_ms is None)
+
+
+def spread(waits: Iterable[int | None]) -> Spread:
+    """Of those that are known; zeros where none is."""
+    known = sorted(wait for wait in waits if wait is not None)
+    if not known:
+        return Spread(0, 0, 0, 0)
+    return Spread(len(known), _rank(known, 50), _rank(known, 95), known[-1])
+
+
+def _rank(ordered: Sequence[int], percent: int) -> int:
+    """The nearest rank: the smallest value that at least so many percent do not exceed."""
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
+
+
+def queue_of(node: PodFacts | None, cluster: PodFacts | None) -> str:
+    """Of a pod, by what its node and the API server say; `store/sql/holder_origins.sql` says the same."""
+    if cluster is None or not cluster.queue_ref:
+        return node.queue_ref if node is not None else ""
+    if node is None or node.queue_ref in ("", cluster.queue_ref) or cluster.queue_ref.startswith(f"{node.queue_ref}@"):
+        return cluster.queue_ref
+    return cluster.queue_ref if _age_rank(cluster) <= _age_rank(node) else node.queue_ref
+
+
+def _age_rank(fact: PodFacts) -> int:
+    """The earlier settled first; behind them all the newest word."""
+    settled = getattr(fact, "queue_ms", None)
+    return settled if settled is not None else UNSETTLED - fact.observed_ms
+
+
+UNSETTLED = 9_000_000_000_000_000
+"""Behind every instant."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitRow:
+    """pods: those that waited in the span. waiting: still, at its end; their wait so far is among `queued`."""
+
+    queue: str
+    team: str
+    pods: int
+    waiting: int
+    queued: Spread
+    starting: Spread
+
+
+def queue_waits(pods: Iterable[KnownPod], start_ms: int, end_ms: int, team: str | None) -> tuple[WaitRow, ...]:
+    """By queue, the longest 95th percentile first; pods that were placed before the span are not counted."""
+    groups: dict[tuple[str, str], list[Waited]] = defaultdict(list)
+    for pod in pods:
+        facts = pod.facts
+        created = facts.created_ms
+        if team not in (None, pod.team) or created is None or created >= end_ms:
+            continue
+        scheduled, started, ended = (
+            at if at is not None and at < end_ms else None
+            for at in (facts.scheduled_ms, facts.started_ms, facts.ended_ms)
+        )
+        placed = next((at for at in (scheduled, started, ended) if at is not None), end_ms)
+        if placed >= start_ms:
+            groups[pod.queue, pod.team].append(waited_between(created, scheduled, started, ended, end_ms))
+    rows = [
+        WaitRow(
+            queue,
+            owner,
+            len(group),
+            sum(one.waiting for one in group),
+            spread(one.queued_ms for one in group),
+            spread(one.starting_ms for one in group),
+        )
+        for (queue, owner), group in groups.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.queued.p95_ms, row.queue, row.team)))

@@ -1,0 +1,166 @@
+"""Computes what each queue used of its guaranteed quota, borrowed beyond it, or left unused.
+
+The guarantee is the policy's deserved quota at the time, hour by hour: hours in which a queue held more do
+not make up for hours in which it held less, because a guarantee that was not used is gone. Only queues
+without children hold GPUs. Pure.
+
+Hour by hour, because a guarantee that was not used is gone: hours in which a queue held more do not make up for
+it. Of one hour no more than the unallocated time of that hour can have been reserved; where less was free than
+all queues together left unused, it is divided in proportion. Pure. The hourly rule is accountant.billing.quota_usage's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+from zoneinfo import ZoneInfo
+
+from accountant.core.periods import hours
+from accountant.wire.policy_models import Policy, PolicyVersion
+from accountant.wire.usage_models import UsageLine
+from gputally.base.units import US_PER_MS, apportion
+
+if TYPE_CHECKING:
+    from accountant.billing.held_time_columns import Hours
+
+_MILLI = 1_000
+"""Deserved quotas are decimal GPUs; they are counted in thousandths."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRow:
+    """GPU-µs of one queue. guaranteed_us and unused_us None: its quota was unlimited at some time.
+
+    within_us + borrowed_us is what it held; within_us + unused_us is what it was guaranteed."""
+
+    queue: str
+    team: str
+    guaranteed_us: int | None
+    within_us: int
+    borrowed_us: int
+
+    @property
+    def unused_us(self) -> int | None:
+        return None if self.guaranteed_us is None else self.guaranteed_us - self.within_us
+
+
+def quotas(
+    policies: Sequence[PolicyVersion], hourly: Hours, start_ms: int, end_ms: int, tz: ZoneInfo
+) -> tuple[QuotaRow, ...]:
+    """Per leaf queue of the policies in force in the span, by name.
+
+    Of nothing where no queue has a deserved quota."""
+    quota_of = [
+        (name, milli)
+        for version, _, _ in _in_force(policies, start_ms, end_ms)
+        for name, _, milli in _leaves(version.policy)
+        if milli
+    ]
+    if not quota_of:
+        return ()
+    unlimited = {name for name, milli in quota_of if milli < 0}
+    deserved, teams = leaf_quotas(policies, start_ms, end_ms, tz)
+    held = {name: dict.fromkeys(hours, 0) for name, hours in deserved.items()}
+    allocated = hourly.busy_us + hourly.idle_us + hourly.unknown_us
+    for owner, number, gpu_us in zip(hourly.owner.tolist(), hourly.hour.tolist(), allocated.tolist(), strict=True):
+        queue, hour = hourly.owners[owner][1], hourly.hours[number]
+        if queue in held:
+            held[queue][hour] = held[queue].get(hour, 0) + gpu_us
+    return tuple(_row(name, teams[name], deserved[name], held[name], name in unlimited) for name in sorted(deserved))
+
+
+def leaf_quotas(
+    policies: Sequence[PolicyVersion], start_ms: int, end_ms: int, tz: ZoneInfo
+) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
+    """(guaranteed GPU-µs by leaf queue and local hour, team by leaf queue) of the policies in force in the span."""
+    deserved: dict[str, dict[str, int]] = {}
+    teams: dict[str, str] = {}
+    for version, since, until in _in_force(policies, start_ms, end_ms):
+        lengths = hours(since, until, tz)
+        for name, team, milli in _leaves(version.policy):
+            teams[name] = team
+            of_queue = deserved.setdefault(name, {})
+            for hour, length_ms in lengths.items():
+                of_queue[hour] = of_queue.get(hour, 0) + max(0, milli) * length_ms * US_PER_MS // _MILLI
+    return deserved, teams
+
+
+def _row(queue: str, team: str, deserved: dict[str, int], held: dict[str, int], unlimited: bool) -> QuotaRow:
+    total = sum(held.values())
+    if unlimited:
+        return QuotaRow(queue, team, None, total, 0)
+    within = sum(min(gpu_us, deserved.get(hour, 0)) for hour, gpu_us in held.items())
+    return QuotaRow(queue, team, sum(deserved.values()), within, total - within)
+
+
+def _in_force(
+    policies: Sequence[PolicyVersion], start_ms: int, end_ms: int
+) -> Iterable[tuple[PolicyVersion, int, int]]:
+    """Each version with the part of the span in which it held; the first one holds from the beginning."""
+    for i, version in enumerate(policies):
+        since = start_ms if i == 0 else max(start_ms, version.effective_ms)
+        until = min(end_ms, policies[i + 1].effective_ms) if i + 1 < len(policies) else end_ms
+        if since < until:
+            yield version, since, until
+
+
+def _leaves(policy: Policy) -> Iterable[tuple[str, str, int]]:
+    """(queue, team, deserved in thousandths of a GPU); the team is the queue's or its nearest ancestor's."""
+    by_name = {queue.name: queue for queue in policy.queues}
+    parents = {queue.parent for queue in policy.queues}
+    for queue in policy.queues:
+        if queue.name in parents:
+            continue
+        above = queue
+        while not above.team and above.parent is not None:
+            above = by_name[above.parent]
+        yield queue.name, above.team or "", round(queue.deserved * _MILLI)
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+def unused_by_queue(
+    policies: Sequence[PolicyVersion], hourly: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo
+) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
+    """(unused guaranteed GPU-µs by local hour and queue, team by queue); hourly: usage by queue and hour."""
+    deserved, teams = leaf_quotas(policies, start_ms, end_ms, tz)
+    held: dict[tuple[str, str], int] = {}
+    for line in hourly:
+        at = (line.key["queue"], line.key["hour"])
+        held[at] = held.get(at, 0) + line.accounts_gpu_us.allocated
+    found: dict[str, dict[str, int]] = {}
+    for queue, lengths in deserved.items():
+        for hour, gpu_us in lengths.items():
+            unused = gpu_us - held.get((queue, hour), 0)
+            if unused > 0:
+                found.setdefault(hour, {})[queue] = unused
+    return found, teams
+
+
+def unused_by_team(
+    policies: Sequence[PolicyVersion], hourly: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo
+) -> dict[str, dict[str, int]]:
+    """Unused guaranteed GPU-µs by local hour and team, of queues that belong to one."""
+    by_queue, teams = unused_by_queue(policies, hourly, start_ms, end_ms, tz)
+    found: dict[str, dict[str, int]] = {}
+    for hour, queues in by_queue.items():
+        for queue, unused in queues.items():
+            if teams[queue]:
+                of_hour = found.setdefault(hour, {})
+                of_hour[teams[queue]] = of_hour.get(teams[queue], 0) + unused
+    return found
+
+
+def reserve(free: Mapping[K, int], unused: Mapping[str, int]) -> dict[tuple[K, str], int]:
+    """One hour: of the free time per kind of GPU, what each unused guarantee reserved."""
+    taken = min(sum(free.values()), sum(unused.values()))
+    if not taken:
+        return {}
+    found: dict[tuple[K, str], int] = {}
+    for kind, part in zip(free, apportion(taken, list(free.values())), strict=True):
+        for team, gpu_us in zip(unused, apportion(part, list(unused.values())), strict=True):
+            if gpu_us:
+                found[kind, team] = gpu_us
+    return found

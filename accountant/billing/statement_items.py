@@ -1,0 +1,304 @@
+"""Itemises a statement figure by job, pod, node or day, to the last digit.
+
+Invariants:
+- The items of a line add up to it exactly: GPU-µs, hours with nine decimals, cost, and payable minor units.
+- A figure is a choice of statement lines, so every figure of a page of sums can be itemised, whichever it is.
+- Where the records have moved since a month was closed, what they differ by is an item of its own (`LATE`).
+- Time, hours and amounts are columns of whole numbers; objects are made of the rows that somebody looks at.
+
+Pure: who asks the ledger is accountant.web.statement_pages.
+
+Everything is whole numbers: GPU-µs, billionths of a GPU-hour, minor units. Where 64 bits do not hold what is in
+between, Python's own integers do, slower. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final, Literal
+
+import numpy as np
+
+from accountant.billing.costs import ALLOCATED, Account
+from accountant.billing.held_time_columns import Groups, LineKey, Whole
+from accountant.billing.statements import Statement, StatementLine, payable_lines
+from accountant.wire.policy_models import IDLE
+from accountant.wire.usage_models import Dimension
+from gputally.base.money import HOUR_PLACES, exact_product, exact_sum, minor_places, nano_gpu_hours
+from gputally.base.units import MS_PER_SECOND, US_PER_HOUR, US_PER_MS, apportion
+
+_FITS: Final = 2**62
+_NANO, _US = 5, 18
+"""A billionth of an hour is 18/5 µs."""
+assert _US * 10**HOUR_PLACES == _NANO * US_PER_HOUR
+
+
+def nano_hours(total: int, gpu_us: Whole) -> Whole:
+    """`total` billionths of an hour divided in proportion to GPU-µs, as gputally.base.units.apportion does.
+
+    The total is the hours of all of it but for a rounding, so a part is its own hours and a little: what is multiplied
+    out stays small."""
+    whole = int(gpu_us.sum())
+    off = _US * total - _NANO * whole
+    if not whole or abs(off) > _US or whole * (_US + abs(off)) >= _FITS or int(gpu_us.max()) >= _FITS // _NANO:
+        return np.array(apportion(total, gpu_us.tolist()), dtype=np.int64)
+    # total × w / whole = (5 × whole + off) × w / (18 × whole)
+    units, rest = np.divmod(_NANO * gpu_us, _US)
+    more, left = np.divmod(rest * whole + off * gpu_us, _US * whole)
+    parts: Whole = units + more
+    return _with_missing(parts, left, total - int(parts.sum()))
+
+
+def minor_units(price: Decimal, nano: Whole, total: int, places: int) -> Whole:
+    """What each of these quantities costs, in units of so many decimals that add up to `total`, as
+    gputally.base.money.payable does. Raises ValueError for a total that no rounding of the parts gives."""
+    exponent = int(price.as_tuple().exponent)
+    scale = max(0, HOUR_PLACES - exponent - places)
+    per_nano = int(price.scaleb(scale + places - HOUR_PLACES))
+    most = int(np.abs(nano).max(initial=0))
+    fits = abs(per_nano) * most < _FITS and 10**scale < _FITS
+    exact = (nano if fits else nano.astype(object)) * per_nano
+    parts, left = exact // 10**scale, exact % 10**scale
+    missing = total - int(parts.sum())
+    if not 0 <= missing <= len(parts):
+        raise ValueError(f"{int(nano.sum())} e-9 hours at {price} cannot be rounded to add up to {total} units")
+    return _with_missing(parts.astype(np.int64), left, missing)
+
+
+def _with_missing(parts: Whole, left: Whole, missing: int) -> Whole:
+    """One more for those with the largest remainders, equal ones in their order."""
+    if missing:
+        parts[np.argsort(-left, kind="stable")[:missing]] += 1
+    return parts
+
+
+Cut = Literal["team", "queue", "job", "pod", "user", "node", "gpu", "day"]
+DIMENSIONS: Final[Mapping[Cut, tuple[Dimension, ...]]] = {
+    "team": ("team",),
+    "queue": ("team", "queue"),
+    "job": ("team", "namespace", "job", "cluster"),
+    "pod": ("team", "namespace", "pod", "job", "cluster"),
+    "user": ("team", "user"),
+    "node": ("team", "node", "cluster"),
+    "gpu": ("team", "node", "gpu", "cluster"),
+    "day": ("team", "day"),
+}
+"""What the bills are asked by, the payer first."""
+LATE: Final[tuple[str, ...]] = ()
+"""The key of what came, or went, after the month was closed."""
+
+_LATE: Final = -1
+"""The number of the key LATE."""
+_NONE: Final[Whole] = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A choice of statement lines. team, gpu_model, capacity_type, price_row None: of all. accounts: none: of all.
+    payers: leave out what nobody pays for."""
+
+    team: str | None = None
+    accounts: frozenset[Account] = frozenset()
+    gpu_model: str | None = None
+    capacity_type: str | None = None
+    price_row: str | None = None
+    payers: bool = False
+
+    def takes(self, line: StatementLine) -> bool:
+        return (
+            self.team in (None, line.team)
+            and (not self.accounts or line.account in self.accounts)
+            and self.gpu_model in (None, line.gpu_model)
+            and self.capacity_type in (None, line.capacity_type)
+            and self.price_row in (None, line.price_row)
+            and not (self.payers and line.team == IDLE)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A line, or an item of one. cost: exact, None: unpriced. amount: payable, in minor units; None without a price
+    or a price book."""
+
+    gpu_us: int
+    gpu_hours: Decimal
+    cost: Decimal | None
+    amount: Decimal | None
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What one job (pod, node, day, …) has of one line. key: as DIMENSIONS of the cut, or LATE."""
+
+    key: tuple[str, ...]
+    line: StatementLine
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All items of one key. mean of nothing: amount None only where all of it is unpriced."""
+
+    key: tuple[str, ...]
+    part: Part
+    unpriced_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A line cut by key: numbers of keys (`_LATE` for what has none), µs, billionths of an hour, and payable minor
+    units, None where the line has none."""
+
+    line: StatementLine
+    key: Whole
+    gpu_us: Whole
+    nano: Whole
+    amounts: Whole | None
+
+    def items(self, chosen: Iterable[int], keys: Sequence[tuple[str, ...]], places: int) -> Iterator[Item]:
+        for at in chosen:
+            number, hours = int(self.key[at]), Decimal(int(self.nano[at])).scaleb(-HOUR_PLACES)
+            amount = None if self.amounts is None else Decimal(int(self.amounts[at])).scaleb(-places)
+            part = Part(int(self.gpu_us[at]), hours, _cost(self.line, hours), amount)
+            yield Item(LATE if number == _LATE else keys[number], self.line, part)
+
+
+@dataclass(frozen=True, slots=True)
+class Itemised:
+    """lines: of the figure, as the statement orders them. whole: their sum. cuts: the lines by key, of `keys`; places:
+    decimals of a minor unit."""
+
+    lines: tuple[tuple[StatementLine, Part], ...]
+    whole: Part
+    keys: Sequence[tuple[str, ...]]
+    cuts: tuple[_Cut, ...]
+    places: int
+
+    @property
+    def items(self) -> Iterator[Item]:
+        """By line, then key."""
+        for cut in self.cuts:
+            yield from cut.items(range(len(cut.key)), self.keys, self.places)
+
+    def rows(self) -> list[Row]:
+        """The items by key, the dearest first, then the longest, then by name."""
+        return self.dearest(None)[0]
+
+    def dearest(self, most: int | None) -> tuple[list[Row], Row | None, int]:
+        """The first of `rows`; of more than `most`, all others as one row of no key, and how many they are."""
+        numbers, order = self._ranked()
+        shown = order[:most]
+        place = {number: at for at, number in enumerate(numbers[shown].tolist())}
+        found: list[list[Item]] = [[] for _ in place]
+        for cut in self.cuts:
+            for item, number in zip(*self._of(cut, place), strict=True):
+                found[place[number]].append(item)
+        rows = [_row(several[0].key, several) for several in found]
+        more = len(order) - len(shown)
+        return rows, self._rest(rows, numbers[order[len(shown) :]]) if more else None, more
+
+    def _of(self, cut: _Cut, chosen: Collection[int]) -> tuple[list[Item], list[int]]:
+        at = np.flatnonzero(np.isin(cut.key, list(chosen)))
+        return list(cut.items(at.tolist(), self.keys, self.places)), cut.key[at].tolist()
+
+    def _ranked(self) -> tuple[Whole, Whole]:
+        """The numbers of the keys that have anything, ascending, and their order by what they cost."""
+        if not self.cuts:
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        numbers, row = np.unique(np.concatenate([cut.key for cut in self.cuts]), return_inverse=True)
+        sums = np.zeros((len(numbers), 2), dtype=np.int64)
+        amounts = [np.zeros_like(cut.key) if cut.amounts is None else cut.amounts for cut in self.cuts]
+        time = np.concatenate([cut.gpu_us for cut in self.cuts])
+        np.add.at(sums, row.reshape(-1), np.stack([np.concatenate(amounts), time], axis=1))
+        return numbers, np.lexsort((numbers, -sums[:, 1], -sums[:, 0]))
+
+    def _rest(self, shown: Sequence[Row], others: Whole) -> Row:
+        """What the rows that are shown leave of the whole."""
+        known = [cut for cut in self.cuts if np.isin(cut.key, others).any()]
+        left = total([self.whole, *(_negative(row.part) for row in shown)])
+        part = Part(
+            left.gpu_us, left.gpu_hours,
+            (left.cost or Decimal(0)) if any(cut.line.cost is not None for cut in known) else None,
+            (left.amount or Decimal(0)) if any(cut.amounts is not None for cut in known) else None,
+        )  # fmt: skip
+        unpriced = sum(int(cut.gpu_us.sum()) for cut in self.cuts if cut.line.cost is None)
+        return Row(LATE, part, unpriced - sum(row.unpriced_us for row in shown))
+
+
+def accounts_named(name: str) -> frozenset[Account]:
+    """`allocated` stands for its three accounts, "" for all."""
+    if name == "allocated":
+        return ALLOCATED
+    return frozenset((name,)) if name else frozenset()  # type: ignore[arg-type]  # checked where it is read
+
+
+def itemise(stated: Statement, figure: Figure, groups: Groups) -> Itemised:
+    """groups: the bills of the statement's span. What a figure does not sum up is not looked at."""
+    places = minor_places(stated.currency) if stated.currency is not None else 0
+    lines: list[tuple[StatementLine, Part]] = []
+    cuts: list[_Cut] = []
+    for line, (_, _, amount) in payable_lines(stated):
+        if not figure.takes(line):
+            continue
+        whole = Part(line.gpu_us, line.gpu_hours, line.cost, amount if stated.currency is not None else None)
+        lines.append((line, whole))
+        cuts.append(_cut(line, whole, *groups.of.get(_stated(line), (_NONE, _NONE)), places))
+    return Itemised(tuple(lines), total(part for _, part in lines), groups.keys, tuple(cuts), places)
+
+
+def total(parts: Iterable[Part]) -> Part:
+    """The sum; what has no price is in the time alone."""
+    found = list(parts)
+    costs = [part.cost for part in found if part.cost is not None]
+    amounts = [part.amount for part in found if part.amount is not None]
+    return Part(
+        sum(part.gpu_us for part in found),
+        exact_sum(part.gpu_hours for part in found),
+        exact_sum(costs) if costs or not found else None,
+        exact_sum(amounts) if amounts else None,
+    )
+
+
+def _cut(line: StatementLine, whole: Part, key: Whole, gpu_us: Whole, places: int) -> _Cut:
+    """Hours by largest remainder, ties to the earlier key; so are amounts."""
+    hours = int(line.gpu_hours.scaleb(HOUR_PLACES))
+    off = abs(int(gpu_us.sum()) - line.gpu_us)
+    if len(key) and line.detail == "spread" and 0 < off < MS_PER_SECOND * US_PER_MS:
+        # Each key's idle time is divided over the teams by itself: a microsecond here and there goes to another team.
+        gpu_us = np.array(apportion(line.gpu_us, gpu_us.tolist()), dtype=np.int64)
+    if len(key) and int(gpu_us.sum()) == line.gpu_us:
+        nano = nano_hours(hours, gpu_us)
+    else:  # a closed month whose records have moved since
+        nano = np.array([nano_gpu_hours(each) for each in gpu_us.tolist()], dtype=np.int64)
+        key = np.append(key, _LATE)
+        gpu_us = np.append(gpu_us, line.gpu_us - int(gpu_us.sum()))
+        nano = np.append(nano, hours - int(nano.sum()))
+    amounts = None
+    if whole.amount is not None:
+        price = (line.unit_price if line.cost is not None else None) or Decimal(0)
+        amounts = minor_units(price, nano, int(whole.amount.scaleb(places)), places)
+    return _Cut(line, key, gpu_us, nano, amounts)
+
+
+def _row(key: tuple[str, ...], items: Sequence[Item]) -> Row:
+    unpriced = sum(item.part.gpu_us for item in items if item.part.cost is None)
+    return Row(key, total(item.part for item in items), unpriced)
+
+
+def _negative(part: Part) -> Part:
+    return Part(
+        -part.gpu_us, -part.gpu_hours, None if part.cost is None else -part.cost,
+        None if part.amount is None else -part.amount,
+    )  # fmt: skip
+
+
+def _cost(line: StatementLine, hours: Decimal) -> Decimal | None:
+    if line.cost is None:
+        return None
+    return Decimal(0) if line.unit_price is None else exact_product(line.unit_price, hours)
+
+
+def _stated(line: StatementLine) -> LineKey:
+    return line.team, line.account, line.detail, line.gpu_model, line.capacity_type, line.price_row

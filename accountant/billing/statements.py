@@ -1,0 +1,369 @@
+"""Builds a month's statement: lines that add up, payable amounts, canonical bytes.
+
+Invariants:
+- Every GPU-microsecond of the month's capacity stands on exactly one line, under the team that pays and its account.
+- Hours have nine decimals and add up; a line's cost is its unit price times its hours, exactly; only what is
+  payable is rounded, to the currency's minor unit, so that the teams' amounts add up to the total.
+- What is due is payable plus the corrections of closed months plus the credits and charges booked in this one.
+- Equal records, price book and policies give equal bytes, in whatever order the records came; the bytes of a
+  closed month are kept (accountant.bookkeeping.bookkeeper) and name the hash of the month before.
+
+Pure: who asks the ledger is accountant.bookkeeping.bookkeeper.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
+from typing import Literal, TypeAlias, TypedDict
+
+from pydantic import TypeAdapter
+
+from accountant.billing.bills import bills, unused_commitments
+from accountant.billing.costs import DETAILS, LINE_ACCOUNTS, Account, Charge, Detail, coverage, quantify
+from accountant.core.periods import Month, zone
+from accountant.ledger.protocols import Ledger
+from accountant.prices.price_book import PriceBook
+from accountant.wire.policy_models import PolicyVersion
+from gputally.base.money import Money, exact_sum, payable, plain
+
+SCHEMA = 1
+Status = Literal["open", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class StatementLine:
+    """GPU time that one team pays in one account on one kind of GPU at one price.
+
+    detail: see accountant.billing.costs.Detail. gpu_hours: nine decimals. unit_price and price_row None: not billed
+    (down, unmetered), or unpriced; cost tells which: 0 where the account is not billed, None where a price is
+    missing. In a correction all figures are differences and may be negative; unpriced counts as 0 there."""
+
+    team: str
+    account: Account
+    detail: Detail
+    gpu_model: str
+    capacity_type: str
+    price_row: str | None
+    unit_price: Decimal | None
+    gpu_us: int
+    gpu_hours: Decimal
+    cost: Decimal | None
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A later fact about a closed month, booked in this one: the reversal and the new amount as one line.
+
+    month: the original one. amount: the cost's difference in minor units."""
+
+    month: str
+    booked_in: str
+    reason: str
+    line: StatementLine
+    amount: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """A credit (negative) or charge that somebody approved. month: the one that it is about."""
+
+    id: str
+    month: str
+    booked_in: str
+    team: str
+    amount: Decimal
+    currency: str
+    reason: str
+    who: str
+    approved_by: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """Who closed the month and when; acknowledged: the objections that stood, in words."""
+
+    at_ms: int
+    who: str
+    reason: str
+    acknowledged: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What stands beside the metered time. month: whose statement it is, where it is that of a month."""
+
+    month: str | None = None
+    corrections: tuple[Correction, ...] = ()
+    adjustments: tuple[Adjustment, ...] = ()
+
+
+NOTHING_BESIDE = Beside()
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """Lines of one span, with what is needed to compute them again. month: whose it is, also while it runs.
+
+    cost: exact sum of the priced lines. payable: per team, in minor units, adding up to payable_total (None
+    without a price book). unpriced_gpu_us: billed time that has no price, and is in no amount. commitments: lines
+    of GPU time paid for in advance and not used, beside the capacity, in no total but due. due: payable with these
+    (rounded as payable is), corrections and adjustments, adding up to due_total. previous_hash: of the closed month
+    before."""
+
+    start_ms: int
+    end_ms: int
+    timezone: str
+    month: str | None
+    status: Status
+    currency: str | None
+    price_book_version: str
+    policy_versions: tuple[str, ...]
+    coverage: float
+    lines: tuple[StatementLine, ...]
+    gpu_us: int
+    gpu_hours: Decimal
+    cost: Decimal
+    unpriced_gpu_us: int
+    payable: dict[str, Decimal]
+    payable_total: Decimal | None
+    due: dict[str, Decimal]
+    due_total: Decimal | None
+    corrections: tuple[Correction, ...] = ()
+    adjustments: tuple[Adjustment, ...] = ()
+    commitments: tuple[StatementLine, ...] = ()
+    previous_hash: str | None = None
+    closing: Closing | None = None
+
+    @property
+    def every_line(self) -> tuple[StatementLine, ...]:
+        """Those of the capacity, and the unused commitments."""
+        return (*self.lines, *self.commitments)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of `canonical`."""
+        return hashlib.sha256(canonical(self)).hexdigest()
+
+
+def build(
+    items: Collection[Charge],
+    book: PriceBook | None,
+    policies: Iterable[PolicyVersion],
+    start_ms: int,
+    end_ms: int,
+    timezone: str,
+    beside: Beside = NOTHING_BESIDE,
+    unused: Iterable[Charge] = (),
+) -> Statement:
+    """The open statement of a span from all its charges, of whatever grouping that begins with the team.
+
+    unused: of commitments, by owner.
+
+    Lines are ordered by team, account (as in LINE_ACCOUNTS), detail, model, capacity type and price row. Raises
+    ValueError for an unknown time zone."""
+    lines, commitments = _lines(items), _lines(unused)
+    month = Month.spanning(start_ms, end_ms, zone(timezone))
+    currency = book.currency if book else None
+    owed = {line.team: Decimal(0) for line in lines if line.cost is not None}
+    for line in lines:
+        if line.cost is not None:
+            owed[line.team] = exact_sum([owed[line.team], line.cost])
+    amounts = {} if currency is None else payable({t: Money(a, currency) for t, a in owed.items()}, currency)
+    return Statement(
+        start_ms=start_ms,
+        end_ms=end_ms,
+        timezone=timezone,
+        month=beside.month or (str(month) if month else None),
+        status="open",
+        currency=currency,
+        price_book_version=book.version if book else "",
+        policy_versions=tuple(version.version for version in policies),
+        coverage=coverage(items),
+        lines=lines,
+        corrections=beside.corrections,
+        adjustments=beside.adjustments,
+        commitments=commitments,
+        **_totals(
+            lines,
+            commitments,
+            {team: money.amount for team, money in amounts.items()},
+            currency,
+            beside.corrections,
+            beside.adjustments,
+        ),
+    )
+
+
+def for_teams(whole: Statement, teams: Collection[str]) -> Statement:
+    """The part of a cluster's statement that concerns these teams: the very lines and amounts of the whole, so
+    that no two readers see figures that differ by a cent."""
+    lines = tuple(line for line in whole.lines if line.team in teams)
+    commitments = tuple(line for line in whole.commitments if line.team in teams)
+    amounts = {team: amount for team, amount in whole.payable.items() if team in teams}
+    corrections = tuple(correction for correction in whole.corrections if correction.line.team in teams)
+    adjustments = tuple(adjustment for adjustment in whole.adjustments if adjustment.team in teams)
+    return replace(
+        whole,
+        lines=lines,
+        corrections=corrections,
+        adjustments=adjustments,
+        commitments=commitments,
+        **_totals(lines, commitments, amounts, whole.currency, corrections, adjustments),
+    )
+
+
+def _lines(items: Iterable[Charge]) -> tuple[StatementLine, ...]:
+    rows = [
+        (
+            (
+                charge.key[0],
+                str(LINE_ACCOUNTS.index(charge.account)),
+                str(DETAILS.index(charge.detail)),
+                charge.place.gpu_model,
+                charge.place.capacity_type,
+                charge.row.id if charge.billed and charge.row else "",
+            ),
+            charge,
+        )
+        for charge in items
+    ]
+    return tuple(
+        StatementLine(
+            team=team,
+            account=LINE_ACCOUNTS[int(account)],
+            detail=DETAILS[int(detail)],
+            gpu_model=gpu_model,
+            capacity_type=capacity_type,
+            price_row=row_id or None,
+            unit_price=part.unit_price,
+            gpu_us=part.gpu_us,
+            gpu_hours=part.gpu_hours,
+            cost=part.cost,
+        )
+        for (team, account, detail, gpu_model, capacity_type, row_id), (part,) in quantify(rows).items()
+    )
+
+
+class _Totals(TypedDict):
+    gpu_us: int
+    gpu_hours: Decimal
+    cost: Decimal
+    unpriced_gpu_us: int
+    payable: dict[str, Decimal]
+    payable_total: Decimal | None
+    due: dict[str, Decimal]
+    due_total: Decimal | None
+
+
+def _totals(
+    lines: Collection[StatementLine],
+    commitments: Collection[StatementLine],
+    amounts: dict[str, Decimal],
+    currency: str | None,
+    corrections: Iterable[Correction],
+    adjustments: Iterable[Adjustment],
+) -> _Totals:
+    owed = dict(amounts)
+    for team, amount in (
+        *_by_owner(commitments, currency).items(),
+        *((correction.line.team, correction.amount) for correction in corrections),
+        *((adjustment.team, adjustment.amount) for adjustment in adjustments),
+    ):
+        owed[team] = exact_sum([owed.get(team, Decimal(0)), amount])
+    return _Totals(
+        gpu_us=sum(line.gpu_us for line in lines),
+        gpu_hours=exact_sum(line.gpu_hours for line in lines),
+        cost=exact_sum(line.cost for line in lines if line.cost is not None),
+        unpriced_gpu_us=sum(line.gpu_us for line in lines if line.cost is None),
+        payable=amounts,
+        payable_total=exact_sum(amounts.values()) if currency is not None else None,
+        due=dict(sorted(owed.items())),
+        due_total=exact_sum(owed.values()) if currency is not None else None,
+    )
+
+
+def _by_owner(commitments: Iterable[StatementLine], currency: str | None) -> dict[str, Decimal]:
+    """In minor units, each owner's rounded for itself: so a team reads the same of it as the whole cluster."""
+    owed: dict[str, Decimal] = {}
+    for line in commitments:
+        owed[line.team] = exact_sum([owed.get(line.team, Decimal(0)), line.cost or Decimal(0)])
+    if currency is None:
+        return {}
+    return {
+        team: payable({team: Money(amount, currency)}, currency)[team].amount for team, amount in sorted(owed.items())
+    }
+
+
+def statement(
+    ledger: Ledger,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    timezone: str = "UTC",
+    *,
+    teams: Collection[str] | None = None,
+) -> Statement:
+    """The statement of a span as the ledger stands now; teams None: of the whole cluster.
+
+    The coverage is always that of the cluster."""
+    found = bills(ledger, book, start_ms, end_ms, ("team",), timezone)
+    unused = unused_commitments(ledger, book, start_ms, end_ms, timezone)
+    whole = build(found, book, ledger.policies(start_ms, end_ms), start_ms, end_ms, timezone, unused=unused)
+    return whole if teams is None else for_teams(whole, teams)
+
+
+def canonical(statement: Statement) -> bytes:
+    """The statement as JSON with sorted keys, no spaces, and decimals as plain text: one line of UTF-8."""
+    content = {"schema": SCHEMA, **asdict(statement)}
+    if not statement.commitments:
+        del content["commitments"]  # as in statements older than commitments, whose bytes are kept
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=as_text).encode()
+
+
+_STATEMENT = TypeAdapter(Statement)
+
+
+def from_canonical(content: bytes) -> Statement:
+    """The statement whose `canonical` these bytes are. Raises ValueError for any other bytes."""
+    found = _STATEMENT.validate_json(content)
+    if canonical(found) != content:
+        raise ValueError("not the canonical form of a statement")
+    return found
+
+
+def as_text(value: object) -> str:
+    """An amount as JSON keeps it. Raises TypeError for anything else."""
+    if isinstance(value, Decimal):
+        return plain(value)
+    raise TypeError(f"no canonical form for {type(value).__name__}")
+
+
+Entry: TypeAlias = tuple[Account, int, Decimal | None]
+"""One account's GPU-µs and its cost (None: unpriced)."""
+
+
+def payable_lines(stated: Statement) -> list[tuple[StatementLine, Entry]]:
+    """The statement's lines with their costs in minor units (None: unpriced).
+
+    Each team's payable amount is apportioned to its lines once; every table is a sum of these, so rows and
+    columns of all tables meet to the last cent. Source: the two-dimensional rounding problem, where
+    rounding per table breaks the other table's totals."""
+    amounts: dict[int, Decimal] = {}
+    if stated.currency is not None:
+        currency = stated.currency
+        for team, total in stated.payable.items():
+            exact = {
+                i: Money(line.cost, currency)
+                for i, line in enumerate(stated.lines)
+                if line.team == team and line.cost is not None
+            }
+            amounts |= {i: money.amount for i, money in payable(exact, currency, Money(total, currency)).items()}
+    return [
+        (line, (line.account, line.gpu_us, None if line.cost is None else amounts.get(i, line.cost)))
+        for i, line in enumerate(stated.lines)
+    ]

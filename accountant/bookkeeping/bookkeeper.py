@@ -1,0 +1,573 @@
+"""Carries out acts on the books: asks the ledger, lets the pure rules decide, writes the journal.
+
+A shell around pure decisions (accountant.bookkeeping.month_closing, corrections, adjustments): it asks the ledger,
+lets them decide, and records acts. What a closed month's statement says comes from the bytes that were kept, never
+from the ledger again. Every act is recorded only on the books its author has seen.
+
+A shell around accountant.bookkeeping.corrections_and_adjustments and credits: it asks the ledger, lets them decide,
+and records the acts. No line of a statement changes by them.
+
+The content of every such act is written and read here alone. Bytes that were recorded stay readable for ever. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Final, Protocol
+
+from pydantic import TypeAdapter
+
+from accountant.billing.bills import bills, unused_commitments
+from accountant.billing.statements import (
+    Adjustment,
+    Beside,
+    Closing,
+    Correction,
+    Statement,
+    as_text,
+    build,
+    canonical,
+    for_teams,
+    from_canonical,
+)
+from accountant.bookkeeping.corrections_and_adjustments import (
+    CreditLine,
+    NewAdjustment,
+    NodeSpan,
+    booked,
+    credit_lines,
+    differences,
+    of_month,
+    refuse_twice,
+)
+from accountant.bookkeeping.invoice_reconciliation import Invoice, Reconciliation
+from accountant.bookkeeping.late_change_proposals import Proposal, chosen, moved, proposal
+from accountant.bookkeeping.month_closing import (
+    Books,
+    CannotClose,
+    ClosedMonth,
+    Objection,
+    Status,
+    beside,
+    later,
+    objections,
+    refuse_other_currency,
+    refuse_out_of_order,
+    refuse_reopening,
+    refuse_unless_acknowledged,
+    waiting_elsewhere,
+)
+from accountant.bookkeeping.price_book_versions import BookVersion, Made, Prices
+from accountant.bookkeeping.provider_invoices import Invoices, Journalled
+from accountant.core.periods import Month, zone
+from accountant.ledger.journal import Act, ActKind, NewAct, anew, record
+from accountant.ledger.protocols import Quarantined
+from accountant.prices.price_book import PriceBook
+from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_DAY
+
+ENTRIES: Final[tuple[ActKind, ...]] = (
+    "closed", "reopened", "published", "repriced", "corrected", "refused", "adjusted",
+)  # fmt: skip
+"""The kinds of acts that `fold` is about."""
+_CREDITED = "credited"
+"""In an adjustment's content: the node and span that it is for."""
+_CORRECTIONS = TypeAdapter(tuple[Correction, ...])
+_ADJUSTMENT = TypeAdapter(Adjustment)
+
+
+def fold(acts: Iterable[Act], seen: int) -> Books:
+    """The books that acts of `ENTRIES` add up to, in the order of recording. seen: the number of the last act of any
+    kind."""
+    closed: dict[str, ClosedMonth] = {}
+    corrections: list[Correction] = []
+    adjustments: list[Adjustment] = []
+    refused: list[Correction] = []
+    for act in acts:
+        match act.kind:
+            case "closed":
+                content = json.loads(act.content)
+                closed[act.subject] = ClosedMonth(
+                    act.subject, content["hash"], content["statement"], content["priced_by"], act.at_ms, act.who
+                )
+            case "reopened":
+                closed.pop(act.subject, None)
+                # What they corrected is part of the month again.
+                corrections = [correction for correction in corrections if correction.month != act.subject]
+                refused = [one for one in refused if one.month != act.subject]
+            case "published":
+                closed[act.subject] = replace(closed[act.subject], published=True)
+            case "repriced":
+                closed[act.subject] = replace(closed[act.subject], priced_by=json.loads(act.content)["priced_by"])
+            case "corrected":
+                corrections += _CORRECTIONS.validate_json(act.content)
+            case "refused":
+                refused += _CORRECTIONS.validate_json(act.content)
+            case "adjusted":
+                adjustments.append(_ADJUSTMENT.validate_json(act.content))
+    return Books(
+        tuple(closed[name] for name in sorted(closed)), tuple(corrections), tuple(adjustments), tuple(refused), seen
+    )
+
+
+def stated(closed: ClosedMonth) -> Statement:
+    """The statement of a closed month, from its bytes."""
+    return from_canonical(closed.content.encode())
+
+
+def credited(acts: Iterable[Act]) -> list[NodeSpan]:
+    """Spans of nodes that adjustments among these acts are for."""
+    contents = [json.loads(act.content) for act in acts if act.kind == "adjusted"]
+    return [NodeSpan.model_validate(content[_CREDITED]) for content in contents if _CREDITED in content]
+
+
+def closing(final: Statement) -> NewAct:
+    """Of a statement that says its month, and who closes it."""
+    assert final.month is not None
+    assert final.closing is not None
+    content = {"statement": canonical(final).decode(), "hash": final.hash, "priced_by": final.price_book_version}
+    by = final.closing
+    return NewAct(by.at_ms, "closed", final.month, by.who, by.reason, json.dumps(content))
+
+
+def repricing(month: str, version: str, who: str, reason: str, at_ms: int) -> NewAct:
+    """From now on the closed month is corrected by that version of the price book."""
+    return NewAct(at_ms, "repriced", month, who, reason, json.dumps({"priced_by": version}))
+
+
+def correcting(month: str, corrections: Sequence[Correction], who: str, reason: str, at_ms: int) -> NewAct:
+    """Corrections of one closed month."""
+    content = json.dumps([asdict(correction) for correction in corrections], default=as_text)
+    return NewAct(at_ms, "corrected", month, who, reason, content)
+
+
+def refusing(month: str, lines: Sequence[Correction], who: str, reason: str, at_ms: int) -> NewAct:
+    """What arrived late for a closed month and is not booked."""
+    content = json.dumps([asdict(line) for line in lines], default=as_text)
+    return NewAct(at_ms, "refused", month, who, reason, content)
+
+
+def adjusting(adjustment: Adjustment, span: NodeSpan | None = None) -> NewAct:
+    """span: what the credit is for, where it is for a node."""
+    content = asdict(adjustment)
+    if span is not None:
+        content[_CREDITED] = span.model_dump(mode="json")
+    return NewAct(
+        adjustment.at_ms, "adjusted", adjustment.month, adjustment.who, adjustment.reason,
+        json.dumps(content, default=as_text),
+    )  # fmt: skip
+
+
+class Credits:
+    """timezone: of the months. books: all acts folded, as of now."""
+
+    def __init__(
+        self, ledger: Journalled, prices: Prices, clock: Clock, timezone: str, books: Callable[[], Books]
+    ) -> None:
+        self._ledger = ledger
+        self._prices = prices
+        self._clock = clock
+        self._timezone = timezone
+        self._zone = zone(timezone)
+        self._books = books
+
+    @anew
+    def adjust(self, new: NewAdjustment, who: str) -> Adjustment:
+        """Book an approved credit or charge in the open month. Raises CannotClose."""
+        book = self._prices.current
+        if book is None:
+            raise CannotClose("without a price book there is no currency to adjust in")
+        books = self._books()
+        now, booked_in = self._clock.wall_ms(), self._booked_in(books, new.month)
+        adjustment = _booked(new, books.seen + 1, booked_in, book.currency, who, now)
+        self._ledger.record([adjusting(adjustment)], books.seen)
+        return adjustment
+
+    def preview(self, span: NodeSpan) -> list[CreditLine]:
+        """What a credit for a node would be, by team. Raises CannotClose."""
+        month = Month.of(span.start_ms, self._zone)
+        if span.end_ms > month.span(self._zone)[1]:
+            raise CannotClose(f"a credit is about one month: end it with {month}, and book the rest by itself")
+        closed = self._books().of(str(month))
+        book = self._prices.of(closed.priced_by) if closed is not None else self._prices.current
+        if book is None:
+            raise CannotClose("without a price book nothing was billed")
+        try:
+            refuse_twice(span, credited(self._ledger.acts("adjusted")))
+            return credit_lines(self._ledger, book, span, self._timezone)
+        except ValueError as error:
+            raise CannotClose(str(error)) from error
+
+    @anew
+    def credit(self, span: NodeSpan, who: str, reason: str, approved_by: str) -> list[Adjustment]:
+        """Book the credit for a node: one per team that was billed for it, all or none. Raises CannotClose."""
+        books = self._books()
+        lines = [line for line in self.preview(span) if line.amount]
+        book, month = self._prices.current, str(Month.of(span.start_ms, self._zone))
+        if book is None or not lines:
+            raise CannotClose(f"nobody was billed for {span.text}")
+        now, booked_in = self._clock.wall_ms(), self._booked_in(books, month)
+        found = []
+        for number, line in enumerate(lines, books.seen + 1):
+            try:
+                new = NewAdjustment(
+                    month=month, team=line.team, amount=line.amount, reason=f"{reason} ({span.text})",
+                    approved_by=approved_by,
+                )  # fmt: skip
+            except ValueError as error:
+                raise CannotClose(str(error)) from error
+            found.append(_booked(new, number, booked_in, book.currency, who, now))
+        self._ledger.record([adjusting(adjustment, span) for adjustment in found], books.seen)
+        return found
+
+    def _booked_in(self, books: Books, month: str) -> str:
+        first, current = (str(Month.of(at, self._zone)) for at in (self._ledger.extent()[0], self._clock.wall_ms()))
+        return books.booked_in(month, first, current)
+
+
+def _booked(new: NewAdjustment, number: int, booked_in: str, currency: str, who: str, at_ms: int) -> Adjustment:
+    """accountant.bookkeeping.corrections_and_adjustments.booked. Raises CannotClose."""
+    try:
+        return booked(new, number=number, booked_in=booked_in, currency=currency, who=who, at_ms=at_ms)
+    except ValueError as error:
+        raise CannotClose(str(error)) from error
+
+
+MOST_QUARANTINED = 10_000
+
+
+class Kept(Journalled, Protocol):
+    """And with what it did not book."""
+
+    def quarantined(self, limit: int = 1000) -> list[Quarantined]: ...
+
+
+class Bookkeeper:
+    """timezone: of the months. grace_days: how long after its end a month waits for late records. look_back: how
+    many closed months are always looked at for late facts."""
+
+    def __init__(
+        self, ledger: Kept, clock: Clock, timezone: str = "UTC", grace_days: int = 5, look_back: int = 12
+    ) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._timezone = timezone
+        self._zone = zone(timezone)
+        self._look_back, self._turn = look_back, 0
+        self._grace_ms = grace_days * MS_PER_DAY
+        self.prices = Prices(ledger, lambda book: refuse_other_currency(self.books(), book.currency))
+        self.invoices = Invoices(ledger, self.prices, clock, timezone, self.books)
+        self.credits = Credits(ledger, self.prices, clock, timezone, self.books)
+        self._books: Books | None = None
+        self._waiting: tuple[Proposal, ...] = ()
+
+    def books(self) -> Books:
+        """All acts folded, as of now."""
+        known, seen = self._books, self._ledger.last_act()
+        if known is not None and known.seen == seen:
+            return known
+        self._books = fold(self._ledger.acts(*ENTRIES), seen)
+        return self._books
+
+    def closed_ms(self) -> int:
+        """The end of the newest closed month, 0 where none is: labels of time before it stay."""
+        latest = self.books().latest
+        return Month.parse(latest.month).span(self._zone)[1] if latest else 0
+
+    def status(self, month: Month, books: Books | None = None) -> Status:
+        """Of a month at this moment."""
+        found = (books or self.books()).of(str(month))
+        if found is not None:
+            return "published" if found.published else "closed"
+        end = month.span(self._zone)[1]
+        now = self._clock.wall_ms()
+        return "open" if now < end else "grace" if now < end + self._grace_ms else "due"
+
+    def month(self, month: Month, teams: Collection[str] | None = None) -> Statement:
+        """The statement of a month: the kept bytes of a closed one, else as the ledger stands, up to now.
+
+        teams None: of the whole cluster."""
+        whole = self.kept(month)
+        if whole is None:
+            whole = self._open(month, self.books(), self.prices.current)
+        return whole if teams is None else for_teams(whole, teams)
+
+    def kept(self, month: Month) -> Statement | None:
+        """The statement of a closed month, from its bytes."""
+        closed = self.books().of(str(month))
+        return None if closed is None else stated(closed)
+
+    def beside(self, month: Month) -> Beside:
+        """What is booked in that month beside its metered time."""
+        return beside(self.books(), month)
+
+    def later(self, month: Month) -> Beside:
+        """What is booked about that month in others."""
+        return later(self.books(), month)
+
+    def priced_by(self, kept: Statement | None) -> PriceBook | None:
+        """The price book a kept statement was made with, else the one in force."""
+        return self.prices.current if kept is None else self.prices.of(kept.price_book_version)
+
+    def standing(self, month: Month) -> list[Objection]:
+        """What a close of that month would have to acknowledge."""
+        books = self.books()
+        if books.of(str(month)) is not None:
+            return []
+        return self._objections(self._open(month, books, self.prices.current), month, books)
+
+    def preview(self, month: Month, book: PriceBook) -> tuple[Statement, Statement]:
+        """The month's lines as they stand and as `book` would price them; of a closed month its lines with all
+        corrections, as the ledger gives them now."""
+        books = self.books()
+        closed = books.of(str(month))
+        if closed is not None:
+            return self._open(month, books, self.prices.of(closed.priced_by)), self._open(month, books, book)
+        taken = self.invoices.made(book, self.invoices.standing(without=month)).book
+        return self._open(month, books, self.prices.current), self._open(month, books, taken)
+
+    def reconcile(self, month: Month, invoice: Invoice) -> Reconciliation:
+        """The invoice against the month's bills as the ledger stands. Raises CannotClose."""
+        return self.invoices.reconcile(month, invoice)
+
+    def close(self, month: Month, who: str, reason: str = "", acknowledged: Sequence[str] = ()) -> ClosedMonth:
+        """Freeze the month's statement. What waits for earlier months has to be acknowledged. Raises CannotClose."""
+        end = month.span(self._zone)[1]
+        now = self._clock.wall_ms()
+        books = self.books()
+        before = month.previous.span(self._zone)
+        earlier = any(line.accounts_gpu_us.total for line in self._ledger.usage(*before, ()))
+        refuse_out_of_order(books, month, end, now, earlier)
+        draft = self._open(month, books, self.prices.current)
+        standing = self._objections(draft, month, books)
+        refuse_unless_acknowledged(standing, acknowledged, reason)
+        final = replace(
+            draft,
+            status="closed",
+            closing=Closing(now, who, reason, tuple(objection.text for objection in standing)),
+            previous_hash=books.latest.hash if books.latest is not None else None,
+        )
+        record(self._ledger, [closing(final)], books.seen)
+        return self._closed(month)
+
+    def reopen(self, month: Month, who: str, reason: str) -> None:
+        """Open the newest closed month again. Raises CannotClose."""
+        books = self.books()
+        refuse_reopening(books, str(month), reason)
+        record(self._ledger, [NewAct(self._clock.wall_ms(), "reopened", str(month), who, reason)], books.seen)
+
+    def publish(self, month: Month, who: str, reason: str = "") -> ClosedMonth:
+        """From now on the closed month stays closed. Raises CannotClose."""
+        books = self.books()
+        found = books.of(str(month))
+        if found is None:
+            raise CannotClose(f"{month} is not closed")
+        if not found.published:
+            record(self._ledger, [NewAct(self._clock.wall_ms(), "published", str(month), who, reason)], books.seen)
+        return self._closed(month)
+
+    def correct(self, who: str) -> list[Correction]:
+        """Take up every proposal, of all closed months; the new corrections. An admin's act."""
+        books = self.books()
+        after, acts = self._corrected(books, who, books.closed)
+        if acts:
+            record(self._ledger, acts, books.seen)
+            self._noted(books.closed, [])
+        return list(after.corrections[len(books.corrections) :])
+
+    def proposals(self, month: Month | None = None) -> list[Proposal]:
+        """What arrived late and waits to be taken up or refused: for that closed month, without one for the newest and
+        for those that something was found for when they were looked at last."""
+        books = self.books()
+        known = {one.month for one in self.waiting} | {one.month for one in books.closed[-self._look_back :]}
+        asked = [one for one in books.closed if one.month == str(month) or (month is None and one.month in known)]
+        found = self._proposals(books, asked)
+        self._noted(asked, found)
+        return found
+
+    def look_lately(self) -> list[Proposal]:
+        """The proposals that were not known yet, of the newest closed months and of one of the older ones, each in its
+        turn: what is found there is as exact, and looking costs the same for ever."""
+        books = self.books()
+        older, newest = books.closed[: -self._look_back], books.closed[-self._look_back :]
+        self._turn += 1
+        asked = (*older[self._turn % len(older) :][:1], *newest) if older else newest
+        known = {one.id for one in self.waiting}
+        found = self._proposals(books, asked)
+        self._noted(asked, found)
+        return [one for one in found if one.id not in known]
+
+    @property
+    def waiting(self) -> tuple[Proposal, ...]:
+        """The proposals that were found when closed months were looked at last."""
+        return self._waiting
+
+    def take(self, month: Month, proposal_id: str, who: str, reason: str = "") -> list[Correction]:
+        """Book a proposal as corrections in the first open month. Raises CannotClose."""
+        found, books = self._chosen(month, proposal_id)
+        act = correcting(found.month, found.lines, who, reason or "late facts", self._clock.wall_ms())
+        record(self._ledger, [act], books.seen)
+        self._decided(found)
+        return list(found.lines)
+
+    def refuse(self, month: Month, proposal_id: str, who: str, reason: str) -> Proposal:
+        """Keep a proposal as refused: the month stays as it was stated. Raises CannotClose."""
+        if not reason.strip():
+            raise CannotClose("refusing what arrived late needs a reason")
+        found, books = self._chosen(month, proposal_id)
+        act = refusing(found.month, found.lines, who, reason, self._clock.wall_ms())
+        record(self._ledger, [act], books.seen)
+        self._decided(found)
+        return found
+
+    def _chosen(self, month: Month, proposal_id: str) -> tuple[Proposal, Books]:
+        books = self.books()
+        closed = books.of(str(month))
+        if closed is None:
+            raise CannotClose(f"{month} is not closed: what arrives for it counts by itself")
+        waiting = self._proposals(books, [closed])
+        return chosen(waiting[0] if waiting else None, str(month), proposal_id), books
+
+    def _proposals(self, books: Books, months: Sequence[ClosedMonth]) -> list[Proposal]:
+        before = len(books.corrections)
+        found = []
+        for closed in months:
+            lines = self._corrected(books, "", [closed])[0].corrections[before:]
+            if lines:
+                found.append(proposal(closed.month, lines[0].booked_in, lines))
+        return found
+
+    def _noted(self, asked: Sequence[ClosedMonth], found: Sequence[Proposal]) -> None:
+        months = {one.month for one in asked}
+        rest = [one for one in self._waiting if one.month not in months]
+        self._waiting = tuple(sorted([*rest, *found], key=lambda one: one.month))
+
+    def _decided(self, done: Proposal) -> None:
+        self._waiting = tuple(one for one in self._waiting if one.month != done.month)
+
+    def take_file(self, book: PriceBook, path: str) -> BookVersion | None:
+        """The price book's file into force, where it says something new; months that follow their invoices go on doing
+        so. Raises CannotClose."""
+        with self.prices.deciding:
+            if self.prices.filed(book):
+                return None
+            return self.prices.enter([self.made(book)], "file", path, "", self._clock.wall_ms())
+
+    def made(self, book: PriceBook) -> Made:
+        """The book with the rates of months that follow their invoices. Raises CannotClose."""
+        return self.invoices.made(book, self.invoices.standing())
+
+    def reprice(self, month: Month, book: PriceBook, who: str, reason: str) -> list[Correction]:
+        """Take a book into force; a closed month is corrected by it, and follows no invoice any more. The new
+        corrections. Raises CannotClose."""
+        if not reason.strip():
+            raise CannotClose("a re-pricing needs a reason")
+        with self.prices.deciding:
+            made = self.invoices.made(book, self.invoices.standing(without=month))
+            return self._priced(month, Made(book, book), made, who, reason)
+
+    def true_up(self, month: Month, invoice: Invoice, who: str, reason: str) -> tuple[PriceBook, list[Correction]]:
+        """Price the month by the invoice's rates: its new book, and corrections if it is closed. Raises CannotClose."""
+        if not reason.strip():
+            raise CannotClose("a true-up needs a reason")
+        with self.prices.deciding:
+            own, in_force = self.invoices.true_up(month, invoice)
+            kept = self.invoices.act(month, invoice, who, reason)
+            return own.book, self._priced(month, own, in_force, who, reason, [kept])
+
+    def _priced(
+        self, month: Month, own: Made, in_force: Made, who: str, reason: str, before: Sequence[NewAct] = ()
+    ) -> list[Correction]:
+        """Take a book into force; a closed month is corrected by its own. All of it, with the acts before it, is
+        recorded at once."""
+        now = self._clock.wall_ms()
+        books = self.books()
+        closed = books.of(str(month))
+        if closed is None:
+            self.prices.enter([in_force], "put", who, reason, now, before=before)
+            return []
+        if self._proposals(books, [closed]):
+            raise CannotClose(
+                f"what arrived late for {month} waits: take it up or refuse it, then price the month again"
+            )
+        repriced = replace(closed, priced_by=own.book.version)
+        months = tuple(repriced if one.month == closed.month else one for one in books.closed)
+        after, corrected = self._corrected(replace(books, closed=months), who, [repriced], own.book)
+        acts = [repricing(closed.month, own.book.version, who, reason, now), *corrected]
+        self.prices.enter([own, in_force], "put", who, reason, now, before=before, after=acts, seen=books.seen)
+        return list(after.corrections[len(books.corrections) :])
+
+    def _open(self, month: Month, books: Books, book: PriceBook | None) -> Statement:
+        """As the ledger stands, up to now for a running month, with what is booked in it."""
+        start, end = month.span(self._zone)
+        end = max(start, min(end, self._clock.wall_ms()))
+        return build(
+            bills(self._ledger, book, start, end, ("team",), self._timezone),
+            book,
+            self._ledger.policies(start, end),
+            start,
+            end,
+            self._timezone,
+            beside(books, month),
+            unused_commitments(self._ledger, book, start, end, self._timezone),
+        )
+
+    def _corrected(
+        self, books: Books, who: str, months: Sequence[ClosedMonth], new: PriceBook | None = None
+    ) -> tuple[Books, list[NewAct]]:
+        """The books with what late facts changed about closed months, and the acts that book it. new: a book that is
+        not recorded yet, which a month may name."""
+        acts: list[NewAct] = []
+        corrections = list(books.corrections)
+        booked_in = books.open_month()
+        for closed in months:
+            assert booked_in is not None
+            entering = new is not None and closed.priced_by == new.version
+            book = new if entering else self.prices.of(closed.priced_by)
+            kept = stated(closed)
+            reason = "priced again" if closed.priced_by != kept.price_book_version else "late facts"
+            present = self._open(Month.parse(closed.month), books, book).every_line
+            refused = of_month(books.refused, closed.month)
+            elsewhere = moved(refused, present) if entering else []
+            if elsewhere:
+                acts.append(refusing(closed.month, elsewhere, who, reason, self._clock.wall_ms()))
+            found = differences(
+                kept.every_line,
+                [*of_month(corrections, closed.month), *refused, *elsewhere],
+                present,
+                month=closed.month,
+                booked_in=booked_in,
+                reason=reason,
+                currency=book.currency if book else None,
+            )
+            if found:
+                corrections += found
+                acts.append(correcting(closed.month, found, who, reason, self._clock.wall_ms()))
+        return replace(books, corrections=tuple(corrections)), acts
+
+    def _objections(self, statement: Statement, month: Month, books: Books) -> list[Objection]:
+        start, end = month.span(self._zone)
+        spans = map(_span, self._ledger.quarantined(MOST_QUARANTINED))
+        inside = sum(1 for first, last in spans if first < end and last >= start)
+        waiting = [one.month for one in self._proposals(books, books.closed[-self._look_back :])]
+        in_grace = self._clock.wall_ms() < end + self._grace_ms
+        return [*objections(statement, inside, in_grace), *waiting_elsewhere(waiting)]
+
+    def _closed(self, month: Month) -> ClosedMonth:
+        found = self.books().of(str(month))
+        assert found is not None
+        return found
+
+
+def _span(record: Quarantined) -> tuple[int, int]:
+    """The first and last millisecond that a record which was not booked speaks of: an interval its own, a pod's facts
+    all instants of the pod's life that they name; what names no instant the one when it came."""
+    content = json.loads(record.content)
+    if "start_ms" in content and "end_ms" in content:
+        instants = [content["start_ms"], content["end_ms"] - 1]
+    else:
+        named = [content.get(f"{name}_ms") for name in ("created", "scheduled", "started", "ended")]
+        instants = [at for at in named if at is not None] or [content.get("observed_ms", record.received_ms)]
+    return min(instants), max(instants)

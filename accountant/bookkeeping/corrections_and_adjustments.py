@@ -1,0 +1,225 @@
+"""Turns late records into correction lines of a closed month, and computes credits and charges.
+
+The closed lines and every correction booked since, taken together, are compared with the lines as the ledger and
+the price book would give them now. What differs is booked in the open month, one line per team, account, kind
+of GPU and price: a changed price gives the reversal at the old one and a line at the new one. In GPU-µs the
+closed lines and all corrections always add up to the present lines, exactly. Pure.
+
+An adjustment is an amount for one team, booked in an open month about that or an earlier one, with who booked it,
+who approved it and why. It never changes a line: it stands beside them and is due with them. Pure.
+
+Time that the books have as `down` is billed to nobody and needs no credit. This is for what was billed all the same:
+a node that hung while its pods held it, a fabric that failed. The credit is the billed time of the node's holders
+at its price, times a share, in whole minor units that add up. A span of a node is credited once. Asks the ledger;
+what it decides is pure. Who books it is accountant.bookkeeping.bookkeeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from accountant.billing.bills import start_up, told_apart
+from accountant.billing.costs import ALLOCATED, BILLED, DETAILS, LINE_ACCOUNTS, PRICED_BY, quantify, total_cost
+from accountant.billing.statements import Adjustment, Correction, StatementLine
+from accountant.core.amounts import Share
+from accountant.core.periods import Month, utc
+from accountant.ledger.protocols import Ledger
+from accountant.prices.price_book import PriceBook
+from accountant.wire.policy_models import IDLE
+from accountant.wire.usage_models import Dimension
+from gputally.base.money import Money, exact_product, gpu_hours, minor_places, payable
+from gputally.server.config_models import Model
+
+_Key = tuple[str, int, int, str, str, str, Decimal]
+
+
+def differences(
+    stated: Iterable[StatementLine],
+    booked: Iterable[Correction],
+    present: Iterable[StatementLine],
+    *,
+    month: str,
+    booked_in: str,
+    reason: str,
+    currency: str | None,
+) -> tuple[Correction, ...]:
+    """What has to be booked in `booked_in` so that `month` adds up again; of nothing where it does.
+
+    A line's hours are those of its own GPU-µs, its cost their product with the price: None where unpriced."""
+    time: dict[_Key, int] = {}
+    sample: dict[_Key, StatementLine] = {}
+    for sign, lines in (
+        (-1, stated),
+        (-1, (correction.line for correction in booked)),
+        (1, present),
+    ):
+        for line in lines:
+            key = _key(line)
+            time[key] = time.get(key, 0) + sign * line.gpu_us
+            sample[key] = line
+    changed = [_line(sample[key], time[key]) for key in sorted(time) if time[key]]
+    amounts = [Money(line.cost or Decimal(0), currency) if currency else None for line in changed]
+    rounded = payable({i: money for i, money in enumerate(amounts) if money is not None}, currency) if currency else {}
+    return tuple(
+        Correction(month, booked_in, reason, line, rounded[i].amount if i in rounded else Decimal(0))
+        for i, line in enumerate(changed)
+    )
+
+
+def _key(line: StatementLine) -> _Key:
+    return (
+        line.team,
+        LINE_ACCOUNTS.index(line.account),
+        DETAILS.index(line.detail),
+        line.gpu_model,
+        line.capacity_type,
+        line.price_row or "",
+        line.unit_price if line.unit_price is not None else Decimal(-1),
+    )
+
+
+def _line(sample: StatementLine, gpu_us: int) -> StatementLine:
+    hours = gpu_hours(abs(gpu_us)).copy_sign(Decimal(gpu_us))
+    cost = exact_product(sample.unit_price, hours) if sample.unit_price is not None else None
+    if sample.account not in BILLED:
+        cost = Decimal(0)
+    return replace(sample, gpu_us=gpu_us, gpu_hours=hours, cost=cost)
+
+
+def of_month(corrections: Sequence[Correction], month: str) -> list[Correction]:
+    """Those about that month, wherever they are booked."""
+    return [correction for correction in corrections if correction.month == month]
+
+
+_MAX = Decimal(10) ** 12
+
+
+class NewAdjustment(Model):
+    """amount: negative for a credit, in whole minor units of the price book's currency."""
+
+    month: str
+    team: str = Field(min_length=1, max_length=253)
+    amount: Annotated[Decimal, BeforeValidator(lambda value: Decimal(value) if type(value) is int else value)]
+    reason: str = Field(min_length=1, max_length=1000)
+    approved_by: str = Field(min_length=1, max_length=253)
+
+    @field_validator("month")
+    @classmethod
+    def _month(cls, text: str) -> str:
+        return str(Month.parse(text))
+
+    @field_validator("amount")
+    @classmethod
+    def _amount(cls, amount: Decimal) -> Decimal:
+        if not amount.is_finite() or not amount or not -_MAX <= amount <= _MAX:
+            raise ValueError(f"an adjustment is an amount other than 0, at most {_MAX:.0e}")
+        return amount
+
+
+def booked(new: NewAdjustment, *, number: int, booked_in: str, currency: str, who: str, at_ms: int) -> Adjustment:
+    """The adjustment as it is booked. Raises ValueError for a fraction of a minor unit, or one that its own
+    author approves."""
+    places = minor_places(currency)
+    if new.amount != round(new.amount, places):
+        raise ValueError(f"{new.amount} {currency} is no whole number of minor units ({places} decimals)")
+    if new.approved_by == who:
+        raise ValueError(f"{who!r} books it, so somebody else has to approve it")
+    if new.month > booked_in:
+        raise ValueError(f"{new.month} lies after {booked_in}, in which it would be booked")
+    return Adjustment(
+        id=f"adjustment-{number}",
+        month=new.month,
+        booked_in=booked_in,
+        team=new.team,
+        amount=round(new.amount, places),
+        currency=currency,
+        reason=new.reason,
+        who=who,
+        approved_by=new.approved_by,
+        at_ms=at_ms,
+    )
+
+
+_BY: tuple[Dimension, ...] = ("team", "cluster", "node", *PRICED_BY)
+
+
+class NodeSpan(Model):
+    """A node over [start_ms, end_ms). share: of what was billed, 1 for all of it."""
+
+    cluster: str = Field(max_length=253)
+    node: str = Field(min_length=1, max_length=253)
+    start_ms: int = Field(ge=0)
+    end_ms: int
+    share: Share = Decimal(1)
+
+    @model_validator(mode="after")
+    def _some(self) -> NodeSpan:
+        if self.start_ms >= self.end_ms:
+            raise ValueError("the span ends at or before it begins")
+        if not self.share:
+            raise ValueError("a share of 0 is no credit")
+        return self
+
+    def overlaps(self, other: NodeSpan) -> bool:
+        return (
+            (self.cluster, self.node) == (other.cluster, other.node)
+            and self.start_ms < other.end_ms
+            and other.start_ms < self.end_ms
+        )
+
+    @property
+    def text(self) -> str:
+        """For whoever reads the books."""
+        return f"node {self.node}, {utc(self.start_ms)} to {utc(self.end_ms)}"
+
+
+@dataclass(frozen=True, slots=True)
+class CreditLine:
+    """What one team was billed for the node, and its credit (negative, whole minor units)."""
+
+    team: str
+    gpu_us: int
+    billed: Decimal
+    amount: Decimal
+
+
+def credit_lines(ledger: Ledger, book: PriceBook, span: NodeSpan, timezone: str) -> list[CreditLine]:
+    """By team; of nobody where nobody held anything. Raises ValueError where held time has no price."""
+    where: Mapping[Dimension, Collection[str]] = {"cluster": (span.cluster,), "node": (span.node,)}
+    found = told_apart(ledger, book, span.start_ms, span.end_ms, _BY, where, timezone)
+    held = [
+        charge for charge in start_up(found, book.billing, _BY) if charge.account in ALLOCATED and charge.key[0] != IDLE
+    ]
+    billed: dict[str, tuple[int, Decimal]] = {}
+    for (team,), parts in quantify(((charge.key[0],), charge) for charge in held).items():
+        cost = total_cost(parts)
+        if cost is None:
+            raise ValueError(f"time of {team!r} on {span.node} has no price: nothing was billed for it")
+        billed[team] = sum(part.gpu_us for part in parts), cost
+    exact = {team: Money(exact_product(cost, -span.share), book.currency) for team, (_, cost) in billed.items()}
+    amounts = payable(exact, book.currency) if exact else {}
+    return [CreditLine(team, gpu_us, cost, amounts[team].amount) for team, (gpu_us, cost) in sorted(billed.items())]
+
+
+def cluster_of(ledger: Ledger, node: str, start_ms: int, end_ms: int) -> str:
+    """The cluster that has a node of that name in the span. Raises ValueError for none, or several."""
+    found = [line.key["cluster"] for line in ledger.usage(start_ms, end_ms, ("cluster",), {"node": (node,)})]
+    if len(found) != 1:
+        raise ValueError(
+            f"{node!r} is in {len(found)} clusters ({', '.join(found)}): say which"
+            if found
+            else f"no GPU of a node {node!r} was there in that span"
+        )
+    return found[0]
+
+
+def refuse_twice(span: NodeSpan, credited: Sequence[NodeSpan]) -> None:
+    """Raises ValueError where some of the span was credited already."""
+    before = next((other for other in credited if other.overlaps(span)), None)
+    if before is not None:
+        raise ValueError(f"credited already: {before.text}")

@@ -1,0 +1,287 @@
+"""Compares the provider's invoice with a month's bills, line by line, and derives true-up rates.
+
+Invoice lines of one kind of GPU (model, region, capacity type) are one pool; so are the month's bills of such GPUs.
+What was paid for in advance and nobody took up stays visible beside what teams used, whoever owns the commitment.
+What a pool's invoice has beyond its bills is `unmatched` (negative where the books bill more); an invoice line
+that no GPU of ours answers to is unmatched whole. A true-up is those rates by which the bills of a month's pools come
+to its invoice; `trued_up` gives them to the rows of a price book, and leaves every other instant as it was. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import TypeAlias
+
+from pydantic import Field
+
+from accountant.billing.costs import Charge, quantify, total_cost
+from accountant.core.amounts import MAX_PLACES
+from accountant.core.periods import utc
+from accountant.prices.gpu_model_names import parse_gpu_model
+from accountant.prices.price_book import Price, PriceBook, PriceRow
+from accountant.wire.policy_models import IDLE
+from gputally.base.money import exact_sum
+from gputally.server.config_models import Model
+
+_AFTER = "@after-"
+"""In the id of a row, and behind it the month from whose end on the row holds again."""
+
+
+MOST_ITEM = 500
+"""Characters of an item's name."""
+
+
+MOST_AMOUNT = 10**12
+"""Of one line of an invoice, in its currency."""
+
+
+class CannotTrueUp(ValueError):
+    """The invoice does not say enough to give every price row one rate: which, and what would help."""
+
+
+class InvoiceLine(Model):
+    """What the provider charges for one kind of item in the month; gpu_model "" where it is no GPU of ours."""
+
+    item: str = Field(min_length=1, max_length=MOST_ITEM)
+    gpu_model: str = Field(default="", max_length=200)
+    region: str = Field(default="", max_length=200)
+    capacity_type: str = Field(default="", max_length=50)
+    amount: Decimal = Field(ge=-MOST_AMOUNT, le=MOST_AMOUNT, decimal_places=MAX_PLACES)
+    currency: str = Field(pattern=r"^[A-Z]{3}$")
+
+
+class Invoice(Model):
+    """source: the file, for whoever reads the books later."""
+
+    source: str = Field(min_length=1, max_length=1000)
+    lines: tuple[InvoiceLine, ...] = Field(min_length=1, max_length=10_000)
+
+
+class KeptInvoice(Model):
+    """act: of the books, by which it was kept."""
+
+    act: int
+    invoice: Invoice
+
+
+class ReconciledLine(Model):
+    """invoice = teams + idle + unused_commitments + unmatched, exactly. items: of the invoice. rate: by which the bills
+    would come to it, None where nothing of it was used."""
+
+    items: tuple[str, ...]
+    gpu_model: str
+    region: str
+    capacity_type: str
+    invoice: Decimal
+    teams: Decimal
+    idle: Decimal
+    unused_commitments: Decimal
+    unmatched: Decimal
+    gpu_us: int
+    rate: Decimal | None
+
+
+class Reconciliation(Model):
+    """not_invoiced: priced bills that no invoice line answers to. unpriced_gpu_us: billed time without a price."""
+
+    month: str
+    currency: str
+    source: str
+    lines: tuple[ReconciledLine, ...]
+    invoice: Decimal
+    teams: Decimal
+    idle: Decimal
+    unused_commitments: Decimal
+    unmatched: Decimal
+    not_invoiced: Decimal
+    unpriced_gpu_us: int
+
+
+_Kind: TypeAlias = tuple[str, str, str]
+"""Model, region and capacity type, as far as an invoice tells them apart."""
+
+
+class TrueUpRate(Model):
+    """Of one kind of GPU, per GPU and hour; "" as in InvoiceLine. source: of the invoice."""
+
+    gpu_model: str
+    region: str
+    capacity_type: str
+    rate: Decimal
+    source: str
+
+    @property
+    def kind(self) -> _Kind:
+        return self.gpu_model, self.region, self.capacity_type
+
+
+class TrueUp(Model):
+    """The rates of a month's invoices, as they were taken into force."""
+
+    month: str
+    rates: tuple[TrueUpRate, ...]
+
+    def after(self, earlier: TrueUp | None) -> TrueUp:
+        """With the rates of earlier invoices of the month, such as another provider's, where this one has none."""
+        found = {one.kind: one for one in (*(earlier.rates if earlier else ()), *self.rates)}
+        return TrueUp(month=self.month, rates=tuple(found[kind] for kind in sorted(found)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Invoice lines of one kind of GPU, and the charges that belong to it."""
+
+    lines: tuple[InvoiceLine, ...]
+    charges: tuple[Charge, ...]
+
+    @property
+    def kind(self) -> _Kind:
+        return _kind(self.lines[0])
+
+
+def reconcile(month: str, invoice: Invoice, charges: Sequence[Charge], currency: str) -> Reconciliation:
+    """charges: the month's bills by team. Raises ValueError for an invoice in another currency."""
+    other = sorted({line.currency for line in invoice.lines} - {currency})
+    if other:
+        raise ValueError(f"the invoice is in {', '.join(other)} and the price book in {currency}")
+    billed = [charge for charge in charges if charge.billed]
+    pools, rest = _pools(invoice.lines, billed)
+    lines = tuple(_line(pool) for pool in pools)
+    return Reconciliation(
+        month=month,
+        currency=currency,
+        source=invoice.source,
+        lines=lines,
+        invoice=exact_sum(line.invoice for line in lines),
+        teams=exact_sum(line.teams for line in lines),
+        idle=exact_sum(line.idle for line in lines),
+        unused_commitments=exact_sum(line.unused_commitments for line in lines),
+        unmatched=exact_sum(line.unmatched for line in lines),
+        not_invoiced=_cost(rest),
+        unpriced_gpu_us=sum(charge.gpu_us for charge in billed if charge.unpriced),
+    )
+
+
+def true_up(invoice: Invoice, charges: Sequence[Charge], month: str) -> TrueUp:
+    """The rates of the invoice. Raises CannotTrueUp where no line answers to a GPU of the month, or one of them answers
+    to time that no row prices."""
+    rates = []
+    for pool in _pools(invoice.lines, [charge for charge in charges if charge.billed])[0]:
+        line = _line(pool)
+        if line.rate is None:
+            continue
+        if any(charge.unpriced for charge in pool.charges):
+            raise CannotTrueUp(f"{' '.join(pool.kind)}: has time without a price; give it a row first")
+        gpu_model, region, capacity_type = pool.kind
+        found = {"gpu_model": gpu_model, "region": region, "capacity_type": capacity_type, "source": invoice.source}
+        rates.append(TrueUpRate(rate=line.rate, **found))
+    if not rates:
+        raise CannotTrueUp("no line of the invoice answers to a GPU of the month")
+    return TrueUp(month=month, rates=tuple(rates))
+
+
+def trued_up(book: PriceBook, true: TrueUp, charges: Sequence[Charge], span: tuple[int, int]) -> PriceBook:
+    """The book with the month's rows at the true-up's rates; charges: the month's bills by that book, which say
+    what each row stands for. Raises CannotTrueUp."""
+    rates: dict[str, TrueUpRate] = {}
+    of_kind = {one.kind: one for one in true.rates}
+    for charge in charges:
+        kind = _best(of_kind, charge) if charge.billed else None
+        if kind is None or charge.row is None:
+            continue
+        if rates.setdefault(charge.row.id, of_kind[kind]).rate != of_kind[kind].rate:
+            raise CannotTrueUp(
+                f"price row {charge.row.id!r} stands for several invoice lines: give it a region or capacity type"
+            )
+    rows: list[PriceRow] = []
+    for price in book.prices:
+        rate = rates.get(price.id)
+        rows += [price.row] if rate is None else _cut(price, span, rate, true.month)
+    return PriceBook.model_validate(book.model_dump(by_alias=True) | {"rows": [row.model_dump() for row in rows]})
+
+
+def _cut(price: Price, span: tuple[int, int], trued: TrueUpRate, month: str) -> list[PriceRow]:
+    """The row before the month, at the invoice's rate inside it, and after it, as far as it was valid there."""
+    row, begin, stop = price.row, max(price.start_ms, span[0]), min(price.end_ms, span[1])
+    # After several months in a row, too, an id is the row's own with one month.
+    own = row.id.partition(_AFTER)[0]
+    found = [row.model_copy(update={"valid_to": utc(begin)})] if price.start_ms < begin else []
+    inside = {
+        "id": f"{own}@{month}", "price": trued.rate, "instance": None, "amortised": None, "discount": Decimal(0),
+        "valid_from": utc(begin), "valid_to": utc(stop), "source": f"invoice: {trued.source}"[:1000],
+        "as_of": utc(stop)[:10],
+    }  # fmt: skip
+    found.append(row.model_copy(update=inside))
+    if stop < price.end_ms:
+        after = {"id": f"{own}{_AFTER}{month}", "valid_from": utc(stop)}
+        found.append(row.model_copy(update=after))
+    return found
+
+
+def _pools(lines: Iterable[InvoiceLine], charges: Iterable[Charge]) -> tuple[list[_Pool], list[Charge]]:
+    """Pools by kind, and the charges that belong to none."""
+    kinds: dict[_Kind, list[InvoiceLine]] = {}
+    for line in lines:
+        # What is no GPU of ours stays a line of its own, or its items could not be told apart.
+        kinds.setdefault(_kind(line) if line.gpu_model else ("", line.item, line.region), []).append(line)
+    found: dict[_Kind, list[Charge]] = {kind: [] for kind in kinds}
+    rest: list[Charge] = []
+    for charge in charges:
+        best = _best(kinds, charge)
+        (rest if best is None else found[best]).append(charge)
+    return [_Pool(tuple(kinds[kind]), tuple(found[kind])) for kind in sorted(kinds)], rest
+
+
+def _best(kinds: Iterable[_Kind], charge: Charge) -> _Kind | None:
+    """The kind that says most about a charge."""
+    fitting = [kind for kind in kinds if kind[0] and _fits(kind, charge)]
+    return max(fitting, key=lambda kind: (sum(map(bool, kind)), len(kind[0]), kind), default=None)
+
+
+def _kind(line: InvoiceLine) -> _Kind:
+    return line.gpu_model, line.region, line.capacity_type
+
+
+def _fits(kind: _Kind, charge: Charge) -> bool:
+    model, region, capacity_type = kind
+    return (
+        parse_gpu_model(model).covers(parse_gpu_model(charge.place.gpu_model))
+        and region in ("", charge.place.region)
+        and capacity_type in ("", charge.place.capacity_type)
+    )
+
+
+def _line(pool: _Pool) -> ReconciledLine:
+    invoice = exact_sum(line.amount for line in pool.lines)
+    unused = _cost([charge for charge in pool.charges if charge.account == "unused_commitment"])
+    taken = [charge for charge in pool.charges if charge.account != "unused_commitment"]
+    idle = _cost([charge for charge in taken if charge.key[0] == IDLE])
+    teams = exact_sum([_cost(taken), -idle])
+    parts = [part for several in quantify(((), charge) for charge in pool.charges).values() for part in several]
+    hours = Fraction(exact_sum(part.gpu_hours for part in parts))
+    gpu_model, region, capacity_type = pool.kind
+    return ReconciledLine(
+        items=tuple(sorted({line.item for line in pool.lines})),
+        gpu_model=gpu_model,
+        region=region,
+        capacity_type=capacity_type,
+        invoice=invoice,
+        teams=teams,
+        idle=idle,
+        unused_commitments=unused,
+        unmatched=exact_sum([invoice, -teams, -idle, -unused]),
+        gpu_us=sum(charge.gpu_us for charge in pool.charges),
+        rate=Decimal(round(Fraction(invoice) / hours * 10**MAX_PLACES)).scaleb(-MAX_PLACES)
+        if hours and invoice > 0
+        else None,
+    )
+
+
+def _cost(charges: Iterable[Charge]) -> Decimal:
+    """Of what has a price."""
+    priced = [charge for charge in charges if not charge.unpriced]
+    parts = [part for several in quantify(((), charge) for charge in priced).values() for part in several]
+    return total_cost(parts) or Decimal(0)

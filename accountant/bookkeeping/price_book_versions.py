@@ -1,0 +1,227 @@
+"""Keeps every version of the price book, and compares two of them for a month.
+
+A book comes from the file that the settings name, or from somebody who put it there (a re-pricing, a true-up).
+The newest act counts. A file is taken when its content is not that of the last file taken, so a restart does not
+undo what was put since. Every version stays readable for ever: statements name theirs. A version is a base, as somebody
+wrote it, with the rates of the months that follow their invoices: those are known by themselves, so that a later base
+gets them too (accountant.bookkeeping.bookkeeper).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal
+
+from accountant.billing.statements import Statement, StatementLine
+from accountant.bookkeeping.invoice_reconciliation import TrueUp
+from accountant.ledger.journal import Act, Journal, NewAct, record
+from accountant.prices.price_book import PriceBook
+from gputally.base.money import exact_sum
+from gputally.server.config_models import Model
+
+Origin = Literal["file", "put"]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A price book, and what it is made of: the base as somebody wrote it, and the rates of months' invoices."""
+
+    book: PriceBook
+    base: PriceBook
+    true_ups: tuple[TrueUp, ...] = ()
+
+    def content(self, origin: Origin) -> str:
+        """For the act."""
+        found: dict[str, object] = {"origin": origin, "book": self.book.model_dump(mode="json", by_alias=True)}
+        if self.true_ups:
+            found["base"] = self.base.model_dump(mode="json", by_alias=True)
+            found["true_ups"] = [one.model_dump(mode="json") for one in self.true_ups]
+        return json.dumps(found)
+
+
+@dataclass(frozen=True, slots=True)
+class BookVersion(Made):
+    """A price book and how it came into force. number: of its act."""
+
+    version: str = ""
+    number: int = 0
+    at_ms: int = 0
+    origin: Origin = "file"
+    who: str = ""
+    reason: str = ""
+
+
+class Prices:
+    """The price books of a journal. Thread-safe; reads the journal once. check: raises AccountantError for a book that
+    must not come into force."""
+
+    def __init__(self, journal: Journal, check: Callable[[PriceBook], None]) -> None:
+        self._journal = journal
+        self._check = check
+        self._lock = threading.Lock()
+        self.deciding = threading.RLock()
+        """Held by whoever makes the next book of the one in force, until it is taken."""
+        self._versions = [_version(act) for act in journal.acts("prices")]
+
+    @property
+    def current(self) -> PriceBook | None:
+        """The book in force."""
+        versions = self._versions
+        return versions[-1].book if versions else None
+
+    @property
+    def versions(self) -> tuple[BookVersion, ...]:
+        """Oldest first."""
+        return tuple(self._versions)
+
+    @property
+    def latest(self) -> BookVersion | None:
+        """How the book in force came to be."""
+        return self._versions[-1] if self._versions else None
+
+    def of(self, version: str) -> PriceBook | None:
+        """The book of that version; None for one that was never in force ("" is none at all)."""
+        found = self.version(version)
+        return found.book if found is not None else None
+
+    def version(self, version: str) -> BookVersion | None:
+        return next((found for found in self._versions if found.version == version), None)
+
+    def filed(self, base: PriceBook) -> bool:
+        """Whether it is what the file said when it was last taken."""
+        files = [found.base.version for found in self._versions if found.origin == "file"]
+        return bool(files) and files[-1] == base.version
+
+    def try_out(self, book: PriceBook, now_ms: int) -> None:
+        """In force for this process alone; nothing is recorded. Raises what the check raises."""
+        self._check(book)
+        with self._lock:
+            self._versions.append(BookVersion(book, book, (), book.version, 0, now_ms, "file", "", "tried out"))
+
+    def take(self, book: PriceBook, origin: Origin, who: str, reason: str, now_ms: int) -> BookVersion | None:
+        """`enter` for a book as it was written."""
+        return self.enter([Made(book, book)], origin, who, reason, now_ms)
+
+    def enter(
+        self,
+        made: Sequence[Made],
+        origin: Origin,
+        who: str,
+        reason: str,
+        now_ms: int,
+        *,
+        before: Sequence[NewAct] = (),
+        after: Sequence[NewAct] = (),
+        seen: int | None = None,
+    ) -> BookVersion | None:
+        """Take the last of these books into force; None where that changes nothing. Those before it can be named by
+        statements from now on, and are not in force.
+
+        before, after: acts that are recorded with it, all or none. seen: see accountant.ledger.journal.record. Raises
+        accountant.core.errors.LedgerUnavailable, BooksMoved, and what the check raises; nothing is recorded then."""
+        last = made[-1]
+        with self._lock:
+            if origin == "file" and self.filed(last.base):
+                return None
+            known = {last.book.version, *(found.version for found in self._versions)}
+            new = [one for one in made[:-1] if one.book.version not in known]
+            stays = origin == "put" and self.latest is not None and self.latest.version == last.book.version
+            entering = [] if stays and not new else [*new, last]
+            for one in entering:
+                self._check(one.book)
+            acts = [NewAct(now_ms, "prices", one.book.version, who, reason, one.content(origin)) for one in entering]
+            if not (acts or before or after):
+                return None
+            recorded = record(self._journal, [*before, *acts, *after], seen)
+            self._versions += [_version(act) for act in recorded[len(before) : len(before) + len(acts)]]
+            return None if stays else self._versions[-1]
+
+
+def _version(act: Act) -> BookVersion:
+    content = json.loads(act.content)
+    book = PriceBook.model_validate(content["book"])
+    base = PriceBook.model_validate(content["base"]) if "base" in content else book
+    true_ups = tuple(TrueUp.model_validate(one) for one in content.get("true_ups", ()))
+    return BookVersion(book, base, true_ups, act.subject, act.number, act.at_ms, content["origin"], act.who, act.reason)
+
+
+_Key = tuple[str, str, str]
+
+
+class PriceChange(Model):
+    """Exact costs; None where some of the time has no price under that book."""
+
+    team: str
+    gpu_model: str
+    capacity_type: str
+    gpu_us: int
+    before: Decimal | None
+    after: Decimal | None
+
+
+class PriceDiff(Model):
+    """Only groups whose cost changes; the totals are of everything that has a price, unused commitments too."""
+
+    month: str
+    currency_before: str | None
+    currency_after: str | None
+    version_before: str
+    version_after: str
+    changes: tuple[PriceChange, ...]
+    total_before: Decimal
+    total_after: Decimal
+    unpriced_before_us: int
+    unpriced_after_us: int
+
+
+def difference(month: str, before: Statement, after: Statement) -> PriceDiff:
+    """By how much `after` differs from `before`: two statements of the same time under two books."""
+    old, new = _costs(before.every_line), _costs(after.every_line)
+    time: dict[_Key, int] = {}
+    for line in after.every_line:
+        time[_key(line)] = time.get(_key(line), 0) + line.gpu_us
+    zero = Decimal(0)
+    return PriceDiff(
+        month=month,
+        currency_before=before.currency,
+        currency_after=after.currency,
+        version_before=before.price_book_version,
+        version_after=after.price_book_version,
+        changes=tuple(
+            PriceChange(
+                team=key[0],
+                gpu_model=key[1],
+                capacity_type=key[2],
+                gpu_us=time.get(key, 0),
+                before=old.get(key, zero),
+                after=new.get(key, zero),
+            )
+            for key in sorted({*old, *new})
+            if old.get(key, zero) != new.get(key, zero)
+        ),
+        total_before=_total(before),
+        total_after=_total(after),
+        unpriced_before_us=before.unpriced_gpu_us,
+        unpriced_after_us=after.unpriced_gpu_us,
+    )
+
+
+def _total(stated: Statement) -> Decimal:
+    return exact_sum(line.cost for line in stated.every_line if line.cost is not None)
+
+
+def _key(line: StatementLine) -> _Key:
+    return line.team, line.gpu_model, line.capacity_type
+
+
+def _costs(lines: Iterable[StatementLine]) -> dict[_Key, Decimal | None]:
+    found: dict[_Key, Decimal | None] = {}
+    for line in lines:
+        before = found.get(_key(line), Decimal(0))
+        unknown = before is None or line.cost is None
+        found[_key(line)] = None if unknown else exact_sum([before or Decimal(0), line.cost or Decimal(0)])
+    return found

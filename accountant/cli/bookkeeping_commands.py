@@ -1,0 +1,380 @@
+"""Runs the commands for months, prices, corrections, credits, deliveries, retired GPUs and the provider's invoice.
+
+Each asks a running accountant (or, with --db, one on a stopped ledger), prints what stands then, and says in
+one line why the books refused.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from pydantic import BaseModel, RootModel
+from rich.console import Group
+
+from accountant.api.bookkeeping_models import (
+    BookedAdjustment,
+    BookedCorrection,
+    Credit,
+    DeliveryState,
+    Period,
+    PriceVersion,
+    Repriced,
+    WaitingProposal,
+)
+from accountant.bookkeeping.price_book_versions import PriceDiff
+from accountant.cli import terminal_tables
+from accountant.cli.connection_options import Printed, Server, Zoned, answer, connected
+from accountant.ledger.protocols import GpuOwnership, RetiredDevice
+from gputally.base.errors import CannotStart
+
+Month = Annotated[str, typer.Argument(help="A calendar month: 2026-10.")]
+Reason = Annotated[str, typer.Option(help="Why, for whoever reads the books later.")]
+
+
+class _Periods(RootModel[tuple[Period, ...]]):
+    pass
+
+
+class _Corrections(RootModel[tuple[BookedCorrection, ...]]):
+    pass
+
+
+class _Proposals(RootModel[tuple[WaitingProposal, ...]]):
+    pass
+
+
+class _Adjustments(RootModel[tuple[BookedAdjustment, ...]]):
+    pass
+
+
+class _Versions(RootModel[tuple[PriceVersion, ...]]):
+    pass
+
+
+def register_months(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    for command in (
+        months,
+        close,
+        reopen,
+        publish,
+        proposals,
+        correct,
+        corrections,
+        adjust,
+        credit,
+        adjustments,
+        reprice,
+        prices,
+    ):
+        app.command()(command)
+
+
+@connected
+def months(output: Printed = "table", *, at: Zoned) -> None:
+    """Every month, whether it is open or closed, and its hash."""
+    with at.asking() as remote:
+        found = remote.ask(_Periods, "/v1/periods")
+    answer(output, lambda: terminal_tables.periods(found.root), found.root)
+
+
+@connected
+def close(
+    month: Month,
+    acknowledge: Annotated[
+        list[str] | None,
+        typer.Option(help="grace, unpriced, quarantined, coverage or proposals (repeatable); needs a reason."),
+    ] = None,
+    reason: Reason = "",
+    output: Printed = "table",
+    *,
+    at: Zoned,
+) -> None:
+    """Close a month: its statement never changes again. Refused while something stands against it."""
+    with at.asking() as remote:
+        body = {"reason": reason, "acknowledge": acknowledge or []}
+        done = remote.act(Period, f"/v1/periods/{month}/close", body)
+    answer(output, lambda: terminal_tables.periods([done]), done)
+
+
+@connected
+def reopen(
+    month: Month,
+    reason: Reason,
+    output: Printed = "table",
+    *,
+    at: Zoned,
+) -> None:
+    """Open the newest closed month again, before it is published."""
+    with at.asking() as remote:
+        done = remote.act(Period, f"/v1/periods/{month}/reopen", {"reason": reason})
+    answer(output, lambda: terminal_tables.periods([done]), done)
+
+
+@connected
+def publish(
+    month: Month,
+    reason: Reason = "",
+    output: Printed = "table",
+    *,
+    at: Zoned,
+) -> None:
+    """A closed month goes out; it cannot be opened again."""
+    with at.asking() as remote:
+        done = remote.act(Period, f"/v1/periods/{month}/publish", {"reason": reason})
+    answer(output, lambda: terminal_tables.periods([done]), done)
+
+
+@connected
+def proposals(
+    act: Annotated[Literal["list", "take", "refuse"], typer.Argument(help="What to do.")] = "list",
+    month: Annotated[str, typer.Argument(help="The closed month that one waits for: 2026-10.")] = "",
+    proposal: Annotated[str, typer.Argument(help="Its id, as the list shows it.")] = "",
+    reason: Reason = "",
+    output: Printed = "table",
+    *,
+    at: Zoned,
+) -> None:
+    """What arrived late for closed months and waits, with its effect by team; take one up, or refuse it."""
+    if act != "list" and not (month and proposal):
+        raise typer.BadParameter(f"{act} needs the month and the proposal's id, as `proposals` lists them")
+    if act == "refuse" and not reason.strip():
+        raise typer.BadParameter("refuse needs a --reason")
+    with at.asking() as remote:
+        place = f"/v1/periods/{month}/proposals"
+        if act == "take":
+            booked = remote.act(_Corrections, f"{place}/{proposal}/take", {"reason": reason}).root
+            answer(output, lambda: terminal_tables.corrections(booked), booked)
+            return
+        if act == "refuse":
+            found: tuple[WaitingProposal, ...] = (
+                remote.act(WaitingProposal, f"{place}/{proposal}/refuse", {"reason": reason}),
+            )
+        else:
+            found = remote.ask(_Proposals, place if month else "/v1/proposals").root
+    answer(output, lambda: terminal_tables.proposals(found, refused=act == "refuse"), found)
+
+
+@connected
+def correct(output: Printed = "table", *, at: Zoned) -> None:
+    """Take up every proposal: book all that arrived late for closed months."""
+    with at.asking() as remote:
+        done = remote.act(_Corrections, "/v1/corrections", {}).root
+    answer(output, lambda: terminal_tables.corrections(done), done)
+
+
+@connected
+def corrections(
+    month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
+    output: Printed = "table",
+    *,
+    at: Zoned,
+) -> None:
+    """Corrections of closed months, with the month they are about and the one they are booked in."""
+    with at.asking() as remote:
+        found = remote.ask(_Corrections, "/v1/corrections", {"booked_in": month}).root
+    answer(output, lambda: terminal_tables.corrections(found), found)
+
+
+@connected
+def adjust(
+    month: Annotated[str, typer.Argument(help="The month it is about: 2026-10.")],
+    team: Annotated[str, typer.Option(help="Whose account.")],
+    amount: Annotated[str, typer.Option(help="Negative for a credit: --amount=-125.50")],
+    reason: Reason,
+    approved_by: Annotated[str, typer.Option(help="Who approved it: somebody else than you.")],
+    output: Printed = "table",
+    *,
+    at: Zoned,
+) -> None:
+    """Book an approved credit or charge, for example for a failed node."""
+    body = {"month": month, "team": team, "amount": amount, "reason": reason, "approved_by": approved_by}
+    with at.asking() as remote:
+        done = remote.act(BookedAdjustment, "/v1/adjustments", body)
+    answer(output, lambda: terminal_tables.adjustments([done]), done)
+
+
+@connected
+def credit(
+    node: Annotated[str, typer.Argument(help="The node that failed.")],
+    start: Annotated[str, typer.Option(help="From when: a date, RFC 3339 or epoch ms.")],
+    end: Annotated[str, typer.Option(help="Until when.")],
+    cluster: Annotated[str | None, typer.Option(help="Where several have a node of that name.")] = None,
+    share: Annotated[str, typer.Option(help="Of what was billed: 0.5 is half.")] = "1",
+    book: Annotated[bool, typer.Option("--book", help="Book it; without it, only show.")] = False,
+    reason: Reason = "",
+    approved_by: Annotated[str, typer.Option(help="Who approved it: somebody else than you.")] = "",
+    output: Printed = "table",
+    *,
+    at: Zoned,
+) -> None:
+    """Show what teams were billed for a node; with --book, credit it to them."""
+    if book and not (reason.strip() and approved_by.strip()):
+        raise typer.BadParameter("--book needs a --reason and --approved-by")
+    body = {"node": node, "start": start, "end": end, "share": share} | ({"cluster": cluster} if cluster else {})
+    with at.asking() as remote:
+        if not book:
+            shown = remote.act(Credit, "/v1/credits/preview", body)
+            answer(output, lambda: terminal_tables.credit(shown), shown, shown.lines)
+            return
+        done = remote.act(_Adjustments, "/v1/credits", {**body, "reason": reason, "approved_by": approved_by})
+    answer(output, lambda: terminal_tables.adjustments(done.root), done.root)
+
+
+@connected
+def adjustments(
+    month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
+    output: Printed = "table",
+    *,
+    at: Zoned,
+) -> None:
+    """Approved credits and charges."""
+    with at.asking() as remote:
+        found = remote.ask(_Adjustments, "/v1/adjustments", {"booked_in": month}).root
+    answer(output, lambda: terminal_tables.adjustments(found), found)
+
+
+@connected
+def reprice(
+    month: Month,
+    book: Annotated[Path, typer.Option(help="The price book that shall be in force.")],
+    apply: Annotated[bool, typer.Option("--apply", help="Take it into force; without it, only show.")] = False,
+    reason: Reason = "",
+    output: Printed = "table",
+    *,
+    at: Zoned,
+) -> None:
+    """Show what another price book changes about a month; with --apply take it into force.
+
+    Open months are priced by it from then on; a closed month is corrected by it."""
+    try:
+        content = book.read_bytes()
+    except OSError as error:
+        raise CannotStart(f"{book}: {error.strerror}") from error
+    if apply and not reason.strip():
+        raise typer.BadParameter("--apply needs a --reason")
+    with at.asking() as remote:
+        if not apply:
+            shown = remote.send(PriceDiff, "/v1/prices/preview", content, "application/yaml", {"month": month})
+            answer(output, lambda: terminal_tables.price_diff(shown), shown, shown.changes)
+            return
+        done = remote.send(Repriced, "/v1/prices", content, "application/yaml", {"month": month, "reason": reason})
+    booked = terminal_tables.in_force(done.difference.version_after, done.corrections)
+    answer(output, lambda: Group(terminal_tables.price_diff(done.difference), booked), done, done.difference.changes)
+
+
+@connected
+def prices(output: Printed = "table", *, at: Zoned) -> None:
+    """Every price book that was in force, and who put it there."""
+    with at.asking() as remote:
+        found = remote.ask(_Versions, "/v1/prices/versions").root
+    answer(output, lambda: terminal_tables.price_versions(found, UTC), found)
+
+
+class _Owners(BaseModel):
+    gpus: tuple[GpuOwnership, ...]
+    next_after: str | None
+
+
+class _Moved(RootModel[tuple[GpuOwnership, ...]]):
+    pass
+
+
+class _Retired(RootModel[tuple[RetiredDevice, ...]]):
+    pass
+
+
+def register_capacity(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    app.command()(gpus)
+    app.command()(retire)
+
+
+@connected
+def gpus(
+    act: Annotated[Literal["owners", "move"], typer.Argument(help="What to do.")] = "owners",
+    node: Annotated[
+        str, typer.Option(help="owners: only GPUs that this node had or claims; move: the new owner.")
+    ] = "",
+    gpu: Annotated[list[str] | None, typer.Option(help="UUID of one GPU (repeatable with move).")] = None,
+    cluster: Annotated[str, typer.Option(help="Of this cluster (move; default: the only one).")] = "",
+    moved: Annotated[
+        bool, typer.Option("--moved", help="owners: only GPUs that changed their owner or that another node claims.")
+    ] = False,
+    since: Annotated[
+        str, typer.Option(help="move: from when on (default: from the present owner's newest record on).")
+    ] = "",
+    reason: Annotated[str, typer.Option(help="move: why, for whoever reads the audit trail later.")] = "",
+    output: Printed = "table",
+    *,
+    at: Zoned,
+) -> None:
+    """Which node each GPU belonged to; confirm that GPUs moved to another node."""
+    named = gpu or []
+    if act == "move":
+        if not (node and named and reason.strip()):
+            raise typer.BadParameter("move needs --node, --gpu and --reason")
+        body = {"cluster": cluster, "node": node, "gpus": named, "since": since, "reason": reason}
+        with at.asking() as remote:
+            found: tuple[GpuOwnership, ...] = remote.act(_Moved, "/v1/gpus/move", body).root
+    else:
+        if len(named) > 1:
+            raise typer.BadParameter("owners takes one --gpu")
+        asked = {"cluster": cluster, "node": node, "gpu": named[0] if named else "", "moved": str(moved).lower()}
+        found, after = (), ""
+        with at.asking() as remote:
+            while True:
+                page = remote.ask(_Owners, "/v1/gpus/owners", {**asked, "after": after})
+                found += page.gpus
+                if page.next_after is None:
+                    break
+                after = page.next_after
+    answer(output, lambda: terminal_tables.gpu_owners(found), found)
+
+
+@connected
+def retire(
+    reason: Annotated[str, typer.Option(help="Why, for whoever reads the audit trail later.")],
+    node: Annotated[str, typer.Option(help="All GPUs that were seen on this node last.")] = "",
+    gpu: Annotated[list[str] | None, typer.Option(help="UUID of one GPU (repeatable).")] = None,
+    cluster: Annotated[str, typer.Option(help="Of this cluster; alone: all of it (default: the only one).")] = "",
+    since: Annotated[str, typer.Option(help="From when on: a date or RFC 3339 (default: now).")] = "",
+    output: Printed = "table",
+    *,
+    at: Zoned,
+) -> None:
+    """Take GPUs that went for good out of the capacity; what they missed until then stays unmetered."""
+    body = {"cluster": cluster, "node": node, "gpus": gpu or [], "since": since, "reason": reason}
+    with at.asking() as remote:
+        done = remote.act(_Retired, "/v1/gpus/retire", body).root
+    answer(output, lambda: terminal_tables.retired(done), done)
+
+
+class _Deliveries(RootModel[tuple[DeliveryState, ...]]):
+    pass
+
+
+def register_deliveries(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command("deliveries")(deliveries)
+
+
+@connected
+def deliveries(
+    again: Annotated[str | None, typer.Option(help="Key of what is to be sent once more; needs a reason.")] = None,
+    reason: Annotated[str, typer.Option(help="Why, for whoever reads the trail later.")] = "",
+    output: Printed = "table",
+    *,
+    at: Server,
+) -> None:
+    """Reports and notices that went out by themselves, newest first, and what became of each."""
+    if again is not None and not reason:
+        raise typer.BadParameter("--again needs a --reason")
+    with at.asking() as remote:
+        if again is not None:
+            remote.act(DeliveryState, "/v1/deliveries/again", {"key": again, "reason": reason})
+        found = remote.ask(_Deliveries, "/v1/deliveries")
+    answer(output, lambda: terminal_tables.deliveries(found.root), found.root)

@@ -1,0 +1,136 @@
+"""Defines the options of commands that ask a running accountant, or, with `--db`, a stopped ledger.
+
+A command takes a `Server`, `Ledger`, `Zoned` or `Priced`; `connected` puts the options of that class in its place, so
+that each option is written once and every command has all of those that belong together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+from zoneinfo import ZoneInfo
+
+import typer
+from pydantic import BaseModel
+from rich.console import RenderableType
+
+from accountant.core import periods
+from accountant.wire.http_client import Remote, read_token
+from gputally.base.command_output import Output, show
+
+Printed = Annotated[Output, typer.Option("--output", "--format", help="How to print the answer.")]
+Timezone = Annotated[str | None, typer.Option(help="IANA zone of months and days.")]
+By = Annotated[str, typer.Option(help="Dimensions, comma-separated: team,queue,namespace,job,pod,gpu_model,node,…")]
+Start = Annotated[str | None, typer.Option(help="First instant: a date, RFC 3339 or epoch ms (default: this month).")]
+End = Annotated[str | None, typer.Option(help="First instant that is out (default: now).")]
+Where = Annotated[list[str] | None, typer.Option(help="Filter, for example --where team=vision (repeatable).")]
+
+
+def answer(
+    output: Output,
+    table: Callable[[], RenderableType],
+    found: BaseModel | Iterable[BaseModel],
+    records: Iterable[BaseModel] | None = None,
+) -> None:
+    """Print what was found. records: its lines, for CSV; without them those of `found`."""
+    several = [found] if isinstance(found, BaseModel) else list(found)
+    lines = several if records is None else records
+    document = found.model_dump(mode="json") if isinstance(found, BaseModel) else [_dumped(each) for each in several]
+    show(output, table, document, (_dumped(each) for each in lines))
+
+
+def _dumped(model: BaseModel) -> dict[str, Any]:
+    return model.model_dump(mode="json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A running accountant."""
+
+    url: Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="A running accountant.")] = "http://127.0.0.1:8080"
+    token_file: Annotated[Path | None, typer.Option(help="File with the bearer token for --url.")] = None
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(envvar="GPUTALLY_CA_FILE", help="Authorities trusted for https, PEM (default: the system's)."),
+    ] = None
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[Remote]:
+        token = read_token(self.token_file) if self.token_file is not None else None
+        yield Remote(self.url, token, self.ca_file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger(Server):
+    """The same, or one on a stopped ledger: on a free loopback port, behind a token of its own."""
+
+    db: Annotated[Path | None, typer.Option(help="A ledger file that no accountant has open, instead of --url.")] = None
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[Remote]:
+        if self.db is None:
+            with super().asking() as remote:
+                yield remote
+            return
+        # A question to a running accountant shall not wait for the whole accountant's modules.
+        from accountant.cli.offline_ledger import answering
+
+        with answering(self.db, **self._settings()) as remote:
+            yield remote
+
+    def _settings(self) -> dict[str, Any]:
+        """What else the accountant on a stopped ledger is told."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zoned(Ledger):
+    """For months and days, which are those of a zone."""
+
+    timezone: Timezone = None
+
+    @property
+    def zone(self) -> ZoneInfo:
+        """Raises ValueError for one that nobody knows."""
+        return periods.zone(self.timezone or "UTC")
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "timezone": self.timezone or "UTC"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced(Zoned):
+    """For money."""
+
+    prices: Annotated[Path | None, typer.Option(help="Price book, with --db.")] = None
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "prices": self.prices}
+
+
+def connected(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options of its Server in place of the parameter `at`."""
+    types = get_type_hints(command, include_extras=True)
+    where: type[Server] = types.pop("at")
+    shared = {field.name: field.default for field in fields(where)}
+    of_where = get_type_hints(where, include_extras=True)
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        at = where(**{name: given.pop(name) for name in shared})
+        command(**given, at=at)
+
+    signature = inspect.signature(command)
+    own = [each for each in signature.parameters.values() if each.name != "at"]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default) for name, default in shared.items()
+    ]
+    run.__annotations__ = {**types, **{name: of_where[name] for name in shared}}
+    parameters = [each.replace(annotation=run.__annotations__[each.name]) for each in (*own, *options)]
+    vars(run)["__signature__"] = signature.replace(parameters=parameters)
+    return run

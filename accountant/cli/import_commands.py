@@ -1,0 +1,294 @@
+"""Runs `import` (Prometheus, Slurm) and `slurm import`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from accountant.api.bookkeeping_models import PodReport, Taken
+from accountant.api.problems import Refusal
+from accountant.api.query_parameters import instant
+from accountant.cli.connection_options import Printed, Zoned, connected
+from accountant.core.claim_overlap import Span
+from accountant.history_import.import_chunks import KNOWN_LIMITS
+from accountant.history_import.import_run import Destination, Read, Summary, run
+from accountant.history_import.prometheus_source import History, Prometheus
+from accountant.history_import.slurm_history import SlurmHistory, offers
+from accountant.inventory import slurm_accounting
+from gputally.base.clock import SystemClock
+from gputally.base.command_output import Output, show
+from gputally.base.errors import AccountantError
+from gputally.base.terminal import Terminal
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
+from gputally.server.config_models import parse_duration
+
+import_app = typer.Typer(help="History from before any agent: Prometheus, or Slurm's accounting.", no_args_is_help=True)
+_SETTLED_MS = 10 * MS_PER_MINUTE
+"""After which nothing more is scraped or sent for an instant."""
+_SHOWN_IMPORT = 20
+
+
+class CannotImport(AccountantError):
+    """What was asked for cannot be imported: one line with the place and the reason."""
+
+
+def register_import(to: typer.Typer) -> None:
+    """Add the commands to the program."""
+    to.add_typer(import_app, name="import")
+
+
+@import_app.command("prometheus")
+@connected
+def from_prometheus(
+    source: Annotated[str, typer.Argument(metavar="URL", help="Of a Prometheus, or what speaks its HTTP API.")],
+    since: Annotated[str, typer.Option(help="How far back: 30d, 12h, or an instant.")] = "30d",
+    until: Annotated[str | None, typer.Option(help="First instant that is out (default: now).")] = None,
+    cluster: Annotated[str, typer.Option(help="Name of the cluster in the ledger, as agents have it.")] = "default",
+    match: Annotated[str, typer.Option(help="Further label matchers, for example 'cluster=\"prod\"'.")] = "",
+    scheduler: Annotated[str, typer.Option(help="Who places GPU pods, where kube_pod_scheduler is not scraped.")] = "",
+    label: Annotated[list[str] | None, typer.Option(help="Label of pods that may name a team (repeatable).")] = None,
+    chunk: Annotated[str | None, typer.Option(help="How much is asked for at a time (default: by devices).")] = None,
+    source_token_file: Annotated[Path | None, typer.Option(help="File with the bearer token for URL.")] = None,
+    source_ca_file: Annotated[Path | None, typer.Option(help="Authorities trusted for URL, PEM.")] = None,
+    source_header: Annotated[list[str] | None, typer.Option(help="NAME: VALUE sent to URL (repeatable).")] = None,
+    output: Printed = "table",
+    *,
+    at: Zoned,
+) -> None:
+    """Import what dcgm-exporter and kube-state-metrics recorded. Interrupted it goes on, done twice it adds nothing."""
+    now = SystemClock().wall_ms()
+    end = _instant(until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
+    wanted = _since(since, end, at), end
+    if wanted[0] >= end:
+        raise CannotImport(f"--since {since}: nothing lies between that and the end")
+    server = Prometheus(source, source_token_file, source_ca_file, dict(map(_header, source_header or ())))
+    history = History(server, match=match, scheduler=scheduler, team_labels=label or ())
+    length = _chunk(chunk) if chunk is not None else history.chunk_ms(end)
+    with at.asking() as remote:
+        to = Destination(remote, cluster, "prometheus", server.origin)
+        done = [(to, _import(to, history.read, wanted, length))]
+    _tell(done, output)
+
+
+@import_app.command("slurm")
+@connected
+def from_slurm(
+    file: Annotated[Path, typer.Argument(help="What `sacct --parsable2 --duplicates` printed, with its heading.")],
+    cluster: Annotated[
+        str | None, typer.Option(help="Name in the ledger (default: Slurm's own, from the column Cluster).")
+    ] = None,
+    nodes: Annotated[
+        Path | None, typer.Option(help="What `sinfo --Node --noheader --format '%N|%G'` printed: GPUs of the nodes.")
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="TYPE=MODEL: what a GPU type of Slurm is called (repeatable).")
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="First instant (default: that of the first job).")] = None,
+    until: Annotated[str | None, typer.Option(help="First instant that is out (default: now).")] = None,
+    output: Printed = "table",
+    *,
+    at: Zoned,
+) -> None:
+    """Import allocations from Slurm's accounting. Interrupted it goes on, done twice it adds nothing."""
+    reading = slurm_accounting.read(_bytes(file), at.zone)
+    complain = Terminal(stderr=True)
+    offered, faults = offers(_bytes(nodes).decode("utf-8", "replace")) if nodes is not None else ({}, [])
+    _complain(complain, nodes or file, faults)
+    _complain(complain, file, reading.faults)
+    names = sorted({job.cluster for job in reading.runs})
+    if cluster is not None and len(names) > 1:
+        raise CannotImport(f"{file}: jobs of {', '.join(names)}: each is imported under its own name, so no --cluster")
+    now = SystemClock().wall_ms()
+    end = _instant(until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
+    done: list[tuple[Destination, Summary]] = []
+    with at.asking() as remote:
+        for name in names:
+            jobs = [job for job in reading.runs if job.cluster == name]
+            history = SlurmHistory(jobs, offered, end, dict(map(_model, model or ())))
+            _complain(complain, file, history.faults)
+            if history.span is None:
+                complain.print(f"{file}: no job of {name or 'this file'} held a GPU", soft_wrap=True)
+                continue
+            first = _instant(since, at, history.span[0]) // MS_PER_HOUR * MS_PER_HOUR
+            last = min(end, -(-history.span[1] // MS_PER_HOUR) * MS_PER_HOUR)
+            to = Destination(remote, cluster or name or "default", "slurm", file.name)
+            done.append((to, _import(to, history.read, (first, last), MS_PER_DAY)))
+    _tell(done, output)
+
+
+def _import(to: Destination, read: Read, wanted: Span, chunk_ms: int) -> Summary:
+    with _bar(f"{to.source} → {to.cluster}") as progress:
+        return run(to, read, wanted, chunk_ms, progress)
+
+
+@contextlib.contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Drawn on a terminal, on stderr; elsewhere nothing is."""
+    console = Terminal(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+        console=console, disable=not console.is_terminal,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _tell(done: Sequence[tuple[Destination, Summary]], output: Output) -> None:
+    """What came of it, by cluster."""
+    records = [
+        {
+            "cluster": to.cluster, "source": to.source, "origin": to.origin, **asdict(summary),
+            "coverage": _coverage(summary), "limits": KNOWN_LIMITS[to.source],
+        }
+        for to, summary in done
+    ]  # fmt: skip
+    show(output, lambda: Group(*(part for to, summary in done for part in _told(to, summary))), records)
+
+
+def _coverage(summary: Summary) -> float | None:
+    """Part of what was known that was sent; None where nothing was."""
+    whole = summary.sent_us + summary.missing_us
+    return summary.sent_us / whole if whole else None
+
+
+def _told(to: Destination, summary: Summary) -> Iterator[RenderableType]:
+    """For people."""
+    if not summary.done:
+        yield Text(f"{to.cluster}: everything up to there is imported already; nothing was sent")
+        return
+    table = Table(title=f"Imported into {to.cluster} from {to.origin}", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, us in (
+        ("GPU-hours of capacity", summary.sent_us),
+        ("  of it held", summary.held_us),
+        ("  of that with unknown use", summary.unknown_us),
+        ("left to agents, who metered them", summary.metered_us),
+        ("of known GPUs, not recorded", summary.missing_us),
+        ("held by the books, without a GPU", summary.unplaced_us),
+    ):
+        table.add_row(name, f"{us / US_PER_HOUR:,.1f}")
+    coverage = _coverage(summary)
+    table.add_row("coverage", "–" if coverage is None else f"{coverage:.2%}")
+    table.add_row("GPUs, nodes", f"{summary.gpus:,}, {summary.nodes:,}")
+    yield table
+    for limit in KNOWN_LIMITS[to.source]:
+        yield Text(f"- {limit}")
+
+
+def _complain(
+    console: Console, file: Path, faults: list[slurm_accounting.Fault] | tuple[slurm_accounting.Fault, ...]
+) -> None:
+    for fault in faults[:_SHOWN_IMPORT]:
+        console.print(f"{file}: {fault.place}: {fault.reason}", soft_wrap=True)
+    if len(faults) > _SHOWN_IMPORT:
+        console.print(f"{file}: and {len(faults) - _SHOWN_IMPORT} more faults", soft_wrap=True)
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise CannotImport(f"{file}: {error.strerror}") from error
+
+
+def _instant(text: str | None, at: Zoned, otherwise: int) -> int:
+    if text is None:
+        return otherwise
+    try:
+        return instant("--until", text, at.zone)
+    except Refusal as error:
+        raise CannotImport(str(error)) from error
+
+
+def _since(text: str, end_ms: int, at: Zoned) -> int:
+    """A duration before the end, or an instant; at a whole hour."""
+    back = duration_ms(text)
+    start = _instant(text, at, 0) if back is None else end_ms - back
+    return start // MS_PER_HOUR * MS_PER_HOUR
+
+
+def duration_ms(text: str) -> int | None:
+    """None for what is none."""
+    try:
+        seconds = parse_duration(text)
+    except ValueError:
+        return None
+    return seconds * MS_PER_SECOND if isinstance(seconds, int) and seconds > 0 else None
+
+
+def _chunk(text: str) -> int:
+    length = duration_ms(text)
+    if length is None or length % MS_PER_HOUR or length > 7 * MS_PER_DAY:
+        raise CannotImport(f"--chunk {text}: whole hours, at most a week")
+    return length
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip() or any(ord(char) < 32 for char in text):
+        raise CannotImport("--source-header: write NAME: VALUE")
+    return name.strip(), value.strip()
+
+
+def _model(text: str) -> tuple[str, str]:
+    kind, equals, name = text.partition("=")
+    if not equals or not kind or not name:
+        raise CannotImport(f"--model {text}: write TYPE=MODEL, as a100=NVIDIA A100-SXM4-80GB")
+    return kind, name
+
+
+slurm_app = typer.Typer(help="Jobs of Slurm: who ran them, for which account.", no_args_is_help=True)
+PART = 5_000
+"""Jobs sent at a time."""
+_SHOWN_SLURM = 20
+
+
+class Unreadable(AccountantError):
+    """A file with nothing in it that could be taken."""
+
+
+def register_slurm(to: typer.Typer) -> None:
+    """Add the commands to the program."""
+    to.add_typer(slurm_app, name="slurm")
+
+
+@slurm_app.command("import")
+@connected
+def import_jobs(
+    file: Annotated[Path, typer.Argument(help="slurmdbd's REST answer (JSON), or `sacct --parsable2` with heading.")],
+    cluster: Annotated[str, typer.Option(help="Name of the Slurm cluster in the ledger.")] = "default",
+    *,
+    at: Zoned,
+) -> None:
+    """Name the jobs whose numbers the agents reported. Taking a file in twice changes nothing."""
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise Unreadable(f"{file}: {error.strerror}") from error
+    reading = slurm_accounting.read(raw, at.zone)
+    complain = Terminal(stderr=True)
+    for fault in reading.faults[:_SHOWN_SLURM]:
+        complain.print(f"{file}: {fault.place}: {fault.reason}", soft_wrap=True)
+    if len(reading.faults) > _SHOWN_SLURM:
+        complain.print(f"{file}: and {len(reading.faults) - _SHOWN_SLURM} more faults", soft_wrap=True)
+    if reading.faults and not reading.jobs:
+        raise Unreadable(f"{file}: no job could be read")
+    now = SystemClock().wall_ms()
+    facts = [slurm_accounting.facts(job, now) for job in reading.jobs]
+    with at.asking() as remote:
+        for begin in range(0, len(facts), PART):
+            body = msgspec.json.encode(PodReport(cluster, f"slurm ({file.name})", tuple(facts[begin : begin + PART])))
+            remote.send(Taken, "/v1/pods", body, "application/json")
+    Terminal().print(f"{len(facts):,} jobs of {cluster} taken, {len(reading.faults):,} records left out")

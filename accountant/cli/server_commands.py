@@ -1,0 +1,369 @@
+"""Runs `serve`, `backup`, `restore` and `token`.
+
+The exit code: 0 ended as it was told to, 70 the database failed and the process has to be started again.
+
+The accountant reads the file again within a second of a change, so a revoked token ends with the next request. Only the
+entry's own lines are taken out: comments and the other entries stay as they were written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+import yaml
+from pydantic import RootModel
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from accountant.cli import terminal_tables
+from accountant.cli.connection_options import Ledger, Printed, Server, Timezone, answer, connected
+from accountant.composition import Service
+from accountant.core.settings import host_and_port, load
+from accountant.runtime.guarded_clock import GuardedClock, boot_id
+from accountant.storage import backups
+from accountant.storage.backups import Backup
+from accountant.storage.duckdb_ledger import open_ledger
+from accountant.storage.parquet_archive import sha256
+from accountant.wire.http_client import Unanswered
+from gputally.base import atomic_file
+from gputally.base.clock import SystemClock
+from gputally.base.command_output import show
+from gputally.base.terminal import Terminal
+from gputally.base.yaml_file import FileFault
+from gputally.server import config_models, structlog_setup
+from gputally.server.https_server import serve as serving
+from gputally.server.tokens_and_grants import SCOPES, Scope, TokenEntry, TokenList, new_token
+
+EXIT_FAILED = 70
+"""EX_SOFTWARE of sysexits.h: a supervisor should start the process again."""
+
+_GC_ALLOCATIONS = 50_000
+"""Between collections: a batch makes thousands of objects, hardly any of them in cycles."""
+_SWITCH_S = 0.000_5
+"""How long a thread may compute before another one gets its turn. While the writer books a large group, every
+word on a socket would else wait the interpreter's 5 ms, several times per request."""
+
+
+def register_serve(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command()(serve)
+
+
+def serve(
+    config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the ledger.")] = None,
+    listen: Annotated[str | None, typer.Option(help="host:port to serve on.")] = None,
+    auth: Annotated[str | None, typer.Option(help="tokens, or off (loopback only).")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="Token file.")] = None,
+    prices: Annotated[Path | None, typer.Option(help="Price book.")] = None,
+    inventory: Annotated[Path | None, typer.Option(help="Inventory (YAML).")] = None,
+    callers: Annotated[Path | None, typer.Option(help="Who else is let in (YAML).")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM) to serve HTTPS with.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="Authorities of client certificates (PEM).")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Policy file.")] = None,
+    timezone: Timezone = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings in force and stop.")] = False,
+) -> None:
+    """Keep the ledger and serve it until SIGTERM or Ctrl-C."""
+    given = {
+        "data": data, "listen": listen, "auth": auth, "tokens": tokens, "prices": prices,
+        "inventory": inventory, "policy": policy, "callers": callers, "tls_cert": tls_cert, "tls_key": tls_key,
+        "tls_client_ca": tls_client_ca, "timezone": timezone, "log_level": log_level,
+    }  # fmt: skip
+    settings = load(config, os.environ, {name: value for name, value in given.items() if value is not None})
+    if print_config:
+        typer.echo(settings.as_yaml(), nl=False)
+        return
+    structlog_setup.configure(settings.log_level)
+    clock = GuardedClock(SystemClock(), settings.data / "clock.json", boot_id())
+    with Service(settings, clock) as service, _signals(service):
+        code = run(service)
+    raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def _signals(service: Service) -> Iterator[None]:
+    """SIGTERM and Ctrl-C end the service in order."""
+    before = {
+        number: signal.signal(number, lambda *_: service.over.set()) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def take_turns() -> None:
+    """Have the interpreter work as the accountant needs it."""
+    # What is loaded by now stays: a full collection need not walk all libraries while senders wait.
+    gc.freeze()
+    gc.set_threshold(_GC_ALLOCATIONS)
+    sys.setswitchinterval(_SWITCH_S)
+
+
+def run(service: Service) -> int:
+    """Serve until the service is over; the exit code."""
+    events = structlog.get_logger("accountant")
+    settings = service.settings
+    take_turns()
+    limits = settings.limits.of_connections()
+    with contextlib.ExitStack() as open_ports:
+        for listener in service.listeners:
+            address = open_ports.enter_context(serving(listener.app, *host_and_port(listener.listen), limits=limits))
+            events.info("serving_for_others", what=listener.what, url=address)
+        url = open_ports.enter_context(serving(service.app, settings.host, settings.port, service.tls, limits))
+        service.start()
+        events.info("serving", url=url, ledger=str(settings.ledger_file), auth=settings.auth)
+        service.over.wait()
+        events.info("stopping")
+    if service.failure is None:
+        return 0
+    typer.echo(f"gputally accountant: {service.failure}", err=True)
+    return EXIT_FAILED
+
+
+Archive = Annotated[Path | None, typer.Option(help="Folder of the archive (archive.to).")]
+
+
+class _Backups(RootModel[tuple[Backup, ...]]):
+    pass
+
+
+def register_backups(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    for command in (backup, restore):
+        app.command()(command)
+    app.command("backups")(list_backups)
+
+
+@connected
+def backup(
+    to: Annotated[Path | None, typer.Option(help="Folder here to put it in (default: the accountant's own).")] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="How many to have in --to at most; the oldest go (default: all).")
+    ] = None,
+    archive: Archive = None,
+    output: Printed = "table",
+    *,
+    at: Ledger,
+) -> None:
+    """Copy the whole ledger and verify the copy; a running accountant goes on meanwhile."""
+    if keep is not None and to is None:
+        raise typer.BadParameter("--keep is about the folder of --to")
+    if at.db is not None:
+        if not at.db.is_file():
+            raise backups.NoBackup(f"{at.db}: there is no ledger")
+        clock = SystemClock()
+        ledger = open_ledger(at.db, clock, archive=archive)
+        try:
+            made = backups.make(ledger, to or at.db.parent / "backups", clock.wall_ms())
+        finally:
+            ledger.close()
+    else:
+        made = _fetched(at, to)
+    if to is not None and keep is not None:
+        backups.prune(to, keep)
+    answer(output, lambda: terminal_tables.backups([made]), made)
+
+
+def _fetched(at: Server, to: Path | None) -> Backup:
+    with at.asking() as remote:
+        made = remote.act(Backup, "/v1/backups", {})
+        if to is not None:
+            place = to / f"{made.name}.duckdb"
+            remote.save(f"/v1/backups/{made.name}", place)
+            if sha256(place) != made.sha256:
+                place.unlink()
+                raise Unanswered(f"{place}: did not arrive as it was sent; it was removed")
+            place.with_suffix(".json").write_text(made.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return made
+
+
+@connected
+def list_backups(output: Printed = "table", *, at: Server) -> None:
+    """The backups in the accountant's folder, newest first."""
+    with at.asking() as remote:
+        found = remote.ask(_Backups, "/v1/backups").root
+    answer(output, lambda: terminal_tables.backups(found), found)
+
+
+def restore(
+    ledger: Annotated[Path, typer.Argument(help="The ledger file to make; there must be none.")],
+    source: Annotated[Path | None, typer.Option("--from", help="A backup's .duckdb file.")] = None,
+    archive: Archive = None,
+    output: Printed = "table",
+) -> None:
+    """Rebuild a lost ledger from a backup, from the archive, or from both; and check the books.
+
+    Agents send the rest when the accountant runs again."""
+    if source is None and archive is None:
+        raise typer.BadParameter("give --from BACKUP, --archive FOLDER, or both")
+    if source is not None:
+        backups.restore(source, ledger)
+    elif ledger.exists():
+        raise backups.NoBackup(f"{ledger}: there is a ledger already; move it away first")
+    clock = SystemClock()
+    restored = open_ledger(ledger, clock, archive=archive)
+    try:
+        start, end = restored.extent()
+        found = restored.examine(start, end)
+        newest = restored.trail(restored.last_act() - 1, 1)
+    finally:
+        restored.close()
+    act = newest[0] if newest else None
+    told = {
+        "ledger": str(ledger), "start_ms": start, "end_ms": end, "imbalance_gpu_us": found.total_us,
+        "act": act.number if act else 0, "act_ms": act.at_ms if act else None,
+    }  # fmt: skip
+    document = {**told, "lines": [str(line) for line in found.lines]}
+    show(output, lambda: terminal_tables.restored(ledger, start, end, act, found), document, [told])
+    if found.total_us:
+        raise typer.Exit(1)
+
+
+File = Annotated[Path, typer.Option("--file", help="The token file.")]
+
+
+def register_tokens(app: typer.Typer) -> None:
+    """Add `token` to the program."""
+    token = typer.Typer(help="Bearer tokens for the token file.", no_args_is_help=True)
+    token.command("list")(list_tokens)
+    token.command("revoke")(revoke)
+    token.command("new")(new)
+    app.add_typer(token, name="token")
+
+
+def list_tokens(file: File, output: Printed = "table") -> None:
+    """Who holds a token, for what, and until when."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("name", "scopes", "sees or reports", "until", "state"):
+        table.add_column(heading)
+    records: list[dict[str, object]] = []
+    now = datetime.now(UTC)
+    for entry in sorted(_entries(file), key=lambda entry: entry.name):
+        until = "no end" if entry.expires is None else f"{entry.expires.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        state = "expired" if entry.expires is not None and entry.expires <= now else "valid"
+        table.add_row(entry.name, ", ".join(entry.scopes), bound(entry), until, state)
+        expires = None if entry.expires is None else entry.expires.astimezone(UTC).isoformat()
+        bounds = {"teams": entry.teams, "cluster": entry.cluster, "node": entry.node}
+        records.append({"name": entry.name, "scopes": entry.scopes, **bounds, "expires": expires, "state": state})
+    show(output, lambda: table, records)
+
+
+def revoke(name: Annotated[str, typer.Argument(help="As `token list` shows it.")], file: File) -> None:
+    """Take a token out of the file: whoever holds it is turned away within a second."""
+    if name not in {entry.name for entry in _entries(file)}:
+        raise typer.BadParameter(f"{file}: no token is named {name!r}")
+    try:
+        text = without(file.read_text(encoding="utf-8"), name)
+    except ValueError as error:
+        raise typer.BadParameter(f"{file}: {error}") from error
+    atomic_file.write(file.resolve(), text.encode())
+    Terminal(soft_wrap=True).print(f"{name} is revoked; {len(_entries(file))} tokens are left in {file}")
+
+
+def new(
+    name: Annotated[str, typer.Option(help="Who will hold it.")],
+    scope: Annotated[list[str], typer.Option(help="ingest, import, read, progress, policy or admin (repeatable).")],
+    cluster: Annotated[str | None, typer.Option(help="Bind an agent's token to a cluster …")] = None,
+    node: Annotated[str | None, typer.Option(help="… and to a node.")] = None,
+    team: Annotated[list[str] | None, typer.Option(help="Show only these teams (repeatable).")] = None,
+    expires: Annotated[datetime | None, typer.Option(help="Last day it is valid (UTC).")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Add the entry to this token file, which is made where there is none.")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="Write the token into this new file.")] = None,
+) -> None:
+    """Make a token: printed once, or written into a file of its own; the token file keeps only its hash."""
+    if token_file is not None and token_file.exists():
+        raise typer.BadParameter(f"{token_file} exists: its token would be lost; name another file, or remove it")
+    if file is not None and file.exists() and name in {entry.name for entry in _entries(file)}:
+        raise typer.BadParameter(f"{file}: a token is named {name!r} already; revoke it first")
+    try:
+        token, entry = new_token(
+            name, _scopes(scope), cluster=cluster, node=node, teams=tuple(team) if team else None,
+            expires=expires.replace(tzinfo=UTC) if expires else None,
+        )  # fmt: skip
+    except ValueError as error:
+        raise typer.BadParameter(str(error).splitlines()[0]) from error
+    if file is not None:
+        text = file.read_text(encoding="utf-8") if file.exists() else "tokens: []\n"
+        atomic_file.write(file.resolve(), _with(text, entry, file).encode())
+    if token_file is not None:
+        token_file.touch(mode=0o600)
+        token_file.write_text(token + "\n", encoding="utf-8")
+    else:
+        typer.echo(f"token, shown only now:\n\n  {token}\n")
+    if file is None:
+        typer.echo(f"entry for the token file, under `tokens:`:\n\n{entry}", nl=False)
+
+
+def _with(text: str, entry: str, file: Path) -> str:
+    """The token file's text with one entry more, which becomes the last. Raises typer.BadParameter where it is written
+    on one line."""
+    document = yaml.compose(text, yaml.SafeLoader)
+    assert isinstance(document, yaml.MappingNode)
+    tokens = next((value for key, value in document.value if key.value == "tokens"), None)
+    if tokens is None or len(document.value) > 1 or (tokens.flow_style and tokens.value):
+        raise typer.BadParameter(f"{file}: write its entries on lines of their own, under `tokens:` alone")
+    whole = text if tokens.value else "tokens:\n"
+    return whole + ("" if whole.endswith("\n") else "\n") + entry
+
+
+def bound(entry: TokenEntry) -> str:
+    """What an entry is bound to, in words."""
+    if entry.teams is not None:
+        return "teams " + ", ".join(entry.teams)
+    where = [f"{kind} {value}" for kind, value in (("cluster", entry.cluster), ("node", entry.node)) if value]
+    return ", ".join(where) or "everything"
+
+
+def without(text: str, name: str) -> str:
+    """The file's text without the entry of that name. Raises ValueError where entries share a line."""
+    document = yaml.compose(text, yaml.SafeLoader)
+    assert isinstance(document, yaml.MappingNode)
+    key, tokens = next((key, value) for key, value in document.value if key.value == "tokens")
+    starts = [item.start_mark.line for item in tokens.value]
+    if tokens.flow_style or len(set(starts)) < len(starts):
+        raise ValueError("its entries share a line: write each on lines of its own")
+    item = next(one for one in tokens.value if ("name", name) in [(k.value, v.value) for k, v in one.value])
+    lines = text.splitlines(keepends=True)
+    if len(starts) == 1:
+        lines[key.start_mark.line] = "tokens: []\n"
+    return "".join(lines[: item.start_mark.line] + lines[_last_line(item) + 1 :])
+
+
+def _last_line(node: yaml.Node) -> int:
+    """Of the node's own text: where a block is said to end, comments that follow it are behind it already."""
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style:
+        children = [child for part in node.value for child in (part if isinstance(part, tuple) else (part,))]
+        return max(_last_line(child) for child in children)
+    return int(node.end_mark.line)
+
+
+def _entries(file: Path) -> tuple[TokenEntry, ...]:
+    try:
+        return config_models.load_yaml(file, TokenList).tokens
+    except FileFault as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
+    known: dict[str, Scope] = {scope: scope for scope in SCOPES}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"no scope {unknown[0]!r}: one of {', '.join(known)}")
+    return tuple(known[name] for name in names)

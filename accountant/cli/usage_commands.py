@@ -1,0 +1,380 @@
+"""Runs `usage`, `cost`, `check`, `report` and `jobs`.
+
+A file appears whole or not at all, for something else may be waiting for it.
+
+A job may be called as the table prints it, or by the end of that; its id is needed only where that is not enough.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+from zoneinfo import ZoneInfo
+
+import typer
+from rich.console import Group
+from rich.table import Table
+
+from accountant.api.bookkeeping_models import Balance
+from accountant.cli import terminal_tables
+from accountant.cli.connection_options import By, End, Ledger, Priced, Printed, Start, Where, Zoned, answer, connected
+from accountant.cli.terminal_tables import NAMES, instant, noted, titled
+from accountant.core import periods
+from accountant.core.near_names import nearest
+from accountant.core.periods import Month, utc
+from accountant.reports.output_formats import BINARY, RENDERINGS, Form, file_name
+from accountant.reports.report_text import money
+from accountant.wire.http_client import Query, Remote, Unanswered
+from accountant.wire.usage_models import CostAnswer, EpochLine, Job, JobAnswer, JobsAnswer, JobState, UsageAnswer
+from gputally.base import atomic_file
+from gputally.base.clock import SystemClock
+from gputally.base.command_output import show
+from gputally.base.errors import CannotStart
+from gputally.base.money import exact_sum, gpu_hours, plain
+from gputally.base.number_format import NOTHING, hours
+from gputally.base.terminal import Terminal
+from gputally.base.text_escaping import for_cell
+from gputally.base.units import MS_PER_SECOND
+
+
+def register_questions(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    for command in (usage, cost, check):
+        app.command()(command)
+
+
+@connected
+def usage(
+    by: By = "team",
+    start: Start = None,
+    end: End = None,
+    where: Where = None,
+    output: Printed = "table",
+    *,
+    at: Zoned,
+) -> None:
+    """GPU-hours by account and group."""
+    with at.asking() as remote:
+        pages = list(remote.pages(UsageAnswer, "/v1/usage", _query(by, start, end, where, at.timezone)))
+    lines = tuple(line for page in pages for line in page.lines)
+    whole = pages[-1].model_copy(update={"lines": lines, "next_page": None})
+    answer(output, lambda: terminal_tables.usage_table(whole, at.zone), whole, whole.lines)
+
+
+@connected
+def cost(
+    by: By = "team",
+    start: Start = None,
+    end: End = None,
+    where: Where = None,
+    output: Printed = "table",
+    *,
+    at: Priced,
+) -> None:
+    """Exact cost by group."""
+    with at.asking() as remote:
+        pages = list(remote.pages(CostAnswer, "/v1/cost", _query(by, start, end, where, at.timezone)))
+    lines = tuple(line for page in pages for line in page.lines)
+    whole = pages[-1].model_copy(update={"lines": lines, "next_page": None})
+    answer(output, lambda: terminal_tables.cost_table(whole, at.zone), whole, whole.lines)
+
+
+@connected
+def check(output: Printed = "table", *, at: Ledger) -> None:
+    """Recompute the books from the rows; exit 1 unless every GPU-microsecond stands in exactly one account."""
+    with at.asking() as remote:
+        balance = remote.ask(Balance, "/v1/check")
+    answer(output, lambda: terminal_tables.balance_table(balance), balance)
+    if balance.imbalance_gpu_us or balance.month_faults:
+        raise typer.Exit(1)
+
+
+def _query(by: str, start: str | None, end: str | None, where: list[str] | None, timezone: str | None) -> Query:
+    query: dict[str, str | list[str] | None] = {"by": by, "start": start, "end": end, "timezone": timezone}
+    for filter in where or ():
+        dimension, equals, value = filter.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"not a filter: {filter!r} (write for example team=vision)")
+        values = query.setdefault(f"where.{dimension}", [])
+        assert isinstance(values, list)
+        values.append(value)
+    return query
+
+
+LAST = "last"
+"""What stands for the calendar month before this one."""
+
+
+def register_report(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command()(report)
+
+
+@connected
+def report(
+    month: Annotated[str | None, typer.Argument(help="A calendar month: 2026-10; last: the one before this.")] = None,
+    start: Start = None,
+    end: End = None,
+    team: Annotated[str | None, typer.Option(help="One team's report.")] = None,
+    format: Annotated[Form, typer.Option(help="Form of the report.")] = "html",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write, or a folder to name it in (default: standard output)."),
+    ] = None,
+    *,
+    at: Priced,
+) -> None:
+    """The report of a month (or of any span), as a page or as data."""
+    if (month is None) == (start is None and end is None):
+        raise typer.BadParameter("give a month (2026-10), or --start and --end")
+    if month == LAST:
+        month = str(before(SystemClock().wall_ms(), at.timezone or "UTC"))
+    span: Query = {"month": month} if month is not None else {"start": start, "end": end}
+    query = {**span, "team": team, "timezone": at.timezone}
+    with at.asking() as remote:
+        body = remote.get("/v1/report", {**query, "format": format})
+    if output is None and sys.stdout.isatty() and format in BINARY:
+        raise CannotStart(f"{format} is no text: name a file with -o, or redirect the output")
+    if output is None:
+        sys.stdout.buffer.write(body)
+        return
+    file = output / file_name(RENDERINGS[format].extension, month or "span", team) if output.is_dir() else output
+    try:
+        atomic_file.write(file, body)
+    except OSError as error:
+        raise CannotStart(f"{file}: {error.strerror}") from error
+    Terminal(stderr=True).print(f"{file}  {len(body):,} bytes")
+
+
+def before(at_ms: int, timezone: str) -> Month:
+    """The month that had ended at that instant, in UTC milliseconds. Raises ValueError for an unknown zone."""
+    return Month.of(at_ms, periods.zone(timezone)).previous
+
+
+JOB_COLUMNS = (
+    "id", "cluster", "namespace", "job", "teams", "queues", "users", "state", "pods", "pods_running", "created",
+    "ended", "waited_seconds", "gpu_models", "gpus", "gpu_hours", "busy_gpu_hours", "idle_gpu_hours", "currency",
+    "cost", "unpriced_gpu_hours", "burn_per_hour", "epochs",
+)  # fmt: skip
+EPOCH_COLUMNS = ("id", "epoch", "start", "end", "gpu_hours", "currency", "cost", "unpriced_gpu_hours")
+
+
+def many(answer: JobsAnswer, zone: ZoneInfo) -> Table:
+    """One job a line, in the answer's order, with totals."""
+    currency = answer.currency or ""
+    table = titled(f"Jobs, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
+    for name in ("job", "team", "state"):
+        table.add_column(name, overflow="fold")
+    for name in ("pods", "waited", "GPU-hours", "busy", "GPUs", f"{currency}/h".lstrip("/")):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column(f"cost {currency}".strip(), justify="right", style="bold", no_wrap=True)
+    several = len({job.cluster for job in answer.jobs}) > 1
+    for job in answer.jobs:
+        held = job.accounts_gpu_us
+        table.add_row(
+            "/".join(filter(None, (job.cluster if several else "", job.namespace, job.job))),
+            ", ".join(NAMES.get(team, team) for team in job.teams),
+            job.state,
+            f"{job.pods:,}",
+            _length(job.waited_ms),
+            hours(held.allocated),
+            hours(held.busy),
+            f"{job.gpus:,.1f}" if job.state == "running" else NOTHING,
+            money(job.burn_per_hour, answer.currency) if job.state == "running" else NOTHING,
+            money(job.cost, answer.currency),
+        )
+    table.add_section()
+    burning = [job.burn_per_hour for job in answer.jobs if job.state == "running"]
+    known = [burn for burn in burning if burn is not None]
+    table.add_row(
+        f"{len(answer.jobs):,} jobs", "", "", f"{sum(job.pods for job in answer.jobs):,}", "",
+        hours(answer.total_gpu_us), hours(sum(job.accounts_gpu_us.busy for job in answer.jobs)),
+        f"{sum(job.gpus for job in answer.jobs):,.1f}",
+        money(exact_sum(known) if len(known) == len(burning) else None, answer.currency),
+        money(answer.total_cost, answer.currency), style="bold",
+    )  # fmt: skip
+    table.caption = _caption(answer.price_book_version, any(job.unpriced_gpu_us for job in answer.jobs))
+    table.caption = noted(
+        answer.note, f"{table.caption}; GPUs and their price an hour: over the last minutes on record"
+    )
+    return table
+
+
+def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
+    """A job: what it is, its time by price, its epochs."""
+    job, currency = answer.job, answer.currency
+    facts = titled(f"{job.id}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
+    facts.show_header = False
+    facts.add_column("what")
+    facts.add_column("value")
+    for what, value in (
+        ("state", job.state),
+        ("team", ", ".join(NAMES.get(team, team) for team in job.teams)),
+        ("queue", ", ".join(NAMES.get(queue, queue) for queue in job.queues)),
+        ("user", ", ".join(job.users)),
+        ("pods", f"{job.pods:,}, {job.pods_running:,} running"),
+        ("longest wait in the queue", _length(job.waited_ms)),
+        ("now", f"{job.gpus:,.1f} GPUs, {money(job.burn_per_hour, currency)} {currency or ''} an hour"),
+    ):
+        facts.add_row(what, value or NOTHING)
+    prices = titled("By price")
+    for name in ("GPU", "capacity"):
+        prices.add_column(name)
+    for name in ("GPU-hours", "per GPU-hour", f"cost {currency or ''}".strip()):
+        prices.add_column(name, justify="right")
+    for part in answer.parts:
+        rate = NOTHING if part.unit_price is None else plain(part.unit_price)
+        prices.add_row(part.gpu_model, part.capacity_type, hours(part.gpu_us), rate, money(part.cost, currency))
+    prices.add_section()
+    whole = sum(part.gpu_us for part in answer.parts)
+    prices.add_row("total", "", hours(whole), "", money(job.cost, currency), style="bold")
+    prices.caption = _caption(answer.price_book_version, job.unpriced_gpu_us > 0)
+    return Group(facts, prices, *([_epochs(answer, zone)] if answer.epochs else []))
+
+
+def _epochs(answer: JobAnswer, zone: ZoneInfo) -> Table:
+    table = titled("By epoch")
+    for name in ("epoch", "ended"):
+        table.add_column(name, justify="right" if name == "epoch" else "left")
+    for name in ("lasted", "GPU-hours", f"cost {answer.currency or ''}".strip()):
+        table.add_column(name, justify="right")
+    for line in answer.epochs:
+        table.add_row(
+            "since then" if line.epoch is None else str(line.epoch),
+            NOTHING if line.epoch is None else instant(line.end_ms, zone),
+            _length(line.end_ms - line.start_ms),
+            hours(line.gpu_us),
+            money(line.cost, answer.currency),
+        )
+    table.add_section()
+    total = hours(sum(line.gpu_us for line in answer.epochs))
+    table.add_row("total", "", "", total, money(answer.job.cost, answer.currency), style="bold")
+    return table
+
+
+def job_rows(answer: JobsAnswer) -> list[tuple[object, ...]]:
+    """In JOB_COLUMNS; unknown is empty, names are safe for spreadsheets."""
+    return [_job_row(job, answer.currency) for job in answer.jobs]
+
+
+def _job_row(job: Job, currency: str | None) -> tuple[object, ...]:
+    held = job.accounts_gpu_us
+    return (
+        *map(for_cell, (job.id, job.cluster, job.namespace, job.job)),
+        *(for_cell(";".join(names)) for names in (job.teams, job.queues, job.users)),
+        job.state, job.pods, job.pods_running, _instant(job.created_ms), _instant(job.ended_ms),
+        "" if job.waited_ms is None else job.waited_ms / MS_PER_SECOND, for_cell(";".join(job.gpu_models)), job.gpus,
+        plain(gpu_hours(held.allocated)), plain(gpu_hours(held.busy)), plain(gpu_hours(held.allocated_idle)),
+        currency or "", _plain(job.cost), plain(gpu_hours(job.unpriced_gpu_us)), _plain(job.burn_per_hour), job.epochs,
+    )  # fmt: skip
+
+
+def epoch_rows(answer: JobAnswer) -> list[tuple[object, ...]]:
+    """In EPOCH_COLUMNS; what followed the last report has no epoch."""
+    return [_epoch_row(answer, line) for line in answer.epochs]
+
+
+def _epoch_row(answer: JobAnswer, line: EpochLine) -> tuple[object, ...]:
+    return (
+        answer.job.id, "" if line.epoch is None else line.epoch, utc(line.start_ms), utc(line.end_ms),
+        plain(gpu_hours(line.gpu_us)), answer.currency or "", _plain(line.cost), plain(gpu_hours(line.unpriced_gpu_us)),
+    )  # fmt: skip
+
+
+def _caption(version: str, unpriced: bool) -> str:
+    return f"price book {version or 'none'}" + ("; no cost where some of the time has no price" if unpriced else "")
+
+
+def _length(milliseconds: int | None) -> str:
+    if milliseconds is None:
+        return NOTHING
+    minutes, seconds = divmod(milliseconds // MS_PER_SECOND, 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+def _instant(at_ms: int | None) -> str:
+    return "" if at_ms is None else utc(at_ms)
+
+
+def _plain(value: object) -> str:
+    return "" if value is None else format(value, "f")
+
+
+_SHOWN = 5
+"""Jobs named in an error that lists what may be meant."""
+
+
+def register_jobs(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command()(jobs)
+
+
+@connected
+def jobs(
+    job: Annotated[
+        str | None,
+        typer.Argument(help="One job, as the list names it, by the end of that, or by id: prices and epochs."),
+    ] = None,
+    start: Start = None,
+    end: End = None,
+    state: Annotated[JobState | None, typer.Option(help="waiting, running or ended.")] = None,
+    team: Annotated[list[str] | None, typer.Option(help="Only what these teams pay (repeatable).")] = None,
+    namespace: Annotated[list[str] | None, typer.Option(help="Only of these namespaces (repeatable).")] = None,
+    user: Annotated[list[str] | None, typer.Option(help="Only what these users ran (repeatable).")] = None,
+    output: Printed = "table",
+    *,
+    at: Priced,
+) -> None:
+    """Jobs with their GPU-hours, cost so far, burn rate and wait; the most costly first."""
+    zone = at.zone
+    span: Query = {"start": start, "end": end, "timezone": at.timezone}
+    with at.asking() as remote:
+        if job is not None:
+            one = remote.ask(JobAnswer, f"/v1/jobs/{job if '~' in job else _called(job, remote, span)}", span)
+            epochs = _named(EPOCH_COLUMNS, epoch_rows(one))
+            show(output, lambda: print_job(one, zone), one.model_dump(mode="json"), epochs)
+            return
+        query = {**span, "state": state, "team": team, "namespace": namespace, "user": user}
+        whole = _everything(list(remote.pages(JobsAnswer, "/v1/jobs", query)))
+    rows = _named(JOB_COLUMNS, job_rows(whole))
+    show(output, lambda: many(whole, zone), whole.model_dump(mode="json"), rows)
+
+
+def _called(name: str, remote: Remote, span: Query) -> str:
+    """The id of the one job of the span that is called so. Raises Unanswered, with those that may be meant."""
+    known = [job for page in remote.pages(JobsAnswer, "/v1/jobs", span) for job in page.jobs]
+    found = sorted(job.id for job in meant(known, name))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        near = nearest(name.rpartition("/")[2], {job.job.rpartition("/")[2] for job in known})
+        raise Unanswered(f"no job {name!r} held or asked for a GPU in that time{near} (--start looks further back)")
+    shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else "")
+    raise Unanswered(f"{name!r} may be any of {len(found):,} jobs, say which: {shown}")
+
+
+def meant(jobs: Iterable[Job], name: str) -> list[Job]:
+    """Those whose CLUSTER/NAMESPACE/KIND/NAME ends with the name; the kind may be left out."""
+    end = f"/{name.strip('/')}"
+    found = []
+    for job in jobs:
+        place, own = f"/{job.cluster}/{job.namespace}", job.job.rpartition("/")[2]
+        if f"{place}/{job.job}".endswith(end) or f"{place}/{own}".endswith(end):
+            found.append(job)
+    return found
+
+
+def _everything(pages: list[JobsAnswer]) -> JobsAnswer:
+    """The pages as one answer, the most costly job first."""
+    found = [one for page in pages for one in page.jobs]
+    return pages[-1].model_copy(update={"jobs": tuple(sorted(found, key=_rank)), "next_page": None})
+
+
+def _rank(job: Job) -> tuple[object, ...]:
+    return -(job.cost or 0), -job.accounts_gpu_us.allocated, job.id
+
+
+def _named(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[dict[str, object]]:
+    return [dict(zip(columns, row, strict=True)) for row in rows]

@@ -1,0 +1,448 @@
+"""Serves the Prometheus queries that KAI-Scheduler's usage client sends.
+
+KAI's `connectionString` can then point here: exact, without duplicate series, with MIG and shared GPUs, and
+with a word about staleness that KAI itself only logs. Nothing else of PromQL is answered. GET and POST
+/api/v1/query; what Prometheus' operators look for first (/-/healthy, /-/ready, /api/v1/status/config).
+
+Every scheduling shard sends the same text, so each has an address of its own, `/shards/NAME` in front of the path:
+its usage and its capacity are those of its nodes. NAME is the shard's partition label value; `/shards` alone is the
+shard of nodes without one. The bare address is the whole cluster, for a KAI with one shard. Where several clusters
+share the ledger, `/clusters/NAME` goes in front.
+
+The window ends at the watermark, not at the present: a query that counted the last minute's capacity but not
+yet its usage would show every queue as frugal. Answers of one fetch come from one window.
+
+The text is parsed, never compared: its parts may be wrapped in parentheses and in aggregations such as
+`max by (queue_name) (...)`, which our rows, one per queue, do not need. What is not one of the six
+questions is refused with the part that is at fault.
+
+Source of the form: KAI-Scheduler pkg/scheduler/cache/usagedb/prometheus/prometheus.go at v0.17:
+`sum_over_time((METRIC)[WINDOW:RESOLUTION])`, with a half-life
+`sum_over_time((((METRIC) * (0.5^((NOW - time()) / HALF_LIFE))))[WINDOW:RESOLUTION])`.
+
+KAI divides: usage of a queue = row of the queue / capacity. Both are here the exact integral of GPUs over
+the window, expressed in the unit of the question (GPUs times steps of its resolution), so that they can be
+compared with what Prometheus would have answered. There is exactly one row per queue: KAI keeps the last of
+several instead of adding them up. Source: KAI-Scheduler pkg/scheduler/cache/usagedb/prometheus at v0.17.
+
+CPU and memory are not metered: their capacity is a positive constant and their usage empty, which makes
+the usage of every queue 0. A capacity of 0 would make it NaN, and nobody would get any over-quota share.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Literal
+from urllib.parse import parse_qs
+
+import promql_parser as promql
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from accountant.api import question_cost
+from accountant.core.settings import KaiUsage, Limits
+from accountant.core.window_decay import age_weight
+from accountant.inventory.node_facts import SHARD
+from accountant.ledger.protocols import Ledger
+from accountant.prices.price_book import PriceBook
+from accountant.wire.policy_models import Policy, QueuePolicy, UsageWindow, WindowSpec
+from gputally.base.clock import Clock
+from gputally.base.errors import AccountantError
+from gputally.base.units import MS_PER_SECOND, US_PER_MS
+
+Resource = Literal["gpu", "cpu", "memory"]
+MAX_QUERY_CHARACTERS = 4_096
+ALLOCATIONS: Mapping[str, Resource] = {
+    "kai_queue_allocated_gpus": "gpu",
+    "kai_queue_allocated_cpu_cores": "cpu",
+    "kai_queue_allocated_memory_bytes": "memory",
+}
+"""Metrics of KAI's queue controller: what its default settings sum up."""
+CAPACITIES: Mapping[str, Resource] = {"nvidia_com_gpu": "gpu", "cpu": "cpu", "memory": "memory"}
+"""Values of the label `resource` of kube_node_status_capacity, and of Run:ai's resources_per_nodepool."""
+POOL_LABEL = "nodepool"
+_OPERATORS = {
+    "MatchOp.Equal": "=",
+    "MatchOp.NotEqual": "!=",
+    "MatchOp.Re": "=~",
+    "MatchOp.NotRe": "!~",
+}
+
+
+class UnknownQuery(ValueError):
+    """Not one of the questions of KAI's usage client: which part, and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageQuestion:
+    """One of the six: allocation per queue, or capacity, of one resource over a sliding window.
+
+    Durations in seconds. reference_s: the instant (seconds since 1970) that decayed samples count fully
+    at; None without a half-life. pool: the node pool a capacity is restricted to, if it is."""
+
+    resource: Resource
+    of: Literal["allocation", "capacity"]
+    window_s: int
+    resolution_s: float
+    half_life_s: int | None
+    reference_s: float | None
+    pool: str | None = None
+
+
+def parse(text: str) -> UsageQuestion:
+    """The question in a query. Raises UnknownQuery."""
+    if len(text) > MAX_QUERY_CHARACTERS:
+        raise UnknownQuery(f"a query of more than {MAX_QUERY_CHARACTERS} characters")
+    try:
+        outer = _bare(promql.parse(text))
+    except ValueError as error:
+        raise UnknownQuery(f"not PromQL: {error}") from error
+    if not isinstance(outer, promql.Call) or outer.func.name != "sum_over_time":
+        raise UnknownQuery("expected sum_over_time(...), as KAI's sliding windows send it")
+    inner = _bare(outer.args[0])
+    if not isinstance(inner, promql.SubqueryExpr) or inner.offset is not None or inner.at is not None:
+        raise UnknownQuery("expected a subquery [window:resolution] in sum_over_time, without offset or @")
+    if inner.step is None:
+        raise UnknownQuery("the subquery has no resolution")
+    metric, reference, half_life = _decayed(_bare(inner.expr))
+    resource, of, pool = _metric(metric)
+    window = _whole_seconds(inner.range, "the window")
+    return UsageQuestion(resource, of, window, inner.step.total_seconds(), half_life, reference, pool)
+
+
+def _decayed(expression: promql.Expr) -> tuple[promql.Expr, float | None, int | None]:
+    """(metric, reference, half-life) of METRIC or METRIC * 0.5^((reference - time()) / half-life)."""
+    if not isinstance(expression, promql.BinaryExpr):
+        return expression, None, None
+    power = _operands(expression, "*")
+    base, exponent = _operands(power[1], "^")
+    age, half_life = _operands(exponent, "/")
+    reference, now = _operands(age, "-")
+    if _number(base) != 0.5 or not isinstance(now, promql.Call) or now.func.name != "time":
+        raise UnknownQuery("expected a decay of the form 0.5^((now - time()) / half_life)")
+    try:
+        duration = timedelta(seconds=_number(half_life))
+    except (OverflowError, ValueError) as error:
+        raise UnknownQuery("the half-life is no duration") from error
+    return power[0], _number(reference), _whole_seconds(duration, "the half-life")
+
+
+def _operands(expression: promql.Expr, operator: str) -> tuple[promql.Expr, promql.Expr]:
+    if not isinstance(expression, promql.BinaryExpr) or str(expression.op) != operator:
+        raise UnknownQuery("expected METRIC * (0.5^((now - time()) / half_life))")
+    return _bare(expression.lhs), _bare(expression.rhs)
+
+
+def _number(expression: promql.Expr) -> float:
+    if not isinstance(expression, promql.NumberLiteral):
+        raise UnknownQuery("expected a number in the decay")
+    return expression.val
+
+
+def _whole_seconds(duration: timedelta | None, what: str) -> int:
+    seconds = duration.total_seconds() if duration is not None else 0.0
+    if seconds < 1 or seconds != int(seconds):
+        raise UnknownQuery(f"{what} is not a whole number of seconds above 0: {seconds:g} s")
+    return int(seconds)
+
+
+def _metric(expression: promql.Expr) -> tuple[Resource, Literal["allocation", "capacity"], str | None]:
+    while isinstance(expression, promql.AggregateExpr):
+        expression = _bare(expression.expr)
+    if not isinstance(expression, promql.VectorSelector) or expression.offset is not None:
+        raise UnknownQuery("expected one metric, possibly aggregated")
+    name = expression.name or ""
+    if name in ALLOCATIONS:  # labels of the scrape restrict nothing here: there is one row per queue
+        return ALLOCATIONS[name], "allocation", None
+    matchers = expression.matchers.matchers
+    labels = {matcher.name: matcher.value for matcher in matchers if matcher.op == promql.MatchOp.Equal}
+    resource = CAPACITIES.get(labels.get("resource", ""))
+    if resource is None:
+        raise UnknownQuery(
+            f"unknown metric {name!r}: expected one of {', '.join(ALLOCATIONS)}, or a capacity with the label "
+            f"resource ({', '.join(CAPACITIES)}) and possibly {POOL_LABEL}"
+        )
+    for matcher in matchers:
+        if matcher.name not in ("resource", POOL_LABEL) or matcher.op != promql.MatchOp.Equal:
+            raise UnknownQuery(
+                f"unknown selector {matcher.name}{_OPERATORS.get(str(matcher.op), '')}{matcher.value!r} of {name}: a"
+                f' capacity is selected by resource="..." and {POOL_LABEL}="..." alone'
+            )
+    return resource, "capacity", labels.get(POOL_LABEL)
+
+
+def _bare(expression: promql.Expr) -> promql.Expr:
+    while isinstance(expression, promql.ParenExpr):
+        expression = expression.expr
+    return expression
+
+
+State = Literal["usage", "stale", "plain"]
+"""usage: history counts. stale: an error, on which KAI keeps the usage it has. plain: so old that no
+history is better than that one: capacity without usage, hence the configured weights."""
+QUEUE_LABEL = "queue_name"
+REF_PREFIX = "kai:"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    labels: Mapping[str, str]
+    value: float
+
+
+def state_at(at_ms: int, watermark_ms: int | None, stale_after_s: int, plain_after_s: int) -> State:
+    """How far the ledger's knowledge may be used for a window that ends at `at_ms`."""
+    if watermark_ms is None or at_ms - watermark_ms > plain_after_s * MS_PER_SECOND:
+        return "plain"
+    return "stale" if at_ms - watermark_ms > stale_after_s * MS_PER_SECOND else "usage"
+
+
+def rows(question: UsageQuestion, window: UsageWindow, policy: Policy, state: State) -> Sequence[Row]:
+    """The instant vector, by queue name. state is not `stale`.
+
+    A policy's queue that stands for several of KAI's (refs) gives each of them its whole usage: in the
+    policy's eyes they are one queue. Usage of a queue contains that of its descendants, as in KAI."""
+    if question.of == "capacity":
+        known = question.resource == "gpu" and window.capacity > 0
+        value = _steps(question, window, window.capacity) if known else question.window_s / question.resolution_s
+        return [Row({}, value)]
+    if question.resource != "gpu" or state == "plain" or window.capacity <= 0:
+        return []
+    return [
+        Row({QUEUE_LABEL: name}, _steps(question, window, window.usage.get(queue.name, 0)))
+        for name, queue in sorted(_named(policy).items())
+    ]
+
+
+def _named(policy: Policy) -> Mapping[str, QueuePolicy]:
+    """The policy's queues by the names KAI has for them."""
+    refs = [(ref, queue) for queue in policy.queues for ref in queue.refs if ref.startswith(REF_PREFIX)]
+    return {ref.removeprefix(REF_PREFIX): queue for ref, queue in refs}
+
+
+def _steps(question: UsageQuestion, window: UsageWindow, quantity: int) -> float:
+    """A quantity of the window in GPUs times steps, decayed to the question's own reference."""
+    value = quantity / (question.resolution_s * MS_PER_SECOND * US_PER_MS)
+    if question.half_life_s is None or question.reference_s is None:
+        return value
+    reference_ms = round(question.reference_s * MS_PER_SECOND)
+    return value * age_weight(window.end_ms, reference_ms, question.half_life_s)
+
+
+_MAX_BODY_BYTES = 4 * MAX_QUERY_CHARACTERS
+_REMEMBERED = 64
+_LIMITS = Limits()
+OF_SHARDS = "/shards"
+"""In front of the path of who asks for one shard: `/shards/NAME`, `/shards` for the one without a label."""
+OF_CLUSTERS = "/clusters"
+"""In front of that, of who asks for one cluster of several in the ledger: `/clusters/NAME`."""
+_GRAIN_MS = 15 * MS_PER_SECOND
+"""Questions of one fetch, a few milliseconds apart, see the same window."""
+_MS_PER_YEAR = 366 * 86_400 * MS_PER_SECOND
+
+
+class Refused(Exception):
+    """status and errorType as in Prometheus' own answers; the text is the reason."""
+
+    def __init__(self, status: int, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.kind = kind
+
+
+class KaiMetrics:
+    """What KAI was told, for Prometheus. One per registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.answers = Counter(
+            "gputally_kai_usage_answers",
+            "Answers to KAI's usage queries: usage; stale (an error: KAI keeps its last usage); "
+            "plain (capacity without usage); refused.",
+            ["result"],
+            registry=registry,
+        )
+        self.age = Gauge(
+            "gputally_kai_usage_age_seconds",
+            "Age of the usage in the last answer to KAI: from the end of what is metered to the instant asked for.",
+            registry=registry,
+        )
+        for result in ("usage", "stale", "plain", "refused"):
+            self.answers.labels(result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    window: UsageWindow
+    policy: Policy
+    state: State
+    age_s: float
+
+
+class KaiUsageSource:
+    """Answers KAI's questions. Thread-safe."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        settings: KaiUsage,
+        metrics: KaiMetrics,
+        book: Callable[[], PriceBook | None] = lambda: None,
+        limits: Limits = _LIMITS,
+    ) -> None:
+        """book: the price book in force, for measure cost."""
+        self._most = limits.question_gpu_hours
+        self._ledger = ledger
+        self._book = book
+        self._clock = clock
+        self._settings = settings
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[str | None, str | None, int, int | None, int], _Known] = OrderedDict()
+
+    def answer(
+        self, query: str, time: str | None, shard: str | None = None, cluster: str | None = None
+    ) -> Mapping[str, object]:
+        """The body of a successful answer. shard: to which one, None: of the whole cluster. cluster: None: of all there
+        are. Raises Refused."""
+        try:
+            found = self._answer(query, time, shard, cluster)
+        except Refused as refused:
+            self._metrics.answers.labels("stale" if refused.kind == "stale" else "refused").inc()
+            raise
+        return found
+
+    def _answer(self, query: str, time: str | None, shard: str | None, cluster: str | None) -> Mapping[str, object]:
+        try:
+            question = parse(query)
+        except UnknownQuery as error:
+            raise Refused(400, "bad_data", str(error)) from error
+        at_ms = self._instant(time)
+        if cluster is not None and cluster not in self._ledger.clusters():
+            raise Refused(404, "not_found", f"nothing was metered of a cluster {cluster[:200]!r}")
+        nodes = (node for node in self._ledger.nodes() if cluster in (None, node.cluster))
+        if shard is not None and all(node.shard != shard for node in nodes):
+            raise Refused(404, "not_found", f"no node belongs to shard {shard[:200]!r} (label {SHARD})")
+        known = self._read(question, at_ms, shard, cluster)
+        self._metrics.age.set(known.age_s)
+        if known.state == "stale":
+            raise Refused(
+                503,
+                "stale",
+                f"usage is {known.age_s:.0f} s old, more than {self._settings.stale_after} s: keep the usage you have",
+            )
+        self._metrics.answers.labels(known.state).inc()
+        vector = [
+            {"metric": dict(row.labels), "value": [at_ms / MS_PER_SECOND, repr(row.value)]}
+            for row in rows(question, known.window, known.policy, known.state)
+        ]
+        return {"status": "success", "data": {"resultType": "vector", "result": vector}}
+
+    def _instant(self, time: str | None) -> int:
+        now = self._clock.wall_ms()
+        if time is None:
+            return now
+        try:
+            at_ms = round(float(time) * MS_PER_SECOND)
+        except (ValueError, OverflowError) as error:
+            raise Refused(400, "bad_data", f"time {time[:40]!r}: expected seconds since 1970") from error
+        if not 0 < at_ms <= now + _MS_PER_YEAR:
+            raise Refused(400, "bad_data", f"time {time[:40]!r} is not an instant to ask for")
+        return at_ms
+
+    def _read(self, question: UsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _Known:
+        key = (shard, cluster, question.window_s, question.half_life_s, at_ms // _GRAIN_MS)
+        with self._lock:  # one fetch asks six times: the first reads, the others wait for it
+            known = self._known.get(key)
+            if known is None:
+                known = self._known[key] = self._fresh(question, at_ms, shard, cluster)
+                while len(self._known) > _REMEMBERED:
+                    self._known.popitem(last=False)
+            return known
+
+    def _fresh(self, question: UsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _Known:
+        settings = self._settings
+        spec = WindowSpec(kind="sliding", size=question.window_s, half_life=question.half_life_s)
+        try:
+            policies = self._ledger.policies(at_ms, at_ms + 1)
+            if not policies:
+                raise Refused(503, "unavailable", "no policy yet: nothing says which queues there are")
+            watermark = self._ledger.watermark(at_ms, settings.min_coverage, shard, cluster)
+            state = state_at(at_ms, watermark, settings.stale_after, settings.plain_after)
+            # A window up to the present would end, and so begin, in the middle of rows.
+            end_ms = watermark if state == "usage" and watermark is not None else at_ms
+            begin_ms, clusters = end_ms - question.window_s * MS_PER_SECOND, () if cluster is None else (cluster,)
+            if reason := question_cost.refusal(self._ledger, self._most, begin_ms, end_ms, clusters=clusters):
+                raise Refused(422, "bad_data", f"the window has {reason}")
+            asked = (settings.measure, settings.min_coverage)
+            window = self._ledger.window(spec, end_ms, *asked, book=self._book(), shard=shard, cluster=cluster)
+        except AccountantError as error:
+            raise Refused(503, "unavailable", str(error)) from error
+        age_s = (at_ms - watermark) / MS_PER_SECOND if watermark is not None else float("inf")
+        return _Known(window, policies[-1].policy, state, age_s)
+
+
+def create_app(source: KaiUsageSource) -> FastAPI:
+    """The listener's application: no credentials, nothing to write, small bodies only."""
+
+    async def query(request: Request, nameless: str | None) -> Response:
+        try:
+            given = parse_qs(request.url.query, max_num_fields=8)
+            if request.method == "POST":
+                given |= parse_qs((await _body(request)).decode("ascii"), max_num_fields=8)
+            text = given.get("query", [""])[-1]
+            time = given.get("time", [None])[-1]
+            cluster = request.path_params.get("cluster")
+            shard = request.path_params.get("shard", nameless)
+            return JSONResponse(await asyncio.to_thread(source.answer, text, time, shard, cluster))
+        except Refused as refused:
+            return _refusal(refused)
+        except (UnicodeDecodeError, ValueError) as error:
+            return _refusal(Refused(400, "bad_data", f"the form cannot be read: {error}"))
+
+    async def matrix(_: Request) -> Response:
+        text = (
+            "query_range: KAI asks for a range with windows of type tumbling or cron, which no Prometheus answers:"
+            " set usageParams.windowType: sliding"
+        )
+        return _refusal(Refused(400, "bad_data", text))
+
+    async def well(_: Request) -> Response:
+        return PlainTextResponse("gputally answers KAI's usage queries here.\n")
+
+    async def config(_: Request) -> Response:
+        return JSONResponse({"status": "success", "data": {"yaml": ""}})
+
+    app = FastAPI(title="gputally usage source for KAI-Scheduler", openapi_url=None)
+    of_shards: dict[str, str | None] = {"": None, OF_SHARDS: "", OF_SHARDS + "/{shard}": None}
+    of_clusters = {OF_CLUSTERS + "/{cluster}" + of: nameless for of, nameless in of_shards.items()}
+    for base, nameless in (of_shards | of_clusters).items():
+        app.add_route(f"{base}/api/v1/query", partial(query, nameless=nameless), methods=["GET", "POST"])
+        app.add_route(f"{base}/api/v1/query_range", matrix, methods=["GET", "POST"])
+        app.add_route(f"{base}/api/v1/status/config", config)
+        app.add_route(f"{base}/-/healthy", well)
+        app.add_route(f"{base}/-/ready", well)
+    return app
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_BODY_BYTES:
+            raise Refused(413, "bad_data", f"a form of more than {_MAX_BODY_BYTES} bytes")
+    return body
+
+
+def _refusal(refused: Refused) -> Response:
+    body = {"status": "error", "errorType": refused.kind, "error": str(refused)}
+    return JSONResponse(body, status_code=refused.status)

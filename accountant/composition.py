@@ -1,0 +1,391 @@
+"""Builds one running accountant from its settings: ledger, ingest, prices, inventory, HTTP application, optional
+listeners.
+
+The only place that knows all of them. `maintain` does what is due (files looked at, inventory read,
+write-ahead log folded in); `start` does it in a thread, while the demo and the tests call it
+themselves, at their own times. Closing is orderly: the ingest is flushed before the ledger is closed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import structlog
+
+from accountant.api.authentication import WaysIn
+from accountant.api.dependencies import Deps
+from accountant.api.ledger_metrics import LedgerCollector
+from accountant.app import create_app
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.bookkeeping.month_closing import CannotClose
+from accountant.compat import kai_usage_api, opencost_api
+from accountant.compat.opencost_api import AllocationSource
+from accountant.core.errors import LedgerFailed, LedgerUnavailable
+from accountant.core.settings import Settings
+from accountant.inventory.inventory_file import MergedInventory, YamlInventory
+from accountant.inventory.kubernetes_inventory import ClusterInventory
+from accountant.inventory.node_facts import Calendar
+from accountant.ledger.protocols import Inventory
+from accountant.notifications.channels import carrier
+from accountant.notifications.dispatcher import Dispatcher
+from accountant.notifications.subscriptions import Orders
+from accountant.prices import price_book as prices
+from accountant.prices.price_book import PriceBook
+from accountant.runtime import cache_warmup
+from accountant.runtime.background_tasks import Pulses, Routine, Routines, Upkeep
+from accountant.runtime.guarded_clock import GuardedClock
+from accountant.runtime.ingest import Ingest
+from accountant.runtime.service_metrics import (
+    BooksCollector,
+    DeliveryCollector,
+    InventoryCollector,
+    JobCollector,
+    Metrics,
+    UpkeepCollector,
+)
+from accountant.storage.duckdb_ledger import open_ledger
+from accountant.web import overview_pages
+from accountant.wire.policy_models import Policy
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import Clock
+from gputally.base.errors import AccountantError, CannotStart
+from gputally.base.units import MS_PER_SECOND
+from gputally.base.yaml_file import FileFault, read
+from gputally.kubernetes.api_types import Api
+from gputally.server import asgi_types, config_models
+from gputally.server.config_models import Watched
+from gputally.server.https_server import BadCertificate, Identity, Tls
+from gputally.server.tokens_and_grants import Authenticator
+
+T = TypeVar("T")
+_PULSE_SECONDS = 1.0
+"""How often the thread looks whether something is due."""
+_DELIVERY_SECONDS = 60.0
+"""The same of reports and notices: asking what is due costs a question to the ledger."""
+
+_DELIVERY_PATIENCE_S = 900.0
+"""Every report of a month is made and sent in one run."""
+_AHEAD_SECONDS = 60.0
+"""The same of what the pages ask and takes long."""
+_PAGES_PATIENCE_S = 300.0
+
+
+class Listener(NamedTuple):
+    """An application for other programs, and the host:port to serve it on."""
+
+    what: str
+    app: asgi_types.App
+    listen: str
+
+
+class Service:
+    """Owns the ledger from construction to `close`.
+
+    listeners: applications of other programs' tongues (accountant.compat).
+    over: set when the process should end, of its own accord (`failure`: only a restart helps) or because
+    somebody set it. inventory, authenticator: None takes what the settings name. trial: the price book's file is
+    tried out and not recorded. Raises AccountantError
+    (CannotStart, InventoryError, LedgerLocked, LedgerDamaged, LedgerUnavailable) and
+    gputally.base.yaml_file.FileFault; nothing is left open then."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        inventory: Inventory | None = None,
+        authenticator: Authenticator | None = None,
+        *,
+        trial: bool = False,
+    ) -> None:
+        self._trial = trial
+        self.settings = settings
+        if not isinstance(clock, GuardedClock):
+            clock = GuardedClock(clock)
+        self._clock = self._guard = clock
+        self._log = structlog.get_logger("accountant.composition")
+        self.tasks = BackgroundTasks(clock, (AccountantError, FileFault))
+        self._pulses = Pulses(self.fail, self.tasks)
+        self._connected: Api | None = None
+        self.failure: LedgerFailed | None = None
+        self.over = threading.Event()
+        self._book = self._watch(settings.prices, prices.load, self._take_prices)
+        self._policy = self._watch(
+            settings.policy, lambda path: config_models.load_yaml(path, Policy), self._take_policy
+        )
+        self._orders = self._watch(settings.deliveries, lambda path: config_models.load_yaml(path, Orders))
+        written = YamlInventory(settings.inventory) if inventory is None and settings.inventory is not None else None
+        now = clock.wall_ms()
+        if written is not None:
+            written.read(now)
+        _writable(settings.data)
+        self._ways = WaysIn(settings, clock, self._stays, self._api, self._teams)
+        self.tls = _tls(settings)
+        archive = settings.archive.to if settings.archive is not None else None
+        self.ledger = open_ledger(
+            settings.ledger_file,
+            clock,
+            month_zone=settings.timezone,
+            archive=archive,
+            doubt=lambda: self._guard.doubt,
+            gpu_move_after_ms=settings.gpu_move_after * MS_PER_SECOND,
+        )
+        self._cluster: ClusterInventory | None = None
+        try:
+            self.books = Bookkeeper(self.ledger, clock, settings.timezone, settings.grace_days, settings.correct_months)
+            self._inventory = inventory or self._inventories(written)
+            self._take_files()
+        except BaseException:
+            self.ledger.close()
+            raise
+        self.ingest = Ingest(self.ledger, clock, settings.linger_ms, self.fail, tasks=self.tasks, heard=clock.heard)
+        self.deliveries = self._deliveries()
+        self.metrics = metrics = self._metrics()
+        self._deps = Deps(
+            settings,
+            clock,
+            self.ledger,
+            self.ingest,
+            authenticator or self._ways.authenticator,
+            metrics,
+            self.books,
+            self.fail,
+            self._ways.certified,
+            self.deliveries,
+            self._ways.people,
+            self.tasks,
+            guard=clock,
+        )
+        self.app = create_app(self._deps)
+        self.listeners = self._compatible(metrics)
+        kept_up = Upkeep(self.ledger, self.books, settings, clock).routines()
+        self._routines = Routines(clock, [*self._refreshing(), *kept_up], self.tasks)
+        self._warmed = ""
+        """Version of the policy whose window was asked for."""
+
+    def book(self) -> PriceBook | None:
+        """The price book in force."""
+        return self.books.prices.current
+
+    def _compatible(self, metrics: Metrics) -> tuple[Listener, ...]:
+        found: list[Listener] = []
+        settings = self.settings
+        if (kai := settings.kai_usage) is not None:
+            told = kai_usage_api.KaiMetrics(metrics.registry)
+            usage = kai_usage_api.KaiUsageSource(self.ledger, self._clock, kai, told, self.book, settings.limits)
+            found.append(Listener("kai_usage", kai_usage_api.create_app(usage), kai.listen))
+        if settings.opencost is not None:
+            allocations = AllocationSource(
+                self.ledger, self._clock, self.book, settings.kubernetes.cluster, settings.limits
+            )
+            found.append(Listener("opencost", opencost_api.create_app(allocations), settings.opencost.listen))
+        return tuple(found)
+
+    def start(self) -> None:
+        """Maintain and deliver in threads, and watch the cluster, from now on, until `close`."""
+        if self._cluster is not None:
+            self._cluster.start()
+        begin = self._pulses.begin
+        begin("windows", _PULSE_SECONDS, self.look_ahead)
+        begin("maintenance", _PULSE_SECONDS, self.maintain, math.inf)  # its routines have their own patience
+        if self.deliveries is not None:
+            begin("delivery", _DELIVERY_SECONDS, self.deliveries.run, _DELIVERY_PATIENCE_S)
+        begin("pages", _AHEAD_SECONDS, self.ask_ahead, _PAGES_PATIENCE_S)
+
+    def look_ahead(self) -> None:
+        """Let the ledger remember what windows will soon need, and of a policy that is new here all of its window.
+        Raises AccountantError."""
+        now = self._clock.wall_ms()
+        version = cache_warmup.in_force(self.ledger, now)
+        if version is not None and version.version != self._warmed:
+            self._warmed = version.version
+            cache_warmup.warm(self.ledger, version.policy, self.book(), now)
+        self.ledger.look_ahead()
+
+    def ask_ahead(self) -> None:
+        """Find what takes long on the pages before somebody looks at them. Raises AccountantError."""
+        prepared = self._deps.prepared
+        if prepared.ahead_is_due:
+            with prepared.ahead():
+                overview_pages.ahead(self._deps)
+
+    def maintain(self) -> None:
+        """Do what is due by now, everything even if something fails. Faults are logged; the running versions
+        stay in force. Raises LedgerFailed."""
+        self._routines.do_due()
+
+    def fail(self, failure: LedgerFailed) -> None:
+        """End the service: only another process can open the ledger again."""
+        self.failure = failure
+        self.over.set()
+
+    def close(self) -> None:
+        """Flush the ingest, fold the log into the file, let go of it. The app must be out of use."""
+        self._pulses.stop()
+        if self._cluster is not None:
+            self._cluster.close()
+        self._pulses.join()
+        self._deps.prepared.close()
+        self.ingest.close()
+        if self.failure is None:
+            self.ledger.checkpoint()
+        self.ledger.close()
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take_files(self) -> None:
+        """What the files and the inventory say, into the ledger, at the start. Where nothing can be written now, what
+        is in force already stays, and each is tried again by its routine."""
+        if self._book is not None:
+            try:
+                self._take_prices(self._book.current)
+            except LedgerUnavailable as error:
+                self._later(self._book, error)
+        if self._policy is not None:
+            try:
+                self._take_policy(self._policy.current)
+            except LedgerUnavailable as error:
+                self._later(self._policy, error)
+        try:
+            self._read_inventory()
+        except LedgerUnavailable as error:
+            self._log.error("inventory_not_taken", reason=str(error))
+
+    def _later(self, file: Watched[T], error: LedgerUnavailable) -> None:
+        file.enforce_again()
+        self._stays(str(error))
+
+    def _refreshing(self) -> list[Routine]:
+        """One routine for each thing that is read again: none keeps another from being read."""
+        files = {
+            "prices file": self._book,
+            "policy file": self._policy,
+            "deliveries file": self._orders,
+            "callers file": self._ways,
+            "certificate": self.tls,
+        }
+        every = self.settings.refresh_seconds
+        found = [
+            Routine(name, every, partial(self._look, name, file.look))
+            for name, file in files.items()
+            if file is not None
+        ]
+        return [*found, Routine("inventory", every, self._read_inventory), Routine("clock", every, self._guard.keep)]
+
+    def _look(self, name: str, look: Callable[[], bool]) -> None:
+        try:
+            if look():
+                self._log.info("taken_into_force", what=name)
+        except BadCertificate as error:
+            self._stays(str(error))
+
+    def _read_inventory(self) -> None:
+        now = self._clock.wall_ms()
+        self.ledger.observe(self._inventory.read(now), now, self.books.closed_ms())
+        self._inventory.taken()
+
+    def _deliveries(self) -> Dispatcher | None:
+        orders = self._orders
+        if orders is None:
+            return None
+        return Dispatcher(self.ledger, self.books, self.settings, self._clock, lambda: orders.current, carrier)
+
+    def _take_policy(self, policy: Policy) -> None:
+        version = self.ledger.put_policy(policy, self._clock.wall_ms(), f"file {self.settings.policy}")
+        self._log.info("policy_in_force", version=version.version)
+
+    def _take_prices(self, book: PriceBook) -> None:
+        """The price book's file into force, where it says something new. Raises FileFault for one the books refuse."""
+        path = str(self.settings.prices)
+        try:
+            if self._trial:
+                self.books.prices.try_out(self.books.made(book).book, self._clock.wall_ms())
+                return
+            taken = self.books.take_file(book, path)
+        except CannotClose as refused:
+            raise FileFault([f"{read(Path(path)).place([refused.key])}: {refused.key}: {refused}"]) from refused
+        if taken is not None:
+            self._log.info("price_book_taken_into_force", version=taken.version)
+
+    def _watch(
+        self, path: Path | None, load: Callable[[Path], T], enforce: Callable[[T], None] | None = None
+    ) -> Watched[T] | None:
+        return None if path is None else Watched(path, load, self._stays, enforce)
+
+    def _stays(self, faults: str) -> None:
+        self._log.error("file_refused_running_version_stays", faults=faults.splitlines())
+
+    def _metrics(self) -> Metrics:
+        metrics = Metrics()
+        if self.deliveries is not None:
+            metrics.watch(DeliveryCollector(self.deliveries))
+        metrics.watch(LedgerCollector(self.ledger, self.book, self.settings, self._clock))
+        settings = self.settings
+        metrics.watch(JobCollector(self.ledger, self.book, settings.job_metrics, self._clock, settings.timezone))
+        metrics.watch(self.tasks)
+        metrics.watch(BooksCollector(lambda: self.books.waiting))
+        metrics.watch(UpkeepCollector(self.tasks, self._refused, settings.backup_folder))
+        if self._cluster is not None:
+            metrics.watch(InventoryCollector(self._cluster, self._clock))
+        return metrics
+
+    def _refused(self) -> dict[str, bool]:
+        """File -> whether its newest version is not in force."""
+        files = {"prices": self._book, "policy": self._policy, "deliveries": self._orders}
+        return {
+            **({"certificate": self.tls.refused} if self.tls is not None else {}),
+            **self._ways.refused(),
+            **{f"{name} file": file.refused for name, file in files.items() if file is not None},
+        }
+
+    def _inventories(self, written: YamlInventory | None) -> Inventory:
+        """What an operator wrote, before what the cluster says."""
+        kubernetes = self.settings.kubernetes
+        if kubernetes.inventory:
+            self._cluster = ClusterInventory(
+                self._api(),
+                self._clock,
+                kubernetes.cluster,
+                self.ledger.nodes(),
+                kubernetes.team_labels,
+                kubernetes.user_labels,
+                tasks=self.tasks,
+            )
+        sources: tuple[Inventory | None, ...] = (written, self._cluster)
+        calendar = (lambda: written.calendar) if written is not None else Calendar
+        return MergedInventory([source for source in sources if source is not None], calendar)
+
+    def _api(self) -> Api:
+        if self._connected is None:
+            # Half a second and 65 MiB that an accountant without a cluster does not spend.
+            from gputally.kubernetes.api_client import KubernetesApi
+
+            self._connected = KubernetesApi.connect(self.settings.kubernetes.kubeconfig)
+        return self._connected
+
+    def _teams(self) -> Collection[str]:
+        return self.ledger.teams()
+
+
+def _tls(settings: Settings) -> Tls | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return Tls(Identity(settings.tls_cert, settings.tls_key, settings.tls_client_ca))
+
+
+def _writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotStart(f"data folder {folder}: {error.strerror}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise CannotStart(f"data folder {folder}: not writable by user {os.getuid()}")

@@ -1,0 +1,205 @@
+"""Splits each microsecond of a GPU into accounts (busy, idle, unknown, down), for one row or for columns of rows.
+
+`split` gives one row its accounts; `part` takes a stretch out of a set. Both keep the law of
+conservation to the microsecond: the accounts of a row add up to its capacity, the parts of a set
+over any partition of its span add up to the set, and a part of a full set adds up to its length.
+
+Pure: no clock, no I/O, no floats. It knows neither nodes nor lifetimes; `down` here is only the
+time of a lost GPU (a node that was down is `accountant.storage.gpu_lifetimes`'s).
+
+A window that begins at any second cuts the row of every GPU. Bit-equal to cutting them one by one. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from accountant.core.claim_overlap import intersect, union
+from agent.wire import Gap, UsageInterval
+from gputally.base.units import US_PER_MS
+
+
+class Cells(NamedTuple):
+    """What one row (or a sum of rows) holds. The first five are accounts, GPU-microseconds, each in
+    exactly one of them; the rest are memos outside that sum.
+
+    unheld_us: nobody holds it (`unallocated`, or `down` where its node was).
+    borrowed_us: busy beyond what the row's own allocation can hold.
+    unattributed_us: busy time that nobody is known to own.
+    energy_blind_us: capacity, without down, whose energy is unknown.
+    memory_blind_us: allocated time whose memory is unknown."""
+
+    busy_us: int = 0
+    idle_us: int = 0
+    unknown_us: int = 0
+    unheld_us: int = 0
+    down_us: int = 0
+    borrowed_us: int = 0
+    unattributed_us: int = 0
+    memory_mib_s: int = 0
+    energy_uj: int = 0
+    energy_blind_us: int = 0
+    memory_blind_us: int = 0
+
+    @property
+    def capacity_us(self) -> int:
+        return self.busy_us + self.idle_us + self.unknown_us + self.unheld_us + self.down_us
+
+    @property
+    def allocated_us(self) -> int:
+        return self.busy_us + self.idle_us + self.unknown_us
+
+
+CELLS = Cells._fields
+"""The columns, in the one order that files, rows and sums share."""
+ACCOUNTS = 5
+"""How many of CELLS, from the front, are accounts."""
+
+
+def split(row: UsageInterval) -> Cells:
+    """The accounts of one valid row, by the precedence lost, held, unheld.
+
+    Unknown is the allocated share of the gaps, all of it where busy is not known; busy is what was
+    measured, as far as the rest of the allocation can hold it."""
+    energy = row.energy_uj or 0
+    memory = row.memory_mib_s or 0
+    if row.health == "lost":
+        return Cells(down_us=row.capacity_us, memory_mib_s=memory, energy_uj=energy)
+    blind = row.capacity_us if row.energy_uj is None else 0
+    busy = row.busy_us or 0
+    if row.holder is None:
+        return Cells(unheld_us=row.capacity_us, memory_mib_s=memory, energy_uj=energy, energy_blind_us=blind)
+    if row.holder.kind == "unattributed":
+        return Cells(unattributed_us=busy, memory_mib_s=memory, energy_uj=energy, energy_blind_us=blind)
+    allocated = row.allocated_us
+    memory_blind = allocated if row.memory_mib_s is None else 0
+    if row.busy_us is None:
+        unknown = allocated
+    elif row.gaps:
+        unknown = allocated * _gap_ms(row.gaps, row.start_ms, row.end_ms) // (row.end_ms - row.start_ms)
+    else:
+        unknown = 0
+    booked = min(busy, allocated - unknown)
+    idle, unheld, borrowed = allocated - unknown - booked, row.capacity_us - allocated, busy - booked
+    return Cells(booked, idle, unknown, unheld, 0, borrowed, 0, memory, energy, blind, memory_blind)
+
+
+def _gap_ms(gaps: Iterable[Gap], start_ms: int, end_ms: int) -> int:
+    """Length of the union of the gaps inside [start_ms, end_ms)."""
+    inside = intersect(union((gap.start_ms, gap.end_ms) for gap in gaps), [(start_ms, end_ms)])
+    return sum(end - start for start, end in inside)
+
+
+def part(rows: Sequence[Cells], span_ms: int, start_ms: int, end_ms: int) -> list[Cells]:
+    """The stretch [start_ms, end_ms) of a set whose rows spread evenly over [0, span_ms).
+
+    Each figure is a difference of one cumulative, non-decreasing whole-number function of time, so
+    parts are never negative and add up over any partition. The accounts are carved one after the
+    other out of what is left of the capacity up to that instant: that function is floor(x*r/R) of a
+    remainder r that itself never decreases, so the accounts of a part add up to the set's capacity
+    in it, exactly its length for a full set. Memos are carved each for itself.
+
+    Largest remainder (gputally.base.units.apportion) would also hit the sum of one part, but not that of
+    several: its parts do not add up (the Alabama paradox). Needs 0 <= start_ms <= end_ms <= span_ms.
+    """
+    if not 0 <= start_ms <= end_ms <= span_ms or span_ms <= 0:
+        raise ValueError(f"part needs 0 <= start <= end <= span, got [{start_ms}, {end_ms}) of {span_ms}")
+    if start_ms == 0 and end_ms == span_ms:
+        return list(rows)
+    low = _until(rows, span_ms, start_ms)
+    high = _until(rows, span_ms, end_ms)
+    return [
+        Cells(*(b - a for a, b in zip(before, after, strict=True))) for before, after in zip(low, high, strict=True)
+    ]
+
+
+def _until(rows: Sequence[Cells], span_ms: int, at_ms: int) -> list[list[int]]:
+    """What the rows hold in [0, at_ms)."""
+    whole = sum(sum(row[:ACCOUNTS]) for row in rows)
+    left = whole * at_ms // span_ms
+    held = []
+    for row in rows:
+        carved = []
+        for value in row[:ACCOUNTS]:
+            taken = value * left // whole if whole else 0
+            whole -= value
+            left -= taken
+            carved.append(taken)
+        held.append([*carved, *(value * at_ms // span_ms for value in row[ACCOUNTS:])])
+    return held
+
+
+def add(cells: Iterable[Cells]) -> Cells:
+    """The sum; of nothing, zero."""
+    return Cells(*map(sum, zip(*cells, strict=True)))
+
+
+def full_us(span_ms: int) -> int:
+    """Capacity of one GPU over a span of milliseconds."""
+    return span_ms * US_PER_MS
+
+
+Whole = npt.NDArray[np.int64]
+"""Rows of accountant.core.accounts.Cells, or one number per row."""
+
+
+def fits(cells: Whole, spans_ms: Whole) -> bool:
+    """Whether no product on the way leaves 64 bits."""
+    largest = int(cells.max(initial=0))
+    longest = int(spans_ms.max(initial=0))
+    accounts = int(cells[:, :ACCOUNTS].sum(axis=1).max(initial=0)) if largest < 2**60 else largest
+    return largest * longest < 2**62 and accounts * max(accounts, longest) < 2**62
+
+
+def parts(cells: Whole, spans_ms: Whole, begins_ms: Whole, stops_ms: Whole) -> Whole:
+    """Of each row, spread evenly over [0, span), what lies in [begin, stop). Only where it `fits`."""
+    return _columns_until(cells, spans_ms, stops_ms) - _columns_until(cells, spans_ms, begins_ms)
+
+
+def _columns_until(cells: Whole, spans_ms: Whole, at_ms: Whole) -> Whole:
+    found = cells * at_ms[:, None] // spans_ms[:, None]
+    whole = cells[:, :ACCOUNTS].sum(axis=1)
+    left = whole * at_ms // spans_ms
+    for account in range(ACCOUNTS):
+        value = cells[:, account]
+        taken = np.where(whole > 0, value * left // np.maximum(whole, 1), 0)
+        whole = whole - value
+        left = left - taken
+        found[:, account] = taken
+    return found
+
+
+def terms(values: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) -> Whole:
+    """accountant.core.window_decay.term of each."""
+    weighted: Whole = np.floor(values * np.asarray(weights) + 0.5).astype(np.int64)
+    return weighted
+
+
+def figures(cells: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) -> Whole:
+    """accountant.storage.query.window_figures.figures of each."""
+    cell = dict(zip(CELLS, cells.T, strict=True))
+    allocated = cell["busy_us"] + cell["idle_us"] + cell["unknown_us"]
+    decaying = [allocated, cell["busy_us"], cell["energy_uj"], cell["down_us"]]
+    plain = [allocated, cell["unheld_us"], cell["down_us"], cell["unknown_us"], cell["energy_blind_us"]]
+    return np.stack([*(terms(value, weights) for value in decaying), *plain], axis=1)
+
+
+def summed(keys: Whole, values: Whole) -> dict[tuple[int, ...], list[int]]:
+    """Rows of `values` added up by equal rows of `keys`."""
+    distinct, sums = merged(keys, values)
+    return dict(zip(map(tuple, distinct.tolist()), sums.tolist(), strict=True))
+
+
+def merged(keys: Whole, values: Whole) -> tuple[Whole, Whole]:
+    """`summed` as columns: the different keys, ascending, and the sums of each."""
+    if not len(keys):
+        return keys, values
+    order = np.lexsort(keys.T[::-1])
+    ordered = keys[order]
+    first = np.flatnonzero(np.concatenate(([True], (ordered[1:] != ordered[:-1]).any(axis=1))))
+    sums: Whole = np.add.reduceat(values[order], first, axis=0)
+    return ordered[first], sums

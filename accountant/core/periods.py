@@ -1,0 +1,187 @@
+"""Defines calendar months and days of a time zone as UTC spans, and values that change at known instants.
+
+Spans are half-open [start_ms, end_ms). A month is a calendar month of the configured zone, so it has
+672 to 745 hours: never 730, and an hour more or less where the clocks change. Pure.
+
+A history is never empty, ascends, and neighbours differ. What holds at an instant depends on the
+steps alone, never on the order in which somebody asked.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Generic, TypeVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from gputally.base.units import BUCKET_MS, MS_PER_SECOND
+
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
+
+
+def zone(name: str) -> ZoneInfo:
+    """The IANA zone of that name. Raises ValueError for an unknown one."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(f"unknown time zone: {name!r}") from error
+
+
+def midnight_ms(day: date, tz: ZoneInfo) -> int:
+    """The first instant of a local day, UTC ms.
+
+    Where the clocks skip midnight, it is the instant of the change; where midnight comes twice,
+    the first of the two (PEP 495, fold=0)."""
+    return round(datetime(day.year, day.month, day.day, tzinfo=tz).timestamp()) * MS_PER_SECOND
+
+
+def parse_instant(text: str, tz: ZoneInfo) -> int:
+    """UTC ms of `2026-10-01` (local midnight in `tz`) or of a date-time with its offset.
+
+    Raises ValueError, also for a date-time without offset: it would come twice a year."""
+    if _DATE.fullmatch(text):
+        try:
+            return midnight_ms(date.fromisoformat(text), tz)
+        except ValueError as error:
+            raise ValueError(f"not a date: {text!r} ({error})") from error
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(f"not a date: {text!r} (write 2026-10-01, or 2026-10-01T09:00:00+02:00)") from error
+    if at.tzinfo is None:
+        raise ValueError(f"{text!r} has a time of day but no offset: write 2026-10-01T09:00:00+02:00, or …Z")
+    if at.microsecond:
+        raise ValueError(f"{text!r}: whole seconds only")
+    return round(at.timestamp()) * MS_PER_SECOND
+
+
+def utc(at_ms: int) -> str:
+    """`2026-10-01T00:00:00Z`: files and refusals name instants in UTC."""
+    return datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def local_date(at_ms: int, tz: ZoneInfo) -> date:
+    """The local day an instant belongs to."""
+    return datetime.fromtimestamp(at_ms // MS_PER_SECOND, tz).date()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Month:
+    """A calendar month; which instants it covers depends on the zone."""
+
+    year: int
+    month: int
+
+    @classmethod
+    def parse(cls, text: str) -> Month:
+        """From `2026-10`. Raises ValueError."""
+        match = _MONTH.fullmatch(text)
+        if match is None or not 1970 < int(match[1]) < 9999:
+            raise ValueError(f"not a month: {text!r} (write for example 2026-10)")
+        return cls(int(match[1]), int(match[2]))
+
+    @classmethod
+    def of(cls, at_ms: int, tz: ZoneInfo) -> Month:
+        """The month an instant belongs to."""
+        day = local_date(at_ms, tz)
+        return cls(day.year, day.month)
+
+    @classmethod
+    def spanning(cls, start_ms: int, end_ms: int, tz: ZoneInfo) -> Month | None:
+        """The month that is exactly this span, if one is."""
+        month = cls.of(start_ms, tz)
+        return month if month.span(tz) == (start_ms, end_ms) else None
+
+    @property
+    def next(self) -> Month:
+        return Month(self.year + self.month // 12, self.month % 12 + 1)
+
+    @property
+    def previous(self) -> Month:
+        return Month(self.year - (self.month == 1), (self.month - 2) % 12 + 1)
+
+    def span(self, tz: ZoneInfo) -> tuple[int, int]:
+        """[start_ms, end_ms) in UTC milliseconds."""
+        return midnight_ms(date(self.year, self.month, 1), tz), midnight_ms(
+            date(self.next.year, self.next.month, 1), tz
+        )
+
+    def __str__(self) -> str:
+        return f"{self.year:04d}-{self.month:02d}"
+
+
+def month_with_records(now_ms: int, newest_ms: int | None, tz: ZoneInfo) -> Month:
+    """The running month, or the last one that has records where the running one has none yet.
+
+    newest_ms: end of the newest record; 0 or None where there is none."""
+    running = Month.of(now_ms - 1, tz)
+    if not newest_ms or newest_ms > running.span(tz)[0]:
+        return running
+    return Month.of(newest_ms - 1, tz)
+
+
+def hours(start_ms: int, end_ms: int, tz: ZoneInfo) -> dict[str, int]:
+    """Local hours of a span, as the ledger names them (2026-10-01T13), with their length in ms: twice as long
+    where an hour is repeated."""
+    found: dict[str, int] = {}
+    at = start_ms
+    while at < end_ms:
+        until = min(end_ms, (at // BUCKET_MS + 1) * BUCKET_MS)
+        hour = datetime.fromtimestamp(at // MS_PER_SECOND, tz).isoformat()[: len("2026-10-01T13")]
+        found[hour] = found.get(hour, 0) + until - at
+        at = until
+    return found
+
+
+def whole_day(day: date, start_ms: int, end_ms: int, tz: ZoneInfo) -> bool:
+    """Whether [start_ms, end_ms) is all of a local day."""
+    return start_ms == midnight_ms(day, tz) and end_ms == midnight_ms(day + timedelta(days=1), tz)
+
+
+def days(start_ms: int, end_ms: int, tz: ZoneInfo) -> Iterator[tuple[date, int, int]]:
+    """The local days a span touches, each clipped to the span: (day, start_ms, end_ms)."""
+    at = start_ms
+    while at < end_ms:
+        day = local_date(at, tz)
+        end = min(midnight_ms(day + timedelta(days=1), tz), end_ms)
+        yield day, at, end
+        at = end
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Dated(Generic[T]):
+    """steps: (since_ms, value), ascending. The first value holds before its instant too."""
+
+    steps: tuple[tuple[int, T], ...]
+
+    @classmethod
+    def always(cls, value: T) -> Dated[T]:
+        return cls(((0, value),))
+
+    @property
+    def latest(self) -> T:
+        return self.steps[-1][1]
+
+    def at(self, at_ms: int) -> T:
+        """What held at an instant."""
+        return self.steps[max(0, bisect_right(self.steps, at_ms, key=lambda step: step[0]) - 1)][1]
+
+    def changes(self) -> Iterator[int]:
+        """The instants at which another value began to hold."""
+        return (since for since, _ in self.steps[1:])
+
+    def changed(self, value: T, since_ms: int) -> Dated[T]:
+        """`value` from `since_ms` on, whatever was thought to hold from then on; before, all stays as it was."""
+        kept = tuple(step for step in self.steps if step[0] < since_ms)
+        if not kept:
+            return Dated(((since_ms, value),))
+        if kept[-1][1] == value:
+            return Dated(kept)
+        return Dated((*kept, (since_ms, value)))

@@ -1,0 +1,423 @@
+"""Assigns requests to GPUs without double use, and cuts the holds into ledger rows.
+
+A GPU has parts (itself, or its MIG instances), a part has slots (one, or as many as it is time-sliced into), and a hold
+is one holder's time on one slot. The holds of one slot never overlap: `rows` relies on it, `placing` sees to it.
+
+The kube-scheduler's books say who held how many GPUs of a node, not which; the exporter's labels say which, and may
+be missing or late. So a demand first gets slots of the devices that were labelled with it, then free ones that nobody
+else was labelled with, then any. Where an end is only known to within the tolerance, whoever comes next ends it.
+
+What finds no slot is counted, not forced: no slot is ever held twice, so no GPU has more than its time.
+
+The value asked for at an instant t stands for the cell (t - step, t]; here a cell is [t - step, t). A figure is a whole
+number per cell (parts per million, MiB, milliwatts) or None where nothing was recorded: unknown is not zero.
+
+Every GPU is cut at quarter-hours, at each change of its holds, and where what is known of it begins or ends. For each
+piece the rows add up to the piece exactly: parts and slots by largest remainder, what nobody holds in rows of its own
+(law of conservation). A piece in which it is not known who holds a slot has no rows: it stays unmetered.
+
+Busy time of a part goes to its only holder. Where several share it, nobody can say whose it was: theirs is unknown, and
+the part's busy time stands in a row of its own that holds nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from accountant.core.claim_overlap import Span, intersect, union
+from accountant.prices.gpu_model_names import parse_gpu_model
+from agent.wire import UNATTRIBUTED, Gap, Holder, Sharing, Slice, UsageInterval
+from gputally.base.units import BUCKET_MS, MS_PER_SECOND, US_PER_MS, apportion
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Cells of `step_ms` from start_ms on, up to end_ms; the span is a whole number of them."""
+
+    start_ms: int
+    end_ms: int
+    step_ms: int
+
+    def __post_init__(self) -> None:
+        if self.step_ms <= 0 or self.end_ms <= self.start_ms or (self.end_ms - self.start_ms) % self.step_ms:
+            raise ValueError(f"[{self.start_ms}, {self.end_ms}) is not a whole number of steps of {self.step_ms} ms")
+
+    @property
+    def count(self) -> int:
+        return (self.end_ms - self.start_ms) // self.step_ms
+
+    def span(self, first: int, last: int) -> Span:
+        """From the beginning of cell `first` to the end of cell `last`."""
+        return self.start_ms + first * self.step_ms, self.start_ms + (last + 1) * self.step_ms
+
+    def spans(self, cells: Iterable[int]) -> tuple[Span, ...]:
+        """Runs of cells as spans."""
+        return tuple(self.span(first, last) for first, last in runs(cells))
+
+
+def runs(cells: Iterable[int]) -> list[tuple[int, int]]:
+    """(first, last) of every run of consecutive numbers, ascending."""
+    found: list[tuple[int, int]] = []
+    for cell in sorted(set(cells)):
+        if found and cell == found[-1][1] + 1:
+            found[-1] = (found[-1][0], cell)
+        else:
+            found.append((cell, cell))
+    return found
+
+
+def bridged(cells: Collection[int], silent: Collection[int]) -> set[int]:
+    """With the stretches between two of the cells in which nobody could have said anything."""
+    found = set(cells)
+    for (_, last), (first, _) in pairwise(runs(found)):
+        between = range(last + 1, first)
+        if all(cell in silent for cell in between):
+            found.update(between)
+    return found
+
+
+class Track:
+    """A figure over a grid."""
+
+    __slots__ = ("_grid", "_values")
+
+    def __init__(self, grid: Grid, values: dict[int, int]) -> None:
+        """values: by cell, not negative."""
+        self._grid = grid
+        self._values = values
+
+    def over(self, start_ms: int, end_ms: int) -> tuple[int, list[Span]]:
+        """(the integral over time: figure x ms, the parts of [start, end) for which there is none)."""
+        grid, step = self._grid, self._grid.step_ms
+        total, gaps = 0, list[Span]()
+        at = start_ms
+        while at < end_ms:
+            cell = (at - grid.start_ms) // step
+            until = min(end_ms, grid.start_ms + (cell + 1) * step)
+            value = self._values.get(cell)
+            if value is not None:
+                total += value * (until - at)
+            elif gaps and gaps[-1][1] == at:
+                gaps[-1] = (gaps[-1][0], until)
+            else:
+                gaps.append((at, until))
+            at = until
+        return total, gaps
+
+
+_PROFILE = re.compile(r"(?:(\d+)c\.)?(\d+)g\.(\d+)gb(?:[+.].*)?", re.IGNORECASE)
+_MIB_PER_GIB = 1024
+_COMPUTE_SLICES, _COMPUTE_SLICES_OF = 7, {"A30": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """slice: None for the whole GPU. slots: equal parts that it is time-sliced into, else 1. busy: parts per million
+    of it; memory: MiB used of it."""
+
+    slice: Slice | None = None
+    slots: int = 1
+    busy: Track | None = None
+    memory: Track | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLayout:
+    """known: when it is known of every slot whether somebody holds it. lost: when its node could not be used.
+    power: milliwatts of the whole GPU."""
+
+    uuid: str
+    model: str
+    parts: tuple[Part, ...]
+    known: tuple[Span, ...]
+    lost: tuple[Span, ...] = ()
+    power: Track | None = None
+
+    @property
+    def weights(self) -> list[int]:
+        """Of the parts, and of what belongs to none of them (nothing, where the GPU is one part)."""
+        slices = [part.slice for part in self.parts if part.slice is not None]
+        if not slices:
+            return [1, 0]
+        compute = [one.compute for one in slices]
+        return [*compute, max(0, slices[0].compute_of - sum(compute))]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Of one slot: part, slot are positions in the layout of the GPU."""
+
+    gpu: str
+    part: int
+    slot: int
+    holder: Holder
+    start_ms: int
+    end_ms: int
+
+
+def mig_slice(profile: str, gi: int, gpu_model: str) -> Slice | None:
+    """The instance of a profile as `1g.10gb` or `1c.3g.40gb+me`; None where it cannot be read.
+
+    Source of the geometry: NVIDIA MIG user guide (seven compute slices, four on an A30)."""
+    match = _PROFILE.fullmatch(profile)
+    if match is None:
+        return None
+    gpu = parse_gpu_model(gpu_model)
+    return Slice(
+        profile=profile,
+        gi=gi,
+        ci=0,
+        compute=int(match[1] or match[2]),
+        compute_of=_COMPUTE_SLICES_OF.get(gpu.family, _COMPUTE_SLICES),
+        memory_mib=int(match[3]) * _MIB_PER_GIB,
+        memory_of_mib=int(gpu.memory_gb or 0) * _MIB_PER_GIB,
+    )
+
+
+def by_slot(holds: Sequence[Hold]) -> dict[tuple[int, int], list[Hold]]:
+    """Ascending, by (part, slot)."""
+    found: dict[tuple[int, int], list[Hold]] = {}
+    for hold in sorted(holds, key=lambda one: (one.part, one.slot, one.start_ms)):
+        found.setdefault((hold.part, hold.slot), []).append(hold)
+    return found
+
+
+Device = tuple[str, int]
+"""(GPU uuid, position of the part)."""
+Slot = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A holder's time on `count` slots of a pool. on: devices that were labelled with it."""
+
+    holder: Holder
+    pool: str
+    count: int
+    start_ms: int
+    end_ms: int
+    on: frozenset[Device] = frozenset()
+
+
+@dataclass(slots=True)
+class Placed:
+    """unplaced_us: time of slots that were held by the books and do not exist."""
+
+    holds: list[Hold] = field(default_factory=list)
+    unplaced_us: int = 0
+
+
+def place(demands: Sequence[Demand], pools: Mapping[str, Sequence[Slot]], tolerance_ms: int) -> Placed:
+    """Holds of one node; those of one slot do not overlap, and none is longer than its demand."""
+    taken: dict[Slot, list[Hold]] = {}
+    labelled: dict[Device, list[Demand]] = {}
+    for demand in demands:
+        for device in demand.on:
+            labelled.setdefault(device, []).append(demand)
+    placed = Placed()
+    for demand in sorted(demands, key=lambda one: (one.start_ms, one.holder.uid, one.holder.container, one.pool)):
+        chosen = _choose(demand, pools.get(demand.pool, ()), taken, labelled, tolerance_ms)
+        for slot in chosen:
+            before = taken.setdefault(slot, [])
+            if before and before[-1].end_ms > demand.start_ms:
+                before[-1] = _ended(before[-1], demand.start_ms)
+            before.append(Hold(*slot, demand.holder, demand.start_ms, demand.end_ms))
+        placed.unplaced_us += (demand.count - len(chosen)) * (demand.end_ms - demand.start_ms) * 1000
+    placed.holds = sorted(
+        (hold for holds in taken.values() for hold in holds if hold.start_ms < hold.end_ms),
+        key=lambda one: (one.gpu, one.part, one.slot, one.start_ms),
+    )
+    return placed
+
+
+def _choose(
+    demand: Demand,
+    slots: Sequence[Slot],
+    taken: Mapping[Slot, Sequence[Hold]],
+    labelled: Mapping[Device, Collection[Demand]],
+    tolerance_ms: int,
+) -> list[Slot]:
+    ranked: list[tuple[tuple[bool, bool, bool, int], Slot]] = []
+    for position, slot in enumerate(slots):
+        held = taken.get(slot)
+        over = held[-1].end_ms - demand.start_ms if held else 0
+        if held and over > 0 and (over > tolerance_ms or held[-1].start_ms >= demand.start_ms):
+            continue
+        device = slot[:2]
+        others = any(_meet(one, demand) for one in labelled.get(device, ()) if one.holder != demand.holder)
+        ranked.append(((device not in demand.on, others, over > 0, position), slot))
+    return [slot for _, slot in sorted(ranked)[: demand.count]]
+
+
+def _meet(one: Demand, other: Demand) -> bool:
+    return one.start_ms < other.end_ms and other.start_ms < one.end_ms
+
+
+def _ended(hold: Hold, at_ms: int) -> Hold:
+    return Hold(hold.gpu, hold.part, hold.slot, hold.holder, hold.start_ms, at_ms)
+
+
+_MILLION = 1_000_000
+_UNREAD = "not recorded"
+
+
+@dataclass(slots=True)
+class Tally:
+    """GPU-microseconds of the rows made: capacity, of it held, of it held with unknown use."""
+
+    sent_us: int = 0
+    held_us: int = 0
+    unknown_us: int = 0
+
+
+def rows(gpu: GpuLayout, holds: Sequence[Hold], span: Span, allowed: Iterable[Span]) -> list[UsageInterval]:
+    """Of one GPU inside `span`, ascending; `seq` is 0. allowed: the time that may be imported at all."""
+    slots = by_slot(holds)
+    edges = {span[0], span[1], *range(span[0] - span[0] % BUCKET_MS + BUCKET_MS, span[1], BUCKET_MS)}
+    permitted = union(allowed)
+    known = union(gpu.known)
+    lost = union(gpu.lost)
+    edges |= {at for spans in (permitted, known, lost) for one in spans for at in one}
+    edges |= {at for hold in holds for at in (hold.start_ms, hold.end_ms)}
+    instants = sorted(at for at in edges if span[0] <= at <= span[1])
+    cursor = dict.fromkeys(slots, 0)
+    made: list[UsageInterval] = []
+    for start, end in pairwise(instants):
+        if not _inside(start, end, permitted):
+            continue
+        holders = {key: _holder(slots[key], cursor, key, start) for key in slots}
+        whole = all(
+            holders.get((part, slot)) is not None for part in range(len(gpu.parts)) for slot in range(_slots(gpu, part))
+        )
+        if (whole and gpu.weights[-1] == 0) or _inside(start, end, known):
+            made += _set(gpu, holders, start, end, lost=_inside(start, end, lost))
+    return made
+
+
+def tallied(found: Iterable[UsageInterval]) -> Tally:
+    tally = Tally()
+    for row in found:
+        tally.sent_us += row.capacity_us
+        if row.health == "ok":
+            tally.held_us += row.allocated_us
+            if row.busy_us is None:
+                tally.unknown_us += row.allocated_us
+            elif row.gaps:
+                blind = sum(gap.end_ms - gap.start_ms for gap in row.gaps)
+                tally.unknown_us += row.allocated_us * blind // (row.end_ms - row.start_ms)
+    return tally
+
+
+def _slots(gpu: GpuLayout, part: int) -> int:
+    return gpu.parts[part].slots
+
+
+def _inside(start_ms: int, end_ms: int, spans: Sequence[Span]) -> bool:
+    return any(low <= start_ms and end_ms <= high for low, high in spans)
+
+
+def _holder(
+    ordered: Sequence[Hold], cursor: dict[tuple[int, int], int], key: tuple[int, int], at: int
+) -> Holder | None:
+    """Who holds a slot at an instant; instants ascend."""
+    place = cursor[key]
+    while place < len(ordered) and ordered[place].end_ms <= at:
+        place += 1
+    cursor[key] = place
+    return ordered[place].holder if place < len(ordered) and ordered[place].start_ms <= at else None
+
+
+def _set(
+    gpu: GpuLayout, holders: dict[tuple[int, int], Holder | None], start: int, end: int, *, lost: bool
+) -> list[UsageInterval]:
+    """The rows of one GPU over one piece; all of them together are the piece."""
+    weights = gpu.weights
+    shares = apportion((end - start) * US_PER_MS, weights)
+    drafts: list[_Draft] = []
+    for number, part in enumerate(gpu.parts):
+        drafts += _of_part(part, shares[number], number, holders, start, end)
+    if shares[-1]:
+        drafts.append(_Draft(None, None, shares[-1]))
+    energy = _energy(gpu.power, [draft.capacity_us for draft in drafts], start, end)
+    return [
+        UsageInterval(
+            seq=0,
+            start_ms=start,
+            end_ms=end,
+            gpu_uuid=gpu.uuid,
+            gpu_model=gpu.model,
+            slice=None if draft.part is None else draft.part.slice,
+            holder=draft.holder,
+            sharing=Sharing("time-slicing", draft.part.slots)
+            if draft.part is not None and draft.part.slots > 1
+            else None,
+            health="lost" if lost else "ok",
+            capacity_us=draft.capacity_us,
+            allocated_us=draft.capacity_us if draft.holder is not None else 0,
+            busy_us=draft.busy_us,
+            memory_mib_s=draft.memory_mib_s,
+            energy_uj=uj,
+            method="imported",
+            gaps=tuple(Gap(low, high, _UNREAD) for low, high in draft.gaps),
+        )
+        for draft, uj in zip(drafts, energy, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    part: Part | None
+    holder: Holder | None
+    capacity_us: int
+    busy_us: int | None = None
+    memory_mib_s: int | None = None
+    gaps: tuple[Span, ...] = ()
+
+
+def _of_part(
+    part: Part,
+    share_us: int,
+    number: int,
+    holders: dict[tuple[int, int], Holder | None],
+    start: int,
+    end: int,
+) -> Iterator[_Draft]:
+    """One row per holder, one for the slots that nobody holds, and the busy time that is nobody's."""
+    held: dict[Holder | None, int] = {}
+    for slot, us in enumerate(apportion(share_us, [1] * part.slots)):
+        holder = holders.get((number, slot))
+        held[holder] = held.get(holder, 0) + us
+    who = [holder for holder in held if holder is not None]
+    busy, gaps = _figure(part.busy, start, end)
+    alone = len(who) == 1
+    for holder in sorted(who, key=lambda one: (one.uid, one.container)):
+        if alone and busy is not None:
+            used = share_us * busy // (_MILLION * (end - start))
+            mib_ms, unread = _figure(part.memory, start, end)
+            memory = None if mib_ms is None or unread else mib_ms // MS_PER_SECOND
+            yield _Draft(part, holder, held[holder], used, memory, tuple(gaps))
+        else:
+            yield _Draft(part, holder, held[holder])
+    if len(who) > 1 and busy:
+        yield _Draft(part, UNATTRIBUTED, 0, share_us * busy // (_MILLION * (end - start)))
+    if held.get(None):
+        yield _Draft(part, None, held[None])
+
+
+def _figure(track: Track | None, start: int, end: int) -> tuple[int | None, list[Span]]:
+    """(integral, gaps); None where nothing at all is known."""
+    if track is None:
+        return None, []
+    total, gaps = track.over(start, end)
+    return (None, []) if intersect(gaps, [(start, end)]) == [(start, end)] else (total, gaps)
+
+
+def _energy(power: Track | None, capacities: Sequence[int], start: int, end: int) -> list[int | None]:
+    """Milliwatts times milliseconds are microjoules; divided by capacity."""
+    total, gaps = _figure(power, start, end)
+    if total is None or gaps:
+        return [None] * len(capacities)
+    return list(apportion(total, capacities))

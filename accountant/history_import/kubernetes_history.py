@@ -1,0 +1,341 @@
+"""Reconstructs which pods held how many GPUs of which node, and when.
+
+Two witnesses: kube-state-metrics knows which containers asked for how many GPUs of which node, and when the pod began
+and ended; dcgm-exporter knows the devices, how busy they were, and mostly which pod each was given to. Where only one
+of them was scraped the other's part is inferred: without the first, a labelled device is a held one; without the
+second, a node has as many GPUs as it says it can allocate, under makeshift names, and nothing is known of their use.
+
+Names of labels come without their punctuation; those that may say whose a pod is are known, and written back
+(`accountant.history_import.prometheus_series.pod_label_names`). A queue counts under the same rule as everywhere
+(gputally.base.pod_queue_labels).
+
+A pod holds its GPUs while its requests are listed with a node and its phase is not over. Listing is known to the
+scrape: an instant that kube-state-metrics tells itself (start, completion) counts where it fits the listing, else the
+middle of what is possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from accountant.core.claim_overlap import Span, intersect, subtract, union
+from accountant.history_import.gpu_holds import Demand, GpuLayout, Hold, Slot, place, runs
+from accountant.history_import.prometheus_series import (
+    Asked,
+    Container,
+    Device,
+    Labels,
+    Observed,
+    PodName,
+    asked_for,
+    devices_of,
+    makeshift,
+    makeshift_uid,
+    of,
+    pod_label_names,
+    pod_of,
+)
+from accountant.inventory import pod_facts
+from agent.wire import Holder, Owner, PodFacts
+from gputally.base.pod_queue_labels import queue_ref
+from gputally.base.units import MS_PER_SECOND
+
+_ABOVE = (("ReplicaSet", "replicaset"), ("Job", "job_name"))
+"""Kinds that kube-state-metrics knows the owner of, and the label that names them."""
+
+
+def facts_of(
+    node: str, wanted: Sequence[Demand], asked: Asked, seen: Observed, scheduler: str, team_labels: Sequence[str] = ()
+) -> tuple[PodFacts, ...]:
+    """Of the pods that held something of a node in this chunk, by uid; `seq` is 0.
+
+    team_labels: further labels to keep."""
+    index = _Index(seen, team_labels)
+    held: dict[str, tuple[PodName, dict[str, int]]] = {}
+    counted = set()
+    for demand in wanted:
+        who = demand.holder
+        _, requests = held.setdefault(who.uid, ((who.namespace, who.name), {}))
+        if not asked.deaf and (who.uid, who.container, demand.pool) not in counted:
+            counted.add((who.uid, who.container, demand.pool))
+            requests[demand.pool] = requests.get(demand.pool, 0) + demand.count
+    return tuple(index.fact(node, uid, pod, requests, seen, scheduler) for uid, (pod, requests) in sorted(held.items()))
+
+
+class _Index:
+    """The tables of names, by pod."""
+
+    def __init__(self, seen: Observed, team_labels: Sequence[str]) -> None:
+        self._names = pod_label_names(team_labels)
+        self._team_labels = frozenset(team_labels)
+        self._labels = _by_pod(seen.pod_labels)
+        self._owners = _by_pod(seen.owners)
+        self._info = _by_pod(seen.pods)
+        self._schedulers = _by_pod(seen.schedulers)
+        self._starts = {_key(labels): round(value * MS_PER_SECOND) for labels, value in seen.starts}
+        self._ends = {_key(labels): round(value * MS_PER_SECOND) for labels, value in seen.ends}
+        self._above: dict[tuple[str, str, str], Owner] = {}
+        for labels in seen.upper_owners:
+            for kind, name in _ABOVE:
+                if (own := of(labels, name)) and (owner := _owner(labels)) is not None:
+                    self._above[of(labels, "namespace"), kind, own] = owner
+
+    def fact(
+        self, node: str, uid: str, pod: PodName, requests: Mapping[str, int], seen: Observed, scheduler: str
+    ) -> PodFacts:
+        written = self._of(self._labels, pod, uid)
+        labels = {key: written[name] for name, key in self._names.items() if written.get(name)}
+        chain = self._chain(pod, uid)
+        placed_by = of(self._of(self._schedulers, pod, uid), "name") or scheduler
+        started = self._starts.get((pod, uid), self._starts.get((pod, "")))
+        return PodFacts(
+            seq=0,
+            uid=uid,
+            namespace=pod[0],
+            name=pod[1],
+            node=node,
+            labels={key: value for key, value in labels.items() if key in self._team_labels},
+            owners=chain,
+            workload=pod_facts.job(chain, labels),
+            queue_ref=queue_ref(pod[0], placed_by, labels),
+            requests={name: str(count) for name, count in sorted(requests.items())},
+            scheduled_ms=started,
+            started_ms=started,
+            ended_ms=self._ends.get((pod, uid), self._ends.get((pod, ""))),
+            observed_ms=seen.grid.end_ms,
+        )
+
+    def _chain(self, pod: PodName, uid: str) -> tuple[Owner, ...]:
+        nearest = _owner(self._of(self._owners, pod, uid)) or _created_by(self._of(self._info, pod, uid))
+        if nearest is None:
+            return ()
+        above = self._above.get((pod[0], nearest.kind, nearest.name))
+        return (nearest,) if above is None else (nearest, above)
+
+    @staticmethod
+    def _of(table: Mapping[tuple[PodName, str], Labels], pod: PodName, uid: str) -> Labels:
+        return table.get((pod, uid)) or table.get((pod, "")) or {}
+
+
+def _key(labels: Labels) -> tuple[PodName, str]:
+    return pod_of(labels), of(labels, "uid")
+
+
+def _by_pod(table: Sequence[Labels]) -> dict[tuple[PodName, str], Labels]:
+    return {_key(labels): labels for labels in table}
+
+
+def _owner(labels: Labels) -> Owner | None:
+    """The controller that a series of owners names; `<none>` is kube-state-metrics' word for nobody."""
+    kind, name = of(labels, "owner_kind"), of(labels, "owner_name")
+    if not kind or not name or kind == "<none>" or of(labels, "owner_is_controller") == "false":
+        return None
+    return Owner(kind, name)
+
+
+def _created_by(labels: Labels) -> Owner | None:
+    kind, name = of(labels, "created_by_kind"), of(labels, "created_by_name")
+    return Owner(kind, name) if kind and name and kind != "<none>" else None
+
+
+def of_requests(containers: Sequence[Container], devices: Sequence[Device], seen: Observed) -> list[Demand]:
+    """Of one node, on the devices that were labelled with the pod."""
+    starts = {(pod_of(labels), of(labels, "uid")): round(value * MS_PER_SECOND) for labels, value in seen.starts}
+    ends = {(pod_of(labels), of(labels, "uid")): round(value * MS_PER_SECOND) for labels, value in seen.ends}
+    on: dict[PodName, set[tuple[str, int]]] = {}
+    for device in devices:
+        for part, pod in device.labelled:
+            on.setdefault(pod, set()).add((device.uuid, part))
+    found = []
+    for one in containers:
+        holder = Holder("pod", one.uid, one.pod[0], one.pod[1], one.name)
+        for first, last in one.runs:
+            told = (_told(starts, one), _told(ends, one))
+            start, end = _edges(first, last, seen, *told, over=last + 1 in one.over)
+            if start < end:
+                found.append(Demand(holder, one.resource, one.count, start, end, frozenset(on.get(one.pod, ()))))
+    return found
+
+
+def _told(instants: Mapping[tuple[PodName, str], int], one: Container) -> int | None:
+    return instants.get((one.pod, one.uid), instants.get((one.pod, "")))
+
+
+def _edges(
+    first: int, last: int, seen: Observed, started: int | None, ended: int | None, *, over: bool = False
+) -> tuple[int, int]:
+    """When it began and ended, for the first and last cell in which it was listed. over: what ended it was a sample
+    that said so, in the next cell.
+
+    A sample at s counts for the instants from s to s + window. So the first sample lies in the first cell, the last
+    one `window - step` before the last cell, and the pod lived half a scrape longer on both sides on average."""
+    grid = seen.grid
+    low, high = grid.span(first, last)
+    margin = grid.step_ms + seen.scrape_ms
+    start, end = low, high
+    if first:
+        start = low + (grid.step_ms - seen.scrape_ms) // 2
+        if started is not None and low - margin <= started <= low + grid.step_ms:
+            start = started
+    if last < grid.count - 1:
+        end = high + (grid.step_ms - seen.scrape_ms) // 2
+        if not over:
+            end += seen.scrape_ms - seen.window_ms
+        if ended is not None and end - margin <= ended <= end + margin:
+            end = ended
+    return max(grid.start_ms, start), min(grid.end_ms, end)
+
+
+def of_labels(devices: Sequence[Device], asked: Asked, seen: Observed) -> list[Demand]:
+    """Where kube-state-metrics was never heard: a labelled device is held by the pod it is labelled with."""
+    found = []
+    for device in devices:
+        for (part, pod), cells in sorted(device.labelled.items(), key=lambda one: one[0]):
+            uid = asked.pods[pod].uid if pod in asked.pods else makeshift_uid(pod)
+            holder = Holder("pod", uid, pod[0], pod[1])
+            for first, last in runs(cells):
+                start, end = _edges(first, last, seen, None, None)
+                if start < end:
+                    at = frozenset({(device.uuid, part)})
+                    found.append(Demand(holder, labelled_pool(device.uuid, part), 1, start, end, at))
+    return found
+
+
+def labelled_pool(uuid: str, part: int) -> str:
+    """The pool that one part of a device is, where labels alone tell."""
+    return f"{uuid}/{part}"
+
+
+def sharers(device: Device, part: int) -> int:
+    """How many pods a part was labelled with at once, and not only while one followed another; at least 1."""
+    of_pods = [cells for (number, _), cells in device.labelled.items() if number == part]
+    together: dict[int, int] = {}
+    for cells in of_pods:
+        for cell in cells:
+            if cell + 1 in cells:
+                together[cell] = together.get(cell, 0) + 1
+    return max(together.values(), default=1)
+
+
+WHOLE = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHistory:
+    """One node in one chunk. blind: by GPU, the time in which nobody was watching it. unplaced_us: see Placed."""
+
+    node: str
+    gpus: tuple[GpuLayout, ...]
+    holds: Mapping[str, Sequence[Hold]]
+    facts: tuple[PodFacts, ...] = ()
+    blind: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
+    unplaced_us: int = 0
+
+
+def histories(seen: Observed, *, scheduler: str = "", team_labels: Sequence[str] = ()) -> list[NodeHistory]:
+    """By node, ascending. scheduler: who places pods of which kube-state-metrics does not say it. team_labels: labels
+    of pods to keep."""
+    asked = asked_for(seen)
+    found = devices_of(seen, {name: pod.node for name, pod in asked.pods.items()}, asked.listed)
+    nodes = sorted({device.node for device in found} | {one.node for one in asked.containers} | asked.offered.keys())
+    made = []
+    for node in nodes:
+        own = [device for device in found if device.node == node]
+        made.append(_node(node, own, asked, seen, (scheduler, team_labels)))
+    return [one for one in made if one.gpus]
+
+
+def _node(node: str, own: list[Device], asked: Asked, seen: Observed, naming: tuple[str, Sequence[str]]) -> NodeHistory:
+    grid = seen.grid
+    whole = (grid.start_ms, grid.end_ms)
+    containers = [one for one in asked.containers if one.node == node]
+    offered = asked.offered.get(node, {})
+    if not own:
+        own = makeshift(node, offered, containers, asked.labels_of(node))
+    if asked.deaf:
+        wanted = of_labels(own, asked, seen)
+        slots, pools = _labelled(own)
+    else:
+        wanted = of_requests(containers, own, seen)
+        slots, pools = _pools(own, offered, wanted)
+    placed = place(wanted, pools, 2 * seen.window_ms)
+    layouts, blind = [], {}
+    for device in own:
+        sampled = grid.spans(device.sampled)
+        if asked.deaf:
+            known, unseen = sampled, subtract(whole, sampled)
+        else:
+            there = union([*grid.spans(asked.listed.get(node, ())), *sampled])
+            known = tuple(intersect(there, grid.spans(asked.heard)))
+            unseen = subtract(whole, union(grid.spans(asked.heard)))
+        lost = grid.spans(asked.unready.get(node, ()))
+        layouts.append(device.layout(slots[device.uuid], known, lost))
+        blind[device.uuid] = tuple(unseen)
+    holds: dict[str, list[Hold]] = {}
+    for hold in placed.holds:
+        holds.setdefault(hold.gpu, []).append(hold)
+    facts = facts_of(node, wanted, asked, seen, *naming)
+    return NodeHistory(node, tuple(layouts), holds, facts, blind, placed.unplaced_us)
+
+
+def _labelled(own: Sequence[Device]) -> tuple[dict[str, list[int]], dict[str, list[Slot]]]:
+    """Every part of every GPU is a pool of its own."""
+    slots = {device.uuid: [sharers(device, part) for part in range(max(1, len(device.slices)))] for device in own}
+    pools: dict[str, list[Slot]] = {
+        labelled_pool(uuid, part): [(uuid, part, slot) for slot in range(count)]
+        for uuid, counts in slots.items()
+        for part, count in enumerate(counts)
+    }
+    return slots, pools
+
+
+def _pools(
+    own: Sequence[Device], offered: Mapping[str, int], wanted: Sequence[Demand]
+) -> tuple[dict[str, list[int]], dict[str, list[Slot]]]:
+    """(slots by GPU and part, slots by resource). Instances are the pool of their profile, or of whole GPUs where the
+    node offers them as such; the other GPUs are divided between the resources that the node offers."""
+    names = offered.keys() | {demand.pool for demand in wanted}
+    parts: dict[str, list[tuple[str, int]]] = {}
+    plain: list[Device] = []
+    for device in own:
+        if not device.slices:
+            plain.append(device)
+        for number, one in enumerate(device.slices):
+            named = f"nvidia.com/mig-{one.profile.replace('+', '.')}"
+            parts.setdefault(named if named in names or WHOLE not in names else WHOLE, []).append((device.uuid, number))
+    for name, devices in _divided(plain, sorted(n for n in names if "/mig-" not in n), offered, wanted).items():
+        parts.setdefault(name, []).extend((device.uuid, 0) for device in devices)
+    slots = {device.uuid: [1] * max(1, len(device.slices)) for device in own}
+    pools: dict[str, list[Slot]] = {}
+    for name, places in parts.items():
+        each = max(1, -(-offered.get(name, 0) // len(places)) if places else 1)
+        for uuid, part in places:
+            slots[uuid][part] = each
+        # Round by round, so that whoever comes first has a device to itself.
+        pools[name] = [(uuid, part, slot) for slot in range(each) for uuid, part in places]
+    return slots, pools
+
+
+def _divided(
+    plain: Sequence[Device], names: Sequence[str], offered: Mapping[str, int], wanted: Sequence[Demand]
+) -> dict[str, list[Device]]:
+    """GPUs that are not partitioned, by the resource that they are offered as. Whole ones are offered once each; what
+    is left over is shared. Labels say which, where there are any."""
+    if len(names) < 2:
+        return {name: list(plain) for name in names}
+    labelled: dict[str, set[str]] = {}
+    for demand in wanted:
+        for uuid, _ in demand.on:
+            labelled.setdefault(demand.pool, set()).add(uuid)
+    left = list(plain)
+    found: dict[str, list[Device]] = {}
+    shared = [name for name in names if name != WHOLE]
+    for name in [WHOLE, *shared] if WHOLE in names else shared:
+        others = {uuid for pool, uuids in labelled.items() if pool != name for uuid in uuids}
+        mine = labelled.get(name, set())
+        ranked = sorted(left, key=lambda device: (device.uuid not in mine, device.uuid in others, device.order))
+        count = min(len(left), offered.get(name, len(mine))) if name != shared[-1] else len(left)
+        found[name] = sorted(ranked[:count], key=lambda device: device.order)
+        left = [device for device in left if device not in found[name]]
+    return found

@@ -1,0 +1,429 @@
+"""Reads the series of dcgm-exporter and kube-state-metrics: labels, devices, activity and GPU requests.
+
+A scraped label that meets one of the target's own is renamed `exported_…`, unless the scrape honours labels. So the
+`exported_` name counts where there is one. On a series of dcgm-exporter that nobody holds there is none even then, and
+`pod` is the exporter itself: who really asked for a GPU is told by kube-state-metrics, and where that is missing the
+exporter is known by its name.
+
+A device that several pods share is listed several times, as copies of the whole: the largest value is the device's.
+Where utilisation is known as time with a kernel running and as engine activity, the first counts for a whole GPU; an
+instance has the second alone, as a part of the instance. Its node is the one whose pods it was labelled with, or the
+name that the series carries and Kubernetes knows.
+
+While nobody scraped, a pod that was there before and after was there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from accountant.core.claim_overlap import Span
+from accountant.history_import.gpu_holds import GpuLayout, Grid, Part, Track, bridged, mig_slice, runs
+from accountant.inventory.pod_facts import MARKS
+from agent.wire import Slice
+from gputally.base.pod_queue_labels import QUEUE_KEYS
+
+Labels = Mapping[str, str]
+PodName = tuple[str, str]
+"""(namespace, name)."""
+_EXPORTER = re.compile(r"dcgm-exporter")
+_OLD_NAMES: Final = {"pod": ("pod_name",), "namespace": ("pod_namespace",), "container": ("container_name",)}
+_RESOURCE = re.compile(r"nvidia[._]com[/_](.+)")
+_MIG = re.compile(r"mig[-_]((?:\d+c[._])?\d+g[._]\d+gb)(?:([._+])(\w+(?:[._]\w+)*))?")
+_KEPT = QUEUE_KEYS | {mark.label for mark in MARKS} | {
+    "pod-template-hash", "workloadKind", "workloadName", "ray.io/originated-from-crd", "ray.io/originated-from-cr-name",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """times: epoch ms, ascending; values: as many."""
+
+    labels: Labels
+    times: Sequence[int]
+    values: Sequence[float]
+
+    def cells(self, grid: Grid) -> dict[int, float]:
+        """Finite values by cell of the grid."""
+        start, step, count = grid.start_ms, grid.step_ms, grid.count  # a million of these in a chunk
+        return {
+            (at - start) // step - 1: value
+            for at, value in zip(self.times, self.values, strict=True)
+            if value - value == 0 and not (at - start) % step and start < at <= start + count * step
+        }
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One chunk's answers. Series over the grid: `requests` (value: count), `over` (pods that have ended), `nodes`
+    (listed), `unready`, `busy` (0 to 1), `memory` (MiB), `power` (W). The rest is one value per series: `devices` seen
+    lately, `allocatable`, `starts`, `ends` (epoch s), and names.
+
+    window_ms: samples of so long before an instant count for it. scrape_ms: between two samples of
+    kube-state-metrics."""
+
+    grid: Grid
+    window_ms: int
+    scrape_ms: int
+    requests: tuple[Series, ...] = ()
+    over: tuple[Series, ...] = ()
+    nodes: tuple[Series, ...] = ()
+    unready: tuple[Series, ...] = ()
+    busy: tuple[Series, ...] = ()
+    memory: tuple[Series, ...] = ()
+    power: tuple[Series, ...] = ()
+    devices: tuple[Labels, ...] = ()
+    allocatable: tuple[tuple[Labels, float], ...] = ()
+    starts: tuple[tuple[Labels, float], ...] = ()
+    ends: tuple[tuple[Labels, float], ...] = ()
+    pods: tuple[Labels, ...] = ()
+    owners: tuple[Labels, ...] = ()
+    upper_owners: tuple[Labels, ...] = ()
+    schedulers: tuple[Labels, ...] = ()
+    pod_labels: tuple[Labels, ...] = ()
+    node_labels: tuple[Labels, ...] = field(default=())
+
+
+def of(labels: Labels, name: str) -> str:
+    """A label under its own name, an older one, or behind `exported_`."""
+    for known in (name, *_OLD_NAMES.get(name, ())):
+        if value := labels.get(f"exported_{known}") or labels.get(known):
+            return value
+    return ""
+
+
+def pod_of(labels: Labels) -> PodName:
+    return of(labels, "namespace"), of(labels, "pod")
+
+
+def device_of(labels: Labels) -> tuple[str, int | None] | None:
+    """(GPU uuid, GPU instance or None) of a series of dcgm-exporter; None where it names no GPU."""
+    uuid = labels.get("UUID") or labels.get("uuid") or ""
+    instance = labels.get("GPU_I_ID", "")
+    if not uuid:
+        return None
+    return uuid, int(instance) if instance.isascii() and instance.isdigit() and len(instance) <= 4 else None
+
+
+def labelled_pod(labels: Labels) -> PodName | None:
+    """The pod that a series of dcgm-exporter names, None for none and for the exporter itself."""
+    name = pod_of(labels)
+    renamed = "exported_pod" in labels or "exported_pod_name" in labels
+    if not name[1] or (not renamed and (_EXPORTER.search(name[1]) or _EXPORTER.search(labels.get("container", "")))):
+        return None
+    return name
+
+
+def resource(text: str) -> str:
+    """`nvidia_com_mig_1g_10gb` as Kubernetes writes it, `nvidia.com/mig-1g.10gb`; "" for what is no GPU."""
+    match = _RESOURCE.fullmatch(text)
+    if match is None:
+        return ""
+    mig = _MIG.fullmatch(match[1])
+    if mig is None:
+        return f"nvidia.com/{match[1].replace('_', '.')}"
+    tail = "" if mig[3] is None else f".{mig[3].replace('_', '.')}"
+    return f"nvidia.com/mig-{mig[1].replace('_', '.')}{tail}"
+
+
+def pod_label_names(extra: Iterable[str] = ()) -> dict[str, str]:
+    """By the name that kube-state-metrics gives a label, the label: of those that may say whose a pod is."""
+    return {f"label_{re.sub(r'[^a-zA-Z0-9_]', '_', key)}": key for key in sorted({*_KEPT, *extra})}
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container that asked for `count` of a resource. runs: (first, last) cells in which it did; over: cells in which
+    its pod was said to be over."""
+
+    pod: PodName
+    uid: str
+    name: str
+    node: str
+    resource: str
+    count: int
+    runs: tuple[tuple[int, int], ...]
+    over: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A pod as kube_pod_info has it."""
+
+    uid: str
+    node: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """heard: cells in which kube-state-metrics was scraped; listed, unready: cells by node. offered: what each node can
+    allocate. deaf: kube-state-metrics was never heard."""
+
+    containers: tuple[Container, ...]
+    pods: Mapping[PodName, Known]
+    heard: frozenset[int]
+    listed: Mapping[str, frozenset[int]]
+    unready: Mapping[str, frozenset[int]]
+    offered: Mapping[str, Mapping[str, int]]
+    node_labels: Mapping[str, Labels]
+
+    @property
+    def deaf(self) -> bool:
+        return not self.heard
+
+    def labels_of(self, node: str) -> Labels:
+        return self.node_labels.get(node, {})
+
+
+def asked_for(seen: Observed) -> Asked:
+    """Everything that kube-state-metrics says of GPUs."""
+    nodes = _by_node(seen.nodes, seen)
+    requests = [one for one in seen.requests if resource(of(one.labels, "resource"))]
+    heard = {cell for cells in nodes.values() for cell in cells} | {
+        cell for one in requests for cell in one.cells(seen.grid)
+    }
+    pods = {pod_of(labels): Known(of(labels, "uid"), of(labels, "node")) for labels in seen.pods}
+    offered: dict[str, dict[str, int]] = {}
+    for labels, value in seen.allocatable:
+        name, node = resource(of(labels, "resource")), of(labels, "node")
+        if name and node and value > 0:
+            held = offered.setdefault(node, {})
+            held[name] = max(held.get(name, 0), int(value))
+    unready = {node: frozenset(cells) for node, cells in _by_node(seen.unready, seen).items()}
+    silent = set(range(seen.grid.count)) - heard
+    return Asked(
+        containers=_containers(requests, seen, pods, silent),
+        pods=pods,
+        heard=frozenset(heard),
+        listed={node: frozenset(cells) for node, cells in nodes.items()},
+        unready=unready,
+        offered=offered,
+        node_labels={of(labels, "node"): labels for labels in seen.node_labels},
+    )
+
+
+def _by_node(table: Iterable[Series], seen: Observed) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for one in table:
+        if node := of(one.labels, "node"):
+            found.setdefault(node, set()).update(one.cells(seen.grid))
+    return found
+
+
+def _containers(
+    requests: Iterable[Series], seen: Observed, pods: Mapping[PodName, Known], silent: set[int]
+) -> tuple[Container, ...]:
+    over: dict[tuple[PodName, str], set[int]] = {}
+    for one in seen.over:
+        over.setdefault((pod_of(one.labels), of(one.labels, "uid")), set()).update(one.cells(seen.grid))
+    present: dict[tuple[PodName, str, str, str, str, str, int], set[int]] = {}
+    for one in requests:
+        pod, labels = pod_of(one.labels), one.labels
+        known = pods.get(pod, Known("", ""))
+        told = of(labels, "uid")
+        node = of(labels, "node") or known.node
+        if not node:
+            continue  # it waits
+        ended = over.get((pod, told), set())
+        key = (pod, told or known.uid, told, of(labels, "container"), node, resource(of(labels, "resource")))
+        for cell, value in one.cells(seen.grid).items():
+            if value >= 1 and cell not in ended:
+                present.setdefault((*key, int(value)), set()).add(cell)
+    made = []
+    for (pod, uid, told, name, node, kind, count), cells in sorted(present.items()):
+        runs_of = tuple(runs(bridged(cells, silent)))
+        at = frozenset(over.get((pod, told), ()))
+        made.append(Container(pod, uid or makeshift_uid(pod), name, node, kind, count, runs_of, at))
+    return tuple(made)
+
+
+def makeshift_uid(pod: PodName) -> str:
+    """Of a pod of which nobody told the uid."""
+    return f"imported:{pod[0]}/{pod[1]}"
+
+
+_NODE_LABELS = ("Hostname", "hostname", "node", "exported_node", "kubernetes_node", "instance")
+_MILLION, _MILLI = 1_000_000, 1_000
+_MOST_RATIO, _MOST_MIB, _MOST_WATTS = 1.0, 2**24, 100_000
+MAKESHIFT = "imported:"
+"""Begins the name of a GPU that nobody has ever listed."""
+_MIG_RESOURCE = "nvidia.com/mig-"
+Place = tuple[str, int | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Device:
+    """order: its place among the GPUs of its node. slices: its MIG instances, by id. sampled: cells in which the
+    exporter listed it. labelled: cells by part and pod. Tracks are by part, power is of the GPU."""
+
+    uuid: str
+    model: str
+    node: str
+    order: tuple[int, str]
+    slices: tuple[Slice, ...] = ()
+    sampled: frozenset[int] = frozenset()
+    labelled: Mapping[tuple[int, PodName], frozenset[int]] = field(default_factory=dict)
+    busy: Mapping[int, Track] = field(default_factory=dict)
+    memory: Mapping[int, Track] = field(default_factory=dict)
+    power: Track | None = None
+
+    def layout(self, slots: Sequence[int], known: tuple[Span, ...], lost: tuple[Span, ...]) -> GpuLayout:
+        """slots: by part."""
+        parts = tuple(
+            Part(one, slots[number], self.busy.get(number), self.memory.get(number))
+            for number, one in enumerate(self.slices or (None,))
+        )
+        return GpuLayout(self.uuid, self.model, parts, known, lost, self.power)
+
+
+def devices_of(seen: Observed, nodes_of: Mapping[PodName, str], listed: Mapping[str, object]) -> list[Device]:
+    """By node and order. nodes_of: where each pod was; listed: the nodes that Kubernetes knows."""
+    about: dict[str, list[Labels]] = {}
+    every = [*seen.devices, *(one.labels for table in (seen.busy, seen.memory, seen.power) for one in table)]
+    for labels in every:
+        place = device_of(labels)
+        if place is not None:
+            about.setdefault(place[0], []).append(labels)
+    tables = {
+        name: _by_place(table, seen.grid)
+        for name, table in (("busy", seen.busy), ("memory", seen.memory), ("power", seen.power))
+    }
+    labelled = _labelled(seen)
+    found = [
+        _device(uuid, of_gpu, tables, labelled.get(uuid, {}), seen.grid, _node(of_gpu, nodes_of, listed))
+        for uuid, of_gpu in about.items()
+    ]
+    return sorted((one for one in found if one.node), key=lambda one: (one.node, one.order))
+
+
+def _device(
+    uuid: str,
+    about: Sequence[Labels],
+    tables: Mapping[str, Mapping[Place, Mapping[int, float]]],
+    labelled: Mapping[tuple[int | None, PodName], set[int]],
+    grid: Grid,
+    node: str,
+) -> Device:
+    model = next((labels["modelName"] for labels in about if labels.get("modelName")), "")
+    profiles = {place[1]: labels.get("GPU_I_PROFILE", "") for labels in about if (place := device_of(labels))}
+    slices = [
+        made
+        for gi, profile in sorted((gi, profile) for gi, profile in profiles.items() if gi is not None)
+        if (made := mig_slice(profile, gi, model)) is not None
+    ]
+    places: list[Place] = [(uuid, one.gi) for one in slices] or [(uuid, None)]
+    index = next((labels["gpu"] for labels in about if labels.get("gpu")), "")
+    sampled = {cell for table in tables.values() for place in {(uuid, None), *places} for cell in table.get(place, ())}
+    return Device(
+        uuid=uuid,
+        model=model,
+        node=node,
+        order=(int(index) if index.isascii() and index.isdigit() else 0, uuid),
+        slices=tuple(slices),
+        sampled=frozenset(sampled),
+        labelled={
+            (number, pod): frozenset(cells)
+            for number, (_, gi) in enumerate(places)
+            for (instance, pod), cells in labelled.items()
+            if instance == gi
+        },
+        busy=_tracks(tables["busy"], places, grid, _MILLION, _MOST_RATIO),
+        memory=_tracks(tables["memory"], places, grid, 1, _MOST_MIB),
+        power=_tracks(tables["power"], [(uuid, None)], grid, _MILLI, _MOST_WATTS).get(0),
+    )
+
+
+def _by_place(table: Sequence[Series], grid: Grid) -> dict[Place, dict[int, float]]:
+    """The largest value of each cell, by place."""
+    found: dict[Place, dict[int, float]] = {}
+    for one in table:
+        place = device_of(one.labels)
+        if place is not None:
+            values = found.setdefault(place, {})
+            for cell, value in one.cells(grid).items():
+                values[cell] = max(value, values.get(cell, value))
+    return found
+
+
+def _tracks(
+    table: Mapping[Place, Mapping[int, float]], places: Sequence[Place], grid: Grid, times: int, most: float
+) -> dict[int, Track]:
+    """In whole numbers. A value below 0 is none; one above what can be is the most that can be."""
+    return {
+        number: Track(
+            grid, {cell: round(min(value, most) * times) for cell, value in table[place].items() if value >= 0}
+        )
+        for number, place in enumerate(places)
+        if place in table
+    }
+
+
+def _labelled(seen: Observed) -> dict[str, dict[tuple[int | None, PodName], set[int]]]:
+    found: dict[str, dict[tuple[int | None, PodName], set[int]]] = {}
+    for table in (seen.busy, seen.memory, seen.power):
+        for one in table:
+            place, pod = device_of(one.labels), labelled_pod(one.labels)
+            if place is not None and pod is not None:
+                found.setdefault(place[0], {}).setdefault((place[1], pod), set()).update(one.cells(seen.grid))
+    return found
+
+
+def _node(about: Sequence[Labels], nodes_of: Mapping[PodName, str], listed: Mapping[str, object]) -> str:
+    """A name it carries, if Kubernetes knows that; else the node of most pods it was labelled with, the exporter's own
+    among them; else the first name it carries."""
+    votes: Counter[str] = Counter()
+    for labels in about:
+        for pod in (pod_of(labels), (labels.get("namespace", ""), labels.get("pod", ""))):
+            if pod in nodes_of:
+                votes[nodes_of[pod]] += 1
+    carried = [
+        labels[key].rpartition(":")[0] or labels[key] for labels in about for key in _NODE_LABELS if key in labels
+    ]
+    known = next((name for name in carried if name in listed), "")
+    if known:
+        return known
+    if votes:
+        return min(votes, key=lambda name: (-votes[name], name))
+    return carried[0] if carried else ""
+
+
+def makeshift(
+    node: str, offered: Mapping[str, int], containers: Sequence[Container], labels: Mapping[str, str]
+) -> list[Device]:
+    """As many GPUs as a node offers, or was seen to need, where no exporter ever listed them. labels: the node's."""
+    model = labels.get("label_nvidia_com_gpu_product", "")
+    replicas = labels.get("label_nvidia_com_gpu_replicas", "")
+    each = int(replicas) if replicas.isascii() and replicas.isdigit() and int(replicas) > 0 else 1
+    needed = {one.resource: 0 for one in containers}
+    for one in containers:
+        needed[one.resource] = max(needed[one.resource], one.count)
+    counts = {**needed, **offered}
+    whole = sum(-(-count // each) for name, count in counts.items() if not name.startswith(_MIG_RESOURCE))
+    made = [Device(f"{MAKESHIFT}{node}/{number}", model, node, (number, "")) for number in range(whole)]
+    instances = [
+        name.removeprefix(_MIG_RESOURCE)
+        for name, count in sorted(counts.items())
+        if name.startswith(_MIG_RESOURCE)
+        for _ in range(count)
+    ]
+    return [*made, *_partitioned(node, model, instances, whole)]
+
+
+def _partitioned(node: str, model: str, profiles: Sequence[str], first: int) -> list[Device]:
+    """Instances put into as few GPUs as hold them, the largest first."""
+    bins: list[list[Slice]] = []
+    read = [one for gi, profile in enumerate(profiles) if (one := mig_slice(profile, gi, model)) is not None]
+    for one in sorted(read, key=lambda part: (-part.compute, part.gi)):
+        room = next((b for b in bins if sum(x.compute for x in b) + one.compute <= one.compute_of), None)
+        if room is None:
+            bins.append([one])
+        else:
+            room.append(one)
+    return [
+        Device(f"{MAKESHIFT}{node}/{first + number}", model, node, (first + number, ""), slices=tuple(parts))
+        for number, parts in enumerate(bins)
+    ]

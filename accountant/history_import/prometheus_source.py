@@ -1,0 +1,316 @@
+"""Asks a Prometheus for the series of one chunk.
+
+The standard library's client: it follows no redirect and reads no proxy variable. The token is read anew for each
+question, as it may rotate, and is in no message. An answer is bounded before it is in memory.
+
+Every selector is asked over a window that ends at the instant (`last_over_time(x[w])`), so nothing depends on how long
+the server lets a value linger: what was scraped in the window is there, what was not is not. The window is a step, or
+two scrapes where those are far apart. Metrics under both generations of names; labels are read by `series`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import ssl
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
+
+import msgspec
+
+from accountant.history_import.gpu_holds import Grid
+from accountant.history_import.import_chunks import Chunk
+from accountant.history_import.kubernetes_history import NodeHistory, histories
+from accountant.history_import.prometheus_series import Labels, Observed, Series, device_of
+from accountant.wire.http_client import read_token, trusting
+from gputally.base.errors import AccountantError
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
+
+MOST_POINTS = 11_000
+"""That Prometheus answers for one series (promql's own limit of a range query)."""
+MOST_BYTES = 512 * 2**20
+_TIMEOUT_SECONDS = 120
+
+
+class PrometheusFailed(AccountantError):
+    """No usable answer: the address, and what it said or why it could not."""
+
+
+class _Result(msgspec.Struct, gc=False):
+    metric: dict[str, str]
+    values: list[tuple[float, str]] = []
+    value: tuple[float, str] | None = None
+
+
+class _Data(msgspec.Struct):
+    result: list[_Result]
+
+
+class _Answer(msgspec.Struct):
+    status: str
+    data: _Data | None = None
+    error: str = ""
+
+
+_decoder = msgspec.json.Decoder(_Answer)
+
+
+class Prometheus:
+    """The server at `url` (http or https; a path and `user:password@` may be part of it).
+
+    token_file: bearer token. ca_file: authorities trusted instead of the system's, PEM. headers: further ones, such as
+    `X-Scope-OrgID`. Raises PrometheusFailed for an address that is none, accountant.wire.http_client.Unanswered for a
+    file that cannot be read."""
+
+    def __init__(
+        self,
+        url: str,
+        token_file: Path | None = None,
+        ca_file: Path | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise PrometheusFailed(f"not an address: {url!r} (write for example http://prometheus:9090)")
+        port = "" if parts.port is None else f":{parts.port}"
+        self.origin = urlunsplit((parts.scheme, f"{parts.hostname}{port}", parts.path.rstrip("/"), "", ""))
+        self._parts = parts
+        self._context: ssl.SSLContext | None = trusting(ca_file) if parts.scheme == "https" else None
+        self._token_file = token_file
+        self._headers = dict(headers or {})
+        if parts.username is not None:
+            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+
+    def range(self, query: str, start_ms: int, end_ms: int, step_ms: int) -> list[Series]:
+        """Values at start, start + step, … up to end, both included."""
+        if (end_ms - start_ms) // step_ms + 1 > MOST_POINTS:
+            raise ValueError(f"more than {MOST_POINTS} points were asked for")
+        given = {"start": _seconds(start_ms), "end": _seconds(end_ms), "step": _seconds(step_ms)}
+        found = []
+        for one in self._ask("query_range", {"query": query, **given}):
+            times = array("q", (round(at * MS_PER_SECOND) for at, _ in one.values))
+            found.append(Series(one.metric, times, array("d", (_number(value) for _, value in one.values))))
+        return found
+
+    def instant(self, query: str, at_ms: int) -> list[tuple[Labels, float]]:
+        found = self._ask("query", {"query": query, "time": _seconds(at_ms)})
+        return [(one.metric, _number(one.value[1])) for one in found if one.value is not None]
+
+    def _ask(self, endpoint: str, given: Mapping[str, str]) -> list[_Result]:
+        answer = self._decoded(*self._post(f"/api/v1/{endpoint}", urlencode(given).encode()))
+        if answer.status != "success" or answer.data is None:
+            raise PrometheusFailed(f"{self.origin}: {answer.error or 'no result'} (asked {given['query'][:200]})")
+        return answer.data.result
+
+    def _decoded(self, status: int, body: bytes) -> _Answer:
+        try:
+            return _decoder.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if status in (401, 403):
+                raise PrometheusFailed(f"{self.origin}: {status}, it wants a token that it knows") from error
+            what = f"answers {status}" if status != 200 else "does not answer as a Prometheus does"
+            raise PrometheusFailed(f"{self.origin}: {what} (the address ends before /api/v1)") from error
+
+    def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        headers = {**self._headers, "Content-Type": "application/x-www-form-urlencoded"}
+        if self._token_file is not None:
+            headers["Authorization"] = f"Bearer {read_token(self._token_file)}"
+        host = self._parts.hostname or ""
+        connection = (
+            http.client.HTTPSConnection(host, self._parts.port, timeout=_TIMEOUT_SECONDS, context=self._context)
+            if self._context is not None
+            else http.client.HTTPConnection(host, self._parts.port, timeout=_TIMEOUT_SECONDS)
+        )
+        with contextlib.closing(connection):
+            try:
+                connection.request("POST", self._parts.path.rstrip("/") + path, body, headers)
+                response = connection.getresponse()
+                found = response.read(MOST_BYTES + 1)
+            except (OSError, http.client.HTTPException) as error:
+                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                raise PrometheusFailed(f"{self.origin}: {reason}") from error
+        if len(found) > MOST_BYTES:
+            raise PrometheusFailed(f"{self.origin}: an answer of more than {MOST_BYTES >> 20} MiB (shorten --chunk)")
+        return response.status, found
+
+
+def _seconds(at_ms: int) -> str:
+    return f"{at_ms // MS_PER_SECOND}.{at_ms % MS_PER_SECOND:03d}"
+
+
+def _number(text: str) -> float:
+    """NaN for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+STEP_MS = MS_PER_MINUTE
+_UTIL: Final = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO")
+_ENGINE: Final = ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO")
+_MEMORY: Final = ("DCGM_FI_DEV_FB_USED",)
+_POWER: Final = ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_BOARD_POWER_WATTS")
+_DCGM: Final = (*_UTIL, *_ENGINE, *_MEMORY, *_POWER)
+_REQUESTS: Final = "kube_pod_container_resource_requests"
+_KSM: Final = (_REQUESTS, "kube_node_info", "kube_pod_info")
+_GPU: Final = 'resource=~"nvidia_com_.+|nvidia[.]com/.+"'
+_PERCENT, _OVERSHOOT = 100.0, 2.0
+_RATE_MS = 10 * MS_PER_MINUTE
+_CELLS = 1_000_000
+"""Cells of all devices in one chunk: bounds what is in memory."""
+
+
+class History:
+    """The past as a Prometheus knows it. match: further label matchers, as `cluster="prod"`."""
+
+    def __init__(
+        self, server: Prometheus, *, match: str = "", scheduler: str = "", team_labels: Sequence[str] = ()
+    ) -> None:
+        self._server = server
+        self._match = match.strip().strip(",")
+        self._scheduler = scheduler
+        self._team_labels = tuple(team_labels)
+
+    @property
+    def origin(self) -> str:
+        return self._server.origin
+
+    def chunk_ms(self, at_ms: int) -> int:
+        """How much is asked for at a time: less, the more devices there are. Raises PrometheusFailed where there is
+        nothing of a GPU in the day before `at_ms`."""
+        alternatives = " or ".join(
+            f"count(last_over_time({self._of(name)}[1d]))" for name in (*_UTIL, *_ENGINE, *_MEMORY)
+        )
+        asked = self._server.instant(f"max({alternatives})", at_ms)
+        requests = self._server.instant(f"sum(last_over_time({self._of(_REQUESTS, _GPU)}[1d]))", at_ms)
+        count = max([int(value) for _, value in (*asked, *requests) if value == value], default=0)
+        if not count:
+            raise PrometheusFailed(
+                f"{self.origin}: neither dcgm-exporter's nor kube-state-metrics' GPU series were scraped in the day "
+                "before the end of the span"
+            )
+        hours = _CELLS * STEP_MS // MS_PER_HOUR // count
+        return next((h for h in (24, 12, 8, 6, 4, 3, 2) if h <= hours), 1) * MS_PER_HOUR
+
+    def read(self, chunk: Chunk) -> list[NodeHistory]:
+        """Everything of one chunk, by node."""
+        return histories(self.observe(chunk), scheduler=self._scheduler, team_labels=self._team_labels)
+
+    def observe(self, chunk: Chunk) -> Observed:
+        """The answers of one chunk."""
+        whole = f"{(chunk.end_ms - chunk.start_ms) // MS_PER_SECOND}s"
+        grid = Grid(chunk.start_ms, chunk.end_ms, STEP_MS)
+        known = self._known(chunk, whole)
+        scrape_ms = self._scrape_ms(chunk, known & set(_KSM))
+        window_ms = max(STEP_MS, 2 * scrape_ms)
+        device_ms = max(STEP_MS, 2 * self._scrape_ms(chunk, known & set(_DCGM)))
+        ask = _Asking(self._server, chunk, self._match)
+        return Observed(
+            grid=grid,
+            window_ms=window_ms,
+            scrape_ms=scrape_ms,
+            requests=ask.last(_REQUESTS, window_ms, _GPU),
+            over=ask.last("kube_pod_status_phase", window_ms, 'phase=~"Succeeded|Failed"', "== 1"),
+            nodes=ask.last("kube_node_info", window_ms),
+            unready=ask.last("kube_node_status_condition", window_ms, 'condition="Ready",status="true"', "== 0"),
+            busy=_busy(
+                [one for name in _UTIL if name in known for one in ask.mean(name, device_ms)],
+                [one for name in _ENGINE if name in known for one in ask.mean(name, device_ms)],
+            ),
+            memory=tuple(one for name in _MEMORY if name in known for one in ask.mean(name, device_ms)),
+            power=tuple(one for name in _POWER if name in known for one in ask.mean(name, device_ms)),
+            devices=self._devices(chunk),
+            allocatable=ask.once("kube_node_status_allocatable", whole, _GPU, "max"),
+            starts=ask.once("kube_pod_start_time", whole),
+            ends=ask.once("kube_pod_completion_time", whole),
+            pods=ask.names("kube_pod_info", whole),
+            owners=ask.names("kube_pod_owner", whole),
+            upper_owners=(*ask.names("kube_replicaset_owner", whole), *ask.names("kube_job_owner", whole)),
+            schedulers=ask.names("kube_pod_scheduler", whole),
+            pod_labels=ask.names("kube_pod_labels", whole),
+            node_labels=ask.names("kube_node_labels", whole, 'label_nvidia_com_gpu_product!=""'),
+        )
+
+    def _of(self, name: str, matchers: str = "") -> str:
+        return selector(name, matchers, self._match)
+
+    def _known(self, chunk: Chunk, whole: str) -> set[str]:
+        """Which of the metrics were scraped in the chunk."""
+        names = "|".join((*_DCGM, *_KSM))
+        text = selector("", f'__name__=~"{names}"', self._match)
+        found = self._server.instant(f"count by (__name__) (last_over_time({text}[{whole}]))", chunk.end_ms)
+        return {labels.get("__name__", "") for labels, _ in found}
+
+    def _scrape_ms(self, chunk: Chunk, names: set[str]) -> int:
+        """Between two samples, from the most that there were in ten minutes."""
+        every = f"{min(chunk.end_ms - chunk.start_ms, MS_PER_DAY) // MS_PER_SECOND}s:10m"
+        for name in sorted(names):
+            text = f"max(max_over_time(count_over_time({self._of(name)}[10m])[{every}]))"
+            counts = [value for _, value in self._server.instant(text, chunk.end_ms) if value >= 1]
+            if counts:
+                return min(_RATE_MS, round(_RATE_MS / max(counts)))
+        return STEP_MS // 2
+
+    def _devices(self, chunk: Chunk) -> tuple[Labels, ...]:
+        """Listed in the chunk or in the day before it: a GPU is not gone because its exporter is."""
+        found: list[Labels] = []
+        back = f"{(chunk.end_ms - chunk.start_ms + MS_PER_DAY) // MS_PER_SECOND}s"
+        for name in (*_UTIL, *_ENGINE, *_MEMORY):
+            found += [
+                labels for labels, _ in self._server.instant(f"last_over_time({self._of(name)}[{back}])", chunk.end_ms)
+            ]
+        return tuple(found)
+
+
+class _Asking:
+    """Questions about one chunk."""
+
+    def __init__(self, server: Prometheus, chunk: Chunk, match: str) -> None:
+        self._server = server
+        self._chunk = chunk
+        self._match = match
+
+    def last(self, name: str, window_ms: int, matchers: str = "", test: str = "") -> tuple[Series, ...]:
+        return self._range(f"last_over_time({selector(name, matchers, self._match)}[{window_ms}ms]) {test}")
+
+    def mean(self, name: str, window_ms: int) -> list[Series]:
+        """Of ratios and gauges; a percentage as a ratio."""
+        found = self._range(f"avg_over_time({selector(name, '', self._match)}[{window_ms}ms])")
+        if name not in (*_UTIL, *_ENGINE):
+            return list(found)
+        return [Series(one.labels, one.times, _ratios(one.values, percent=name == _UTIL[0])) for one in found]
+
+    def once(self, name: str, whole: str, matchers: str = "", kind: str = "last") -> tuple[tuple[Labels, float], ...]:
+        text = f"{kind}_over_time({selector(name, matchers, self._match)}[{whole}])"
+        return tuple(self._server.instant(text, self._chunk.end_ms))
+
+    def names(self, name: str, whole: str, matchers: str = "") -> tuple[Labels, ...]:
+        return tuple(labels for labels, _ in self.once(name, whole, matchers))
+
+    def _range(self, query: str) -> tuple[Series, ...]:
+        chunk = self._chunk
+        return tuple(self._server.range(query, chunk.start_ms + STEP_MS, chunk.end_ms, STEP_MS))
+
+
+def selector(name: str, matchers: str, match: str) -> str:
+    inside = ",".join(part for part in (matchers, match) if part)
+    return f"{name}{{{inside}}}" if inside or not name else name
+
+
+def _ratios(values: Sequence[float], *, percent: bool) -> list[float]:
+    return [value / _PERCENT if percent or value > _OVERSHOOT else value for value in values]
+
+
+def _busy(util: Sequence[Series], engine: Sequence[Series]) -> tuple[Series, ...]:
+    """Time with a kernel running counts for a whole GPU, engine activity for instances and where there is no other."""
+    timed = {place for one in util if (place := device_of(one.labels)) is not None and place[1] is None}
+    return (
+        *(one for one in util if (place := device_of(one.labels)) is not None and place[1] is None),
+        *(one for one in engine if device_of(one.labels) not in timed),
+    )

@@ -1,0 +1,269 @@
+"""Reads nodes and namespaces from a YAML file.
+
+The file is read again when it changes. A faulty file raises and leaves the ledger with what it knew;
+nothing is merged from half a file. Times are UTC dates, or date-times with their offset.
+
+    schema: 1
+    cluster: prod
+    nodes:
+      - name: gpu-01
+        pool: training
+        region: eu-central-1
+        capacity_type: on-demand
+        down:
+          - {start: 2026-10-05T08:00:00Z, end: 2026-10-05T12:00:00Z, reason: firmware}
+    namespaces:
+      - {name: vision, team: vision}
+      - {name: shared, team: platform, label: team, teams: [vision, speech], since: 2026-10-01}
+    maintenance:
+      - {nodes: ["gpu-0*"], start: 2026-10-05T08:00:00Z, end: 2026-10-05T12:00:00Z, reason: firmware}
+      - {pools: [training], every: "0 6 * * sun", for: 2h, start: 2026-10-01, timezone: Europe/Berlin}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from accountant.core.errors import InventoryError
+from accountant.core.periods import parse_instant, zone
+from accountant.inventory.node_facts import Calendar, Planned, together
+from accountant.ledger.protocols import Down, EpochReport, Facts, Inventory, NamespaceFacts, NodeFacts
+from agent.wire import PodFacts
+from gputally.base.atomic_file import Stamp, stamped
+from gputally.base.yaml_file import FileFault, Key
+from gputally.server.config_models import Duration, Model, load_yaml
+
+UTC = zone("UTC")
+
+
+class InventoryFault(ValueError):
+    """A fault of one entry: `path` says where in the document it stands."""
+
+    def __init__(self, path: tuple[Key, ...], message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class DownEntry(Model):
+    """A span in which the node could not be used. Without `end` it still cannot."""
+
+    start: str
+    end: str | None = None
+    reason: str = Field(default="maintenance", min_length=1, max_length=200)
+
+
+class _Named(Model):
+    """`cluster` only where it differs from the file's."""
+
+    name: str = Field(min_length=1, max_length=253)
+    cluster: str | None = None
+
+
+class NodeEntry(_Named):
+    """A node. deleted: since then its GPUs are no capacity. since: from when on its labels hold; without it,
+    from when they are first read."""
+
+    pool: str = ""
+    region: str = ""
+    zone: str = ""
+    capacity_type: Literal["on-demand", "spot", "reserved", "on-prem", ""] = ""
+    instance_type: str = ""
+    shard: str = ""
+    down: tuple[DownEntry, ...] = ()
+    deleted: str | None = None
+    since: str | None = None
+
+
+class NamespaceEntry(_Named):
+    """The team that a namespace belongs to; label, teams: which pod label may name which teams instead.
+    since: from when on; without it, from when it is first read."""
+
+    team: str = Field(default="", max_length=253)
+    label: str = Field(default="", max_length=253)
+    teams: tuple[str, ...] = ()
+    since: str | None = None
+
+
+class MaintenanceEntry(Model):
+    """Planned down time of the nodes with one of these names (`*` and `?` stand for any) or pools.
+
+    Once from `start` to `end`; or with `every` (cron) and `for`, repeatedly from `start` (to `end`)."""
+
+    nodes: tuple[str, ...] = ()
+    pools: tuple[str, ...] = ()
+    cluster: str | None = None
+    start: str
+    end: str | None = None
+    every: str | None = None
+    for_: Duration | None = Field(default=None, alias="for", gt=0)
+    timezone: str = "UTC"
+    reason: str = Field(default="maintenance", min_length=1, max_length=200)
+
+    def planned(self, cluster: str) -> Planned:
+        """Raises ValueError."""
+        end = parse_instant(self.end, UTC) if self.end else None
+        return Planned(
+            self.cluster or cluster, self.nodes, self.pools, parse_instant(self.start, UTC), end, self.reason,
+            self.every, self.for_, self.timezone,
+        )  # fmt: skip
+
+
+class InventoryFile(Model):
+    """The whole file."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    cluster: str = Field(default="default", min_length=1, max_length=253)
+    nodes: tuple[NodeEntry, ...] = ()
+    namespaces: tuple[NamespaceEntry, ...] = ()
+    maintenance: tuple[MaintenanceEntry, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> InventoryFile:
+        named: tuple[tuple[str, tuple[_Named, ...]], ...] = ("nodes", self.nodes), ("namespaces", self.namespaces)
+        for kind, entries in named:
+            seen: set[tuple[str, str]] = set()
+            for index, entry in enumerate(entries):
+                key = (entry.cluster or self.cluster, entry.name)
+                if key in seen:
+                    raise InventoryFault((kind, index, "name"), f"{entry.name!r} stands here twice")
+                seen.add(key)
+        for index, planned in enumerate(self.maintenance):
+            try:
+                planned.planned(self.cluster).check()
+            except ValueError as error:
+                raise InventoryFault(("maintenance", index, "start"), str(error)) from error
+        for index, space in enumerate(self.namespaces):
+            _instant(("namespaces", index, "since"), space.since)
+            if not space.team and not space.teams:
+                raise InventoryFault(("namespaces", index, "team"), "a namespace needs a team, or teams to choose from")
+            if bool(space.label) != bool(space.teams):
+                raise InventoryFault(("namespaces", index, "label"), "label and teams go together")
+        for index, node in enumerate(self.nodes):
+            _instant(("nodes", index, "deleted"), node.deleted)
+            _instant(("nodes", index, "since"), node.since)
+            for number, down in enumerate(node.down):
+                place = ("nodes", index, "down", number)
+                start, end = _instant((*place, "start"), down.start), _instant((*place, "end"), down.end)
+                if start is not None and end is not None and start >= end:
+                    raise InventoryFault((*place, "end"), f"ends at or before it begins: {down.start} to {down.end}")
+        return self
+
+    def calendar(self) -> Calendar:
+        return Calendar(tuple(entry.planned(self.cluster) for entry in self.maintenance))
+
+    def facts(self) -> Facts:
+        """As the ledger takes them, sorted by cluster and name."""
+        nodes = [
+            NodeFacts(
+                cluster=node.cluster or self.cluster,
+                name=node.name,
+                pool=node.pool,
+                region=node.region,
+                zone=node.zone,
+                capacity_type=node.capacity_type,
+                instance_type=node.instance_type,
+                shard=node.shard,
+                down=tuple(
+                    Down(
+                        parse_instant(down.start, UTC), parse_instant(down.end, UTC) if down.end else None, down.reason
+                    )
+                    for down in node.down
+                ),
+                deleted_ms=parse_instant(node.deleted, UTC) if node.deleted else None,
+                since_ms=parse_instant(node.since, UTC) if node.since else None,
+            )
+            for node in self.nodes
+        ]
+        namespaces = [
+            NamespaceFacts(
+                entry.cluster or self.cluster,
+                entry.name,
+                entry.team,
+                entry.label,
+                tuple(sorted(set(entry.teams))),
+                parse_instant(entry.since, UTC) if entry.since else None,
+            )
+            for entry in self.namespaces
+        ]
+        return Facts(
+            nodes=tuple(sorted(nodes, key=lambda node: (node.cluster, node.name))),
+            namespaces=tuple(sorted(namespaces, key=lambda entry: (entry.cluster, entry.name))),
+        )
+
+
+class YamlInventory:
+    """accountant.ledger.protocols.Inventory over one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: Stamp | None = None
+        self._facts = Facts()
+        self._calendar = Calendar()
+
+    def read(self, now_ms: int) -> Facts:  # noqa: ARG002  (a file says the same at any time)
+        """What the file says; parsed again only when it has changed. Raises InventoryError (file:line)."""
+        try:
+            seen = stamped(self._path.stat())
+        except OSError as error:
+            raise InventoryError(f"{self._path}: {error.strerror}") from error
+        if seen != self._seen:
+            try:
+                file = load_yaml(self._path, InventoryFile)
+                self._facts, self._calendar = file.facts(), file.calendar()
+            except FileFault as fault:
+                raise InventoryError(str(fault)) from fault
+            self._seen = seen
+        return self._facts
+
+    @property
+    def calendar(self) -> Calendar:
+        """The maintenance of the last reading."""
+        return self._calendar
+
+    def taken(self) -> None:
+        """Every reading is whole."""
+
+
+class MergedInventory:
+    """Several inventories as one: what the first says of a node or namespace counts, and each adds what the
+    ones before it leave open. Down time of a node is what any of them says."""
+
+    def __init__(self, inventories: Sequence[Inventory], calendar: Callable[[], Calendar] = Calendar) -> None:
+        self._inventories = tuple(inventories)
+        self._calendar = calendar
+
+    def read(self, now_ms: int) -> Facts:
+        nodes: dict[tuple[str, str], NodeFacts] = {}
+        namespaces: dict[tuple[str, str], NamespaceFacts] = {}
+        pods: list[tuple[str, PodFacts]] = []
+        epochs: list[EpochReport] = []
+        for facts in [inventory.read(now_ms) for inventory in self._inventories]:
+            for node in facts.nodes:
+                key = (node.cluster, node.name)
+                nodes[key] = together(nodes[key], node) if key in nodes else node
+            for space in facts.namespaces:
+                namespaces.setdefault((space.cluster, space.name), space)
+            pods += facts.pods
+            epochs += facts.epochs
+        planned = self._calendar().applied(nodes.values(), now_ms)
+        return Facts(
+            nodes=tuple(sorted(planned, key=lambda node: (node.cluster, node.name))),
+            namespaces=tuple(namespaces[key] for key in sorted(namespaces)),
+            pods=tuple(pods),
+            epochs=tuple(epochs),
+        )
+
+    def taken(self) -> None:
+        for inventory in self._inventories:
+            inventory.taken()
+
+
+def _instant(path: tuple[Key, ...], text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_instant(text, UTC)
+    except ValueError as error:
+        raise InventoryFault(path, str(error)) from error

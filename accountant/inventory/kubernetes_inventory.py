@@ -1,0 +1,284 @@
+"""Builds the inventory from an API server by list and watch.
+
+Reflectors, each in a thread of its own, hold what is trimmed; `read` makes facts of it. A pod is told
+again until a reading with it was taken, and its chain of owners is looked up once. A server that does not
+answer leaves everything as it was: the books go on, and what the agents saw is billed all the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+from msgspec import structs
+
+from accountant.inventory import node_facts
+from accountant.inventory.kubernetes_objects import Node, Pod, milliseconds
+from accountant.inventory.node_facts import CORDONED, NOT_READY, Sight
+from accountant.inventory.pod_facts import Link, Queuing, Sighted, as_placed, complete, is_gpu_resource, links, sighted
+from accountant.inventory.pod_owners import Chain, Owners
+from accountant.ledger.protocols import EPOCH_KEY, EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts, annotated
+from accountant.ledger.team_assignment import namespace_facts
+from agent.wire import PodFacts
+from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks
+from gputally.base.clock import Clock
+from gputally.base.errors import ClusterUnavailable
+from gputally.kubernetes.api_types import Api, Named
+from gputally.kubernetes.list_watch import WATCH_SECONDS, Reflector
+
+_UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+_OWN_REASONS = frozenset({NOT_READY, CORDONED})
+
+
+@dataclass(frozen=True, slots=True)
+class KindSeen:
+    """heard_ms: when the server last answered about this kind. failures: times it did not."""
+
+    kind: str
+    heard_ms: int | None
+    failures: int
+
+
+class ClusterInventory:
+    """accountant.ledger.protocols.Inventory over one API server.
+
+    cluster: its name in the ledger. known: the nodes as the ledger has them, whose histories go on.
+    team_keys: further namespace labels that name a team."""
+
+    def __init__(
+        self,
+        api: Api,
+        clock: Clock,
+        cluster: str,
+        known: Iterable[NodeFacts] = (),
+        team_keys: Collection[str] = (),
+        user_keys: Collection[str] = (),
+        tasks: BackgroundTasks | None = None,
+    ) -> None:
+        self._clock = clock
+        self._cluster = cluster
+        self._team_keys, self._user_keys = tuple(team_keys), tuple(user_keys)
+        self._log = structlog.get_logger("gputally.kubernetes.api_client")
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._tasks = tasks or BackgroundTasks(clock)
+        self._watching: list[BackgroundTask] = []
+        self._nodes_known = {
+            node.name: replace(node, down=tuple(d for d in node.down if d.reason in _OWN_REASONS))
+            for node in known
+            if node.cluster == cluster
+        }
+        self._dirty_lock = threading.Lock()
+        self._dirty: dict[str, Sighted] = {}
+        self._last: dict[str, Sighted] = {}
+        self._told: dict[str, Sighted] = {}
+        self._epochs: dict[tuple[str, str], tuple[int, int | None]] = {}
+        """When it was seen, and written."""
+        self._epochs_told: frozenset[tuple[str, str]] = frozenset()
+        self._owners = Owners(api)
+        self._team_labels: frozenset[str] = frozenset()
+        self._linked: dict[Link, set[str]] = {}
+        self._queuing = Queuing(api, self._queue_told, clock.wall_ms)
+        self._spaces: Reflector[Named, NamespaceFacts] = Reflector(
+            api, "/api/v1/namespaces", Named, self._namespace, metadata_only=True, now_ms=clock.wall_ms
+        )
+        self._nodes: Reflector[Node, Sight] = Reflector(api, "/api/v1/nodes", Node, self._sight, now_ms=clock.wall_ms)
+        self._pods: Reflector[Pod, Sighted] = Reflector(
+            api, "/api/v1/pods", Pod, self._sighted, self._pod_changed, now_ms=clock.wall_ms
+        )
+
+    def start(self) -> None:
+        """Keep up to date in threads, until `close`."""
+        for reflector in self._every:
+            name = f"watch {reflector.path}"
+            task = self._tasks.add(name, WATCH_SECONDS + PATIENCE_S)
+            thread = threading.Thread(target=reflector.run, args=(self._stop, task), name=name, daemon=True)
+            task.watch(thread)
+            self._watching.append(task)
+            thread.start()
+            self._threads.append(thread)
+
+    def sync(self) -> None:
+        """See everything once, in this thread. Raises ClusterUnavailable."""
+        for reflector in (self._spaces, self._nodes, self._pods):
+            reflector.sync()
+        for optional in self._queuing.reflectors:
+            _unless_absent(optional, optional.sync)
+
+    def follow(self) -> None:
+        """One watch of each kind, in this thread. Raises ClusterUnavailable."""
+        for reflector in (self._spaces, self._nodes, self._pods):
+            reflector.follow()
+        for optional in self._queuing.reflectors:
+            if optional.synced:
+                optional.follow()
+
+    def close(self) -> None:
+        """Let the watches end. They are read in daemon threads: a silent server does not hold up the exit."""
+        self._stop.set()
+        for task in self._watching:
+            task.end()
+
+    @property
+    def kinds(self) -> tuple[KindSeen, ...]:
+        """How each kind of object is kept up with."""
+        return tuple(
+            KindSeen(
+                reflector.path.rpartition("/")[2] + _group_of(reflector.path), reflector.heard_ms, reflector.failures
+            )
+            for reflector in self._every
+        )
+
+    @property
+    def _every(self) -> tuple[Reflector[Any, Any], ...]:
+        return (self._spaces, self._nodes, self._pods, *self._queuing.reflectors)
+
+    @property
+    def synced(self) -> bool:
+        """Whether everything has been seen at least once."""
+        return self._spaces.synced and self._nodes.synced and self._pods.synced
+
+    def read(self, now_ms: int) -> Facts:
+        if self._nodes.synced:
+            self._look_at_nodes(now_ms)
+        pods, epochs = self._to_tell()
+        return Facts(
+            nodes=tuple(self._nodes_known[name] for name in sorted(self._nodes_known)),
+            namespaces=tuple(sorted(self._spaces.held().values(), key=lambda space: space.name)),
+            pods=pods,
+            epochs=epochs,
+        )
+
+    def taken(self) -> None:
+        with self._dirty_lock:
+            for uid, pod in self._told.items():
+                if self._dirty.get(uid) is pod:
+                    del self._dirty[uid]
+            self._told = {}
+            for told in self._epochs_told:
+                self._epochs.pop(told, None)
+            self._epochs_told = frozenset()
+
+    def _look_at_nodes(self, now_ms: int) -> None:
+        sights = {sight.name: sight for sight in self._nodes.held().values()}
+        known = self._nodes_known
+        for name, sight in sights.items():
+            known[name] = node_facts.seen(known.get(name), sight, now_ms)
+        for name in known.keys() - sights.keys():
+            known[name] = node_facts.gone(known[name], now_ms)
+
+    def _to_tell(self) -> tuple[tuple[tuple[str, PodFacts], ...], tuple[EpochReport, ...]]:
+        """Pods that say something new, and the epochs that they said their jobs ended."""
+        with self._dirty_lock:
+            waiting, epochs = dict(self._dirty), dict(self._epochs)
+        try:
+            self._owners.learn(pod.owner for pod in waiting.values() if pod.owner is not None)
+        except ClusterUnavailable as error:
+            # Told with what is known, and again when all of it is; an epoch needs the name of its job.
+            self._log.warning("owners_not_read", reason=str(error))
+            told: dict[str, Sighted] = {}
+            epochs = {}
+        else:
+            told = waiting
+        with self._dirty_lock:
+            self._told, self._epochs_told = told, frozenset(epochs)
+        facts = {uid: self._complete(pod, self._owners.chain(pod.owner)) for uid, pod in sorted(waiting.items())}
+        ended = [
+            EpochReport(_job_key(self._cluster, facts[uid]), *found, f"pod {facts[uid].namespace}/{facts[uid].name}")
+            for (uid, text), instants in sorted(epochs.items())
+            if uid in facts and (found := annotated({EPOCH_KEY: text}, *instants)) is not None
+        ]
+        return tuple((self._cluster, fact) for fact in facts.values()), tuple(ended)
+
+    def _complete(self, pod: Sighted, chain: Chain) -> PodFacts:
+        facts = complete(pod, chain)
+        return structs.replace(facts, queue_ref=self._queuing.ref(pod, chain, facts.queue_ref))
+
+    def _queue_told(self, link: Link) -> None:
+        """Pods whose queue may have become known are told again."""
+        with self._dirty_lock:
+            for uid in self._linked.get(link, ()):
+                if uid in self._last:
+                    # A new object, so that what is being told of it meanwhile does not count as this.
+                    self._dirty[uid] = replace(self._last[uid])
+
+    def _pod_changed(self, uid: str, pod: Sighted | None) -> None:
+        with self._dirty_lock:
+            if pod is not None:
+                if pod.epoch and (uid not in self._last or self._last[uid].epoch != pod.epoch):
+                    self._epochs.setdefault((uid, pod.epoch), (self._clock.wall_ms(), pod.epoch_ms))
+                self._dirty[uid] = self._last[uid] = pod
+                for link in links(pod):
+                    self._linked.setdefault(link, set()).add(uid)
+                return
+            last = self._last.pop(uid, None)
+            if last is None:
+                return
+            for link in links(last):
+                self._linked.get(link, set()).discard(uid)
+                if not self._linked.get(link):
+                    self._linked.pop(link, None)
+            # Deleted: unless it said when it ended, it ended by now.
+            now = self._clock.wall_ms()
+            ended = last.facts.ended_ms if last.facts.ended_ms is not None else now
+            self._dirty[uid] = replace(last, facts=structs.replace(last.facts, ended_ms=ended, observed_ms=now))
+
+    def _sighted(self, pod: Pod) -> Sighted | None:
+        found = sighted(pod, self._clock.wall_ms(), self._team_labels, self._user_keys)
+        known = self._last.get(pod.metadata.uid)
+        if found and known and known.facts.scheduled_ms is not None:
+            found = replace(found, marks=as_placed(found.marks, known.marks))
+        # Seen again unchanged: the same observation, not a newer one.
+        if found and known and found.epoch == known.epoch:
+            same = structs.replace(found.facts, observed_ms=known.facts.observed_ms) == known.facts
+            return known if same else found
+        return found
+
+    def _namespace(self, space: Named) -> NamespaceFacts:
+        meta = space.metadata
+        found = namespace_facts(self._cluster, meta.name, meta.labels or {}, meta.annotations or {}, self._team_keys)
+        if found.label:
+            self._team_labels |= {found.label}
+        return found
+
+    def _sight(self, node: Node) -> Sight | None:
+        meta, labels = node.metadata, node.metadata.labels or {}
+        has_gpu = any(is_gpu_resource(name) for name in node.status.capacity or ())
+        if not has_gpu and meta.name not in self._nodes_known and not any(labels.get(key) for key in node_facts.MODEL):
+            return None
+        ready = next((c for c in node.status.conditions or () if c.type == "Ready"), None)
+        taint = next((t for t in node.spec.taints or () if t.key == _UNSCHEDULABLE), None)
+        return Sight(
+            cluster=self._cluster,
+            name=meta.name,
+            labels=labels,
+            ready=ready is not None and ready.status == "True",
+            ready_since_ms=milliseconds(ready.last_transition_time) if ready else None,
+            cordoned=bool(node.spec.unschedulable),
+            cordoned_ms=milliseconds(taint.time_added) if taint else None,
+        )
+
+
+def _job_key(cluster: str, fact: PodFacts) -> JobKey:
+    return JobKey(cluster, fact.namespace, fact.workload or f"Pod/{fact.name}")
+
+
+def _unless_absent(reflector: Reflector[Any, Any], act: Callable[[], None]) -> None:
+    """Whatever version of an optional kind the server has, or none of them."""
+    for _ in range(reflector.places):
+        try:
+            act()
+        except ClusterUnavailable as error:
+            if not reflector.absent(error):
+                raise
+        else:
+            return
+
+
+def _group_of(path: str) -> str:
+    """`.GROUP` of a path; "" of the core's."""
+    parts = path.split("/")
+    return f".{parts[2]}" if parts[1] == "apis" else ""

@@ -1,0 +1,244 @@
+"""Derives a node's facts from its labels, and when it was down: conditions, taints, maintenance calendar.
+
+`described` reads labels; `seen` carries the history of a node on by one more look at it. A span of being
+down begins when the cluster says it began (a condition's transition, a taint's time), else when it was
+first seen, and ends likewise.
+
+Repeated spans follow a cron expression in a zone of their own, so that `0 6 * * sun` is six in the morning
+on both sides of a change of the clocks. Only spans that have begun are given out: what is planned for
+tomorrow may be called off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import Literal, cast
+from zoneinfo import ZoneInfo
+
+from croniter import croniter
+
+from accountant.core.periods import zone
+from accountant.ledger.protocols import Down, NodeFacts
+from gputally.base.units import MS_PER_SECOND
+
+CapacityType = Literal["on-demand", "spot", "reserved", "on-prem", ""]
+
+SHARD = "kai.scheduler/node-pool"
+"""By which KAI gives nodes to its scheduling shards."""
+POOL = (
+    "gputally.dev/pool", "cloud.google.com/gke-nodepool", "eks.amazonaws.com/nodegroup", "karpenter.sh/nodepool",
+    "karpenter.sh/provisioner-name", "alpha.eksctl.io/nodegroup-name", "kubernetes.azure.com/agentpool", "agentpool",
+    "doks.digitalocean.com/node-pool", SHARD,
+)  # fmt: skip
+REGION = ("topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region")
+ZONE = ("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone")
+INSTANCE_TYPE = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
+MODEL = (
+    "nvidia.com/gpu.product", "amd.com/gpu.product-name", "gpu.nvidia.com/model", "gpu.nvidia.com/class",
+    "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name", "eks.amazonaws.com/instance-gpu-name",
+    "kubernetes.azure.com/accelerator",
+)  # fmt: skip
+"""Best first. Sources: NVIDIA gpu-feature-discovery, and the label lists of the clouds' documentation."""
+_SHARING = re.compile(r"-SHARED$|-MIG-[0-9a-z.+]+$")
+"""What feature discovery appends to the product under time-slicing and under MIG's `single` strategy."""
+
+_CAPACITY: tuple[tuple[str, Mapping[str, CapacityType]], ...] = (
+    (
+        "gputally.dev/capacity-type",
+        {"on-demand": "on-demand", "spot": "spot", "reserved": "reserved", "on-prem": "on-prem"},
+    ),
+    ("karpenter.sh/capacity-type", {"on-demand": "on-demand", "spot": "spot", "reserved": "reserved"}),
+    ("eks.amazonaws.com/capacityType", {"on_demand": "on-demand", "spot": "spot", "capacity_block": "reserved"}),
+    ("cloud.google.com/gke-spot", {"true": "spot"}),
+    ("cloud.google.com/gke-preemptible", {"true": "spot"}),
+    (
+        "cloud.google.com/gke-provisioning",
+        {"standard": "on-demand", "spot": "spot", "preemptible": "spot", "reservation": "reserved"},
+    ),
+    ("kubernetes.azure.com/scalesetpriority", {"spot": "spot", "regular": "on-demand"}),
+)
+_SAYS_WHEN_SPOT = ("cloud.google.com/gke-nodepool", "kubernetes.azure.com/agentpool")
+"""Clouds that label a node only where it is *not* on demand."""
+
+NOT_READY = "NotReady"
+CORDONED = "cordoned"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One look at a node. ready_since_ms: when its condition last changed, None where it does not say.
+    cordoned_ms: when it was cordoned, None where it is not known."""
+
+    cluster: str
+    name: str
+    labels: Mapping[str, str]
+    ready: bool = True
+    ready_since_ms: int | None = None
+    cordoned: bool = False
+    cordoned_ms: int | None = None
+
+
+def described(cluster: str, name: str, labels: Mapping[str, str]) -> NodeFacts:
+    """Pool, place, capacity type and hardware; "" for what no label tells."""
+    return NodeFacts(
+        cluster=cluster,
+        name=name,
+        pool=_first(labels, POOL),
+        region=_first(labels, REGION),
+        zone=_first(labels, ZONE),
+        capacity_type=capacity_type(labels),
+        instance_type=_first(labels, INSTANCE_TYPE),
+        shard=labels.get(SHARD, ""),
+        gpu_model=_SHARING.sub("", _first(labels, MODEL)),
+    )
+
+
+def capacity_type(labels: Mapping[str, str]) -> CapacityType:
+    """How the node is paid for; "" where no label tells."""
+    for key, meaning in _CAPACITY:
+        found = meaning.get(labels.get(key, "").lower())
+        if found:
+            return found
+    return "on-demand" if any(labels.get(key) for key in _SAYS_WHEN_SPOT) else ""
+
+
+def seen(before: NodeFacts | None, sight: Sight, now_ms: int) -> NodeFacts:
+    """The node after one more look; its history continues."""
+    down: Sequence[Down] = before.down if before is not None else ()
+    began = sight.ready_since_ms if sight.ready_since_ms is not None else now_ms
+    down = _continued(down, NOT_READY, not sight.ready, began, began, now_ms)
+    cordoned_ms = sight.cordoned_ms if sight.cordoned_ms is not None else now_ms
+    down = _continued(down, CORDONED, sight.cordoned, cordoned_ms, now_ms, now_ms)
+    return replace(described(sight.cluster, sight.name, sight.labels), down=tuple(down))
+
+
+def gone(before: NodeFacts, at_ms: int) -> NodeFacts:
+    """The node after it was deleted: what was still going on has ended with it."""
+    if before.deleted_ms is not None:
+        return before
+    ended = tuple(replace(d, end_ms=max(at_ms, d.start_ms + 1)) if d.end_ms is None else d for d in before.down)
+    return replace(before, down=ended, deleted_ms=at_ms)
+
+
+def together(first: NodeFacts, second: NodeFacts) -> NodeFacts:
+    """Two inventories about one node: what `first` says counts, and both know when it was down."""
+
+    def either(name: str) -> str:
+        return cast(str, getattr(first, name) or getattr(second, name))
+
+    down = sorted({*first.down, *second.down}, key=lambda d: (d.start_ms, d.end_ms or 2**62, d.reason))
+    return NodeFacts(
+        cluster=first.cluster,
+        name=first.name,
+        pool=either("pool"),
+        region=either("region"),
+        zone=either("zone"),
+        capacity_type=first.capacity_type or second.capacity_type,
+        down=tuple(down),
+        deleted_ms=first.deleted_ms if first.deleted_ms is not None else second.deleted_ms,
+        instance_type=either("instance_type"),
+        gpu_model=either("gpu_model"),
+        since_ms=first.since_ms,
+        shard=either("shard"),
+    )
+
+
+def _continued(
+    down: Sequence[Down], reason: str, holds: bool, began_ms: int, ended_ms: int, now_ms: int
+) -> Sequence[Down]:
+    """Begin or end the open span of one reason. Times the cluster tells are no later than now."""
+    still = next((d for d in down if d.reason == reason and d.end_ms is None), None)
+    if holds and still is None:
+        return (*down, Down(min(began_ms, now_ms), None, reason))
+    if not holds and still is not None:
+        end = min(ended_ms, now_ms)
+        # A transition before the span began belongs to an earlier one: then only the look itself is certain.
+        end = end if end > still.start_ms else max(now_ms, still.start_ms + 1)
+        return tuple(replace(d, end_ms=end) if d is still else d for d in down)
+    return down
+
+
+def _first(labels: Mapping[str, str], keys: Sequence[str]) -> str:
+    return next((labels[key] for key in keys if labels.get(key)), "")
+
+
+MOST_SPANS = 2_000
+"""Repetitions of one entry, the newest ones: years of daily maintenance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One entry. end_ms None: for good, or repeated for good. every, for_s: repetitions and their length."""
+
+    cluster: str
+    nodes: tuple[str, ...]
+    pools: tuple[str, ...]
+    start_ms: int
+    end_ms: int | None
+    reason: str = "maintenance"
+    every: str | None = None
+    for_s: int | None = None
+    timezone: str = "UTC"
+
+    def check(self) -> None:
+        """Raises ValueError with the reason where the entry makes no sense."""
+        if not self.nodes and not self.pools:
+            raise ValueError("name nodes or pools")
+        if self.end_ms is not None and self.end_ms <= self.start_ms:
+            raise ValueError("ends at or before it begins")
+        if (self.every is None) != (self.for_s is None):
+            raise ValueError("every and for go together")
+        if self.every is not None and not croniter.is_valid(self.every):
+            raise ValueError(f"not a cron expression: {self.every!r}")
+        zone(self.timezone)
+
+    def concerns(self, node: NodeFacts) -> bool:
+        return node.cluster == self.cluster and (
+            node.pool in self.pools or any(fnmatchcase(node.name, pattern) for pattern in self.nodes)
+        )
+
+    def spans(self, now_ms: int) -> tuple[Down, ...]:
+        """What has begun by now, ascending."""
+        if self.every is None:
+            return (Down(self.start_ms, self.end_ms, self.reason),) if self.start_ms <= now_ms else ()
+        return tuple(reversed([*self._repeated(now_ms)]))
+
+    def _repeated(self, now_ms: int) -> Iterator[Down]:
+        assert self.every is not None
+        assert self.for_s is not None
+        until = now_ms if self.end_ms is None else min(now_ms, self.end_ms - 1)
+        last = datetime.fromtimestamp(until / MS_PER_SECOND, ZoneInfo(self.timezone))
+        # A moment that is exactly an occurrence counts as one.
+        before = croniter(self.every, last)
+        at: datetime = before.get_next(datetime)
+        for _ in range(MOST_SPANS + 1):
+            start = round(at.timestamp() * MS_PER_SECOND)
+            if start < self.start_ms:
+                return
+            if start <= until:
+                end = start + self.for_s * MS_PER_SECOND
+                yield Down(start, end if self.end_ms is None else min(end, self.end_ms), self.reason)
+            at = before.get_prev(datetime)
+
+
+@dataclass(frozen=True, slots=True)
+class Calendar:
+    """All entries of a file."""
+
+    entries: tuple[Planned, ...] = ()
+
+    def applied(self, nodes: Collection[NodeFacts], now_ms: int) -> list[NodeFacts]:
+        """The nodes with their planned down time among the rest."""
+        if not self.entries:
+            return list(nodes)
+        spans = [(entry, entry.spans(now_ms)) for entry in self.entries]
+        found = []
+        for node in nodes:
+            planned = {down for entry, downs in spans if entry.concerns(node) for down in downs}
+            down = sorted({*node.down, *planned}, key=lambda d: (d.start_ms, d.end_ms or 2**62, d.reason))
+            found.append(replace(node, down=tuple(down)) if planned else node)
+        return found

@@ -1,0 +1,433 @@
+"""Derives a pod's facts: job name, requests and scheduler queue.
+
+Owners are followed whatever their kind, so that a controller nobody here has heard of still gives its
+pods one name. A chain may be cut short (a node's agent sees the nearest owner alone): then the labels
+that well-known controllers put on their pods complete it, and where the chain is whole they add nothing.
+
+A pod need not carry its queue as a label. KAI and Volcano keep it in the PodGroup that they place by, so that is
+believed before any label, on pods that the same scheduler places (gputally.base.pod_queue_labels). Kueue's LocalQueue
+stands for a ClusterQueue, and a policy may name either: where it leads is added behind an `@`
+(`kueue:NAMESPACE/NAME@CLUSTERQUEUE`, accountant.ledger.team_assignment); the Workload of the pod's owner says which
+ClusterQueue admitted it. Its cohorts follow, nearest first, each behind a `^`, for a policy that names those. A kind
+that the cluster does not serve says nothing and is asked for again later. KAI's and Volcano's Queue objects are not
+watched: a reference names them as they are called.
+
+A scheduler reads a pod's queue once, as it places the pod; the pod's owner can write another into its labels at any
+time. So the earliest observation of a placed pod settles the queue, and nothing that is booked is paid by another
+queue because somebody changed a label. Before, the newest word counts. What an administrator changes still counts: the
+ClusterQueue and the cohorts behind a Kueue queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from accountant.inventory.kubernetes_objects import (
+    ClusterQueue,
+    Cohort,
+    Container,
+    GroupQueue,
+    LocalQueue,
+    Pod,
+    PodSpec,
+    QueueWorkload,
+    milliseconds,
+)
+from accountant.inventory.pod_owners import Chain, Ref, nearest
+from accountant.ledger.protocols import EPOCH_KEY
+from accountant.ledger.team_assignment import USER_KEY
+from agent.wire import Owner, PodFacts
+from gputally.base.pod_queue_labels import KUEUE_QUEUE, QUEUE_KEYS, queue_ref
+from gputally.base.units import MS_PER_HOUR
+from gputally.kubernetes.api_types import Api, Metadata
+from gputally.kubernetes.list_watch import Reflector
+
+PLACES = frozenset(
+    {"Node", "Namespace", "Machine", "NodePool", "Queue", "ClusterQueue", "LocalQueue", "CustomResourceDefinition"}
+)
+"""Kinds that own pods without being a job: where a pod is, not what it is for."""
+_HASH = "pod-template-hash"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A label that names a job. below: kinds this job owns; it is believed only where the chain ends in one
+    of them or is empty."""
+
+    label: str
+    kind: str
+    below: frozenset[str]
+
+
+def _mark(label: str, kind: str, *below: str) -> Mark:
+    return Mark(label, kind, frozenset(below))
+
+
+MARKS = (
+    _mark("ray.io/cluster", "RayCluster", "Pod"),
+    _mark("batch.kubernetes.io/job-name", "Job", "Pod"),
+    _mark("jobset.sigs.k8s.io/jobset-name", "JobSet", "Job"),
+    _mark("leaderworkerset.sigs.k8s.io/name", "LeaderWorkerSet", "StatefulSet", "Pod"),
+    _mark("volcano.sh/job-name", "Job", "PodGroup"),
+    _mark("notebook-name", "Notebook", "StatefulSet"),
+    _mark("sparkoperator.k8s.io/app-name", "SparkApplication", "Pod"),
+    _mark("serving.kserve.io/inferenceservice", "InferenceService", "ReplicaSet", "Deployment", "StatefulSet"),
+    _mark("tekton.dev/taskRun", "TaskRun", "Pod"),
+    _mark("tekton.dev/pipelineRun", "PipelineRun", "TaskRun"),
+    _mark("workflows.argoproj.io/workflow", "Workflow", "Pod"),
+    _mark("workflows.argoproj.io/cron-workflow", "CronWorkflow", "Workflow"),
+    _mark("kueue.x-k8s.io/pod-group-name", "PodGroup"),
+)
+"""Nearest first, so that one may complete what another began. Sources: the controllers' own documentation of
+the labels they set on pods."""
+_RAY_PARENT = {"RayJob": "RayJob", "RayService": "RayService", "RayCronJob": "RayJob"}
+_RAY_KIND, _RAY_NAME = "ray.io/originated-from-crd", "ray.io/originated-from-cr-name"
+_RUNAI_KIND, _RUNAI_NAME = "workloadKind", "workloadName"
+_POD_GROUPS = ("pod-group-name", "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
+"""Annotations by which KAI and Volcano tie pods without an owner together."""
+
+
+def job(owners: Sequence[Owner], labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> str:
+    """`Kind/name` of the job; "" for a pod that stands alone.
+
+    owners: the chain as far as it is known, nearest first."""
+    if labels.get(_RUNAI_NAME) and labels.get(_RUNAI_KIND):
+        return f"{labels[_RUNAI_KIND]}/{labels[_RUNAI_NAME]}"
+    kind, name = _outermost(owners, labels)
+    for mark in MARKS:
+        value = labels.get(mark.label)
+        if value and (not kind or kind in mark.below):
+            kind, name = mark.kind, value
+    if kind in ("", "RayCluster") and labels.get(_RAY_KIND) in _RAY_PARENT and labels.get(_RAY_NAME):
+        kind, name = _RAY_PARENT[labels[_RAY_KIND]], labels[_RAY_NAME]
+    if not kind:
+        group = next((value for key in _POD_GROUPS if (value := (annotations or {}).get(key))), "")
+        return f"PodGroup/{group}" if group else ""
+    return f"{kind}/{name}"
+
+
+def _outermost(owners: Sequence[Owner], labels: Mapping[str, str]) -> tuple[str, str]:
+    chain = []
+    for owner in owners:
+        if owner.kind in PLACES:
+            break
+        chain.append(owner)
+    if not chain:
+        return "", ""
+    last = chain[-1]
+    suffix = f"-{labels.get(_HASH, '')}"
+    if last.kind == "ReplicaSet" and labels.get(_HASH) and last.name.endswith(suffix):
+        # A Deployment names its ReplicaSets after itself and the hash it also puts on their pods.
+        return "Deployment", last.name.removesuffix(suffix)
+    return last.kind, last.name
+
+
+GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/", "habana.ai/gaudi")
+"""Beginnings of the names of resources that are GPUs or parts of one."""
+GPU_ANNOTATIONS = frozenset({"gpu-fraction", "gpu-memory", "gpu-fraction-num-devices"})
+"""By which KAI's pods ask for a part of a GPU; they may stand among the labels too."""
+_ENDED = frozenset({"Succeeded", "Failed"})
+_MARKS = frozenset(mark.label for mark in MARKS) | {
+    "pod-template-hash", "workloadKind", "workloadName", "ray.io/originated-from-crd", "ray.io/originated-from-cr-name",
+}  # fmt: skip
+_LONGEST_USER = 253
+_LONGEST_EPOCH = 64
+_EPOCH_FIELD = f'"f:{EPOCH_KEY}"'.encode()
+GROUP_KEYS = ("pod-group-name", "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
+"""Annotations that name a pod's PodGroup: KAI's, Volcano's older and newer one."""
+_NOTES = frozenset(GROUP_KEYS) | QUEUE_KEYS - {KUEUE_QUEUE}  # of the annotations; Kueue reads its label alone
+_QUEUE_MARKS = frozenset(GROUP_KEYS) | QUEUE_KEYS
+
+
+@dataclass(frozen=True, slots=True)
+class Sighted:
+    """What is held of a GPU pod: its facts without its chain, and where that begins."""
+
+    facts: PodFacts
+    owner: Ref | None
+    scheduler: str
+    marks: tuple[tuple[str, str], ...]
+    """Labels and annotations that may name its job or its queue."""
+    epoch: str = ""
+    """What its annotation says of its job's progress (accountant.ledger.protocols)."""
+    epoch_ms: int | None = None
+    """By when it said so at the latest, as the API server knows; None where it does not."""
+
+
+def is_gpu_resource(name: str) -> bool:
+    return name.startswith(GPU_RESOURCES)
+
+
+def sighted(pod: Pod, now_ms: int, team_labels: Collection[str] = (), user_keys: Sequence[str] = ()) -> Sighted | None:
+    """None for a pod that asks for no GPU. team_labels: labels that some namespace lets name a team; of the
+    others nothing is kept. user_keys: further labels and annotations that name who runs it, best first."""
+    meta, spec, status = pod.metadata, pod.spec, pod.status
+    labels, annotations = meta.labels or {}, meta.annotations or {}
+    requests = _requests(spec)
+    claimed = bool(spec.resource_claims) or bool(GPU_ANNOTATIONS & (labels.keys() | annotations.keys()))
+    if not requests and not claimed:
+        return None
+    states = [state for c in status.container_statuses or () for state in (c.last_state, c.state)]
+    started = [at for s in states for one in (s.running, s.terminated) if one and (at := milliseconds(one.started_at))]
+    finished = [at for s in states if s.terminated and (at := milliseconds(s.terminated.finished_at))]
+    scheduled = next((c for c in status.conditions or () if c.type == "PodScheduled" and c.status == "True"), None)
+    written = {**annotations, **labels}
+    user = next((written[key] for key in (USER_KEY, *user_keys) if written.get(key)), "")
+    facts = PodFacts(
+        seq=0,
+        uid=meta.uid,
+        namespace=meta.namespace,
+        name=meta.name,
+        node=spec.node_name,
+        labels={key: labels[key] for key in sorted(team_labels) if key in labels}
+        | ({USER_KEY: user[:_LONGEST_USER]} if user else {}),
+        priority=spec.priority,
+        requests=requests,
+        created_ms=milliseconds(meta.creation_timestamp),
+        scheduled_ms=milliseconds(scheduled.last_transition_time) if scheduled else None,
+        started_ms=min(started, default=None),
+        ended_ms=max(finished, default=None) if status.phase in _ENDED else None,
+        observed_ms=now_ms,
+    )
+    kept = {key: value for key, value in annotations.items() if key in _NOTES}
+    kept |= {key: value for key, value in labels.items() if key in _MARKS | QUEUE_KEYS}
+    owner = nearest(meta.owner_references, meta.namespace)
+    told = annotations.get(EPOCH_KEY, "")[:_LONGEST_EPOCH]
+    return Sighted(
+        facts, owner, spec.scheduler_name, tuple(sorted(kept.items())), told, _written(meta) if told else None
+    )
+
+
+def as_placed(now: tuple[tuple[str, str], ...], before: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """The marks of a pod that has its node: what names its queue is what the scheduler read, whatever came later."""
+    kept = {key: value for key, value in before if key in _QUEUE_MARKS}
+    return tuple(sorted({**{key: value for key, value in now if key not in _QUEUE_MARKS}, **kept}.items()))
+
+
+def complete(pod: Sighted, chain: Chain) -> PodFacts:
+    """The facts with job and queue. A queue that only an owner names counts as the pod's own."""
+    marks = dict(pod.marks)
+    wanted: Mapping[str, str] = {**chain.labels, **{key: value for key, value in marks.items() if key in QUEUE_KEYS}}
+    return structs.replace(
+        pod.facts,
+        owners=chain.owners,
+        workload=job(chain.owners, marks, marks),
+        queue_ref=queue_ref(pod.facts.namespace, pod.scheduler, wanted, marks),
+    )
+
+
+def _written(meta: Metadata) -> int | None:
+    """When whoever wrote the epoch last changed something of his; of several writers the last."""
+    times = [milliseconds(one.time) for one in meta.managed_fields or () if _EPOCH_FIELD in bytes(one.fields)]
+    return max((at for at in times if at is not None), default=None)
+
+
+def _requests(spec: PodSpec) -> dict[str, str]:
+    """GPU resources of the pod: the sum over its containers, or one init container's if that is more."""
+    running: dict[str, int] = {}
+    most: dict[str, int] = {}
+    for container in spec.containers:
+        for name, count in _asked(container).items():
+            running[name] = running.get(name, 0) + count
+    for container in spec.init_containers or ():
+        for name, count in _asked(container).items():
+            most[name] = max(count, most.get(name, 0))
+    return {name: str(max(running.get(name, 0), most.get(name, 0))) for name in sorted({*running, *most})}
+
+
+def _asked(container: Container) -> dict[str, int]:
+    """Whole numbers only: extended resources have no others. Limits are requests too."""
+    told = (container.resources.requests, container.resources.limits)
+    return {
+        name: int(count)
+        for asked in told
+        if asked
+        for name, count in asked.items()
+        if is_gpu_resource(name) and count.isdigit()
+    }
+
+
+Link = tuple[str, str, str]
+"""What ties a pod to such an object: ("group" | "local", namespace, name), or ("owner", "", uid). Above them, for
+what a LocalQueue leads to: ("cluster-queue" | "cohort", "", name)."""
+KAI_GROUPS = ("/apis/scheduling.run.ai/v2alpha2/podgroups",)
+VOLCANO_GROUPS = ("/apis/scheduling.volcano.sh/v1beta1/podgroups",)
+LOCAL_QUEUES = ("/apis/kueue.x-k8s.io/v1beta2/localqueues", "/apis/kueue.x-k8s.io/v1beta1/localqueues")
+WORKLOADS = ("/apis/kueue.x-k8s.io/v1beta2/workloads", "/apis/kueue.x-k8s.io/v1beta1/workloads")
+CLUSTER_QUEUES = ("/apis/kueue.x-k8s.io/v1beta2/clusterqueues", "/apis/kueue.x-k8s.io/v1beta1/clusterqueues")
+COHORTS = ("/apis/kueue.x-k8s.io/v1beta2/cohorts", "/apis/kueue.x-k8s.io/v1beta1/cohorts")
+_LABEL = {"kai": "kai.scheduler/queue", "volcano": "scheduling.volcano.sh/queue-name"}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one object says: the queue of what is linked to it. cluster_queue: Kueue's, "" where it does not say."""
+
+    link: Link
+    queue: str
+    cluster_queue: str = ""
+
+
+class Queuing:
+    """Not thread-safe but for `reflectors`, each of which belongs to one thread.
+
+    changed: told the link of every object that says something new."""
+
+    def __init__(self, api: Api, changed: Callable[[Link], None], now_ms: Callable[[], int]) -> None:
+        self._changed = changed
+        self._now_ms = now_ms
+        self._last: dict[str, Told] = {}
+        self._kai: dict[Link, Told] = {}
+        self._volcano: dict[Link, Told] = {}
+        self._local: dict[Link, Told] = {}
+        self._work: dict[Link, Told] = {}
+        self._leading: dict[Link, Told] = {}
+        self._cohort: dict[Link, Told] = {}
+        self.reflectors = (
+            self._reflector(api, KAI_GROUPS, GroupQueue, _group, self._kai),
+            self._reflector(api, VOLCANO_GROUPS, GroupQueue, _group, self._volcano),
+            self._reflector(api, LOCAL_QUEUES, LocalQueue, _local, self._local),
+            self._reflector(api, WORKLOADS, QueueWorkload, _workload, self._work),
+            self._reflector(api, CLUSTER_QUEUES, ClusterQueue, _cluster_queue, self._leading),
+            self._reflector(api, COHORTS, Cohort, _cohort, self._cohort),
+        )
+
+    def ref(self, pod: Sighted, chain: Chain, found: str) -> str:
+        """The queue of a pod. found: by its labels alone, as in agent.wire.PodFacts."""
+        marks, space = dict(pod.marks), pod.facts.namespace
+        for groups, scheme in ((self._kai, "kai"), (self._volcano, "volcano")):
+            for key in GROUP_KEYS:
+                told = groups.get(("group", space, marks.get(key, "")))
+                ref = queue_ref(space, pod.scheduler, {_LABEL[scheme]: told.queue}) if told else ""
+                if ref:
+                    return ref
+        works = [self._work[link] for owner in chain.owners if (link := ("owner", "", owner.uid)) in self._work]
+        if not found and works and works[0].queue:
+            found = f"kueue:{space}/{works[0].queue}"
+        if not found.startswith("kueue:"):
+            return found
+        local = self._local.get(("local", space, found.removeprefix(f"kueue:{space}/")))
+        leads = next((told.cluster_queue for told in (*works, local) if told and told.cluster_queue), "")
+        return "^".join((f"{found}@{leads}", *self._cohorts(leads))) if leads else found
+
+    def _cohorts(self, cluster_queue: str) -> list[str]:
+        """Of a ClusterQueue, nearest first; a circle, which Kueue does not admit anything by, is gone round once."""
+        found: list[str] = []
+        told = self._leading.get(("cluster-queue", "", cluster_queue))
+        while told is not None and told.queue and told.queue not in found:
+            found.append(told.queue)
+            told = self._cohort.get(("cohort", "", told.queue))
+        return found
+
+    def _tell(self, link: Link) -> None:
+        """An object says something new: of pods that name it, or of all whose ClusterQueue it is above."""
+        kind, _, name = link
+        if kind not in ("cluster-queue", "cohort"):
+            self._changed(link)
+            return
+        for told in [*self._local.values(), *self._work.values()]:
+            above = self._cohorts(told.cluster_queue) if kind == "cohort" else [told.cluster_queue]
+            if name in above:
+                self._changed(told.link)
+
+    def _reflector(
+        self,
+        api: Api,
+        paths: tuple[str, ...],
+        decode: type[GroupQueue] | type[LocalQueue] | type[QueueWorkload] | type[ClusterQueue] | type[Cohort],
+        keep: Callable[..., Told | None],
+        into: dict[Link, Told],
+    ) -> Reflector[object, Told]:
+        def changed(uid: str, told: Told | None) -> None:
+            before = self._last.pop(uid, None)
+            if told is None:
+                if before is not None and into.get(before.link) == before:
+                    del into[before.link]
+                return  # what was said of pods that ended stays said
+            self._last[uid] = into[told.link] = told
+            self._tell(told.link)
+
+        return Reflector(api, paths[0], decode, keep, changed, others=paths[1:], optional=True, now_ms=self._now_ms)
+
+
+def links(pod: Sighted) -> set[Link]:
+    """By which objects the pod's queue may be told, as far as the pod itself says."""
+    marks, space = dict(pod.marks), pod.facts.namespace
+    found: set[Link] = {("group", space, marks[key]) for key in GROUP_KEYS if key in marks}
+    if KUEUE_QUEUE in marks:
+        found.add(("local", space, marks[KUEUE_QUEUE]))
+    if pod.owner is not None:
+        found.add(("owner", "", pod.owner.uid))
+    return found
+
+
+def _group(group: GroupQueue) -> Told | None:
+    meta = group.metadata
+    return Told(("group", meta.namespace, meta.name), group.spec.queue) if group.spec.queue else None
+
+
+def _local(queue: LocalQueue) -> Told | None:
+    meta = queue.metadata
+    told = queue.spec.cluster_queue
+    return Told(("local", meta.namespace, meta.name), meta.name, told) if told else None
+
+
+def _cluster_queue(queue: ClusterQueue) -> Told:
+    return Told(("cluster-queue", "", queue.metadata.name), queue.spec.cohort_name or queue.spec.cohort)
+
+
+def _cohort(cohort: Cohort) -> Told:
+    return Told(("cohort", "", cohort.metadata.name), cohort.spec.parent_name)
+
+
+def _workload(work: QueueWorkload) -> Told | None:
+    owner = next(iter(work.metadata.owner_references or ()), None)
+    if owner is None:
+        return None
+    admitted = work.status.admission.cluster_queue if work.status.admission is not None else ""
+    return Told(("owner", "", owner.uid), work.spec.queue_name, admitted)
+
+
+LATE_MS = MS_PER_HOUR
+"""So long after its start a pod's queue may still be found out through its owners, where it has none itself."""
+
+
+class ObservedPod(PodFacts, frozen=True, kw_only=True):
+    """What one observer knows of a pod. queue_ms: since when `queue_ref` is settled; None: not yet."""
+
+    queue_ms: int | None = None
+
+
+def observed(fact: PodFacts, *, through_owners: bool) -> ObservedPod:
+    """One observation. through_owners: by who also reads the pod's owners, which can take a while."""
+    begun = next((at for at in (fact.scheduled_ms, fact.started_ms) if at is not None), None)
+    open_ = through_owners and not fact.queue_ref and begun is not None and fact.observed_ms <= begun + LATE_MS
+    known = getattr(fact, "queue_ms", None)
+    if known is None and begun is not None and not open_:
+        known = fact.observed_ms
+    values = {name: getattr(fact, name) for name in PodFacts.__struct_fields__}
+    return ObservedPod(**values, queue_ms=known)
+
+
+def merged(one: ObservedPod, other: ObservedPod) -> ObservedPod:
+    """Two observations of one observer: the newer, with the queue that was settled first."""
+    newer, older = sorted((one, other), key=_order, reverse=True)
+    told = [fact for fact in (newer, older) if fact.queue_ms is not None]
+    if not told:
+        return newer
+    first = min(told, key=lambda fact: (fact.queue_ms, _base(fact.queue_ref), -fact.observed_ms))
+    same = [fact for fact in (newer, older) if _base(fact.queue_ref) == _base(first.queue_ref)]
+    return structs.replace(newer, queue_ref=same[0].queue_ref, queue_ms=first.queue_ms)
+
+
+def _base(queue_ref: str) -> str:
+    """Without what an administrator decides."""
+    return queue_ref.partition("@")[0]
+
+
+def _order(fact: ObservedPod) -> tuple[object, ...]:
+    """Between equally new observations any, but always the same one."""
+    return fact.observed_ms, repr(structs.replace(fact, queue_ref="", queue_ms=None)), fact.queue_ref

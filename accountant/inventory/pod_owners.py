@@ -1,0 +1,184 @@
+"""Follows the owner references above a pod.
+
+An owner is asked for once and remembered by uid; many unknown owners of one kind are fetched as one paged
+list, which names all that there are. What may not be read, or is gone, ends the chain: the job is then named by what
+is known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from cachetools import LRUCache
+
+from agent.wire import Owner
+from gputally.base.errors import ClusterRefused, ClusterUnavailable, ResourceGone
+from gputally.base.pod_queue_labels import QUEUE_KEYS
+from gputally.kubernetes.api_types import PAGE, Api, ListMetadata, Metadata, Named, OwnerReference
+
+MANY = 20
+"""Unknown owners of one kind above which all of the kind are listed."""
+REMEMBERED = 200_000
+DEPTH = 16
+"""Longest chain that is followed: owner references may, by mistake, form a circle."""
+_KINDS = {"Job": "jobs", "CronJob": "cronjobs", "ReplicaSet": "replicasets", "Deployment": "deployments",
+          "StatefulSet": "statefulsets", "DaemonSet": "daemonsets"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An owner reference, with the namespace of who has it."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+    namespace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Above:
+    """What is known of an owner: who owns it, and which queue it asks for."""
+
+    parent: Ref | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """owners: nearest first. labels: the queue labels along it, the nearest owner's first."""
+
+    owners: tuple[Owner, ...]
+    labels: Mapping[str, str]
+
+
+class _Page(msgspec.Struct):
+    metadata: ListMetadata
+    items: list[Named] | None = None
+
+
+class _Resource(msgspec.Struct):
+    name: str
+    kind: str
+    namespaced: bool
+
+
+class _Resources(msgspec.Struct):
+    resources: list[_Resource]
+
+
+_resources = msgspec.json.Decoder(_Resources)
+
+
+class Owners:
+    """Chains over one API server. Not thread-safe."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._known: LRUCache[str, Above] = LRUCache(REMEMBERED)
+        self._plurals: dict[str, dict[str, _Resource]] = {}
+        self._page = msgspec.json.Decoder(_Page)
+        self._one = msgspec.json.Decoder(Named)
+
+    def learn(self, refs: Iterable[Ref]) -> None:
+        """Fetch what the chains above `refs` need, level by level. Raises ClusterUnavailable."""
+        level = {ref.uid: ref for ref in refs}
+        for _ in range(DEPTH):
+            missing = [ref for ref in level.values() if ref.uid not in self._known]
+            counts = Counter((ref.api_version, ref.kind) for ref in missing)
+            whole = {kind for kind, count in counts.items() if count > MANY and self._list(*kind)}
+            for ref in missing:
+                if ref.uid not in self._known:
+                    # One that a whole list does not name is gone.
+                    gone = (ref.api_version, ref.kind) in whole
+                    self._known[ref.uid] = Above() if gone else self._get(ref)
+            level = {
+                above.parent.uid: above.parent
+                for ref in level.values()
+                if (above := self._known.get(ref.uid)) is not None and above.parent is not None
+            }
+            if not level:
+                return
+
+    def chain(self, ref: Ref | None) -> Chain:
+        """From what is known already."""
+        owners: list[Owner] = []
+        labels: dict[str, str] = {}
+        while ref is not None and len(owners) < DEPTH:
+            owners.append(Owner(kind=ref.kind, name=ref.name, uid=ref.uid))
+            above = self._known.get(ref.uid, Above())
+            labels = {**dict(above.labels), **labels}
+            ref = above.parent
+        return Chain(tuple(owners), labels)
+
+    def _get(self, ref: Ref) -> Above:
+        path = self._path(ref.api_version, ref.kind, ref.namespace, ref.name)
+        if path is None:
+            return Above()
+        try:
+            found = self._one.decode(self._api.get(path, {}, metadata_only=True))
+        except ClusterRefused:
+            return Above()
+        except msgspec.MsgspecError as error:
+            raise ClusterUnavailable(f"{path}: not what an API server answers: {error}") from error
+        # Another object may by now have the name.
+        return above(found.metadata) if found.metadata.uid == ref.uid else Above()
+
+    def _list(self, api_version: str, kind: str) -> bool:
+        """Learn all of a kind. Whether what is unknown afterwards does not exist."""
+        path = self._path(api_version, kind)
+        token = ""
+        while path is not None:
+            query = {"limit": str(PAGE), **({"continue": token} if token else {})}
+            try:
+                page = self._page.decode(self._api.get(path, query, metadata_only=True))
+            except (ClusterRefused, ResourceGone):
+                return False
+            except msgspec.MsgspecError as error:
+                raise ClusterUnavailable(f"{path}: not what an API server answers: {error}") from error
+            for item in page.items or ():
+                self._known[item.metadata.uid] = above(item.metadata)
+            token = page.metadata.continue_ or ""
+            if not token:
+                return len(self._known) < REMEMBERED  # else some of it may have been forgotten again
+        return False
+
+    def _path(self, api_version: str, kind: str, namespace: str = "", name: str = "") -> str | None:
+        """None for a kind that this server does not serve, or that nobody may look up."""
+        group = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+        plural, namespaced = _KINDS.get(kind) if api_version in ("batch/v1", "apps/v1") else None, True
+        if plural is None:
+            if group not in self._plurals:
+                self._plurals[group] = self._discover(group)
+            resource = self._plurals[group].get(kind)
+            if resource is None:
+                return None
+            plural, namespaced = resource.name, resource.namespaced
+        inside = f"/namespaces/{namespace}" if namespace and namespaced else ""
+        return f"{group}{inside}/{plural}" + (f"/{name}" if name else "")
+
+    def _discover(self, group: str) -> dict[str, _Resource]:
+        try:
+            found = _resources.decode(self._api.get(group, {}))
+        except ClusterRefused:
+            return {}
+        except msgspec.MsgspecError as error:
+            raise ClusterUnavailable(f"{group}: not what an API server answers: {error}") from error
+        return {resource.kind: resource for resource in found.resources if "/" not in resource.name}
+
+
+def nearest(references: Sequence[OwnerReference] | None, namespace: str) -> Ref | None:
+    """The controlling owner, else the first."""
+    if not references:
+        return None
+    one = next((ref for ref in references if ref.controller), references[0])
+    return Ref(one.api_version, one.kind, one.name, one.uid, namespace)
+
+
+def above(metadata: Metadata) -> Above:
+    """What an object's metadata tell about what is above it."""
+    labels = tuple(sorted((k, v) for k, v in (metadata.labels or {}).items() if k in QUEUE_KEYS))
+    return Above(nearest(metadata.owner_references, metadata.namespace), labels)

@@ -1,0 +1,140 @@
+"""Determines the queue and the team of a pod from queue, namespace and labels.
+
+The queue comes from the pod's queue_ref; the team from the queue or its nearest ancestor that has
+one, then from the namespace, where a label of the pod may choose among the teams the namespace allows.
+What nothing assigns is UNASSIGNED: never guessed. Pure.
+
+A queue decides first (gputally.base.pod_queue_labels, accountant.ledger.team_assignment), because a scheduler
+enforces it; then the namespace, which only its administrator can label. A pod is labelled by its user, and users must
+not choose who
+pays: its labels count only where the namespace allows, only with the values that it allows, and only as
+they were when the pod was first seen, early in its life. A label set later changes nothing, so nothing
+that is booked is ever paid by somebody else on a user's word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+
+from accountant.ledger.protocols import NamespaceFacts
+from accountant.wire.policy_models import UNASSIGNED, PolicyVersion, QueuePolicy
+from agent.wire import PodFacts
+from gputally.base.units import MS_PER_HOUR
+
+OWN_SCHEME = "policy:"
+"""A queue_ref that names a queue of the policy itself."""
+
+_KUEUE, _COHORT = "kueue:", "kueue-cohort:"
+
+
+class Assignment:
+    """The mapping of one policy; without a policy only namespaces assign."""
+
+    def __init__(self, version: PolicyVersion | None) -> None:
+        self.version = version
+        queues = version.policy.queues if version is not None else ()
+        self.queues: Mapping[str, QueuePolicy] = {queue.name: queue for queue in queues}
+        self._owner = {ref: queue.name for queue in queues for ref in queue.refs}
+        for name in self.queues:
+            self._owner.setdefault(OWN_SCHEME + name, name)
+
+    @property
+    def since_ms(self) -> int:
+        """From when on it is in force."""
+        return self.version.effective_ms if self.version is not None else 0
+
+    @cached_property
+    def counting(self) -> str | None:
+        """accountant.wire.policy_models.Policy.counting; None without a policy."""
+        return self.version.policy.counting() if self.version is not None else None
+
+    def mapping(self) -> object:
+        """What decides: two policies with equal mapping assign alike."""
+        return tuple(sorted((q.name, q.parent or "", q.team or "", q.refs) for q in self.queues.values()))
+
+    def queue(self, queue_ref: str) -> str:
+        """UNASSIGNED for one nobody has. Of `kueue:NAMESPACE/NAME@CLUSTERQUEUE^COHORT^PARENT` the LocalQueue counts
+        before the ClusterQueue it leads to, and that before its cohorts, nearest first."""
+        found = self._owner.get(queue_ref)
+        if found is None and queue_ref.startswith(_KUEUE) and "@" in queue_ref:
+            local, _, leads = queue_ref.partition("@")
+            cluster_queue, *cohorts = leads.split("^")
+            names = (local, _KUEUE + cluster_queue, *(_COHORT + cohort for cohort in cohorts))
+            found = next((owner for name in names if (owner := self._owner.get(name)) is not None), None)
+        return found or UNASSIGNED
+
+    def team(self, queue: str, space: NamespaceFacts | None, labels: Mapping[str, str]) -> str:
+        """Who pays: the queue or its nearest ancestor with a team, then the pod's label where the namespace
+        lets it choose among some teams, then the namespace's own team."""
+        for name in self.lineage(queue):
+            team = self.queues[name].team
+            if team:
+                return team
+        if space is None:
+            return UNASSIGNED
+        chosen = labels.get(space.label) if space.label else None
+        return chosen if chosen and chosen in space.teams else space.team or UNASSIGNED
+
+    def lineage(self, queue: str) -> list[str]:
+        """The queue and its ancestors, nearest first; nothing for an unknown one."""
+        names = []
+        at: str | None = queue if queue in self.queues else None
+        while at is not None:
+            names.append(at)
+            at = self.queues[at].parent
+        return names
+
+
+NOBODY_RULES = Assignment(None)
+
+
+def in_force(policies: Sequence[Assignment], start_ms: int, end_ms: int) -> list[tuple[int, int, Assignment]]:
+    """The span cut where the mapping changes: (start, end, rules), ascending.
+
+    `policies` ascends by since_ms. Before the first one, the first one is used. Of versions that assign
+    alike the last stands for all."""
+    current = policies[0] if policies else NOBODY_RULES
+    pieces: list[tuple[int, int, Assignment]] = []
+    at = start_ms
+    for rules in policies:
+        if rules.since_ms >= end_ms:
+            break
+        if rules.since_ms > at and rules.mapping() != current.mapping():
+            pieces.append((at, rules.since_ms, current))
+            at = rules.since_ms
+        current = rules
+    pieces.append((at, end_ms, current))
+    return pieces
+
+
+TEAM_KEY = "gputally.dev/team"
+"""Of a namespace, as annotation or label: its team."""
+LABEL_KEY = "gputally.dev/team-label"
+"""Of a namespace, as annotation: the pod label that may name a team …"""
+TEAMS_KEY = "gputally.dev/teams"
+"""… and the teams it may name, comma-separated."""
+USER_KEY = "gputally.dev/user"
+"""Of a pod, as label or annotation: who runs it. It names a person in a table and decides nothing."""
+LATE_MS = MS_PER_HOUR
+"""Labels of a pod that is first seen later than this after its start count for nothing."""
+
+
+def labels_count(fact: PodFacts) -> bool:
+    """Whether labels as of this observation may name a team: seen within LATE_MS of the pod's start."""
+    begun = next((at for at in (fact.started_ms, fact.scheduled_ms, fact.created_ms) if at is not None), None)
+    return bool(fact.labels.keys() - {USER_KEY}) and begun is not None and fact.observed_ms <= begun + LATE_MS
+
+
+def namespace_facts(
+    cluster: str,
+    name: str,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    keys: Collection[str] = (),
+) -> NamespaceFacts:
+    """What a namespace says about who pays. keys: further label keys that name the team, best first."""
+    found = [annotations.get(TEAM_KEY), labels.get(TEAM_KEY), *(labels.get(key) for key in keys)]
+    teams = tuple(sorted({team.strip() for team in annotations.get(TEAMS_KEY, "").split(",")} - {""}))
+    label = annotations.get(LABEL_KEY, "") if teams else ""
+    return NamespaceFacts(cluster, name, next((team for team in found if team), ""), label, teams if label else ())

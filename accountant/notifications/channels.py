@@ -1,0 +1,219 @@
+"""Delivers a message to a folder, a mail server or a webhook.
+
+A carrier says one of three things: it arrived (a word about it), `Refused` (it did not, and may be tried again), or
+`Unsure` (it was handed over, and no answer came). Nothing here retries. No secret is ever in what it says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import smtplib
+import ssl
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import httpx2
+
+from accountant.core.settings import host_and_port
+from accountant.notifications import messages
+from accountant.notifications.messages import Attachment, Letter
+from accountant.notifications.subscriptions import Destination, Smtp
+from gputally.base import atomic_file
+from gputally.base.errors import AccountantError
+from gputally.base.units import MS_PER_SECOND
+from gputally.server.tokens_and_grants import is_loopback
+
+TIMEOUT_SECONDS: Final = 20.0
+_MOST_SECRET = 4_096
+
+
+class Refused(AccountantError):
+    """It did not arrive."""
+
+
+class Unsure(AccountantError):
+    """It may have arrived."""
+
+
+class Carrier(Protocol):
+    def carry(self, letter: Letter) -> str:
+        """Deliver; a word about it. Raises Refused, Unsure."""
+        ...
+
+
+def carrier(destination: Destination) -> Carrier:
+    """Of a destination."""
+    if destination.folder is not None:
+        return Folder(destination.folder)
+    if destination.smtp is not None:
+        return Mail(destination.smtp)
+    if destination.slack is not None:
+        return Webhook(destination.slack.url_file, messages.slack)
+    assert destination.msteams is not None, "Destination has exactly one kind"
+    return Webhook(destination.msteams.url_file, messages.msteams)
+
+
+class Folder:
+    """A letter's files, each whole or not at all; a letter without any becomes a text file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def carry(self, letter: Letter) -> str:
+        note = Attachment(f"notice-{_digest(letter.key)[:12]}.txt", "text/plain", messages.plain(letter).encode())
+        files = letter.attachments or (note,)
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            for file in files:
+                atomic_file.write(self._path / file.name, file.content, 0o640)
+        except OSError as error:
+            raise Refused(f"{self._path}: {error.strerror or error}") from error
+        return ", ".join(file.name for file in files)
+
+
+class Mail:
+    """One message for all addressees, with a Message-ID that is the same for every attempt."""
+
+    def __init__(self, smtp: Smtp) -> None:
+        self._smtp = smtp
+
+    def carry(self, letter: Letter) -> str:
+        message = self._message(letter)
+        try:
+            server = self._connect()
+            try:
+                taken = self._hand_over(server, message)
+            except BaseException:
+                server.close()
+                raise
+        except (smtplib.SMTPException, OSError, ValueError) as error:
+            raise Refused(f"{self._smtp.server}: {_said(error)}") from error
+        with contextlib.suppress(smtplib.SMTPException, OSError):  # the letter is theirs, however we part
+            server.quit()
+        return taken
+
+    def _connect(self) -> smtplib.SMTP:
+        host, port = host_and_port(self._smtp.server)
+        if self._smtp.tls == "off":
+            server = smtplib.SMTP(host, port, timeout=TIMEOUT_SECONDS)
+        else:
+            context = ssl.create_default_context(cafile=self._smtp.ca_file)
+            if self._smtp.tls == "tls":
+                server = smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_SECONDS, context=context)
+            else:
+                server = smtplib.SMTP(host, port, timeout=TIMEOUT_SECONDS)
+                try:
+                    server.starttls(context=context)
+                except BaseException:
+                    server.close()
+                    raise
+        try:
+            if self._smtp.user is not None and self._smtp.password_file is not None:
+                server.login(self._smtp.user, _secret(self._smtp.password_file))
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    def _hand_over(self, server: smtplib.SMTP, message: EmailMessage) -> str:
+        server.ehlo_or_helo_if_needed()
+        _must(server.mail(self._smtp.sender), 250)
+        refused = {}
+        for address in self._smtp.to:
+            code, answer = server.rcpt(address)
+            if code not in (250, 251):
+                refused[address] = f"{code} {answer.decode(errors='replace')}"
+        if len(refused) == len(self._smtp.to):
+            raise Refused(f"{self._smtp.server}: {'; '.join(f'{who}: {why}' for who, why in refused.items())}")
+        try:
+            code, answer = server.data(message.as_bytes())
+        except smtplib.SMTPDataError:
+            raise
+        except (smtplib.SMTPServerDisconnected, OSError) as error:
+            raise Unsure(f"{self._smtp.server}: no answer to the letter ({_said(error)})") from error
+        _must((code, answer), 250)
+        taken = f"taken by {self._smtp.server} for {len(self._smtp.to) - len(refused)} of {len(self._smtp.to)}"
+        return taken + "".join(f"; {who}: {why}" for who, why in refused.items())
+
+    def _message(self, letter: Letter) -> EmailMessage:
+        message = EmailMessage()
+        message["Subject"] = letter.title
+        message["From"] = self._smtp.sender
+        message["To"] = ", ".join(self._smtp.to)
+        message["Date"] = format_datetime(datetime.fromtimestamp(letter.at_ms // MS_PER_SECOND, UTC))
+        message["Message-ID"] = f"<{_digest(letter.key)[:40]}@{self._smtp.sender.rpartition('@')[2]}>"
+        message["Auto-Submitted"] = "auto-generated"
+        message.set_content(messages.plain(letter))
+        message.add_alternative(messages.html(letter), subtype="html")
+        for file in letter.attachments:
+            kind, _, rest = file.media_type.partition("/")
+            message.add_attachment(file.content, maintype=kind, subtype=rest.partition(";")[0], filename=file.name)
+        return message
+
+
+class Webhook:
+    """A JSON body to the URL in a file. body: the letter's form."""
+
+    def __init__(
+        self,
+        url_file: Path,
+        body: Callable[[Letter], Mapping[str, Any]],
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        self._url_file = url_file
+        self._body = body
+        self._transport = transport
+
+    def carry(self, letter: Letter) -> str:
+        url = self._url()
+        try:
+            with httpx2.Client(timeout=TIMEOUT_SECONDS, transport=self._transport, follow_redirects=False) as client:
+                answer = client.post(url, json=dict(self._body(letter)))
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
+            raise Refused(f"{url.host}: {type(error).__name__}") from error
+        except httpx2.HTTPError as error:
+            raise Unsure(f"{url.host}: no answer ({type(error).__name__})") from error
+        if not answer.is_success:
+            raise Refused(f"{url.host}: {answer.status_code} {messages.one_line(answer.text)[:200]}".rstrip())
+        return f"taken by {url.host}"
+
+    def _url(self) -> httpx2.URL:
+        text = _secret(self._url_file)
+        try:
+            url = httpx2.URL(text)
+        except httpx2.InvalidURL as error:
+            raise Refused(f"{self._url_file}: holds no URL") from error
+        if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.host)):
+            raise Refused(f"{self._url_file}: a webhook is an https URL")
+        return url
+
+
+def _must(answer: tuple[int, bytes], code: int) -> None:
+    if answer[0] != code:
+        raise smtplib.SMTPResponseException(*answer)
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, smtplib.SMTPResponseException):
+        text = error.smtp_error
+        return f"{error.smtp_code} {text.decode(errors='replace') if isinstance(text, bytes) else text}"
+    return messages.one_line(str(error)) or type(error).__name__
+
+
+def _secret(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from error
+    if not text or len(text) > _MOST_SECRET or "\n" in text:
+        raise Refused(f"{path}: one line is expected in it")
+    return text
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()

@@ -1,0 +1,261 @@
+"""Sends what is due exactly once, and records the outcome of each delivery.
+
+It is asked every minute whether something is due, and asks the ledger itself far more seldom: what teams had GPU time
+in a span, and how far budgets are used, is good for ten minutes; for a day where every report of those teams was sent,
+or every budget is past its last threshold. One thread at a time sends. What was recorded as `sending` by a process that
+died is `unsure` from then on. A letter that cannot be made or carried harms no other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import date, timedelta
+from typing import Protocol, TypeVar, cast
+
+import structlog
+
+from accountant.billing import budget_forecast
+from accountant.billing.bills import bills
+from accountant.bookkeeping.bookkeeper import Bookkeeper, Kept
+from accountant.core.errors import CannotRender, LedgerFailed
+from accountant.core.periods import Month, local_date, midnight_ms
+from accountant.core.settings import Settings
+from accountant.ledger import journal
+from accountant.notifications import delivery_attempts, messages, triggers
+from accountant.notifications.channels import Carrier, Refused, Unsure
+from accountant.notifications.delivery_attempts import Delivery, Outcome
+from accountant.notifications.subscriptions import Destination, Orders
+from accountant.notifications.triggers import Occasion, ReportDue, Use
+from accountant.reports import report_model
+from accountant.reports.output_formats import RENDERINGS
+from accountant.reports.report_data import Asked
+from accountant.reports.report_model import Report
+from accountant.wire.policy_models import IDLE, UNASSIGNED
+from accountant.wire.usage_models import BudgetState
+from gputally.base.clock import Clock
+from gputally.base.errors import AccountantError
+from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
+
+_TEAMS = "teams"
+ANEW_MS = 10 * 60 * MS_PER_SECOND
+"""How long an answer of the ledger is good enough to say that nothing is due."""
+T = TypeVar("T")
+
+
+class Books(Kept, Protocol):
+    """A ledger that reports are made from."""
+
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Asked]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Of the ledger. until_ms: how long it is good enough."""
+
+    asked_ms: int
+    until_ms: int
+    found: object
+
+
+class UnknownDelivery(AccountantError):
+    """Nothing of that key was ever due."""
+
+
+class Dispatcher:
+    """orders: as in force now. carriers: the way to a destination. Thread-safe; `run` is for one thread."""
+
+    def __init__(
+        self,
+        ledger: Books,
+        books: Bookkeeper,
+        settings: Settings,
+        clock: Clock,
+        orders: Callable[[], Orders],
+        carriers: Callable[[Destination], Carrier],
+    ) -> None:
+        self._ledger = ledger
+        self._books = books
+        self._issuer = settings.issuer
+        self._timezone = settings.timezone
+        self._tz = settings.zone
+        self._grace_ms = settings.grace_days * MS_PER_DAY
+        self._link = settings.public_url
+        self._clock = clock
+        self._orders = orders
+        self._carriers = carriers
+        self._log = structlog.get_logger("accountant.notifications")
+        self._lock = threading.Lock()
+        self._known = delivery_attempts.folded(ledger.acts("delivery"))
+        self._looked: date | None = None
+        self._odd: Sequence[triggers.Anomaly] = ()
+        self._answers: dict[tuple[Hashable, ...], _Answer] = {}
+        for delivery in list(self._known.values()):
+            if delivery.outcome == "sending":
+                self._record(delivery, "unsure", "the accountant ended meanwhile")
+
+    def run(self) -> None:
+        """Send everything that is due by now."""
+        for occasion in self.due():
+            self._send(occasion)
+
+    def due(self) -> list[Occasion]:
+        """What is to be sent now, each key once."""
+        now, orders = self._clock.wall_ms(), self._orders()
+        found: dict[str, Occasion] = {}
+        for occasion in self._occasions(orders, now):
+            found.setdefault(occasion.key, occasion)
+        with self._lock:
+            wanted = [occasion for key, occasion in found.items() if self._wanted(key, now)]
+        if not wanted:
+            self._rest()
+        return wanted
+
+    def _rest(self) -> None:
+        """Every report was sent: only late records could bring a team that had none, and they may wait for a day."""
+        for question, answer in self._answers.items():
+            if question[0] == _TEAMS:
+                self._answers[question] = replace(answer, until_ms=answer.asked_ms + MS_PER_DAY)
+
+    def known(self) -> list[Delivery]:
+        """Everything that was ever tried, newest first."""
+        with self._lock:
+            return sorted(self._known.values(), key=lambda one: (-one.last_ms, one.key))
+
+    def again(self, key: str, who: str, reason: str) -> Delivery:
+        """Have it sent once more, though it may have arrived. Raises UnknownDelivery."""
+        with self._lock:
+            before = self._known.get(key)
+        if before is None:
+            raise UnknownDelivery(f"nothing was ever delivered as {key!r}")
+        return self._record(before, "again", reason, who)
+
+    def _wanted(self, key: str, now_ms: int) -> bool:
+        before = self._known.get(key)
+        return before is None or (before.due_ms is not None and before.due_ms <= now_ms)
+
+    def _occasions(self, orders: Orders, now_ms: int) -> Iterable[Occasion]:
+        if orders.reports:
+            closed = self._books.books().closed
+            yield from triggers.reports(orders, closed, now_ms, self._tz, self._grace_ms, self._teams)
+        about = {what for order in orders.notices for what in order.about}
+        if "budgets" in about:
+            yield from triggers.budgets(orders, self._budgets(now_ms))
+        if "anomalies" in about:
+            yield from triggers.anomalies(orders, self._anomalies(now_ms))
+
+    def _teams(self, start_ms: int, end_ms: int) -> list[str]:
+        return self._lately((_TEAMS, start_ms, end_ms), lambda: self._teams_now(start_ms, end_ms))
+
+    def _teams_now(self, start_ms: int, end_ms: int) -> list[str]:
+        """Those that held anything, those that pay for what nobody held, and those with something booked beside."""
+        month = Month.spanning(start_ms, end_ms, self._tz)
+        kept = self._books.kept(month) if month is not None else None
+        book = self._books.priced_by(kept)
+        found = bills(self._ledger, book, start_ms, end_ms, ("team",), self._timezone)
+        teams = {charge.key[0] for charge in found if charge.billed}
+        if month is not None:
+            beside = self._books.beside(month)
+            teams |= {one.line.team for one in beside.corrections} | {one.team for one in beside.adjustments}
+        return sorted(teams - {IDLE, UNASSIGNED, ""})
+
+    def _budgets(self, now_ms: int) -> list[BudgetState]:
+        """Of this month, and of the one before while its late records are expected: what was used up in its last hours,
+        or while nobody could be told, is told then."""
+        this = Month.of(now_ms, self._tz)
+        lately = Month.of(now_ms - self._grace_ms, self._tz)
+        return [state for month in dict.fromkeys((lately, this)) for state in self._budgets_of(month, now_ms)]
+
+    def _budgets_of(self, month: Month, now_ms: int) -> list[BudgetState]:
+        at = min(now_ms, month.span(self._tz)[1] - 1)
+        policies = self._ledger.policies(at, at + 1)
+        if not policies:
+            return []
+        policy, book = policies[-1], self._books.prices.current
+
+        def states() -> list[BudgetState]:
+            return budget_forecast.states(self._ledger, book, policy.policy, month, now_ms, self._timezone)
+
+        def told(found: list[BudgetState]) -> bool:
+            last = [max(budget.thresholds, default=None) for budget in policy.policy.budgets]
+            return [state.threshold for state in found] == last
+
+        version = book.version if book is not None else ""
+        return self._lately(("budgets", str(month), policy.version, version), states, told)
+
+    def _lately(
+        self, question: tuple[Hashable, ...], ask: Callable[[], T], final: Callable[[T], bool] = lambda _: False
+    ) -> T:
+        """The answer to a question, of the last minutes; of the last day where it is final."""
+        now = self._clock.wall_ms()
+        answer = self._answers.get(question)
+        if answer is not None and answer.until_ms > now:
+            return cast(T, answer.found)
+        found = ask()
+        self._answers = {q: kept for q, kept in self._answers.items() if kept.until_ms > now}
+        self._answers[question] = _Answer(now, now + (MS_PER_DAY if final(found) else ANEW_MS), found)
+        return found
+
+    def _anomalies(self, now_ms: int) -> Sequence[triggers.Anomaly]:
+        """Of the last days that are settled; looked for once a day."""
+        day = local_date(now_ms - triggers.SETTLED_MS, self._tz) - timedelta(days=1)
+        if day != self._looked:
+            looked_at = [day - timedelta(days=back) for back in reversed(range(triggers.LOOKED_AGAIN))]
+            start = midnight_ms(looked_at[0] - timedelta(days=triggers.DAYS), self._tz)
+            end = midnight_ms(day + timedelta(days=1), self._tz)
+            found: dict[str, dict[date, Use]] = {}
+            for line in self._ledger.usage(start, end, ("team", "day"), None, self._timezone):
+                if line.key["team"] != IDLE:
+                    spent = line.accounts_gpu_us
+                    found.setdefault(line.key["team"], {})[date.fromisoformat(line.key["day"])] = Use(
+                        spent.allocated, spent.allocated_idle
+                    )
+            self._odd, self._looked = [odd for one in looked_at for odd in triggers.of_day(found, one)], day
+        return self._odd
+
+    def _send(self, occasion: Occasion) -> None:
+        orders, now = self._orders(), self._clock.wall_ms()
+        destination = orders.destinations.get(occasion.destination)
+        if destination is None:
+            return  # the file changed meanwhile
+        begun = self._record(self._known.get(occasion.key), "sending", "", key=occasion.key)
+        try:
+            letter = messages.compose(
+                occasion, begun.first_ms, self._report, orders.link or self._link, files=destination.takes_files
+            )
+            told = self._carriers(destination).carry(letter)
+        except LedgerFailed:
+            raise
+        except (Refused, CannotRender) as error:
+            ended = delivery_attempts.ended_how(begun, now)
+            self._record(begun, ended, str(error))
+            self._log.warning("delivery_refused", key=occasion.key, reason=str(error), given_up=ended == "given-up")
+        except Unsure as error:
+            self._record(begun, "unsure", str(error))
+            self._log.warning("delivery_unsure", key=occasion.key, reason=str(error))
+        except AccountantError as error:  # nothing was handed over: the ledger could not be asked
+            self._record(begun, "refused", str(error))
+            self._log.warning("delivery_refused", key=occasion.key, reason=str(error), given_up=False)
+        else:
+            self._record(begun, "delivered", told)
+            self._log.info("delivered", key=occasion.key, detail=told)
+
+    def _report(self, due: ReportDue) -> Report:
+        charges = any(RENDERINGS[form].charges for form in due.forms)
+        return report_model.report(
+            self._ledger, self._books, due.start_ms, due.end_ms, self._timezone, month=due.month, team=due.team,
+            issuer=self._issuer if charges else None,
+        )  # fmt: skip
+
+    def _record(
+        self, before: Delivery | None, outcome: Outcome, detail: str, who: str = delivery_attempts.WHO, key: str = ""
+    ) -> Delivery:
+        after = delivery_attempts.next_attempt(
+            before, key or (before.key if before else ""), outcome, self._clock.wall_ms(), detail
+        )
+        journal.record(self._ledger, [delivery_attempts.act(after, who)], None)
+        with self._lock:
+            self._known[after.key] = after
+        return after

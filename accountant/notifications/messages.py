@@ -1,0 +1,248 @@
+"""Composes a message and renders it for mail, Slack and Microsoft Teams.
+
+Names in it come from users of the cluster. In no medium are they more than text: mail's HTML is escaped, Slack's blocks
+are `plain_text`, Teams' cards are text runs, which know no Markdown. A subject is one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from html import escape
+from typing import Any
+from urllib.parse import quote
+
+from accountant.bookkeeping.month_closing import MIN_COVERAGE
+from accountant.core.periods import utc
+from accountant.notifications.triggers import AnomalyDue, BudgetDue, Occasion, ReportDue
+from accountant.reports import report_text
+from accountant.reports.output_formats import RENDERINGS, file_name
+from accountant.reports.report_model import Report
+from accountant.reports.report_rows import Figures
+from accountant.wire.policy_models import IDLE, UNASSIGNED
+from accountant.wire.usage_models import BudgetState
+from gputally.base.money import exact_sum
+from gputally.base.text_escaping import escaped
+
+_HEADER = 150
+_FIELD = 2_000
+_FIELDS = 10
+"""Bounds of Slack's header block, of a field's text and of a section's fields (Slack's Block Kit reference)."""
+_STYLE = "font:15px/1.5 system-ui,sans-serif;color:#1b1f24"
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    name: str
+    media_type: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """key: what is sent where, the same for every attempt. at_ms: when it was first sent. facts: label and value, in
+    order. link: a label, and where to read on."""
+
+    key: str
+    at_ms: int
+    subject: str
+    text: str
+    facts: tuple[tuple[str, str], ...] = ()
+    link: tuple[str, str] | None = None
+    attachments: tuple[Attachment, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The subject on one line, whatever a name in it holds."""
+        return one_line(self.subject)
+
+
+def one_line(text: str) -> str:
+    """On one line, without characters that steer what shows it."""
+    return escaped(" ".join(text.split()))
+
+
+def plain(letter: Letter) -> str:
+    """As a text file, or the text part of a mail."""
+    width = max((len(label) for label, _ in letter.facts), default=0)
+    facts = [f"{label:<{width}}  {one_line(value)}" for label, value in letter.facts]
+    link = [f"{letter.link[0]}: {letter.link[1]}"] if letter.link is not None else []
+    parts = ("\n".join(part) for part in ([letter.title], [letter.text], facts, link) if part)
+    return "\n\n".join(parts) + "\n"
+
+
+def html(letter: Letter) -> str:
+    """The HTML part of a mail."""
+    rows = "".join(
+        f'<tr><td style="padding:2px 16px 2px 0;color:#57606a">{escape(label)}</td>'
+        f'<td style="padding:2px 0;text-align:right">{escape(one_line(value))}</td></tr>'
+        for label, value in letter.facts
+    )
+    link = f'<p><a href="{escape(letter.link[1], quote=True)}">{escape(letter.link[0])}</a></p>' if letter.link else ""
+    return (
+        f'<!doctype html><html lang="en"><body style="{_STYLE}"><h1 style="font-size:18px">{escape(letter.title)}</h1>'
+        f"<p>{escape(letter.text)}</p><table>{rows}</table>{link}</body></html>\n"
+    )
+
+
+def slack(letter: Letter) -> dict[str, Any]:
+    """The body for an incoming webhook of Slack. Source: Slack's Block Kit reference."""
+    blocks: list[dict[str, Any]] = [
+        {"type": "header", "text": _slack_text(letter.title, _HEADER)},
+        {"type": "section", "text": _slack_text(letter.text, _FIELD)},
+    ]
+    fields = [_slack_text(f"{label}\n{one_line(value)}", _FIELD) for label, value in letter.facts]
+    blocks += [
+        {"type": "section", "fields": fields[first : first + _FIELDS]} for first in range(0, len(fields), _FIELDS)
+    ]
+    if letter.link is not None:
+        button = {"type": "button", "text": _slack_text(letter.link[0], 75), "url": letter.link[1]}
+        blocks.append({"type": "actions", "elements": [button]})
+    # `text` is what notifications show, and the one part that Slack would read its own signs in.
+    return {"text": _shortened(escape(letter.title, quote=False), _FIELD), "blocks": blocks}
+
+
+def msteams(letter: Letter) -> dict[str, Any]:
+    """The body for an incoming webhook of Workflows in Teams: one Adaptive Card. Source: adaptivecards.io, 1.4."""
+    body: list[dict[str, Any]] = [_run(letter.title, size="large", weight="bolder"), _run(letter.text)]
+    for label, value in letter.facts:
+        columns = [
+            {"type": "Column", "width": 2, "items": [_run(label, subtle=True)]},
+            {"type": "Column", "width": 3, "items": [_run(one_line(value))]},
+        ]
+        body.append({"type": "ColumnSet", "spacing": "small", "columns": columns})
+    card: dict[str, Any] = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "body": body,
+    }
+    if letter.link is not None:
+        card["actions"] = [{"type": "Action.OpenUrl", "title": letter.link[0], "url": letter.link[1]}]
+    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "content": card}
+    return {"type": "message", "attachments": [attachment]}
+
+
+def _slack_text(text: str, most: int) -> dict[str, Any]:
+    return {"type": "plain_text", "text": _shortened(text, most) or " ", "emoji": False}
+
+
+def _run(text: str, *, size: str = "default", weight: str = "default", subtle: bool = False) -> dict[str, Any]:
+    run = {"type": "TextRun", "text": text, "size": size, "weight": weight, "isSubtle": subtle}
+    return {"type": "RichTextBlock", "inlines": [run]}
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+Reporting = Callable[[ReportDue], Report]
+_TEAMS_NAMED = 5
+
+
+def compose(occasion: Occasion, at_ms: int, report: Reporting, link: str | None, *, files: bool) -> Letter:
+    """report: makes it. link: where the pages are. files: whether the medium takes any.
+
+    Raises accountant.core.errors.CannotRender where this machine cannot make a form."""
+    if isinstance(occasion, ReportDue):
+        return _report(occasion, at_ms, report(occasion), link, files=files)
+    if isinstance(occasion, BudgetDue):
+        return _budget(occasion, at_ms, link)
+    return _anomaly(occasion, at_ms, link)
+
+
+def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, files: bool) -> Letter:
+    head, currency = report.headline, report.currency
+    whose = f"team {due.team}" if due.team is not None else "all teams"
+    facts = [
+        ("GPU-hours held", report_text.hours(head.figures.accounts.allocated)),
+        ("Utilisation", report_text.percent(head.figures.utilisation)),
+        ("Held and left idle, GPU-hours", report_text.hours(head.figures.accounts.allocated_idle)),
+        ("Jobs", f"{head.jobs:,}"),
+        (f"Cost, {currency}" if currency else "Cost", report_text.priced(head.cost, head.unpriced_us, currency)),
+    ]
+    mine = [amount for team, amount in report.due.items() if due.team is not None or team != IDLE]
+    owed = exact_sum(mine)
+    if currency and owed != head.cost:
+        facts.append((f"Due with corrections and credits, {currency}", report_text.money(owed, currency)))
+    if report.statement.gpu_us and report.statement.coverage < MIN_COVERAGE:
+        facts.append(("Metered, of the cluster's capacity", report_text.percent(report.statement.coverage)))
+    if due.team is None:
+        facts += [(report_text.name(row.team), _cost(row.figures, currency)) for row in report.teams[:_TEAMS_NAMED]]
+    attachments = tuple(
+        Attachment(
+            file_name(RENDERINGS[form].extension, due.name, due.team),
+            RENDERINGS[form].media_type,
+            RENDERINGS[form].render(report),
+        )
+        for form in (due.forms if files else ())
+    )
+    state = {"closed": "The month is closed.", "published": "The month is closed and published."}.get(
+        report.period, "These figures may still change."
+    )
+    return Letter(due.key, at_ms, f"GPU report {due.name}, {whose}", state, tuple(facts), _link(link, due), attachments)
+
+
+def _cost(figures: Figures, currency: str | None) -> str:
+    amount = report_text.priced(figures.cost, figures.unpriced_us, currency)
+    return f"{amount} {currency or ''}".strip() if figures.cost or not figures.unpriced_us else amount
+
+
+def _budget(due: BudgetDue, at_ms: int, link: str | None) -> Letter:
+    budget = due.budget
+    over = budget.ratio is not None and budget.ratio >= 1
+    share = report_text.percent(budget.ratio, 0)
+    facts = [
+        ("Spent", _amount(budget.spent, budget)),
+        ("Budget", _amount(budget.limit, budget)),
+        ("Share", share),
+    ]
+    if budget.forecast is not None:
+        facts.append(("Expected for the month", _amount(budget.forecast, budget)))
+    text = (
+        f"The budget {budget.name!r} of {budget.month} is "
+        + ("used up." if over else f"used to {share}.")
+        + f" As of {utc(budget.as_of_ms)}."
+    )
+    page = None if budget.team is None else f"team/{quote(budget.team, safe='')}?month={budget.month}"
+    return Letter(
+        due.key,
+        at_ms,
+        f"Budget {budget.name}: {share} of {budget.month} used",
+        text,
+        tuple(facts),
+        _page(link, page or f"month/{budget.month}"),
+    )
+
+
+def _anomaly(due: AnomalyDue, at_ms: int, link: str | None) -> Letter:
+    found = due.anomaly
+    what = "held" if found.what == "held" else "left idle"
+    who = "Pods of no team" if found.team == UNASSIGNED else f"Team {found.team}"
+    return Letter(
+        due.key,
+        at_ms,
+        f"{who} {what} {report_text.hours(found.value_us)} GPU-hours on {found.day}",
+        f"Usually it is {report_text.hours(found.usual_us)} a day (the middle of the four weeks before).",
+        (
+            (f"GPU-hours {what}", report_text.hours(found.value_us)),
+            ("Usual", report_text.hours(found.usual_us)),
+        ),
+        _page(link, f"team/{quote(found.team, safe='')}?month={found.day:%Y-%m}"),
+    )
+
+
+def _amount(amount: Decimal | float | None, budget: BudgetState) -> str:
+    return f"{report_text.budgeted(amount, budget.unit)} {budget.unit}"
+
+
+def _link(link: str | None, due: ReportDue) -> tuple[str, str] | None:
+    if due.month is None:
+        return _page(link, "" if due.team is None else f"team/{quote(due.team, safe='')}")
+    page = f"month/{due.month}" if due.team is None else f"team/{quote(due.team, safe='')}?month={due.month}"
+    return _page(link, page)
+
+
+def _page(link: str | None, page: str) -> tuple[str, str] | None:
+    return None if link is None else ("Open in gputally", f"{link.rstrip('/')}/{page}")

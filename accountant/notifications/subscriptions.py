@@ -1,0 +1,137 @@
+"""Reads which reports and notices the operator wants, and where they go.
+
+schema: 1
+link: https://gputally.example.com           # where the pages are (default: public_url)
+destinations:
+  archive: {folder: /var/lib/gputally/reports}
+  finance: {smtp: {server: mail.example.com:587, from: gputally@example.com, to: [finance@example.com],
+                   user: gputally, password_file: /etc/gputally/smtp/password}}
+  vision:  {slack: {url_file: /etc/gputally/chat/vision}}
+  board:   {msteams: {url_file: /etc/gputally/chat/board}}
+reports:
+  - {of: month, forms: [pdf, xlsx], to: [finance, archive]}      # the cluster's, once the month is closed
+  - {of: month, each_team: true, forms: [pdf], to: [archive]}    # one for every team
+  - {of: week, team: vision, to: [vision]}                       # a chat gets the headline and a link
+notices:
+  - {about: [budgets, anomalies], teams: [vision], to: [vision]}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from accountant.reports.output_formats import RENDERINGS, Form
+from gputally.server.config_models import Model, bare_off
+
+Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
+Address = Annotated[str, Field(max_length=254, pattern=r"^[^@\s,;<>\"]+@[^@\s,;<>\"]+$")]
+Team = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class Smtp(Model):
+    """A mail server that takes mail from us. The password is read from its file at every use."""
+
+    server: str = Field(pattern=r"^[^\s/@:]+:[0-9]{1,5}$")
+    """host:port"""
+    tls: Annotated[Literal["starttls", "tls", "off"], BeforeValidator(bare_off)] = "starttls"
+    """`off` sends everything, a password too, for everybody on the way to read."""
+    sender: Address = Field(alias="from")
+    to: tuple[Address, ...] = Field(min_length=1, max_length=100)
+    user: str | None = Field(default=None, max_length=254)
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    """Authorities (PEM) trusted for it instead of the system's."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Smtp:
+        if (self.user is None) != (self.password_file is None):
+            raise ValueError("user and password_file go together")
+        return self
+
+
+class Webhook(Model):
+    """An incoming webhook. Its URL is a secret: who knows it can write there. So it has a file of its own."""
+
+    url_file: Path
+
+
+class Destination(Model):
+    """One of them."""
+
+    folder: Path | None = None
+    """Files in a folder of the accountant's machine."""
+    smtp: Smtp | None = None
+    slack: Webhook | None = None
+    msteams: Webhook | None = None
+    """A Microsoft Teams channel (an incoming webhook of Workflows)."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Destination:
+        if sum(kind is not None for kind in (self.folder, self.smtp, self.slack, self.msteams)) != 1:
+            raise ValueError("a destination is one of folder, smtp, slack, msteams")
+        return self
+
+    @property
+    def takes_files(self) -> bool:
+        """A chat gets the headline and a link instead."""
+        return self.folder is not None or self.smtp is not None
+
+
+class ReportOrder(Model):
+    """A report after every month or week."""
+
+    of: Literal["month", "week"] = "month"
+    when: Literal["closed", "ended"] = "closed"
+    """A month's: once it is closed, or as soon as its grace is over. A week's comes when it ended, either way."""
+    team: Team | None = None
+    """None: the whole cluster's."""
+    each_team: bool = False
+    """One for every team that had GPU time in the span."""
+    forms: tuple[Form, ...] = Field(default=("pdf",), min_length=1)
+    to: tuple[Name, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _one_scope(self) -> ReportOrder:
+        if self.each_team and self.team is not None:
+            raise ValueError("give team or each_team, not both")
+        of_months = [form for form in self.forms if RENDERINGS[form].charges]
+        if of_months and self.of != "month":
+            raise ValueError(f"{of_months[0]} is of a month, and this report is of a {self.of}")
+        return self
+
+
+class NoticeOrder(Model):
+    """A word when a budget's threshold is reached, or a day is unlike the days before."""
+
+    about: tuple[Literal["budgets", "anomalies"], ...] = Field(min_length=1)
+    teams: tuple[Team, ...] | None = None
+    """None: about all teams, and queues' budgets too."""
+    to: tuple[Name, ...] = Field(min_length=1)
+
+
+class Orders(Model):
+    """The whole file."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    link: str | None = Field(default=None, pattern=r"^https?://[^\s?#]+$")
+    destinations: dict[Name, Destination] = Field(default_factory=dict)
+    reports: tuple[ReportOrder, ...] = ()
+    notices: tuple[NoticeOrder, ...] = ()
+
+    @model_validator(mode="after")
+    def _known(self) -> Orders:
+        kinds: tuple[tuple[str, tuple[ReportOrder | NoticeOrder, ...]], ...] = (
+            ("reports", self.reports),
+            ("notices", self.notices),
+        )
+        for kind, orders in kinds:
+            for index, order in enumerate(orders):
+                for place, name in enumerate(order.to):
+                    if name not in self.destinations:
+                        fault = ValueError(f"there is no destination {name!r}")
+                        fault.path = (kind, index, "to", place)  # type: ignore[attr-defined]  # read by yamlfile
+                        raise fault
+        return self

@@ -1,0 +1,231 @@
+"""Decides which reports, budget notices and anomaly notices are due.
+
+Every occasion has a key that is the same whenever it is asked for: it is by the key that nothing is sent twice. What
+ended long ago is nobody's surprise any more, so a new order does not send the past.
+
+The usual is the median of those of the four weeks before on which the team held anything, its spread the median
+absolute deviation, scaled so that it equals the standard deviation of a normal distribution (Leys et al., "Detecting
+outliers", J. Exp. Soc. Psychology 49, 2013). One wild day in those weeks moves neither. A day without use says nothing
+of how much a team uses when it does: counted as 0 it would make every day odd for a ledger, or a team, of two weeks,
+and for who works on some days of the week only. Nor is a Saturday odd after two Saturdays with as much: that is a
+rhythm. Less than usual is no cause for a notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from statistics import median
+from typing import Final, Literal, TypeAlias
+from zoneinfo import ZoneInfo
+
+from accountant.bookkeeping.month_closing import ClosedMonth
+from accountant.core.periods import Month, local_date, midnight_ms
+from accountant.notifications.subscriptions import Orders, ReportOrder
+from accountant.reports.output_formats import Form
+from accountant.wire.usage_models import BudgetState
+from gputally.base.money import plain
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
+
+DAYS: Final = 28
+FEWEST_DAYS: Final = 8
+"""Days of use, below which nothing is usual yet."""
+LOOKED_AGAIN: Final = 4
+"""Days that are looked at every morning: agents may have told late of the older ones, or the accountant was away."""
+_WEEK: Final = 7
+_RHYTHM: Final = 2
+"""On so many of the same weekdays there was as much: a rhythm."""
+_SPREADS: Final = 4.0
+_NORMAL: Final = 1.4826
+_LEAST_RATIO: Final = 1.5
+LEAST_US: Final = 24 * US_PER_HOUR
+"""How far above the usual a day has to be at least."""
+
+What = Literal["held", "idle"]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """GPU-µs of a team on one day."""
+
+    held_us: int = 0
+    idle_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """usual_us: the median of the days before."""
+
+    team: str
+    day: date
+    what: What
+    value_us: int
+    usual_us: int
+
+
+def unusual(before: Sequence[int], value: int) -> int | None:
+    """The usual value of the days of use before, where this one is far above it; else None."""
+    if len(before) < FEWEST_DAYS:
+        return None
+    usual = median(before)
+    spread = _NORMAL * median(abs(one - usual) for one in before)
+    limit = max(usual + _SPREADS * spread, usual * _LEAST_RATIO, usual + LEAST_US)
+    return round(usual) if value > limit else None
+
+
+def of_day(days: Mapping[str, Mapping[date, Use]], day: date) -> list[Anomaly]:
+    """Of every team, by name. days: per team what each day had; a day without an entry had nothing."""
+    past = {day - timedelta(days=back) for back in range(1, DAYS + 1)}
+    found: list[Anomaly] = []
+    for team in sorted(days):
+        by_day = days[team]
+        now = by_day.get(day, Use())
+        before = {one: use for one, use in sorted(by_day.items()) if one in past and use.held_us}
+        sides: tuple[tuple[What, int, dict[date, int]], ...] = (
+            ("held", now.held_us, {one: use.held_us for one, use in before.items()}),
+            ("idle", now.idle_us, {one: use.idle_us for one, use in before.items()}),
+        )
+        for what, value, earlier in sides:
+            usual = unusual(list(earlier.values()), value)
+            if usual is not None and not _weekly(earlier, day, value):
+                found.append(Anomaly(team, day, what, value, usual))
+    return found
+
+
+def _weekly(earlier: Mapping[date, int], day: date, value: int) -> bool:
+    """Whether days like this one came as high before, by the same measure as a day has to be higher than usual."""
+    alike = [one for when, one in earlier.items() if (day - when).days % _WEEK == 0]
+    return sum(value <= one * _LEAST_RATIO for one in alike) >= _RHYTHM
+
+
+NEWS_MS: Final = 31 * MS_PER_DAY
+"""How long after it was closed, or ended, a month's report is still sent."""
+SETTLED_MS: Final = 6 * MS_PER_HOUR
+"""How long after its end a week or a day waits for late records."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDue:
+    """name: of the span, as `2026-10` or `2026-W43`. edition: of a closed month; closed anew, it is sent anew."""
+
+    destination: str
+    name: str
+    start_ms: int
+    end_ms: int
+    month: Month | None
+    team: str | None
+    forms: tuple[Form, ...]
+    edition: str = ""
+
+    @property
+    def key(self) -> str:
+        team = "*" if self.team is None else self.team
+        return "/".join(("report", self.name, "+".join(self.forms), self.destination, self.edition, team))
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetDue:
+    destination: str
+    budget: BudgetState
+
+    @property
+    def key(self) -> str:
+        # A budget that was raised reaches its thresholds anew.
+        limit = plain(self.budget.limit.normalize())
+        what = self.budget.month, f"{self.budget.threshold}", limit, self.destination, self.budget.name
+        return "/".join(("budget", *what))
+
+
+@dataclass(frozen=True, slots=True)
+class AnomalyDue:
+    destination: str
+    anomaly: Anomaly
+
+    @property
+    def key(self) -> str:
+        found = self.anomaly
+        return "/".join(("anomaly", found.day.isoformat(), found.what, self.destination, found.team))
+
+
+Occasion: TypeAlias = ReportDue | BudgetDue | AnomalyDue
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A span whose report is due. edition: see ReportDue."""
+
+    name: str
+    start_ms: int
+    end_ms: int
+    month: Month | None = None
+    edition: str = ""
+
+
+def reports(
+    orders: Orders,
+    closed: Sequence[ClosedMonth],
+    now_ms: int,
+    tz: ZoneInfo,
+    grace_ms: int,
+    teams: Callable[[int, int], Collection[str]],
+) -> list[ReportDue]:
+    """In the order of the file. closed: months, oldest first. teams: those that had GPU time in a span."""
+    found: list[ReportDue] = []
+    for order in orders.reports:
+        for ended in _ended(order, closed, now_ms, tz, grace_ms):
+            named = sorted(teams(ended.start_ms, ended.end_ms)) if order.each_team else [order.team]
+            found += [
+                ReportDue(
+                    destination, ended.name, ended.start_ms, ended.end_ms, ended.month, team, order.forms, ended.edition
+                )
+                for destination in order.to
+                for team in named
+            ]
+    return found
+
+
+def budgets(orders: Orders, states: Iterable[BudgetState]) -> list[BudgetDue]:
+    """The highest threshold that each budget has reached."""
+    reached = [state for state in states if state.threshold is not None]
+    return [
+        BudgetDue(destination, state)
+        for order in orders.notices
+        if "budgets" in order.about
+        for state in reached
+        if order.teams is None or state.team in order.teams
+        for destination in order.to
+    ]
+
+
+def anomalies(orders: Orders, found: Iterable[Anomaly]) -> list[AnomalyDue]:
+    listed = list(found)
+    return [
+        AnomalyDue(destination, one)
+        for order in orders.notices
+        if "anomalies" in order.about
+        for one in listed
+        if order.teams is None or one.team in order.teams
+        for destination in order.to
+    ]
+
+
+def _ended(
+    order: ReportOrder, closed: Sequence[ClosedMonth], now_ms: int, tz: ZoneInfo, grace_ms: int
+) -> Iterable[Ended]:
+    if order.of == "week":
+        today = local_date(now_ms - SETTLED_MS, tz)
+        monday = today - timedelta(days=today.weekday())
+        first = monday - timedelta(days=7)
+        year, week, _ = first.isocalendar()
+        yield Ended(f"{year}-W{week:02}", midnight_ms(first, tz), midnight_ms(monday, tz))
+    elif order.when == "closed":
+        for one in closed:
+            if now_ms - one.at_ms < NEWS_MS:
+                month = Month.parse(one.month)
+                yield Ended(one.month, *month.span(tz), month, one.hash[:12])
+    else:
+        month = Month.of(now_ms - grace_ms, tz).previous
+        start, end = month.span(tz)
+        if now_ms - grace_ms - end < NEWS_MS:
+            yield Ended(str(month), start, end, month)

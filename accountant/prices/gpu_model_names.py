@@ -1,0 +1,59 @@
+"""Brings the names of GPU models into one form.
+
+NVML, GPU Feature Discovery and people write the same device in many ways: `NVIDIA A100-SXM4-80GB`,
+`NVIDIA-A100-SXM4-80GB-MIG-1g.10gb`, `A100 80GB`. A price must meet its GPU whichever of them was used.
+What a name does not say stays None; nothing is guessed from tables. Pure.
+
+Source of the label forms: NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery (`nvidia.com/gpu.product`
+takes the suffixes -SHARED under time-slicing and -MIG-<profile> under MIG strategy single).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+_SPLIT = re.compile(r"[\s_\-/]+")
+_MIG_TAIL = re.compile(r"[\s_\-]+MIG[\s_\-]+\d+g\.\d+gb\S*$", re.IGNORECASE)
+_MEMORY = re.compile(r"(\d{1,4})(?:GB|GIB|G)")
+_FORM = re.compile(r"(SXM|PCIE|NVL|OAM)\d*")
+_NOISE = re.compile(r"NVIDIA|AMD|INSTINCT|TESLA|QUADRO|GEFORCE|SHARED|GENERATION|HBM\d?E?|GDDR\dX?|TENSOR|CORE|GPU")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """family: upper case, single spaces (`H100`, `RTX 6000 ADA`). memory_gb and form: None where the name
+    does not say."""
+
+    family: str
+    memory_gb: int | None = None
+    form: str | None = None
+
+    def covers(self, other: GpuModel) -> bool:
+        """Whether `other` is such a GPU: equal family, and whatever this name states is stated there."""
+        return (
+            self.family == other.family
+            and (self.memory_gb is None or self.memory_gb == other.memory_gb)
+            and (self.form is None or self.form == other.form)
+        )
+
+    def __str__(self) -> str:
+        memory = f"{self.memory_gb} GB" if self.memory_gb is not None else None
+        return " ".join(part for part in (self.family, self.form, memory) if part)
+
+
+@lru_cache(maxsize=1024)
+def parse_gpu_model(name: str) -> GpuModel:
+    """`NVIDIA-A100-SXM4-80GB-MIG-1g.10gb` -> A100, 80, SXM. A name without a family keeps it empty."""
+    family: list[str] = []
+    memory: int | None = None
+    form: str | None = None
+    for token in _SPLIT.split(_MIG_TAIL.sub("", name.strip()).upper()):
+        if match := _MEMORY.fullmatch(token):
+            memory = int(match[1])
+        elif match := _FORM.fullmatch(token):
+            form = match[1]
+        elif token and not _NOISE.fullmatch(token):
+            family.append(token)
+    return GpuModel(" ".join(family), memory, form)

@@ -1,0 +1,446 @@
+"""Reads the price book and picks the price row, billing policy and commitments that apply to a GPU at an instant.
+
+A file a person writes, read into frozen rows. Invariants:
+- At any instant a GPU has one price or none: rows whose validity overlaps and of which neither is the more
+  specific are refused when the book is read, not resolved by their order.
+- A GPU no row matches is unpriced: None, never 0 and never a default.
+- The unit is written in the row (`per: gpu-hour`); nothing is inferred from the size of a number.
+- Equal content has an equal `version`, whatever the order of the rows.
+
+It must not know usage, teams or the ledger. Everything but `load` is pure.
+
+A row states its price in one of three ways: the amount itself, a whole machine (accountant.prices.derived_prices), or
+what the GPUs cost that one owns (accountant.prices.derived_prices). A discount is written beside the list price, never
+into it. Every row says its source and the day it was read. Pure.
+
+It stands in the price book, under `billing`, so it is dated and versioned with the prices and every
+statement names the version it was made by. These are only the choices; accountant.billing.billing_rules and
+accountant.billing.billing_rules apply them, and neither makes or loses a microsecond. Pure.
+
+    billing:
+      shared_gpus: allocation          # or busy: what a holder borrowed is billed to it
+      idle: {unallocated: spread, guaranteed: owner, starting: cluster}
+      pools:
+        interactive: {unallocated: keep}
+
+A commitment is so many GPUs in every hour, use it or lose it: usage counts against it at the committed rate, what
+goes beyond is billed as it comes, and what is left of an hour is unused and was paid all the same. Within an hour
+it covers everybody's usage in the same proportion, so that nobody gains by being counted first. An hour that was
+not used up makes up for no other. Pure; accountant.billing.costs and accountant.billing.bills apply it.
+
+Source: FOCUS, commitment discount examples (an hour's Used and Unused EffectiveCost add up to the commitment;
+unused has no ConsumedQuantity). FOCUS takes usage in the order of arrival; its totals are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Generic, Literal, NamedTuple, TypeVar
+from zoneinfo import ZoneInfo
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from accountant.core.amounts import Amount, CurrencyCode, Day, Share, TimezoneName
+from accountant.core.periods import parse_instant, zone
+from accountant.prices.derived_prices import Amortised, Instance
+from accountant.prices.gpu_model_names import GpuModel, parse_gpu_model
+from accountant.wire.policy_models import IDLE
+from gputally.base.money import exact_product, plain
+from gputally.base.units import apportion
+from gputally.server.config_models import Model, load_yaml
+
+CapacityType = Literal["on-demand", "spot", "reserved", "on-prem"]
+Selectors = frozenset[tuple[str, str]]
+ID = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$"
+
+
+class PriceRow(Model):
+    """One price. A selector that is left out matches everything; a named one must be known and equal.
+
+    price: currency units per whole physical GPU and hour (a slice pays its fraction); or instance, or
+    amortised. discount: share off that. commitment: the contract a row belongs to; where the book
+    has a commitment of that id, the row is its rate and holds for nothing else. Valid in [valid_from,
+    valid_to), open-ended without valid_to (an amortised row ends with the life of its GPUs); dates are local
+    midnights of the book's zone. basis: whether host CPU, memory and disk are in the price. source, as_of: where
+    the figure was read, when."""
+
+    id: str = Field(min_length=1, max_length=200, pattern=ID)
+    model: str = Field(min_length=1, max_length=200)
+    pool: str | None = Field(default=None, min_length=1)
+    region: str | None = Field(default=None, min_length=1)
+    capacity_type: CapacityType | None = None
+    price: Amount | None = None
+    instance: Instance | None = None
+    amortised: Amortised | None = None
+    discount: Share = Decimal(0)
+    commitment: str | None = Field(default=None, min_length=1, max_length=200)
+    per: Literal["gpu-hour"]
+    valid_from: str
+    valid_to: str | None = None
+    source: str = Field(min_length=1, max_length=1000)
+    as_of: Day
+    basis: Literal["whole-instance", "gpu-only"]
+
+    @model_validator(mode="after")
+    def _one_price(self) -> PriceRow:
+        ways = [name for name in ("price", "instance", "amortised") if getattr(self, name) is not None]
+        if len(ways) != 1:
+            raise ValueError(
+                f"a row has one of price, instance and amortised, this one has {' and '.join(ways) or 'none'}"
+            )
+        if self.instance is not None and (self.instance.weights is None) != (self.basis == "whole-instance"):
+            raise ValueError(
+                "basis whole-instance puts the whole machine on its GPUs (no weights); gpu-only needs weights"
+            )
+        return self
+
+    @property
+    def selectors(self) -> Selectors:
+        """What the row asks of a GPU beyond its family; more of them are more specific."""
+        gpu = parse_gpu_model(self.model)
+        named = {
+            "memory": gpu.memory_gb, "form": gpu.form,
+            "pool": self.pool, "region": self.region, "capacity_type": self.capacity_type,
+        }  # fmt: skip
+        return frozenset((key, str(value)) for key, value in named.items() if value is not None)
+
+    def list_price(self, tz: ZoneInfo) -> Decimal:
+        """Per GPU and hour, before the discount."""
+        if self.amortised is not None:
+            return self.amortised.unit_price(tz)
+        if self.instance is not None:
+            return self.instance.unit_price()
+        assert self.price is not None
+        return self.price
+
+    def unit_price(self, tz: ZoneInfo) -> Decimal:
+        """Per GPU and hour, as it is charged: the list price less the discount, exactly."""
+        return exact_product(self.list_price(tz), 1 - self.discount)
+
+
+class IdlePolicy(Model):
+    """unallocated: `keep` leaves it in `__idle__`; `spread` divides it over the teams of the pool, each cluster's for
+    itself, by the cost of what they held there. guaranteed: `owner` first bills unused guaranteed quota to the queue's
+    team, as far as there was unallocated time; `none` does not. starting (bound, no container running yet) and
+    gang_waiting (running, but others of the gang are not): `holder` pays, or it is put to the `cluster`'s idle time."""
+
+    unallocated: Literal["keep", "spread"] = "keep"
+    guaranteed: Literal["none", "owner"] = "none"
+    starting: Literal["holder", "cluster"] = "holder"
+    gang_waiting: Literal["holder", "cluster"] = "holder"
+
+
+class Billing(Model):
+    """shared_gpus: `allocation` bills what was allocated. `busy` also bills busy time beyond it: it is taken
+    from that GPU's unallocated time, then from its co-holders' idle time, so the bill never exceeds the GPU.
+    idle: for every pool that `pools` does not name."""
+
+    shared_gpus: Literal["allocation", "busy"] = "allocation"
+    idle: IdlePolicy = IdlePolicy()
+    pools: Mapping[str, IdlePolicy] = Field(default_factory=dict)
+
+    def of_pool(self, pool: str) -> IdlePolicy:
+        return self.pools.get(pool, self.idle)
+
+    def any(self, choice: str, value: str) -> bool:
+        """Whether some pool chose so."""
+        return any(getattr(policy, choice) == value for policy in (self.idle, *self.pools.values()))
+
+
+N = TypeVar("N", int, Decimal)
+
+
+class Commitment(Model):
+    """`gpus` GPUs in every hour, at the price of the rows that name it, while one of those is valid.
+
+    owner: the team that pays for what is not used; the cluster (`__idle__`) where none is named."""
+
+    id: str = Field(min_length=1, max_length=200)
+    gpus: int = Field(gt=0, le=10_000_000)
+    owner: str = Field(default=IDLE, min_length=1, max_length=253)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled(Generic[N]):
+    """One hour: used + unused is the commitment, used + beyond the usage."""
+
+    used: N
+    beyond: N
+    unused: N
+
+
+def settle(commitment: N, usage: N) -> Settled[N]:
+    """An hour's usage (GPU time, or money at committed rates) against it. Raises ValueError for a negative one."""
+    if commitment < 0 or usage < 0:
+        raise ValueError("commitments and usage are not negative")
+    used = min(commitment, usage)
+    return Settled(used, usage - used, commitment - used)
+
+
+def cover(commitment: int, usages: Sequence[tuple[Hashable, int]]) -> list[int]:
+    """How much of each usage (group, GPU-µs) an hour's commitment covers: in proportion, adding up exactly.
+
+    First between groups and then within each, so a group's part does not depend on how finely it is told apart."""
+    groups: dict[Hashable, list[int]] = {}
+    for place, (group, _) in enumerate(usages):
+        groups.setdefault(group, []).append(place)
+    sums = [sum(usages[place][1] for place in places) for places in groups.values()]
+    covered = [0] * len(usages)
+    used = settle(commitment, sum(sums)).used
+    if not used:
+        return covered
+    for places, part in zip(groups.values(), apportion(used, sums), strict=True):
+        if part:
+            for place, gpu_us in zip(places, apportion(part, [usages[place][1] for place in places]), strict=True):
+                covered[place] = gpu_us
+    return covered
+
+
+class PriceFault(ValueError):
+    """A fault of one row: `path` says where in the document it stands."""
+
+    def __init__(self, index: int, key: str, message: str) -> None:
+        super().__init__(message)
+        self.path: tuple[str | int, ...] = ("rows", index, key)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """A row's figures, per whole GPU and hour: price is what is charged, list_price before the discount."""
+
+    id: str
+    price: Decimal
+    list_price: Decimal
+    row: PriceRow
+    start_ms: int
+    end_ms: int
+
+    def holds(self, at_ms: int) -> bool:
+        """Whether it is valid at that instant."""
+        return self.start_ms <= at_ms < self.end_ms
+
+
+class _Entry(NamedTuple):
+    """A row with what is derived from it; `place` is its index in the file."""
+
+    place: int
+    row: PriceRow
+    price: Price
+    gpu: GpuModel
+    selectors: Selectors
+    start_ms: int
+    end_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A commitment in force, at the rate that holds then."""
+
+    commitment: Commitment
+    price: Price
+    gpu: GpuModel
+
+    def takes(self, model: str, pool: str, region: str, capacity_type: str) -> bool:
+        """Whether such a GPU's time counts against it."""
+        row = self.price.row
+        asked = ((row.pool, pool), (row.region, region), (row.capacity_type, capacity_type))
+        return self.gpu.covers(parse_gpu_model(model)) and all(want in (None, has) for want, has in asked)
+
+
+_FOREVER = 1 << 62
+
+
+class PriceBook(Model):
+    """Dated prices of one currency, and who pays for what (`billing`).
+
+    timezone: in which a plain date begins. mig_basis: a MIG instance pays its compute slices' part of the
+    GPU (1g of 7 pays 1/7), which is how the agents divide a GPU, or its memory slices' part (1g.10gb of
+    80 GB pays 1/8; what no instance has is unallocated). Parts never exceed one GPU. commitments: GPUs paid
+    for in advance; the rows that name one are its rate and price nothing else."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    currency: CurrencyCode
+    timezone: TimezoneName = "UTC"
+    mig_basis: Literal["compute", "memory"] = "compute"
+    billing: Billing = Billing()
+    commitments: tuple[Commitment, ...] = Field(default=(), max_length=200)
+    rows: tuple[PriceRow, ...] = Field(min_length=1, max_length=2_000)
+
+    _families: dict[str, list[_Entry]] = PrivateAttr(default_factory=dict)
+    _committed: list[_Entry] = PrivateAttr(default_factory=list)
+
+    @model_validator(mode="after")
+    def _unambiguous(self) -> PriceBook:
+        if self.mig_basis == "memory" and self.billing.shared_gpus == "busy":
+            raise ValueError("mig_basis memory and billing.shared_gpus busy divide a GPU in two ways: choose one")
+        tz = zone(self.timezone)
+        families: dict[str, list[_Entry]] = {}
+        committed: dict[str, list[_Entry]] = {one.id: [] for one in self.commitments}
+        if len(committed) < len(self.commitments):
+            raise ValueError("two commitments have the same id")
+        unrated = committed.keys() - {row.commitment for row in self.rows}
+        if unrated:
+            raise ValueError(f"no row gives the rate of commitment {min(unrated)!r} (a row's `commitment` names it)")
+        ids: set[str] = set()
+        for index, row in enumerate(self.rows):
+            if row.id in ids:
+                raise PriceFault(index, "id", f"row {row.id!r} stands here twice")
+            ids.add(row.id)
+            entry = _entry(index, row, tz)
+            if row.commitment in committed:
+                committed[row.commitment].append(entry)
+            else:
+                families.setdefault(entry.gpu.family, []).append(entry)
+        for family in families.values():
+            for first, second in combinations(family, 2):
+                _check_pair(first, second, family)
+        self._families = families
+        self._committed = [entry for one in self.commitments for entry in _rates(one, committed[one.id])]
+        return self
+
+    @cached_property
+    def version(self) -> str:
+        """First 16 hex digits of the SHA-256 of the canonical JSON, rows by id."""
+        content = self.model_dump(mode="python", by_alias=True, exclude_defaults=True)
+        content["rows"] = sorted(content["rows"], key=lambda row: row["id"])
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=_normal)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def unit_price(
+        self, model: str, at_ms: int, pool: str = "", region: str = "", capacity_type: str = ""
+    ) -> Price | None:
+        """By the most specific row for such a GPU at that instant; None: it has no price.
+
+        `model` as NVML or a node label writes it; "" stands for a place or capacity type not known,
+        which only rows that do not ask for one match."""
+        gpu = parse_gpu_model(model)
+        place = {"pool": pool, "region": region, "capacity_type": capacity_type}
+        best: _Entry | None = None
+        for entry in self._families.get(gpu.family, ()):
+            if not (entry.start_ms <= at_ms < entry.end_ms and entry.gpu.covers(gpu)):
+                continue
+            if any(key in place and place[key] != value for key, value in entry.selectors):
+                continue
+            if best is None or len(entry.selectors) > len(best.selectors):
+                best = entry
+        return best.price if best else None
+
+    def committed(self, at_ms: int) -> tuple[Committed, ...]:
+        """The commitments in force at that instant, in the book's order, with the rate of each."""
+        of = {one.id: one for one in self.commitments}
+        return tuple(
+            Committed(of[entry.row.commitment or ""], entry.price, entry.gpu)
+            for entry in self._committed
+            if entry.price.holds(at_ms)
+        )
+
+    def commits(self, start_ms: int, end_ms: int) -> bool:
+        """Whether some commitment is in force in the span."""
+        return any(entry.start_ms < end_ms and start_ms < entry.end_ms for entry in self._committed)
+
+    def plain(self, start_ms: int, end_ms: int) -> bool:
+        """Whether held time is billed to whoever held it, at a price that the place and the instant decide alone."""
+        moved = self.billing.any("starting", "cluster") or self.billing.any("gang_waiting", "cluster")
+        return not moved and self.by_place(start_ms, end_ms)
+
+    def by_place(self, start_ms: int, end_ms: int) -> bool:
+        """Whether time has a price that the place and the instant decide alone, and is counted as it was allocated."""
+        divided = self.mig_basis == "memory" or self.billing.shared_gpus == "busy"
+        return not (divided or self.commits(start_ms, end_ms))
+
+    @property
+    def _entries(self) -> list[_Entry]:
+        return [*(entry for family in self._families.values() for entry in family), *self._committed]
+
+    @cached_property
+    def prices(self) -> tuple[Price, ...]:
+        """Every row's, by model, capacity type and id."""
+        found = [entry.price for entry in self._entries]
+        return tuple(sorted(found, key=lambda price: (price.row.model, price.row.capacity_type or "", price.id)))
+
+    def cuts(self, start_ms: int, end_ms: int) -> tuple[int, ...]:
+        """Instants strictly inside the span at which some row begins or ends, in order."""
+        edges = {edge for entry in self._entries for edge in (entry.start_ms, entry.end_ms)}
+        return tuple(sorted(edge for edge in edges if start_ms < edge < end_ms))
+
+
+def load(path: Path) -> PriceBook:
+    """Read a price book. Raises gputally.base.yaml_file.FileFault with file:line for every fault."""
+    return load_yaml(path, PriceBook)
+
+
+def _entry(index: int, row: PriceRow, tz: ZoneInfo) -> _Entry:
+    gpu = parse_gpu_model(row.model)
+    if not gpu.family or any(char in row.model for char in "*?["):
+        raise PriceFault(index, "model", f"not a GPU model: {row.model!r} (write for example H100, or A100-80GB)")
+    instants = []
+    for key, text in (("valid_from", row.valid_from), ("valid_to", row.valid_to)):
+        try:
+            instants.append(_FOREVER if text is None else parse_instant(text, tz))
+        except ValueError as error:
+            raise PriceFault(index, key, str(error)) from error
+    start_ms, end_ms = instants
+    if start_ms >= end_ms:
+        raise PriceFault(index, "valid_to", f"ends at or before it begins: {row.valid_from} to {row.valid_to}")
+    if row.amortised is not None:
+        in_service, end_of_life = row.amortised.life_ms(tz)
+        if start_ms < in_service:
+            raise PriceFault(index, "valid_from", f"before its GPUs are in service on {row.amortised.in_service}")
+        if row.valid_to is not None and end_ms > end_of_life:
+            raise PriceFault(index, "valid_to", "after the end of its GPUs' life: nothing is left to amortise")
+        end_ms = min(end_ms, end_of_life)
+    price = Price(row.id, row.unit_price(tz), row.list_price(tz), row, start_ms, end_ms)
+    return _Entry(index, row, price, gpu, row.selectors, start_ms, end_ms)
+
+
+def _rates(one: Commitment, entries: list[_Entry]) -> list[_Entry]:
+    """A commitment's rows in order of time; at most one rate holds at an instant."""
+    ordered = sorted(entries, key=lambda entry: entry.start_ms)
+    for first, second in pairwise(ordered):
+        if second.start_ms < first.end_ms:
+            raise PriceFault(second.place, "id", f"row {second.row.id!r} and row {first.row.id!r} are both the rate "
+                                                 f"of commitment {one.id!r} at the same time")  # fmt: skip
+    return ordered
+
+
+def _check_pair(first: _Entry, second: _Entry, family: list[_Entry]) -> None:
+    """Refuse two rows that could both apply with neither the more specific.
+
+    `pool: a` and `capacity_type: spot` are such a pair, unless rows that ask for both cover the
+    time in which both are valid: the family is then closed under intersection and the row with
+    the most selectors is the one that includes all others."""
+    start, end = max(first.start_ms, second.start_ms), min(first.end_ms, second.end_ms)
+    if start >= end or first.selectors < second.selectors or second.selectors < first.selectors:
+        return
+    both = first.selectors | second.selectors
+    if len(dict(both)) < len(both):
+        return  # they ask for different values of the same thing: no GPU is both
+    if first.selectors != second.selectors and _covered(start, end, [e for e in family if e.selectors == both]):
+        return
+    if first.selectors == second.selectors:
+        message = f"valid at the same time as row {first.row.id!r} for the same GPUs"
+    else:
+        needed = ", ".join(f"{key}: {value}" for key, value in sorted(both))
+        message = f"ambiguous with row {first.row.id!r}: both match {needed}, and no row asks for all of that"
+    raise PriceFault(second.place, "id", f"row {second.row.id!r} is {message}")
+
+
+def _covered(start: int, end: int, entries: list[_Entry]) -> bool:
+    for entry in sorted(entries, key=lambda e: e.start_ms):
+        if entry.start_ms <= start < entry.end_ms:
+            start = entry.end_ms
+    return start >= end
+
+
+def _normal(value: object) -> str:
+    """Equal decimals as equal text."""
+    if isinstance(value, Decimal):
+        return plain(value.normalize())
+    raise TypeError(f"no canonical form for {type(value).__name__}")

@@ -1,0 +1,231 @@
+"""Writes a report's money as CSV, XLSX and Parquet.
+
+The records of accountant.reports.report_tables, with a total behind the lines, the payable and the due amounts.
+Unpriced is empty, never 0. Text that a spreadsheet would take for a formula gets a leading apostrophe (CWE-1236);
+numbers are plain decimals.
+
+Every text cell is written as text, whatever it begins with, and marked so that editing it does not make a formula of
+it (CWE-1236). The bytes depend on the report alone: instants that the writer puts in are taken out again.
+
+GPU-hours are DECIMAL(38, 9); unit prices DECIMAL(38, 12), all a price book may write; money DECIMAL(38, 21), so that
+price × hours fits without rounding; instants are UTC microseconds. Totals and the statement's hash stand in the file's
+metadata, so that no row is a sum of others. One row group, no statistics that depend on a version: equal reports give
+equal bytes with the same Arrow.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from decimal import Decimal
+from itertools import groupby
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from openpyxl import Workbook
+from openpyxl.cell.cell import Cell, MergedCell
+from openpyxl.styles import Alignment, Border, Font, PatternFill, Side
+from openpyxl.utils import get_column_letter
+from openpyxl.worksheet.properties import PageSetupProperties
+from openpyxl.worksheet.worksheet import Worksheet
+
+from accountant.core.amounts import MAX_PLACES
+from accountant.core.periods import utc
+from accountant.reports import focus_export, report_tables
+from accountant.reports.report_model import Report
+from accountant.reports.report_tables import Record, instant, records
+from gputally.base.money import HOUR_PLACES, exact_sum, minor_places, plain
+from gputally.base.text_escaping import escaped, for_cell
+
+COLUMNS = (
+    "record", "period_start", "period_end", "status", "team", "account", "gpu_model", "capacity_type", "price_row",
+    "currency", "unit_price", "gpu_hours", "cost", "detail", "about", "reason",
+)  # fmt: skip
+_TOTALS = {"line": "total", "payable": "payable total", "due": "due total"}
+
+
+def render_csv(report: Report) -> str:
+    """CRLF-terminated lines, the header first. For one team: its own."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\r\n")
+    writer.writeheader()
+    common = {
+        "period_start": utc(report.start_ms),
+        "period_end": utc(report.end_ms),
+        "status": report.statement.status,
+        "currency": report.currency or "",
+    }
+    kinds = {kind: list(several) for kind, several in groupby(records(report), key=lambda record: record.record)}
+    for kind, several in {"line": kinds.pop("line", []), **kinds}.items():
+        for record in several:
+            writer.writerow({**common, **_cells(record)})
+        if kind in _TOTALS:
+            writer.writerow({**common, "record": _TOTALS[kind], **_total(several, hours=kind == "line")})
+    return text.getvalue()
+
+
+def _cells(record: Record) -> dict[str, str]:
+    names = ("account", "team", "gpu_model", "capacity_type", "price_row", "detail", "about", "reason")
+    figures = ("unit_price", "gpu_hours", "cost")
+    return {
+        "record": record.record,
+        **{name: for_cell(getattr(record, name)) for name in names},
+        **{name: _number(getattr(record, name)) for name in figures},
+    }
+
+
+def _total(several: Iterable[Record], *, hours: bool) -> dict[str, str]:
+    found = list(several)
+    cost = exact_sum(record.cost for record in found if record.cost is not None)
+    time = exact_sum(record.gpu_hours for record in found if record.gpu_hours is not None)
+    return {"cost": _number(cost), **({"gpu_hours": _number(time)} if hours else {})}
+
+
+def _number(value: Decimal | None) -> str:
+    return "" if value is None else plain(value)
+
+
+_FORMATS: dict[report_tables.ColumnKind, str] = {
+    "count": "#,##0", "hours": "#,##0.0", "price": "#,##0.00##########", "ratio": "0.0 %",
+    "number": "#,##0.00", "instant": 'yyyy-mm-dd hh:mm "UTC"', "text": "@",
+}  # fmt: skip
+_HEAD = PatternFill("solid", fgColor="E8ECF1")
+_SUM = Border(top=Side("thin", color="18212C"))
+_WIDEST = 60
+_CORE, _INSTANT = "docProps/core.xml", re.compile(rb"(<dcterms:\w+[^>]*>)[^<]*(</dcterms:\w+>)")
+
+
+def render_xlsx(report: Report) -> bytes:
+    """An .xlsx file. Tables of nothing have no sheet."""
+    book = Workbook()
+    book.remove(book.worksheets[0])
+    for table in report_tables.tables(report):
+        if table.rows:
+            _sheet(book, table, report.currency)
+    found = io.BytesIO()
+    book.save(found)
+    members = focus_export.unpack(found.getvalue())
+    at = report_tables.instant(report.end_ms).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
+    members[_CORE] = _INSTANT.sub(rb"\g<1>" + at + rb"\g<2>", members[_CORE])
+    return focus_export.pack(members)
+
+
+def _sheet(book: Workbook, table: report_tables.Table, currency: str | None) -> None:
+    sheet: Worksheet = book.create_sheet(table.title[:31])
+    sheet.freeze_panes = "B2" if table.columns[0][1] == "text" else "A2"
+    for column, (name, kind) in enumerate(table.columns, 1):
+        head = sheet.cell(1, column, _heading(table, name, kind, currency))
+        head.font, head.fill = Font(bold=True), _HEAD
+        head.alignment = Alignment(horizontal="left" if kind == "text" else "right", wrap_text=True, vertical="top")
+    rows = [*table.rows, *([table.total] if table.total is not None else [])]
+    for number, row in enumerate(rows, 2):
+        for column, (value, (_, kind)) in enumerate(zip(row, table.columns, strict=True), 1):
+            cell = sheet.cell(number, column)
+            _put(cell, value, _format(kind, _unit(table, row, currency)))
+            if number == len(table.rows) + 2:
+                cell.font, cell.border = Font(bold=True), _SUM
+    for column in range(1, len(table.columns) + 1):
+        shown = [_shown(sheet.cell(number, column)) for number in range(2, len(rows) + 2)]
+        widest = max([max(map(len, str(sheet.cell(1, column).value).split())), *shown])
+        sheet.column_dimensions[get_column_letter(column)].width = min(_WIDEST, widest + 3)
+    sheet.auto_filter.ref = f"A1:{get_column_letter(len(table.columns))}{len(table.rows) + 1}"
+    sheet.page_setup.orientation, sheet.page_setup.fitToHeight = "landscape", 0
+    sheet.sheet_properties.pageSetUpPr = PageSetupProperties(fitToPage=True)
+    sheet.print_title_rows = "1:1"
+
+
+def _heading(table: report_tables.Table, name: str, kind: report_tables.ColumnKind, currency: str | None) -> str:
+    """With the currency, where every amount of the column is in the report's."""
+    words = name.replace("_", " ")
+    return f"{words} {currency}" if kind in ("money", "price") and currency and not _has_units(table) else words
+
+
+def _has_units(table: report_tables.Table) -> bool:
+    """Whether each row says of what its amounts are, as budgets of money and of GPU-hours do."""
+    return (report_tables.UNIT, "text") in table.columns
+
+
+def _unit(table: report_tables.Table, row: tuple[report_tables.Cell, ...], currency: str | None) -> str | None:
+    return str(row[table.columns.index((report_tables.UNIT, "text"))]) if _has_units(table) else currency
+
+
+def _format(kind: report_tables.ColumnKind, unit: str | None) -> str:
+    """Money with the decimals of its own currency: a yen has none, a dinar has three."""
+    if kind != "money":
+        return _FORMATS[kind]
+    places = minor_places(unit or "")
+    return f"#,##0.{'0' * places}" if places else "#,##0"
+
+
+def _put(cell: Cell | MergedCell, value: report_tables.Cell, number_format: str) -> None:
+    if value is None:
+        return
+    if isinstance(value, str):
+        cell.value = escaped(value)
+        cell.data_type = "s"
+        cell.style = "Normal"
+        cell.number_format = _FORMATS["text"]
+        cell.quotePrefix = True
+        return
+    # A workbook knows no zones: instants are UTC, and their format says so.
+    cell.value = value.replace(tzinfo=None) if isinstance(value, datetime) else value
+    cell.number_format = number_format
+
+
+def _shown(cell: Cell | MergedCell) -> int:
+    """Roughly how many characters the cell takes."""
+    if cell.value is None:
+        return 0
+    if cell.data_type == "s":
+        return len(str(cell.value))
+    return 20 if isinstance(cell.value, datetime) else len(f"{float(cell.value):,.2f}")  # type: ignore[arg-type]
+
+
+_PRECISION = 38
+_TEXT = ("record", "team", "account", "detail", "gpu_model", "capacity_type", "price_row", "about", "reason")
+_DECIMAL = {"unit_price": MAX_PLACES, "gpu_hours": HOUR_PLACES, "cost": MAX_PLACES + HOUR_PLACES}
+SCHEMA = pa.schema(
+    [
+        pa.field("period_start", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("period_end", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("status", pa.string(), nullable=False),
+        pa.field("currency", pa.string()),
+        *(pa.field(name, pa.string(), nullable=False) for name in _TEXT),
+        *(pa.field(name, pa.decimal128(_PRECISION, places)) for name, places in _DECIMAL.items()),
+    ]
+)
+
+
+def render_parquet(report: Report) -> bytes:
+    """A Parquet file, its metadata `gputally.*` included."""
+    found = list(records(report))
+    start, end = instant(report.start_ms), instant(report.end_ms)
+    columns: dict[str, list[object]] = {
+        "period_start": [start] * len(found),
+        "period_end": [end] * len(found),
+        "status": [report.statement.status] * len(found),
+        "currency": [report.currency] * len(found),
+        **{name: [getattr(record, name) for record in found] for name in _TEXT},
+        **{name: [getattr(record, name) for record in found] for name in _DECIMAL},
+    }
+    metadata = {
+        "gputally.scope": report.team or "cluster",
+        "gputally.timezone": report.tz.key,
+        "gputally.statement_sha256": report.statement.hash,
+        "gputally.price_book_version": report.statement.price_book_version,
+        "gputally.lines_gpu_hours": plain(_sum(found, "line", "gpu_hours")),
+        "gputally.lines_cost": plain(_sum(found, "line", "cost")),
+        "gputally.payable_total": plain(_sum(found, "payable", "cost")),
+    }
+    table = pa.table(columns, schema=SCHEMA).replace_schema_metadata(metadata)
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd", row_group_size=max(1, len(found)))
+    return sink.getvalue()
+
+
+def _sum(found: list[Record], kind: str, figure: str) -> Decimal:
+    values = (getattr(record, figure) for record in found if record.record == kind)
+    return exact_sum(value for value in values if value is not None)

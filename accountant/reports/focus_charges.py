@@ -1,0 +1,181 @@
+"""Cuts a statement into FOCUS charges that add up to it exactly.
+
+`charges` cuts a statement into charges, `bundle` writes them as FOCUS 1.4's three data sets, `projection` as the one
+table of FOCUS 1.2. What stands in which column: docs/reports.md.
+
+Invariants:
+- The charges of a statement line add up to its hours to the last nano-GPU-hour, and each costs its unit price times
+  its hours, exactly: nothing here is rounded. What rounding to cents makes of a team's sum is one charge of its own.
+- So a team's charges add up to what the statement says is due from it, and all to the statement's total.
+- Who held what on which day is what the ledger says now; of a closed month it only divides the kept lines, whose
+  amounts never change.
+- Time without a price, unmetered time and time that was down is no charge (accountant.reports.focus_export names it).
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from decimal import Decimal
+from functools import cache, partial
+from typing import Final, Literal, NamedTuple
+from zoneinfo import ZoneInfo
+
+from accountant.billing.bills import bills
+from accountant.billing.costs import Charge
+from accountant.billing.statements import StatementLine
+from accountant.core.periods import Month, midnight_ms
+from accountant.core.settings import Issuer
+from accountant.ledger.protocols import Questions
+from accountant.prices.price_book import Price, PriceBook
+from accountant.wire.usage_models import Dimension
+from gputally.base.money import HOUR_PLACES, exact_product, exact_sum
+from gputally.base.units import apportion
+
+BY: Final[tuple[Dimension, ...]] = (
+    "team", "day", "cluster", "zone", "namespace", "pod", "job", "user", "queue",
+)  # fmt: skip
+"""What a statement line is divided by, beside the place of the GPU."""
+
+Kind = Literal["usage", "commitment", "correction", "credit", "rounding"]
+_KEY_DIGITS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What a report needs to be written as charges. charges: the bills by BY; prices: the book's rows by id."""
+
+    charges: tuple[Charge, ...]
+    prices: Mapping[str, Price]
+    issuer: Issuer
+
+    @classmethod
+    def asked(
+        cls, ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str, issuer: Issuer
+    ) -> Details:
+        """From the ledger, for [start_ms, end_ms)."""
+        rows = {price.id: price for price in book.prices} if book is not None else {}
+        return cls(tuple(bills(ledger, book, start_ms, end_ms, BY, timezone)), rows, issuer)
+
+
+class Use(NamedTuple):
+    """Who used, where: BY without the team and the day. All "" where nobody held the GPU, or nobody knows any more."""
+
+    cluster: str = ""
+    zone: str = ""
+    namespace: str = ""
+    pod: str = ""
+    job: str = ""
+    user: str = ""
+    queue: str = ""
+    pool: str = ""
+    region: str = ""
+
+
+NO_USE: Final = Use()
+
+
+@dataclass(frozen=True, slots=True)
+class FocusCharge:
+    """One row of Cost and Usage. [start_ms, end_ms): when it was used.
+
+    key: equal for the same charge in every rendering, and unique. line: that of the statement it is a part of.
+    hours: GPU-hours, None where it is none of metered time. list_price: per GPU-hour, before discounts. about: the
+    month it corrects, or is about, where that is another."""
+
+    key: str
+    kind: Kind
+    team: str
+    start_ms: int
+    end_ms: int
+    billed: Decimal
+    line: StatementLine | None = None
+    hours: Decimal | None = None
+    list_price: Decimal | None = None
+    use: Use = NO_USE
+    about: str = ""
+    reason: str = ""
+    commitment: str = ""
+
+
+def of_lines(month: Month, tz: ZoneInfo, lines: Iterable[StatementLine], details: Details) -> Iterator[FocusCharge]:
+    """The charges of priced lines, in the lines' order and by day and use."""
+    parts = _parts(details.charges)
+    span = month.span(tz)
+    of_day = cache(partial(_day, tz=tz))
+    for line in lines:
+        if line.cost is None or line.unit_price is None or not line.gpu_us:
+            continue
+        # A line of which the ledger knows no part any more (it was kept at the close) stays in one piece.
+        of_line = parts.get(_identity(line)) or {("", NO_USE): line.gpu_us}
+        nano = int(line.gpu_hours.scaleb(HOUR_PLACES))
+        price = details.prices.get(line.price_row or "")
+        for (day, use), share in zip(of_line, apportion(nano, list(of_line.values())), strict=True):
+            if not share:
+                continue
+            hours = Decimal(share).scaleb(-HOUR_PLACES)
+            start_ms, end_ms = of_day(day) if day else span
+            yield FocusCharge(
+                key=_key(month, "use", *_identity(line), day, *use),
+                kind="commitment" if line.account == "unused_commitment" else "usage",
+                team=line.team,
+                start_ms=start_ms,
+                end_ms=end_ms,
+                billed=exact_product(line.unit_price, hours),
+                line=line,
+                hours=hours,
+                list_price=price.list_price if price is not None else line.unit_price,
+                use=use,
+                commitment=(price.row.commitment or "") if price is not None else "",
+            )
+
+
+def rounding(month: Month, tz: ZoneInfo, due: Mapping[str, Decimal], found: Sequence[FocusCharge]) -> list[FocusCharge]:
+    """What makes each team's charges the amount that is due from it, where they are not that already."""
+    sums = dict.fromkeys(due, Decimal(0))
+    for charge in found:
+        sums[charge.team] = exact_sum([sums[charge.team], charge.billed])
+    start_ms, end_ms = month.span(tz)
+    return [
+        FocusCharge(_key(month, "rounding", team), "rounding", team, start_ms, end_ms, rest)
+        for team, amount in due.items()
+        if (rest := exact_sum([amount, -sums[team]]))
+    ]
+
+
+def beside_key(month: Month, kind: Kind, number: int, *names: str) -> str:
+    """The key of a correction or credit. number: its place among equal ones."""
+    return _key(month, kind, str(number), *names)
+
+
+def _parts(found: Iterable[Charge]) -> dict[tuple[str, ...], dict[tuple[str, Use], int]]:
+    """GPU-µs by statement line, then by day and use, sorted."""
+    sums: dict[tuple[str, ...], dict[tuple[str, Use], int]] = {}
+    for charge in found:
+        team, day, *use = charge.key
+        place = charge.place
+        row = charge.row.id if charge.billed and charge.row else ""
+        line = team, charge.account, charge.detail, place.gpu_model, place.capacity_type, row
+        parts = sums.setdefault(line, {})
+        part = day, Use._make((*use, place.pool, place.region))
+        parts[part] = parts.get(part, 0) + charge.gpu_us
+    return {line: dict(sorted(parts.items())) for line, parts in sums.items()}
+
+
+def _identity(line: StatementLine) -> tuple[str, ...]:
+    return line.team, line.account, line.detail, line.gpu_model, line.capacity_type, line.price_row or ""
+
+
+def _day(text: str, tz: ZoneInfo) -> tuple[int, int]:
+    day = date.fromisoformat(text)
+    return midnight_ms(day, tz), midnight_ms(day + timedelta(days=1), tz)
+
+
+def _key(month: Month, *names: str) -> str:
+    text = json.dumps(names, ensure_ascii=False)
+    return f"{month}-{hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]}"

@@ -1,0 +1,305 @@
+"""Renders a report as one self-contained HTML page with charts, and as PDF.
+
+Names of teams, pods and jobs come from users: everything passes jinja2's autoescape, charts are built as element
+trees, and a content security policy in the page forbids whatever would still slip through.
+
+Colours are CSS classes (`s0`, `s1`, …; `a-busy`, …) that the page defines for light, dark and paper. Every
+chart carries a title and a description. Built as an element tree, so that no name can break out of its text. Pure.
+
+WeasyPrint is imported when the first page is asked for: it needs Pango, which an accountant without PDFs does not.
+Nothing is fetched: whatever the page would load is refused. Equal reports give equal bytes with equal fonts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import NoReturn, Protocol
+from xml.etree import ElementTree as ET
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from accountant.billing.statements import Adjustment, Correction
+from accountant.core.errors import CannotRender
+from accountant.reports import report_text
+from accountant.reports.report_model import Report
+from accountant.reports.report_rows import AccountRow, DayRow
+from accountant.reports.report_sections import Rhythm
+from gputally.base.units import US_PER_HOUR
+from gputally.server.page_layout import rect, root, shown, text
+
+SERIES = 7
+"""Colours of the palette; what does not fit is one grey series."""
+_WIDTH, _HEIGHT = 1040, 280
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 12, 28
+_COLUMN_PX = 72
+"""Widest column: few days do not become walls."""
+_LABEL_PX = 24
+"""Narrowest column that gets its own label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One colour of the daily chart. teams: those it stands for."""
+
+    css: str
+    name: str
+    teams: tuple[str, ...]
+    gpu_us: int
+
+
+def series(days: Sequence[DayRow]) -> tuple[Series, ...]:
+    """The teams by GPU time, most first; the smallest share one series if there are more than colours."""
+    sums: dict[str, int] = {}
+    for day in days:
+        for team, gpu_us in day.allocated_us.items():
+            sums[team] = sums.get(team, 0) + gpu_us
+    ranked = sorted(sums, key=lambda team: (-sums[team], team))
+    single = ranked if len(ranked) <= SERIES else ranked[: SERIES - 1]
+    found = [Series(f"s{i}", report_text.name(team), (team,), sums[team]) for i, team in enumerate(single)]
+    rest = tuple(ranked[len(single) :])
+    if rest:
+        found.append(Series("s-rest", f"{len(rest)} other teams", rest, sum(sums[team] for team in rest)))
+    return tuple(found)
+
+
+def daily(days: Sequence[DayRow], title: str, *, capacity: bool = True) -> str:
+    """Stacked columns of allocated GPU-hours a day; with `capacity`, the day's capacity as a line above them."""
+    stacks = series(days)
+    levels = [max(day.capacity_us if capacity else 0, sum(day.allocated_us.values())) for day in days]
+    top = _nice(max(levels, default=0) / US_PER_HOUR)
+    svg = root("daily", _WIDTH, _HEIGHT, title, _describe(days))
+    plot_w, plot_h = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def y(gpu_us: int) -> float:
+        return round(_TOP + plot_h * (1 - gpu_us / US_PER_HOUR / top), 2)
+
+    for step in range(5):
+        value = top * step / 4
+        level = f"{round(_TOP + plot_h * (1 - step / 4), 2):g}"
+        ET.SubElement(
+            svg, "line", {"class": "grid", "x1": str(_LEFT), "x2": str(_WIDTH - _RIGHT), "y1": level, "y2": level}
+        )
+        text(svg, "tick end", _LEFT - 8, float(level) + 4, f"{value:,.2f}".rstrip("0").rstrip("."))
+    pitch = plot_w / max(1, len(days))
+    width = min(_COLUMN_PX, max(1.0, pitch * 0.78))
+    every = 1 if pitch >= _LABEL_PX else math.ceil(_LABEL_PX / pitch)
+    for i, day in enumerate(days):
+        x = _LEFT + pitch * i + (pitch - width) / 2
+        below = 0
+        column = ET.SubElement(svg, "g")
+        ET.SubElement(column, "title").text = _day_text(day, stacks, capacity)
+        for stack in stacks:
+            gpu_us = sum(day.allocated_us.get(team, 0) for team in stack.teams)
+            if gpu_us:
+                rect(column, stack.css, x, y(below + gpu_us), width, y(below) - y(below + gpu_us))
+                below += gpu_us
+        if i % every == 0:
+            text(
+                svg,
+                "tick mid",
+                x + width / 2,
+                _HEIGHT - _BOTTOM + 18,
+                f"{day.day:%-d}" if every == 1 and pitch < 60 else f"{day.day:%-d %b}",
+            )
+    if capacity:
+        _capacity_line(svg, [(_LEFT + pitch * i, y(day.capacity_us)) for i, day in enumerate(days)], pitch)
+    return ET.tostring(svg, encoding="unicode")
+
+
+def accounts(rows: Sequence[AccountRow], title: str) -> str:
+    """One bar of the whole capacity, its accounts side by side."""
+    width, height = 1040, 36
+    parts = [row for row in rows if row.gpu_us]
+    parted = "; ".join(f"{report_text.ACCOUNT_NAMES[row.account]} {report_text.percent(row.share)}" for row in parts)
+    svg = root("accounts", width, height, title, parted)
+    svg.set("preserveAspectRatio", "none")
+    whole = sum(row.gpu_us for row in parts)
+    at = 0
+    for row in parts:
+        x0, x1 = width * at / whole, width * (at + row.gpu_us) / whole
+        at += row.gpu_us
+        group = ET.SubElement(svg, "g")
+        hours, share = report_text.hours(row.gpu_us), report_text.percent(row.share)
+        ET.SubElement(group, "title").text = f"{report_text.ACCOUNT_NAMES[row.account]}: {hours} GPU-h, {share}"
+        gap = 2 if x1 - x0 > 4 else 0
+        rect(group, f"a-{row.account}", x0, 0, x1 - x0 - gap, height)
+    return ET.tostring(svg, encoding="unicode")
+
+
+def hours(found: Rhythm, title: str) -> str:
+    """A column per hour of the day: the share of the capacity that was held, and inside it what was busy."""
+    width, height, left, bottom = 1040, 190, 58, 26
+    rows = found.hours
+    most = max((row.held or 0.0 for row in rows), default=0.0)
+    top = next((step for step in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0) if most <= step), 1.0)
+    peak = found.peak
+    peaked = (
+        f"Most is held from {report_text.clock(peak.hour)}: {report_text.percent(peak.held)}."
+        if peak
+        else "Nothing was held."
+    )
+    svg = root("hours", width, height, title, peaked)
+    plot = height - bottom - 10
+    for step in (0.0, 0.5, 1.0):
+        level = f"{round(10 + plot * (1 - step), 2):g}"
+        ET.SubElement(svg, "line", {"class": "grid", "x1": str(left), "x2": str(width - 8), "y1": level, "y2": level})
+        text(svg, "tick end", left - 8, float(level) + 4, report_text.percent(top * step, 0))
+    pitch = (width - left - 8) / 24
+    for row in rows:
+        column = ET.SubElement(svg, "g")
+        held, busy = row.held or 0.0, (row.busy_us / row.capacity_us if row.capacity_us else 0.0)
+        said = f"{report_text.percent(row.held)} held, {report_text.percent(row.utilisation)} of it busy"
+        ET.SubElement(column, "title").text = f"{report_text.clock(row.hour)}: {said}"
+        x, wide = left + pitch * row.hour + pitch * 0.14, pitch * 0.72
+        for css, part in (("a-unallocated", held), ("a-busy", busy)):
+            rect(column, css, x, 10 + plot * (1 - min(part, top) / top), wide, plot * min(part, top) / top)
+        if row.hour % 3 == 0:
+            text(svg, "tick mid", x + wide / 2, height - bottom + 18, f"{row.hour:02d}")
+    return ET.tostring(svg, encoding="unicode")
+
+
+def _capacity_line(svg: ET.Element, steps: Sequence[tuple[float, float]], pitch: float) -> None:
+    path = "".join(
+        f"{'M' if i == 0 else 'L'}{round(x, 2):g} {level:g}L{round(x + pitch, 2):g} {level:g}"
+        for i, (x, level) in enumerate(steps)
+    )
+    if path:
+        ET.SubElement(svg, "path", {"class": "capacity", "d": path})
+
+
+def _describe(days: Sequence[DayRow]) -> str:
+    if not days:
+        return "No days."
+    sums = [sum(day.allocated_us.values()) for day in days]
+    most = max(range(len(days)), key=lambda i: sums[i])
+    return (
+        f"{len(days)} days; {report_text.hours(sum(sums))} GPU-hours allocated in all, "
+        f"most on {days[most].day:%-d %B} with {report_text.hours(sums[most])}."
+    )
+
+
+def _day_text(day: DayRow, stacks: Sequence[Series], capacity: bool) -> str:
+    lines = [f"{day.day:%A %-d %B}"]
+    for stack in stacks:
+        gpu_us = sum(day.allocated_us.get(team, 0) for team in stack.teams)
+        if gpu_us:
+            lines.append(f"{stack.name}: {report_text.hours(gpu_us)} GPU-h")
+    if capacity:
+        lines.append(f"Capacity: {report_text.hours(day.capacity_us)} GPU-h")
+    return "\n".join(lines)
+
+
+def _nice(value: float) -> float:
+    """The next of 1, 2, 4, 6, 8 times a power of ten that a quarter of still reads well."""
+    if value <= 0:
+        return 4.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10, 12) if step * power >= value * 0.9999)
+
+
+class Named(Protocol):
+    """A row that is about one job."""
+
+    @property
+    def cluster(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def job(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Where figures lead, on a page that has other pages beside it: addresses of the lines of a figure (by team,
+    account, GPU model, …), of a job, of a team, and of whatever was booked beside the month's own time."""
+
+    lines: Callable[..., str]
+    job: Callable[[Named], str]
+    team: Callable[[str], str]
+    month: Callable[[str], str]
+    act: Callable[[Correction | Adjustment], str]
+    jobs: str
+
+
+def render_html(report: Report, links: Links | None = None) -> str:
+    """A whole HTML document. links: None for a file, which stands alone."""
+    title = f"Allocated GPU-hours by day, {report_text.span(report)}"
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            report=report,
+            links=links,
+            f=report_text,
+            several_clusters=len({row.cluster for row in _of_jobs(report)}) > 1,
+            series=series(report.daily),
+            daily=daily(report.daily, title, capacity=report.team is None),
+            hours=hours(report.rhythm, "Held GPUs by hour of the day"),
+            accounts=accounts(report.accounts, f"Where the capacity of {report_text.span(report)} went"),
+        )
+    )
+
+
+def _of_jobs(report: Report) -> Iterator[Named]:
+    yield from report.jobs_by_cost
+    yield from report.jobs_by_waste
+    yield from report.epochs
+    yield from report.idle_holders
+    yield from report.spot
+    yield from (hint.job for hint in report.hints)
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("accountant.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+_FOOTER = """
+@page { @bottom-right { content: counter(page) " / " counter(pages); font: 7.5pt Inter, "DejaVu Sans", sans-serif;
+  color: #5a6675; } }
+"""
+
+
+def render_pdf(report: Report) -> bytes:
+    """A PDF document. Raises CannotRender, in one line, where WeasyPrint or Pango is missing."""
+    try:
+        import weasyprint
+    except ImportError as error:
+        raise CannotRender("PDF needs WeasyPrint: install gputally[accountant]") from error
+    except OSError as error:
+        raise CannotRender(
+            "PDF needs Pango: install libpango-1.0-0 and libpangoft2-1.0-0 (Debian), or ask for html"
+        ) from error
+    page = render_html(report).replace("</desc>", f"</desc><style>{_chart_style()}</style>")
+    document = weasyprint.HTML(string=page, base_url="about:blank", url_fetcher=_refuse)
+    identifier = report.statement.hash.encode()
+    written = document.write_pdf(stylesheets=[weasyprint.CSS(string=_FOOTER)], pdf_identifier=identifier)
+    assert isinstance(written, bytes)
+    return written
+
+
+@cache
+def _chart_style() -> str:
+    """The page's rules for charts with their colours written out: to WeasyPrint a chart is a document of its own,
+    which sees neither the page's rules nor its variables."""
+    css = (resources.files("accountant.reports") / "templates" / "report.css").read_text(encoding="utf-8")
+    colours = dict(re.findall(r"(--[\w-]+): (#[0-9a-f]+)", css.partition("@media")[0]))
+    rules = re.findall(r"((?:svg )?\.(?:s\d|s-rest|a-\w+|grid|capacity|tick|end|mid) \{[^}]*\})", css)
+    text = "\n".join(rule.removeprefix("svg ") for rule in rules)
+    return re.sub(r"var\((--[\w-]+)\)", lambda found: colours[found[1]], text)
+
+
+def _refuse(url: str, *_: object, **__: object) -> NoReturn:
+    raise ValueError(f"a report loads nothing, and {url!r} least of all")

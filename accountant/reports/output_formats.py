@@ -1,0 +1,106 @@
+"""Lists the file formats of a report with their media types and file names.
+
+Equal reports give equal bytes in every form. What a form needs beyond the standard library is imported when the form
+is first asked for, so that nobody waits for, or has to install, what he does not use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from accountant.reports.report_model import Report
+
+Form = Literal["html", "pdf", "csv", "xlsx", "parquet", "json", "focus", "focus-1.2"]
+BINARY: Final = frozenset[Form](("pdf", "xlsx", "parquet", "focus"))
+"""Forms that no terminal shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """render: the bytes. Raises accountant.core.errors.CannotRender where something is missing."""
+
+    render: Callable[[Report], bytes]
+    media_type: str
+    extension: str
+    inline: bool = False
+    """Whether a browser shows it; else it is offered as a file."""
+    charges: bool = False
+    """Whether it lists every charge of a calendar month, for which the report has to be built with an issuer."""
+
+
+def _html(report: Report) -> bytes:
+    from accountant.reports import html_and_pdf
+
+    return html_and_pdf.render_html(report).encode()
+
+
+def _pdf(report: Report) -> bytes:
+    from accountant.reports import html_and_pdf
+
+    return html_and_pdf.render_pdf(report)
+
+
+def _csv(report: Report) -> bytes:
+    from accountant.reports import csv_xlsx_parquet
+
+    return csv_xlsx_parquet.render_csv(report).encode()
+
+
+def _xlsx(report: Report) -> bytes:
+    from accountant.reports import csv_xlsx_parquet
+
+    return csv_xlsx_parquet.render_xlsx(report)
+
+
+def _parquet(report: Report) -> bytes:
+    from accountant.reports import csv_xlsx_parquet
+
+    return csv_xlsx_parquet.render_parquet(report)
+
+
+def _json(report: Report) -> bytes:
+    from accountant.reports import report_tables
+
+    return report_tables.render(report).encode()
+
+
+def _focus(report: Report) -> bytes:
+    from accountant.reports import focus_export
+
+    return focus_export.render_bundle(report)
+
+
+def _focus_1_2(report: Report) -> bytes:
+    from accountant.reports import focus_export
+
+    return focus_export.render_projection(report).encode()
+
+
+RENDERINGS: Final[dict[Form, Rendering]] = {
+    "html": Rendering(_html, "text/html; charset=utf-8", "html", inline=True),
+    "pdf": Rendering(_pdf, "application/pdf", "pdf"),
+    "csv": Rendering(_csv, "text/csv; charset=utf-8", "csv"),
+    "xlsx": Rendering(_xlsx, "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet", "xlsx"),
+    "parquet": Rendering(_parquet, "application/vnd.apache.parquet", "parquet"),
+    "json": Rendering(_json, "application/json", "json", inline=True),
+    "focus": Rendering(_focus, "application/zip", "focus.zip", charges=True),
+    "focus-1.2": Rendering(_focus_1_2, "text/csv; charset=utf-8", "focus-1.2.csv", charges=True),
+}
+
+_LONGEST: Final = 180
+"""Characters: with a digest and the longest extension it stays below what a file system takes."""
+
+
+def file_name(extension: str, *parts: str | None) -> str:
+    """Of a report: `gputally-2026-10-vision.pdf`; only letters, digits, `-`, `_` and `.`.
+
+    A name that this changes ends in a digest of what it was: two teams never share a file."""
+    name = "-".join(part for part in ("gputally", *parts) if part)
+    safe = "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "_" for char in name)[:_LONGEST]
+    if safe != name:
+        safe += "-" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{safe}.{extension}"

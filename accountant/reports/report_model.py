@@ -1,0 +1,329 @@
+"""Defines the report of a span for the cluster or one team, and builds it from the data and the books.
+
+It is computed from the ledger's integers and the statement of the whole cluster, so a team's page and the
+cluster's page never differ by a cent. Renderings add nothing but form.
+
+What is asked of the ledger is accountant.reports.report_data; `build` asks it for one report, `made_of` makes reports
+of every scope of what was read once. There is no clock: the same ledger, price book and span give the same report.
+Ask a snapshot, so that all questions are answered from the same moment.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Protocol
+from zoneinfo import ZoneInfo
+
+from accountant.billing import budget_forecast
+from accountant.billing.budget_forecast import Outlook
+from accountant.billing.held_time_columns import repeated
+from accountant.billing.job_costs import EpochQuestions
+from accountant.billing.queue_waits import WaitRow
+from accountant.billing.quota_usage import QuotaRow, quotas
+from accountant.billing.statements import (
+    NOTHING_BESIDE,
+    Adjustment,
+    Beside,
+    Correction,
+    Statement,
+    StatementLine,
+    payable_lines,
+)
+from accountant.billing.statements import build as build_statement
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.core.periods import Month, zone
+from accountant.core.settings import Issuer
+from accountant.history_import.import_chunks import ImportRow, of_acts, said_of
+from accountant.ledger.journal import Act, ActKind
+from accountant.prices.price_book import PriceBook
+from accountant.reports import job_ranking, report_sections
+from accountant.reports.focus_charges import Details
+from accountant.reports.job_ranking import EpochRow
+from accountant.reports.report_data import CANDIDATES, Asked, Readings, read, span_before
+from accountant.reports.report_rows import AccountRow, DayRow, JobRow, KindRow, TeamRow, UnpricedRow, UserRow
+from accountant.reports.report_sections import Headline, Rhythm
+from accountant.reports.savings_hints import Hint, hints
+from accountant.reports.spot_candidates import SpotRow
+from accountant.wire.usage_models import BudgetState
+from gputally.base.money import exact_sum
+
+TOP = 5
+"""Jobs of a ranking."""
+TOP_USERS = 15
+EPOCH_JOBS = 10
+"""Jobs that report their progress."""
+HINTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """See the sections of the module's renderings, which stand in this order.
+
+    team None: the whole cluster. period: accountant.bookkeeping.month_closing.Status. before: the headline of the
+    span before, None where the ledger has nothing of it; before_ms: that span. budgets, outlook: of the month that
+    the span is or begins. late: records that came after the close are in the breakdowns, and not in the statement.
+    users,
+    unnamed_users: the largest, and how many more. imports: what of the cluster's time no agent measured.
+    details: charges by day and pod, where they were asked for. later: what is booked about the month in others.
+    by_memory: what is billed counts MIG instances by their memory slices; what is read beside it, by compute slices."""
+
+    statement: Statement
+    team: str | None
+    start_ms: int
+    end_ms: int
+    tz: ZoneInfo
+    period: str
+    late: bool
+    headline: Headline
+    before: Headline | None
+    before_ms: tuple[int, int]
+    accounts: tuple[AccountRow, ...]
+    teams: tuple[TeamRow, ...]
+    budgets: tuple[BudgetState, ...]
+    outlook: Outlook | None
+    kinds: tuple[KindRow, ...]
+    jobs_by_cost: tuple[JobRow, ...]
+    jobs_by_waste: tuple[JobRow, ...]
+    epochs: tuple[EpochRow, ...]
+    users: tuple[UserRow, ...]
+    unnamed_users: int
+    daily: tuple[DayRow, ...]
+    quotas: tuple[QuotaRow, ...]
+    hints: tuple[Hint, ...]
+    idle_holders: tuple[JobRow, ...]
+    spot: tuple[SpotRow, ...]
+    waits: tuple[WaitRow, ...]
+    rhythm: Rhythm
+    unpriced: tuple[UnpricedRow, ...]
+    imports: tuple[ImportRow, ...] = ()
+    details: Details | None = None
+    later: Beside = NOTHING_BESIDE
+    by_memory: bool = False
+
+    @property
+    def currency(self) -> str | None:
+        return self.statement.currency
+
+    @property
+    def lines(self) -> tuple[StatementLine, ...]:
+        """The statement's lines within the scope."""
+        return tuple(line for line in self.statement.lines if self.team in (None, line.team))
+
+    @property
+    def commitments(self) -> tuple[StatementLine, ...]:
+        """GPU time paid for in advance and not used, within the scope: in no total but what is due."""
+        return tuple(line for line in self.statement.commitments if self.team in (None, line.team))
+
+    @property
+    def corrections(self) -> tuple[Correction, ...]:
+        """Of earlier months, booked in this one, within the scope."""
+        return tuple(one for one in self.statement.corrections if self.team in (None, one.line.team))
+
+    @property
+    def adjustments(self) -> tuple[Adjustment, ...]:
+        """Credits and charges booked in this month, within the scope."""
+        return tuple(one for one in self.statement.adjustments if self.team in (None, one.team))
+
+    @property
+    def restated(self) -> dict[str, tuple[int, Decimal]]:
+        """By the month in which it was booked: how many corrections, credits and charges about this one, and their sum,
+        within the scope."""
+        found: dict[str, tuple[int, Decimal]] = {}
+        booked = [(one.line.team, one.booked_in, one.amount) for one in self.later.corrections]
+        booked += [(one.team, one.booked_in, one.amount) for one in self.later.adjustments]
+        for team, booked_in, amount in booked:
+            if amount and self.team in (None, team):
+                count, total = found.get(booked_in, (0, Decimal(0)))
+                found[booked_in] = count + 1, exact_sum([total, amount])
+        return dict(sorted(found.items()))
+
+    @property
+    def payable(self) -> dict[str, Decimal]:
+        """By team within the scope, in minor units."""
+        return {team: amount for team, amount in self.statement.payable.items() if self.team in (None, team)}
+
+    @property
+    def due(self) -> dict[str, Decimal]:
+        """Payable with corrections and adjustments, by team within the scope."""
+        return {team: amount for team, amount in self.statement.due.items() if self.team in (None, team)}
+
+
+def build(
+    ledger: Asked,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    timezone: str = "UTC",
+    *,
+    team: str | None = None,
+    kept: Statement | None = None,
+    kept_before: Statement | None = None,
+    book_before: PriceBook | None = None,
+    beside: Beside = NOTHING_BESIDE,
+    later: Beside = NOTHING_BESIDE,
+    period: str = "",
+    issuer: Issuer | None = None,
+    imports: tuple[ImportRow, ...] = (),
+) -> Report:
+    """The report of [start_ms, end_ms); team None: of the whole cluster. kept: the statement of a closed month;
+    without it, as the ledger stands, with what is booked `beside`. kept_before, book_before: the statement of the month
+    before, where that is closed, and the price book that it was made with, where it is another. period: what the
+    books say of the month. issuer: whose charges they are, for forms that list every charge. imports, later: see
+    Report.
+
+    Raises ValueError for an empty span or an unknown time zone."""
+    found = read(ledger, book, start_ms, end_ms, timezone, (team,), book_before)
+    details = Details.asked(ledger, book, start_ms, end_ms, timezone, issuer) if issuer is not None else None
+    return made_of(
+        found, ledger, team=team, kept=kept, kept_before=kept_before, beside=beside, later=later, period=period,
+        imports=imports, details=details,
+    )  # fmt: skip
+
+
+def made_of(
+    found: Readings,
+    ledger: EpochQuestions,
+    *,
+    team: str | None = None,
+    kept: Statement | None = None,
+    kept_before: Statement | None = None,
+    beside: Beside = NOTHING_BESIDE,
+    later: Beside = NOTHING_BESIDE,
+    period: str = "",
+    imports: tuple[ImportRow, ...] = (),
+    details: Details | None = None,
+) -> Report:
+    """The report of the readings' span; see `build`. ledger: asked for the epochs of jobs that reported any, of which
+    ten are shown. Raises ValueError for a team that the readings are not of."""
+    if team not in found.scopes and team in found.jobs.held.teams:
+        raise ValueError(f"the readings are not those of {team}")
+    start_ms, end_ms, timezone, tz, book = found.start_ms, found.end_ms, found.timezone, found.tz, found.book
+    month, policies = found.month, found.policies
+    standing = build_statement(found.billed, book, policies, start_ms, end_ms, timezone, beside, found.unused)
+    stated = kept or standing
+    lines = payable_lines(stated)
+    earlier = build_statement(found.earlier, found.book_before, (), *found.before_ms, timezone)
+    if kept_before is not None and (kept_before.start_ms, kept_before.end_ms) == found.before_ms:
+        earlier = kept_before
+    before = payable_lines(earlier)
+    jobs = found.jobs.ranked(team)
+    jobs_before = len(found.jobs_before.ranked(team)) if before else 0
+    users = jobs.users()
+    candidates = jobs.wasteful(CANDIDATES)
+    days, since_ms = found.by_day, found.since_ms
+    return Report(
+        statement=stated,
+        team=team,
+        start_ms=start_ms,
+        end_ms=end_ms,
+        tz=tz,
+        period=period or stated.status,
+        late=stated.lines != standing.lines,
+        headline=report_sections.headline(lines, team, len(jobs)),
+        before=report_sections.headline(before, team, jobs_before) if before else None,
+        before_ms=found.before_ms,
+        accounts=report_sections.accounts(lines, team),
+        teams=report_sections.teams(lines, before, team),
+        budgets=budget_forecast.budgets(days, book, policies, team, month, end_ms, timezone, since_ms) if month else (),
+        outlook=budget_forecast.outlook(days, team, month, start_ms, end_ms, timezone, since_ms)
+        if month and book
+        else None,
+        kinds=report_sections.kinds(lines, team),
+        jobs_by_cost=tuple(jobs.dearest(TOP)),
+        jobs_by_waste=tuple(candidates[:TOP]),
+        epochs=job_ranking.rows(ledger, book, found.epochs, jobs.named, (start_ms, end_ms), team, timezone, EPOCH_JOBS),
+        users=tuple(users[:TOP_USERS]),
+        unnamed_users=max(0, len(users) - TOP_USERS),
+        daily=report_sections.daily(found.hourly, start_ms, end_ms, tz, team),
+        quotas=tuple(row for row in quotas(policies, found.hourly, start_ms, end_ms, tz) if team in (None, row.team)),
+        hints=hints(candidates, found.peaks)[:HINTS],
+        idle_holders=tuple(jobs.hardly_used(TOP)),
+        spot=jobs.candidates(book, end_ms - 1)[:TOP],
+        waits=tuple(row for row in found.waits if team in (None, row.team)),
+        rhythm=report_sections.rhythm(found.hourly, team, repeated(start_ms, end_ms, timezone)),
+        unpriced=report_sections.unpriced(found.billed, team),
+        imports=imports,
+        details=details,
+        later=later,
+        by_memory=book is not None and book.mig_basis == "memory",
+    )
+
+
+class Momentary(Protocol):
+    def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
+        """See accountant.ledger.journal.Journal."""
+        ...
+
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Asked]:
+        """Questions that are all answered from the same commit. start_ms, end_ms: of which rows may be asked for."""
+        ...
+
+
+def report(
+    ledger: Momentary,
+    books: Bookkeeper,
+    start_ms: int,
+    end_ms: int,
+    timezone: str,
+    *,
+    month: Month | None = None,
+    team: str | None = None,
+    issuer: Issuer | None = None,
+) -> Report:
+    """month: the accountant's own month that the span is, or begins; closed, it says what its statement said.
+    issuer: for forms that list every charge."""
+    kept, kept_before = _kept(books, month)
+    # The report compares with the span before: rows of both may be asked for.
+    with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
+        return build(
+            moment,
+            books.priced_by(kept),
+            start_ms,
+            end_ms,
+            timezone,
+            team=team,
+            kept=kept,
+            kept_before=kept_before,
+            book_before=_book_before(books, kept_before),
+            beside=books.beside(month) if month is not None else NOTHING_BESIDE,
+            later=books.later(month) if month is not None else NOTHING_BESIDE,
+            period=books.status(month) if month is not None else "",
+            issuer=issuer,
+            imports=said_of(of_acts(ledger.acts("imported")), start_ms, end_ms),
+        )
+
+
+def readings(ledger: Momentary, books: Bookkeeper, start_ms: int, end_ms: int, timezone: str, month: Month) -> Readings:
+    """What the reports of the cluster and of every team are made of. month: as in `report`."""
+    kept, kept_before = _kept(books, month)
+    book, book_before = books.priced_by(kept), _book_before(books, kept_before)
+    with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
+        return read(moment, book, start_ms, end_ms, timezone, book_before=book_before)
+
+
+def report_of(ledger: Momentary, books: Bookkeeper, found: Readings, month: Month, team: str | None) -> Report:
+    """What `report` makes, of readings of that month."""
+    kept, kept_before = _kept(books, month)
+    with ledger.moment(found.start_ms, found.end_ms) as moment:
+        return made_of(
+            found,
+            moment,
+            team=team,
+            kept=kept,
+            kept_before=kept_before,
+            beside=books.beside(month),
+            later=books.later(month),
+            period=books.status(month),
+            imports=said_of(of_acts(ledger.acts("imported")), found.start_ms, found.end_ms),
+        )
+
+
+def _kept(books: Bookkeeper, month: Month | None) -> tuple[Statement | None, Statement | None]:
+    """The statements of a month and of the one before, as far as they are closed."""
+    return (None, None) if month is None else (books.kept(month), books.kept(month.previous))
+
+
+def _book_before(books: Bookkeeper, kept_before: Statement | None) -> PriceBook | None:
+    return None if kept_before is None else books.priced_by(kept_before)

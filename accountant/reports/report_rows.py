@@ -1,0 +1,168 @@
+"""Sums report rows and compares them with the period before.
+
+Everything is a sum of integers and of exact costs; shares and utilisation are ratios taken at the very end, and
+None where there is nothing to divide by. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import TypeVar, cast
+
+from accountant.billing.costs import Account, Part
+from accountant.billing.statements import Entry
+from accountant.wire.usage_models import Accounts
+from gputally.base.money import exact_sum
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """GPU time and cost of anything: a team, a job, a kind of GPU.
+
+    cost: of all that is billed and has a price, in payable minor units where it is a sum of statement lines, else
+    (jobs) exact; idle_cost: the allocated-idle part of it. unpriced_us: billed time that is in no cost;
+    idle_unpriced_us: the allocated-idle part of that."""
+
+    accounts: Accounts
+    cost: Decimal
+    idle_cost: Decimal
+    unpriced_us: int
+    idle_unpriced_us: int
+
+    @property
+    def utilisation(self) -> float | None:
+        """Busy share of the allocated time whose use is known."""
+        return share(self.accounts.busy, self.accounts.busy + self.accounts.allocated_idle)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Against the span before; relative None where there was nothing."""
+
+    absolute: Decimal
+    relative: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TeamRow:
+    """rank: by allocated GPU time, 1 is the most. share: of the cluster's allocated GPU time. change: of the cost
+    against the span before, None without one, or where some time of either has no price."""
+
+    team: str
+    figures: Figures
+    share: float | None
+    rank: int
+    change: Change | None
+
+
+@dataclass(frozen=True, slots=True)
+class AccountRow:
+    """One account of the capacity. unpriced_us: billed time that is not in the cost."""
+
+    account: Account
+    gpu_us: int
+    share: float | None
+    cost: Decimal
+    unpriced_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KindRow:
+    """One GPU model in one capacity type; unit_prices: those that applied, by row id; of nothing
+    where no time of it was billed, or none has a price."""
+
+    gpu_model: str
+    capacity_type: str
+    figures: Figures
+    unit_prices: tuple[Decimal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One workload of one team in one cluster."""
+
+    team: str
+    namespace: str
+    job: str
+    figures: Figures
+    cluster: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UserRow:
+    """Who ran jobs, as the jobs say; "" of those that say nothing."""
+
+    user: str
+    jobs: int
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class DayRow:
+    """One local day (clipped to the span): allocated GPU-µs by team, and what the capacity was, without down."""
+
+    day: date
+    start_ms: int
+    end_ms: int
+    allocated_us: Mapping[str, int]
+    capacity_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnpricedRow:
+    """GPUs that no row of the price book matches."""
+
+    gpu_model: str
+    pool: str
+    region: str
+    capacity_type: str
+    gpu_us: int
+
+
+def share(part: int, whole: int) -> float | None:
+    """part / whole; None of nothing."""
+    return part / whole if whole else None
+
+
+def change(now: Decimal, before: Decimal) -> Change:
+    return Change(exact_sum([now, -before]), float((now - before) / before) if before else None)
+
+
+def part_entries(parts: Mapping[tuple[str, ...], Iterable[Part]]) -> list[tuple[tuple[str, ...], Entry]]:
+    """Groups whose last element is the account -> (group without it, entry)."""
+    return [
+        (group[:-1], (cast(Account, group[-1]), part.gpu_us, part.cost))
+        for group, several in parts.items()
+        for part in several
+    ]
+
+
+def add_up(entries: Iterable[Entry]) -> Figures:
+    """The sum."""
+    sums: dict[str, int] = {}
+    costs: list[Decimal] = []
+    idle: list[Decimal] = []
+    unpriced = idle_unpriced = 0
+    for account, gpu_us, cost in entries:
+        sums[account] = sums.get(account, 0) + gpu_us
+        if cost is None:
+            unpriced += gpu_us
+            idle_unpriced += gpu_us if account == "allocated_idle" else 0
+            continue
+        costs.append(cost)
+        if account == "allocated_idle":
+            idle.append(cost)
+    return Figures(Accounts(**sums), exact_sum(costs), exact_sum(idle), unpriced, idle_unpriced)
+
+
+def group_by(entries: Iterable[tuple[K, Entry]]) -> dict[K, Figures]:
+    """Figures per group, in order of first appearance."""
+    groups: dict[K, list[Entry]] = {}
+    for group, entry in entries:
+        groups.setdefault(group, []).append(entry)
+    return {group: add_up(several) for group, several in groups.items()}

@@ -1,0 +1,258 @@
+"""Computes the tables of a report: headline, accounts, teams, GPU kinds, days, hours.
+
+Tables of statement lines are sums of the same payable amounts, so rows and columns of all of them meet to the last
+cent. Jobs and users are finer than a statement: their costs are exact. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TypeAlias
+from zoneinfo import ZoneInfo
+
+import numpy as np
+
+from accountant.billing.costs import ACCOUNTS, ALLOCATED, Charge, Place, quantify
+from accountant.billing.held_time_columns import Hours
+from accountant.billing.statements import Entry, StatementLine
+from accountant.core.periods import days
+from accountant.reports.report_rows import (
+    AccountRow,
+    Change,
+    DayRow,
+    Figures,
+    JobRow,
+    KindRow,
+    TeamRow,
+    UnpricedRow,
+    UserRow,
+    add_up,
+    change,
+    group_by,
+    part_entries,
+    share,
+)
+from accountant.wire.policy_models import IDLE
+from accountant.wire.usage_models import Dimension
+from gputally.base.money import exact_sum
+from gputally.base.units import MS_PER_HOUR
+
+BY_JOB: tuple[Dimension, ...] = ("team", "namespace", "job", "user", "cluster")
+
+Lines: TypeAlias = Sequence[tuple[StatementLine, Entry]]
+"""Statement lines, each with its account, time and payable cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """figures: of the scope (all accounts for the cluster): teams and platform together. cost: what the scope's
+    teams pay; unpriced_us: what is not in it. platform: what is billed to no team (nothing for a team): unallocated
+    capacity, and start-up time where the price book leaves that to the cluster. Costs are payable. jobs: workloads
+    that held a GPU."""
+
+    figures: Figures
+    cost: Decimal
+    unpriced_us: int
+    teams: Figures
+    platform: Figures
+    jobs: int
+
+    @property
+    def unallocated_cost(self) -> Decimal:
+        """Of capacity that nobody held or pays for."""
+        return exact_sum([self.platform.cost, -self.platform.idle_cost])
+
+    @property
+    def unallocated_unpriced_us(self) -> int:
+        return self.platform.unpriced_us - self.platform.idle_unpriced_us
+
+
+def headline(lines: Lines, team: str | None, jobs: int) -> Headline:
+    figures = add_up(entry for line, entry in lines if team in (None, line.team))
+    teams = add_up(entry for line, entry in lines if (line.team != IDLE if team is None else line.team == team))
+    platform = add_up(entry for line, entry in lines if team is None and line.team == IDLE)
+    return Headline(figures, teams.cost, teams.unpriced_us, teams, platform, jobs)
+
+
+def accounts(lines: Lines, team: str | None) -> tuple[AccountRow, ...]:
+    scope = [(line.account, entry) for line, entry in lines if team in (None, line.team)]
+    by_account = {account: (figures.cost, figures.unpriced_us) for account, figures in group_by(scope).items()}
+    sums = {name: sum(gpu_us for account, (_, gpu_us, _) in scope if account == name) for name in ACCOUNTS}
+    whole = sum(sums.values())
+    return tuple(
+        AccountRow(name, sums[name], share(sums[name], whole), *by_account.get(name, (Decimal(0), 0)))
+        for name in ACCOUNTS
+        if sums[name] or team is None
+    )
+
+
+def teams(lines: Lines, earlier: Lines, team: str | None) -> tuple[TeamRow, ...]:
+    """All teams that held or pay for anything for the cluster, the one for a team (its rank and share are of the
+    cluster all the same)."""
+    by_team = group_by((line.team, entry) for line, entry in lines)
+    before = group_by((line.team, entry) for line, entry in earlier)
+    held = {
+        name: figures
+        for name, figures in by_team.items()
+        if name != IDLE and (figures.accounts.allocated or figures.cost or figures.unpriced_us)
+    }
+    whole = sum(figures.accounts.allocated for figures in held.values())
+    ranked = sorted(held, key=lambda name: (-held[name].accounts.allocated, name))
+    rows = [
+        TeamRow(
+            team=name,
+            figures=held[name],
+            share=share(held[name].accounts.allocated, whole),
+            rank=rank,
+            change=_change(held[name], before.get(name)),
+        )
+        for rank, name in enumerate(ranked, 1)
+    ]
+    return tuple(row for row in rows if team in (None, row.team))
+
+
+def _change(now: Figures, before: Figures | None) -> Change | None:
+    """Of the cost; None where there is nothing to compare, or one of them is not known in full."""
+    if before is None or now.unpriced_us or before.unpriced_us:
+        return None
+    return change(now.cost, before.cost)
+
+
+def kinds(lines: Lines, team: str | None) -> tuple[KindRow, ...]:
+    scope = [(line, entry) for line, entry in lines if team in (None, line.team)]
+    figures = group_by(((line.gpu_model, line.capacity_type), entry) for line, entry in scope)
+    prices: dict[tuple[str, str], dict[str, Decimal]] = {}
+    for line, _ in scope:
+        if line.price_row is not None and line.unit_price is not None:
+            prices.setdefault((line.gpu_model, line.capacity_type), {})[line.price_row] = line.unit_price
+    return tuple(
+        KindRow(
+            *key,
+            figures=figures[key],
+            unit_prices=tuple(dict.fromkeys(price for _, price in sorted(prices.get(key, {}).items()))),
+        )
+        for key in sorted(figures)
+    )
+
+
+def jobs(found: Iterable[Charge], team: str | None) -> list[JobRow]:
+    """Workloads that held a GPU, in order of their names; found: charges BY_JOB."""
+    parts = quantify(((*charge.key[:3], charge.key[4], charge.account), charge) for charge in found)
+    return [
+        JobRow(name, namespace, job, figures, cluster)
+        for (name, namespace, job, cluster), figures in group_by(part_entries(parts)).items()
+        if figures.accounts.allocated and job and team in (None, name)
+    ]
+
+
+def users(found: Iterable[Charge], team: str | None) -> list[UserRow]:
+    """Who held GPUs, the largest cost first; of nobody where no user is known. "": held by who knows whom."""
+    held = [charge for charge in found if charge.account in ALLOCATED and team in (None, charge.key[0])]
+    if not any(charge.key[3] for charge in held):
+        return []
+    jobs_of: dict[str, set[tuple[str, ...]]] = {}
+    for charge in held:
+        jobs_of.setdefault(charge.key[3], set()).add((*charge.key[:3], charge.key[4]))
+    parts = quantify(((*charge.key[3:4], charge.account), charge) for charge in held)
+    rows = [UserRow(user, len(jobs_of[user]), figures) for (user,), figures in group_by(part_entries(parts)).items()]
+    return sorted(rows, key=lambda row: (-row.figures.cost, -row.figures.accounts.allocated, row.user))
+
+
+def daily(hourly: Hours, start_ms: int, end_ms: int, tz: ZoneInfo, team: str | None) -> tuple[DayRow, ...]:
+    day_of = [hour.partition("T")[0] for hour in hourly.hours]
+    capacity: dict[str, int] = dict.fromkeys(day_of, 0)
+    for day, gpu_us in zip(day_of, hourly.capacity_us, strict=True):
+        capacity[day] += gpu_us
+    places = {day: place for place, day in enumerate(capacity)}
+    sums = np.zeros((len(places), len(hourly.owners)), dtype=np.int64)
+    days_of_hours = np.array([places[day] for day in day_of], dtype=np.int64)
+    np.add.at(sums, (days_of_hours[hourly.hour], hourly.owner), hourly.busy_us + hourly.idle_us + hourly.unknown_us)
+    allocated: dict[str, dict[str, int]] = {}
+    for day, of_day in zip(places, sums.tolist(), strict=True):
+        for (name, _), gpu_us in zip(hourly.owners, of_day, strict=True):
+            if gpu_us and team in (None, name):
+                teams = allocated.setdefault(day, {})
+                teams[name] = teams.get(name, 0) + gpu_us
+    return tuple(
+        DayRow(day, start, end, allocated.get(day.isoformat(), {}), capacity.get(day.isoformat(), 0))
+        for day, start, end in days(start_ms, end_ms, tz)
+    )
+
+
+def unpriced(found: Iterable[Charge], team: str | None) -> tuple[UnpricedRow, ...]:
+    sums: dict[Place, int] = {}
+    for charge in found:
+        if charge.unpriced and team in (None, charge.key[0]):
+            sums[charge.place] = sums.get(charge.place, 0) + charge.gpu_us
+    return tuple(UnpricedRow(*place, gpu_us=sums[place]) for place in sorted(sums))
+
+
+@dataclass(frozen=True, slots=True)
+class HourRow:
+    """GPU-µs. capacity_us: of the cluster without what was down; the rest of the scope. known_us: held time whose
+    use is known."""
+
+    hour: int
+    capacity_us: int
+    allocated_us: int
+    busy_us: int
+    known_us: int
+
+    @property
+    def held(self) -> float | None:
+        """Share of the capacity that the scope held."""
+        return share(self.allocated_us, self.capacity_us)
+
+    @property
+    def utilisation(self) -> float | None:
+        return share(self.busy_us, self.known_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """hours: 0 to 23, local. busiest: the one local hour of the span, "2026-10-05T14", in which most GPUs were held;
+    None where nothing ever was. Its row is of one hour, also where the clocks repeat it: then it is their mean."""
+
+    hours: tuple[HourRow, ...]
+    busiest: str | None
+    busiest_row: HourRow | None
+
+    @property
+    def peak(self) -> HourRow | None:
+        """The hour of the day in which most is held."""
+        wanted = [row for row in self.hours if row.allocated_us]
+        return max(wanted, key=lambda row: (row.held or 0, -row.hour), default=None)
+
+    @property
+    def trough(self) -> HourRow | None:
+        """The hour of the day in which least is held, where any hour differs."""
+        known = [row for row in self.hours if row.capacity_us]
+        return min(known, key=lambda row: (row.held or 0, row.hour), default=None)
+
+
+def rhythm(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) -> Rhythm:
+    """hourly: of the whole cluster. longer_ms: accountant.billing.held_time_columns.repeated of the span."""
+    mine = np.array([team in (None, name) for name, _ in hourly.owners], dtype=bool)[hourly.owner]
+    busy, idle, unknown = (column[mine] for column in (hourly.busy_us, hourly.idle_us, hourly.unknown_us))
+    held = np.zeros((len(hourly.hours), 3), dtype=np.int64)
+    np.add.at(held, hourly.hour[mine], np.stack([busy + idle + unknown, busy, busy + idle], axis=1))
+    sums = {
+        name: [capacity_us, *of_hour]
+        for name, capacity_us, of_hour in zip(hourly.hours, hourly.capacity_us, held.tolist(), strict=True)
+    }
+    of_day = [[0, 0, 0, 0] for _ in range(24)]
+    for name, row in sums.items():
+        day = of_day[int(name.partition("T")[2])]
+        day[:] = [a + b for a, b in zip(day, row, strict=True)]
+    for name, length_ms in longer_ms.items():
+        if name in sums:
+            sums[name] = [gpu_us * MS_PER_HOUR // length_ms for gpu_us in sums[name]]
+    wanted = [name for name in sums if sums[name][1]]
+    busiest = min(wanted, key=lambda name: (-sums[name][1], name), default=None)
+    return Rhythm(
+        tuple(HourRow(hour, *row) for hour, row in enumerate(of_day)),
+        busiest,
+        HourRow(int(busiest.partition("T")[2]), *sums[busiest]) if busiest is not None else None,
+    )

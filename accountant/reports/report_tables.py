@@ -1,0 +1,454 @@
+"""Turns the report into plain tables, records and one JSON document.
+
+Figures are exact where the report's are: GPU-hours with nine decimals, money as the statement has it, instants in UTC.
+Ratios are fractions, not percent. None is unknown or unpriced, never 0. Pure.
+
+One record per statement line, per team's payable amount, per commitment not used, per correction of an earlier
+month, per credit or charge, and per team's amount due. `record` tells them apart, so that nobody adds a total to its
+parts. Lines carry exact figures: hours with nine decimals, cost = unit price × hours in full; what is unpriced is
+None, never 0. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Literal, TypeAlias
+
+from accountant.billing.statements import StatementLine
+from accountant.reports import report_text
+from accountant.reports.report_model import Report
+from accountant.reports.report_rows import Figures, JobRow
+from gputally.base.money import exact_sum, gpu_hours, plain
+from gputally.base.units import MS_PER_SECOND
+
+RecordKind = Literal["line", "payable", "commitment", "correction", "adjustment", "due"]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """about: the month of a correction or adjustment, "" for the period's own. unit_price: per GPU-hour.
+
+    cost: of a line and a commitment exact, of everything else in minor units."""
+
+    record: RecordKind
+    team: str
+    account: str = ""
+    detail: str = ""
+    gpu_model: str = ""
+    capacity_type: str = ""
+    price_row: str = ""
+    unit_price: Decimal | None = None
+    gpu_hours: Decimal | None = None
+    cost: Decimal | None = None
+    about: str = ""
+    reason: str = ""
+
+
+def records(report: Report) -> Iterator[Record]:
+    """In the order of the fields of `Kind`; lines and teams in the statement's own order."""
+    for line in report.lines:
+        yield _of_line("line", line, line.cost)
+    for team, amount in report.payable.items():
+        yield Record("payable", team, cost=amount)
+    for line in report.commitments:
+        yield _of_line("commitment", line, line.cost)
+    for correction in report.corrections:
+        yield _of_line("correction", correction.line, correction.amount, correction.month, correction.reason)
+    for adjustment in report.adjustments:
+        yield Record(
+            "adjustment", adjustment.team, cost=adjustment.amount, about=adjustment.month, reason=adjustment.reason
+        )
+    if report.commitments or report.corrections or report.adjustments:
+        for team, amount in report.due.items():
+            yield Record("due", team, cost=amount)
+
+
+def _of_line(kind: RecordKind, line: StatementLine, cost: Decimal | None, about: str = "", reason: str = "") -> Record:
+    return Record(
+        kind,
+        line.team,
+        line.account,
+        line.detail,
+        line.gpu_model,
+        line.capacity_type,
+        line.price_row or "",
+        line.unit_price,
+        line.gpu_hours,
+        cost,
+        about,
+        reason,
+    )
+
+
+Cell: TypeAlias = str | int | float | Decimal | datetime | None
+ColumnKind = Literal["text", "count", "hours", "money", "price", "ratio", "number", "instant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """columns: (name, kind). total: a last row that adds up the others, where they do; it is not among `rows`."""
+
+    name: str
+    title: str
+    columns: tuple[tuple[str, ColumnKind], ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    total: tuple[Cell, ...] | None = None
+
+
+UNIT = "unit"
+"""The column that says of what a row's amounts are, where they are not all in the report's currency."""
+_USE: tuple[tuple[str, ColumnKind], ...] = (
+    ("allocated_gpu_hours", "hours"), ("busy_gpu_hours", "hours"), ("idle_gpu_hours", "hours"),
+    ("unknown_gpu_hours", "hours"), ("utilisation", "ratio"), ("idle_cost", "money"), ("cost", "money"),
+    ("unpriced_gpu_hours", "hours"),
+)  # fmt: skip
+_JOB: tuple[tuple[str, ColumnKind], ...] = (
+    ("team", "text"),
+    ("cluster", "text"),
+    ("namespace", "text"),
+    ("job", "text"),
+    *_USE,
+)
+
+
+def tables(report: Report) -> tuple[Table, ...]:
+    """In the order of the page; tables of nothing are kept, so that every report has the same ones."""
+    return (
+        _summary(report),
+        *_money(report),
+        _table(
+            "accounts",
+            "Where the capacity went",
+            "account:text gpu_hours:hours share:ratio cost:money",
+            ((r.account, gpu_hours(r.gpu_us), r.share, _known(r.cost, r.unpriced_us)) for r in report.accounts),
+        ),
+        _table(
+            "teams",
+            "Teams",
+            (("team", "text"), ("rank", "count"), ("share", "ratio"), *_USE, ("cost_change", "money")),
+            (
+                (r.team, r.rank, r.share, *_use(r.figures), r.change.absolute if r.change else None)
+                for r in report.teams
+            ),
+        ),
+        _budgets(report),
+        _table(
+            "kinds",
+            "GPU models and capacity types",
+            (("gpu_model", "text"), ("capacity_type", "text"), ("unallocated_gpu_hours", "hours"), *_USE),
+            (
+                (r.gpu_model, r.capacity_type, gpu_hours(r.figures.accounts.unallocated), *_use(r.figures))
+                for r in report.kinds
+            ),
+        ),
+        _table("jobs_by_cost", "Jobs that cost the most", _JOB, map(_job, report.jobs_by_cost)),
+        _table("jobs_by_idle", "Jobs that left the most idle", _JOB, map(_job, report.jobs_by_waste)),
+        _table(
+            "epochs",
+            "Cost of an epoch",
+            "cluster:text namespace:text job:text epochs:count last_epoch:count gpu_hours:hours cost:money "
+            "mean_cost:money since_gpu_hours:hours since_cost:money",
+            (
+                (
+                    r.cluster,
+                    r.namespace,
+                    r.job,
+                    r.epochs,
+                    r.last,
+                    gpu_hours(r.gpu_us),
+                    r.cost,
+                    r.mean_cost,
+                    gpu_hours(r.rest_us),
+                    r.rest_cost,
+                )
+                for r in report.epochs
+            ),
+        ),
+        _table(
+            "users",
+            "Users",
+            (("user", "text"), ("jobs", "count"), *_USE),
+            ((r.user, r.jobs, *_use(r.figures)) for r in report.users),
+        ),
+        _table("days", "Day by day", "day:text team:text allocated_gpu_hours:hours", _days(report)),
+        _table(
+            "quotas",
+            "Guaranteed and borrowed",
+            "queue:text team:text guaranteed_gpu_hours:hours "
+            "within_gpu_hours:hours unused_gpu_hours:hours borrowed_gpu_hours:hours",
+            (
+                (
+                    r.queue,
+                    r.team,
+                    _hours(r.guaranteed_us),
+                    _hours(r.within_us),
+                    _hours(r.unused_us),
+                    _hours(r.borrowed_us),
+                )
+                for r in report.quotas
+            ),
+        ),
+        _table(
+            "hints",
+            "Right-sizing",
+            "team:text cluster:text namespace:text job:text kind:text held_gpus:number "
+            "peak_busy_gpus:number needed_gpus:number saving_at_most:money advice:text",
+            (
+                (
+                    h.job.team,
+                    h.job.cluster,
+                    h.job.namespace,
+                    h.job.job,
+                    h.kind,
+                    h.held,
+                    h.peak_busy,
+                    h.needed,
+                    h.saving,
+                    report_text.advice(h),
+                )
+                for h in report.hints
+            ),
+        ),
+        _table(
+            "spot",
+            "Spot candidates",
+            "team:text cluster:text namespace:text job:text gpu_hours:hours cost:money saving_at_most:money",
+            ((r.team, r.cluster, r.namespace, r.job, gpu_hours(r.gpu_us), r.cost, r.saving) for r in report.spot),
+        ),
+        _table(
+            "waits",
+            "Queue waits",
+            "queue:text team:text pods:count waiting:count median_s:number p95_s:number "
+            "longest_s:number start_median_s:number",
+            (
+                (
+                    r.queue,
+                    r.team,
+                    r.pods,
+                    r.waiting,
+                    *(ms / MS_PER_SECOND for ms in (r.queued.median_ms, r.queued.p95_ms, r.queued.longest_ms)),
+                    r.starting.median_ms / MS_PER_SECOND if r.starting.pods else None,
+                )
+                for r in report.waits
+            ),
+        ),
+        _table(
+            "hours",
+            "Hours of the day",
+            "hour:count capacity_gpu_hours:hours allocated_gpu_hours:hours "
+            "busy_gpu_hours:hours held:ratio utilisation:ratio",
+            (
+                (
+                    r.hour,
+                    gpu_hours(r.capacity_us),
+                    gpu_hours(r.allocated_us),
+                    gpu_hours(r.busy_us),
+                    r.held,
+                    r.utilisation,
+                )
+                for r in report.rhythm.hours
+            ),
+        ),
+        _imports(report),
+        _table(
+            "unpriced",
+            "Without a price",
+            "gpu_model:text pool:text region:text capacity_type:text gpu_hours:hours",
+            ((r.gpu_model, r.pool, r.region, r.capacity_type, gpu_hours(r.gpu_us)) for r in report.unpriced),
+        ),
+    )
+
+
+def instant(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC)
+
+
+def _table(
+    name: str,
+    title: str,
+    columns: str | tuple[tuple[str, ColumnKind], ...],
+    rows: Iterable[tuple[Cell, ...]],
+    total: tuple[Cell, ...] | None = None,
+) -> Table:
+    """columns: also as `name:kind name:kind`."""
+    if isinstance(columns, str):
+        columns = tuple((part.partition(":")[0], _kind(part.partition(":")[2])) for part in columns.split())
+    return Table(name, title, columns, tuple(rows), total)
+
+
+def _kind(text: str) -> ColumnKind:
+    kinds: dict[str, ColumnKind] = {
+        "text": "text", "count": "count", "hours": "hours", "money": "money", "price": "price", "ratio": "ratio",
+        "number": "number", "instant": "instant",
+    }  # fmt: skip
+    return kinds[text]
+
+
+def _summary(report: Report) -> Table:
+    stated, head = report.statement, report.headline
+    return Table(
+        "summary",
+        "Summary",
+        (
+            ("scope", "text"), ("start", "instant"), ("end", "instant"), ("timezone", "text"), ("period", "text"),
+            ("currency", "text"), ("cost", "money"), ("unallocated_cost", "money"), ("due", "money"),
+            ("booked_since", "money"),
+            ("cost_before", "money"), ("capacity_gpu_hours", "hours"), *_USE[:5], ("jobs", "count"),
+            ("coverage", "ratio"), ("price_book_version", "text"), ("policy_versions", "text"),
+            ("statement_sha256", "text"),
+        ),
+        (
+            (
+                report.team or "cluster", instant(report.start_ms), instant(report.end_ms), report.tz.key,
+                report.period,
+                report.currency, _known(head.cost, head.unpriced_us) if report.currency else None,
+                _known(head.unallocated_cost, head.unallocated_unpriced_us) if report.currency else None,
+                exact_sum(report.due.values()) if report.currency else None,
+                exact_sum(total for _, total in report.restated.values()),
+                _known(report.before.cost, report.before.unpriced_us) if report.before and report.currency else None,
+                gpu_hours(head.figures.accounts.total), *_use(head.figures)[:5], head.jobs, stated.coverage,
+                stated.price_book_version, ", ".join(stated.policy_versions), stated.hash,
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _money(report: Report) -> Iterator[Table]:
+    """The statement's lines, what is payable, what is booked beside, and what is due with it."""
+    found = list(records(report))
+    lines = [record for record in found if record.record == "line"]
+    yield _table(
+        "lines",
+        "Statement lines",
+        "team:text account:text detail:text gpu_model:text capacity_type:text price_row:text unit_price:price "
+        "gpu_hours:hours cost:money",
+        (
+            (r.team, r.account, r.detail, r.gpu_model, r.capacity_type, r.price_row, r.unit_price, r.gpu_hours, r.cost)
+            for r in lines
+        ),
+        (
+            "total", "", "", "", "", "", None, exact_sum(r.gpu_hours for r in lines if r.gpu_hours is not None),
+            exact_sum(r.cost for r in lines if r.cost is not None),
+        ),
+    )  # fmt: skip
+    yield _by_team("payable", "Payable by team", found)
+    beside = [r for r in found if r.record in ("commitment", "correction", "adjustment")]
+    yield _table(
+        "beside",
+        "Corrections, credits and charges",
+        "kind:text about:text team:text account:text gpu_model:text reason:text gpu_hours:hours amount:money",
+        ((r.record, r.about, r.team, r.account, r.gpu_model, r.reason, r.gpu_hours, r.cost) for r in beside),
+    )
+    yield _by_team("due", "Due by team", found)
+
+
+def _by_team(record: str, title: str, found: Iterable[Record]) -> Table:
+    """What records of one sort come to, team by team."""
+    amounts = [(r.team, r.cost) for r in found if r.record == record]
+    total = exact_sum(amount for _, amount in amounts if amount is not None)
+    return _table(record, title, "team:text amount:money", amounts, ("total", total))
+
+
+def _imports(report: Report) -> Table:
+    """What no agent measured; how much of it is the cluster's, and not one team's business."""
+    return _table(
+        "imports",
+        "Imported history",
+        "cluster:text source:text origin:text start:instant end:instant gpu_hours:hours held_gpu_hours:hours "
+        "unknown_gpu_hours:hours coverage:ratio limits:text",
+        (
+            (
+                r.cluster,
+                r.source,
+                r.origin,
+                instant(r.start_ms),
+                instant(r.end_ms),
+                *(None if report.team else gpu_hours(us) for us in (r.sent_us, r.held_us, r.unknown_us)),
+                r.coverage,
+                "; ".join(r.limits),
+            )
+            for r in report.imports
+        ),
+    )
+
+
+def _budgets(report: Report) -> Table:
+    return _table(
+        "budgets",
+        "Budgets",
+        "budget:text team:text queue:text unit:text limit:money spent:money used:ratio forecast:number "
+        "forecast_low:number forecast_high:number used_up:instant used_up_earliest:instant used_up_latest:instant",
+        (
+            (
+                s.name,
+                s.team,
+                s.queue,
+                s.unit,
+                s.limit,
+                s.spent,
+                s.ratio,
+                s.forecast,
+                s.forecast_low,
+                s.forecast_high,
+                *(
+                    None if at is None else instant(at)
+                    for at in (s.exhausted_ms, s.exhausted_earliest_ms, s.exhausted_latest_ms)
+                ),
+            )
+            for s in report.budgets
+        ),
+    )
+
+
+def _days(report: Report) -> Iterator[tuple[Cell, ...]]:
+    for day in report.daily:
+        for team in sorted(day.allocated_us):
+            yield day.day.isoformat(), team, gpu_hours(day.allocated_us[team])
+
+
+def _job(job: JobRow) -> tuple[Cell, ...]:
+    return (job.team, job.cluster, job.namespace, job.job, *_use(job.figures))
+
+
+def _use(figures: Figures) -> tuple[Cell, ...]:
+    accounts = figures.accounts
+    return (
+        gpu_hours(accounts.allocated), gpu_hours(accounts.busy), gpu_hours(accounts.allocated_idle),
+        gpu_hours(accounts.allocated_unknown), figures.utilisation,
+        _known(figures.idle_cost, figures.idle_unpriced_us), _known(figures.cost, figures.unpriced_us),
+        gpu_hours(figures.unpriced_us),
+    )  # fmt: skip
+
+
+def _known(cost: Decimal, unpriced_us: int) -> Decimal | None:
+    """What has a price; None where nothing of it has."""
+    return None if unpriced_us and not cost else cost
+
+
+def _hours(gpu_us: int | None) -> Decimal | None:
+    return None if gpu_us is None else gpu_hours(gpu_us)
+
+
+SCHEMA = 1
+
+
+def render(report: Report) -> str:
+    """`{schema, tables: {name: [{column: value}]}}`; instants RFC 3339 in UTC, unknown null."""
+    found = {
+        table.name: [
+            {name: _plain(cell) for (name, _), cell in zip(table.columns, row, strict=True)} for row in table.rows
+        ]
+        for table in tables(report)
+    }
+    document = {"schema": SCHEMA, "summary": found.pop("summary")[0], "tables": found}
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def _plain(cell: Cell) -> str | int | float | None:
+    if isinstance(cell, Decimal):
+        return plain(cell)
+    return cell.strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(cell, datetime) else cell

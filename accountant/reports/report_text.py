@@ -1,0 +1,228 @@
+"""Formats a report's figures as text.
+
+Rounding here is for the eye alone; files for machines (csv, canonical JSON) never pass through. Pure.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+from accountant.billing.costs import Account, Detail
+from accountant.core.periods import Month, local_date, midnight_ms
+from accountant.core.periods import utc as utc
+from accountant.reports.report_rows import Change, change
+from accountant.reports.savings_hints import HARDLY_USED as HARDLY_USED
+from accountant.reports.savings_hints import SLICES, Hint
+from accountant.wire.policy_models import IDLE, UNASSIGNED
+from accountant.wire.usage_models import BudgetState
+from gputally.base.money import HOUR_PLACES, Money, minor_places
+from gputally.base.number_format import MINUS as MINUS
+from gputally.base.number_format import NOTHING as NOTHING
+from gputally.base.number_format import gpus as gpus
+from gputally.base.number_format import hours as hours
+from gputally.base.number_format import number, signed
+from gputally.base.number_format import percent as percent
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
+
+if TYPE_CHECKING:
+    from accountant.reports.report_model import Report
+
+# templates call it
+
+
+IMPORTED_FROM = {"prometheus": "dcgm-exporter and kube-state-metrics", "slurm": "Slurm's accounting"}
+ACCOUNT_NAMES: dict[Account, str] = {
+    "busy": "Busy",
+    "allocated_idle": "Allocated, idle",
+    "allocated_unknown": "Allocated, use unknown",
+    "unallocated": "Unallocated",
+    "unmetered": "Unmetered",
+    "down": "Down",
+}
+DETAIL_NAMES: dict[Detail, str] = {
+    "": "",
+    "starting": "starting",
+    "gang_waiting": "waiting for its gang",
+    "running_idle": "running",
+    "spread": "share of idle capacity",
+    "reserved": "guaranteed, left unused",
+}
+_SPECIAL_NAMES = {IDLE: "Nobody (unallocated)", UNASSIGNED: "Not assigned to a team", "": NOTHING}
+
+
+def money(amount: Decimal | None, currency: str | None) -> str:
+    """An amount in minor units without the currency, which stands in the heading: `1,234.56`."""
+    if amount is None or currency is None:
+        return NOTHING
+    return number(Money(amount, currency).rounded().amount, minor_places(currency))
+
+
+def priced(amount: Decimal, unpriced_us: int, currency: str | None) -> str:
+    """What time cost of which some has no price: `unpriced`, or `12.00 + unpriced`; never a smaller amount alone."""
+    if currency is None or not unpriced_us:
+        return money(amount, currency)
+    return f"{money(amount, currency)} + unpriced" if amount else "unpriced"
+
+
+def large_money(amount: Decimal, currency: str | None) -> str:
+    """As `money`, but without cents where they only cost room."""
+    return number(amount, 0) if abs(amount) >= 10_000 else money(amount, currency)
+
+
+def price(amount: Decimal) -> str:
+    """A unit price with all its decimals, at least two."""
+    exponent = amount.normalize().as_tuple().exponent
+    return number(amount, max(2, -exponent if isinstance(exponent, int) else 2))
+
+
+def points(now: float | None, before: float | None) -> str:
+    """Difference of two ratios in percentage points: `+1.2 pts`."""
+    if now is None or before is None:
+        return NOTHING
+    return f"{signed(f'{(now - before) * 100:+.1f}')} pts"
+
+
+def relative(difference: Change | None) -> str:
+    """`+12.3 %` against the span before."""
+    if difference is None or difference.relative is None:
+        return NOTHING
+    return f"{signed(f'{difference.relative * 100:+,.1f}')} %"
+
+
+def relative_of(now: Decimal | int | None, before: Decimal | int | None) -> str:
+    """`+12.3 %` of two totals."""
+    return NOTHING if now is None or before is None else relative(change(Decimal(now), Decimal(before)))
+
+
+def signed_money(amount: Decimal, currency: str | None) -> str:
+    """A difference: `+12.00`."""
+    text = money(amount, currency)
+    return f"+{text}" if amount > 0 else text
+
+
+def name(value: str) -> str:
+    """A team, the ledger's special names in words."""
+    return _SPECIAL_NAMES.get(value, value)
+
+
+def queue(value: str) -> str:
+    """The same of a queue."""
+    return "No queue" if value == UNASSIGNED else name(value)
+
+
+def advice(hint: Hint) -> str:
+    """One sentence: what was seen, and what would have done."""
+    held = f"{hours(hint.job.figures.accounts.allocated)} GPU-hours held"
+    used = f"{percent(hint.job.figures.utilisation)} busy"
+    if hint.kind == "idle":
+        return f"{held}, {used}. Let it go when nobody works with it, or give it a slice of a shared GPU."
+    if hint.kind == "fewer":
+        return (
+            f"Held {gpus(hint.held)} GPUs; its busiest hour used {gpus(hint.peak_busy)} ({held}, {used}). "
+            f"{gpus(hint.needed)} would have done."
+        )
+    return (
+        f"Held a whole GPU; its busiest hour used {percent(hint.peak_busy, 0)} of it ({held}, {used}). "
+        f"A slice of {hint.needed}/{SLICES} would have done."
+    )
+
+
+def duration(ms: int) -> str:
+    """`45 s`, `3.2 min`, `5.4 h`, `2.1 d`: the unit in which it is at least one."""
+    for length, unit, places in ((MS_PER_DAY, "d", 1), (MS_PER_HOUR, "h", 1), (60 * MS_PER_SECOND, "min", 1)):
+        if ms >= length:
+            return f"{number(Decimal(ms) / length, places)} {unit}"
+    return f"{number(Decimal(ms) / MS_PER_SECOND, 0)} s"
+
+
+def budgeted(amount: Decimal | float | None, unit: str) -> str:
+    """An amount of a budget: money to its minor unit, GPU-hours to tenths."""
+    if amount is None:
+        return NOTHING
+    value = Decimal(str(round(amount, 6))) if isinstance(amount, float) else amount
+    return hours_of(value) if unit == "GPU-hours" else money(value, unit)
+
+
+def hours_of(value: Decimal) -> str:
+    """GPU-hours that are hours already: `12,345.6`."""
+    return number(value, 1)
+
+
+def exact_hours(value: Decimal) -> tuple[str, str]:
+    """GPU-hours with all nine decimals, in what is read and what only adds up: `12,345.6`, `78901234`; `0` has none."""
+    hours, point, rest = number(value, HOUR_PLACES).partition(".")
+    return hours + point + rest[:1], rest[1:]
+
+
+def used_up(state: BudgetState, tz: ZoneInfo) -> str:
+    """When a budget is: `23 October`, in the local day; what else the interval has, behind it."""
+    if state.exhausted_ms is None:
+        early = state.exhausted_earliest_ms
+        return NOTHING if early is None else f"perhaps from {_day(early, tz)}"
+    if state.ratio is not None and state.ratio >= 1:
+        return f"on {_day(state.exhausted_ms, tz)}"
+    until = "later than the month" if state.exhausted_latest_ms is None else _day(state.exhausted_latest_ms, tz)
+    return f"{_day(state.exhausted_ms, tz)} ({_day(state.exhausted_earliest_ms or 0, tz)} – {until})"
+
+
+def budget_of(state: BudgetState) -> str:
+    """Whose budget it is."""
+    return f"team {name(state.team)}" if state.team is not None else f"queue {state.queue}"
+
+
+def local_hour(text: str) -> str:
+    """`2026-10-05T14` as `5 October, 14:00`."""
+    return f"{datetime.fromisoformat(text + ':00'):%-d %B, %H:%M}"
+
+
+def clock(hour: int) -> str:
+    """An hour of the day: `14:00 to 15:00`."""
+    return f"{hour:02d}:00 to {(hour + 1) % 24:02d}:00"
+
+
+def span(report: Report) -> str:
+    """`October 2026`, `1–3 October 2026`, or both instants."""
+    return _span(report.start_ms, report.end_ms, report.tz)
+
+
+def before(report: Report) -> str:
+    """What the changes compare with, in the same form."""
+    return _span(*report.before_ms, report.tz)
+
+
+def before_short(report: Report) -> str:
+    """The same where there is little room: `September 2026`, `same part of September 2026`, `the span before`."""
+    start, end = report.before_ms
+    if Month.spanning(start, end, report.tz):
+        return before(report)
+    month = Month.of(start, report.tz)
+    if month.span(report.tz)[0] == start:
+        return f"same part of {datetime.fromtimestamp(start // MS_PER_SECOND, report.tz):%B %Y}"
+    return "the span before"
+
+
+def length(start_ms: int, end_ms: int) -> str:
+    """Hours of a span: `744 h`."""
+    return f"{number(Decimal(end_ms - start_ms) / MS_PER_HOUR, 1).removesuffix('.0')} h"
+
+
+def _span(start_ms: int, end_ms: int, tz: ZoneInfo) -> str:
+    start, end = (datetime.fromtimestamp(at // MS_PER_SECOND, tz) for at in (start_ms, end_ms))
+    if Month.spanning(start_ms, end_ms, tz):
+        return f"{start:%B %Y}"
+    whole_days = all(at == midnight_ms(local_date(at, tz), tz) for at in (start_ms, end_ms))
+    if not whole_days:
+        return f"{start:%-d %b %Y %H:%M} to {end:%-d %b %Y %H:%M}"
+    last = local_date(end_ms, tz) - timedelta(days=1)
+    if last == start.date():
+        return f"{start:%-d %B %Y}"
+    if (last.year, last.month) == (start.year, start.month):
+        return f"{start:%-d}–{last:%-d} {start:%B %Y}"
+    return f"{start:%-d %B} to {last:%-d %B %Y}"
+
+
+def _day(at_ms: int, tz: ZoneInfo) -> str:
+    return f"{local_date(at_ms, tz):%-d %B}"

@@ -1,0 +1,100 @@
+"""Derives advice: idle GPUs, right-sizing, spot capacity.
+
+Advice is given only where the use of the GPUs is known well enough, and says what was observed: never
+above so many busy GPUs in any hour, so busy over so many hours. A slice is advised to who held a whole GPU: of who
+holds a part of one, or a GPU for a part of each hour, an hour does not tell how much of it he needs. GPU memory is not
+looked at: whoever follows an advice checks that the model still fits. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal
+
+from accountant.billing.held_time_columns import JobName, Peak
+from accountant.reports.report_rows import JobRow
+from accountant.wire.usage_models import Accounts
+from gputally.base.money import exact_product, exact_sum
+from gputally.base.units import US_PER_HOUR
+
+MIN_HINT_GPU_HOURS = 8
+"""Below this no advice is worth reading."""
+MAX_UNKNOWN = 0.1
+"""Share of a job's allocated time whose use may be unknown."""
+HARDLY_USED = 0.05
+"""Utilisation below which a holder counts as idle."""
+SLICE_AT = 0.5
+"""Peak use of a single GPU up to which a slice of it would do."""
+WHOLE = 0.95
+"""GPU-hours held in one hour from which it was a whole GPU: an instance has at most 6 slices of 7."""
+SLICES = 7
+"""Compute slices of a MIG-capable GPU."""
+
+Kind = Literal["idle", "fewer", "slice"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """kind idle: hardly used at all; fewer: never needed so many GPUs; slice: part of one GPU would do.
+
+    held, peak_busy: GPUs, the most of any hour. needed: GPUs that would have done (sevenths of one for a
+    slice). saving: cost of the time that was held beyond that, at most, and never more than of what stood idle; None
+    where it has no price."""
+
+    kind: Kind
+    job: JobRow
+    held: float
+    peak_busy: float
+    needed: Decimal
+    saving: Decimal | None
+
+
+def hints(jobs: Iterable[JobRow], peak_of: Mapping[JobName, Peak]) -> tuple[Hint, ...]:
+    """At most one per job, the largest saving first."""
+    found = [hint for job in jobs if (hint := _hint(job, peak_of.get(by_name(job), Peak())))]
+    return tuple(sorted(found, key=lambda hint: (-(hint.saving or 0), *by_name(hint.job))))
+
+
+def by_name(job: JobRow) -> JobName:
+    """What jobs are sorted by."""
+    return job.team, job.namespace, job.job, job.cluster
+
+
+def known_well(accounts: Accounts) -> bool:
+    """Whether enough is known of the use to speak about it."""
+    return accounts.allocated > 0 and accounts.allocated_unknown <= MAX_UNKNOWN * accounts.allocated
+
+
+def _hint(job: JobRow, peak: Peak) -> Hint | None:
+    figures, held, busy = job.figures, peak.held_us / US_PER_HOUR, peak.busy_us / US_PER_HOUR
+    utilisation = figures.utilisation
+    if (
+        not known_well(figures.accounts)
+        or utilisation is None
+        or figures.accounts.allocated < MIN_HINT_GPU_HOURS * US_PER_HOUR
+    ):
+        return None
+    kind: Kind
+    if utilisation < HARDLY_USED:
+        kind, needed = "idle", Decimal(0)
+    elif held > 1 and (whole := max(1, math.ceil(busy))) <= held / 2:
+        kind, needed = "fewer", Decimal(whole)
+    elif WHOLE <= held <= 1 and max(busy, utilisation) <= SLICE_AT:
+        kind, needed = "slice", Decimal(max(1, math.ceil(busy * SLICES)))
+    else:
+        return None
+    return Hint(kind, job, held, busy, needed, _saving(kind, job, held, needed))
+
+
+def _saving(kind: Kind, job: JobRow, held: float, needed: Decimal) -> Decimal | None:
+    """Part of the job's cost, to be rounded by whoever shows it: an estimate, never booked."""
+    if job.figures.unpriced_us:
+        return None
+    if kind == "idle":
+        return job.figures.idle_cost
+    kept = needed / SLICES if kind == "slice" else needed / Decimal(max(1, math.ceil(held)))
+    beyond = exact_sum([job.figures.cost, -exact_product(job.figures.cost, round(kept, 6))])
+    return min(beyond, job.figures.idle_cost)

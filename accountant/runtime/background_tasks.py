@@ -1,0 +1,197 @@
+"""Runs the recurring tasks: checkpoint, backup, archive, retention, inventory, file reloads, closing, window refresh.
+
+A routine that fails is logged, counted and tried again within a minute; the others go on. Only a ledger that failed
+ends the process. Nothing here decides about the books.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.core.errors import LedgerFailed
+from accountant.core.settings import Settings
+from accountant.ledger.journal import ActKind
+from accountant.storage import backups
+from accountant.storage.duckdb_ledger import DuckLedger
+from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks, described
+from gputally.base.clock import Clock
+from gputally.base.errors import AccountantError
+from gputally.base.units import MS_PER_SECOND
+
+RESENDABLE: Final[frozenset[ActKind]] = frozenset({"imported", "pods"})
+"""Acts whose content the sender can send again; all others exist only in the ledger."""
+RETRY_SECONDS: Final = 60
+"""A routine that failed is due again after this time at the latest."""
+RETENTION_SECONDS: Final = 3600
+"""How often what is older than its retention is removed."""
+ARCHIVE_PATIENCE_S: Final = 900.0
+BACKUP_PATIENCE_S: Final = 3600.0
+"""A backup copies and reads back the whole ledger."""
+
+
+@dataclass(frozen=True)
+class Routine:
+    """Something done every so many seconds. early: whether it is due before its time; asked every time. patience_s:
+    how long one run may take."""
+
+    name: str
+    seconds: int
+    do: Callable[[], None]
+    early: Callable[[], bool] = lambda: False
+    patience_s: float = PATIENCE_S
+
+
+class Routines:
+    """Runs what is due, in the given order."""
+
+    def __init__(self, clock: Clock, routines: Sequence[Routine], tasks: BackgroundTasks | None = None) -> None:
+        self._clock = clock
+        self._log = structlog.get_logger("accountant.composition")
+        tasks = tasks or BackgroundTasks(clock)
+        self._routines = {routine: tasks.add(routine.name, routine.patience_s) for routine in routines}
+        now = clock.monotonic_ms()
+        self._due = {routine: now + routine.seconds * MS_PER_SECOND for routine in routines}
+
+    def do_due(self) -> None:
+        """Everything that is due by now, whatever fails of it. Raises LedgerFailed."""
+        for routine, task in self._routines.items():
+            try:
+                if self._is_due(routine, task):
+                    with task.running():
+                        routine.do()
+            except LedgerFailed:
+                raise
+            except Exception as error:  # noqa: BLE001 - a defect in one routine must not end the others
+                if not task.failing:  # `early` failed
+                    task.fail(error)
+                self._due[routine] = self._clock.monotonic_ms() + min(routine.seconds, RETRY_SECONDS) * MS_PER_SECOND
+                _log_failure(self._log, "maintenance_failed", routine.name, error)
+
+    def _is_due(self, routine: Routine, task: BackgroundTask) -> bool:
+        now = self._clock.monotonic_ms()
+        if now < self._due[routine] and (task.failing or not routine.early()):
+            return False
+        self._due[routine] = now + routine.seconds * MS_PER_SECOND
+        return True
+
+
+class Pulses:
+    """Threads that do something every so many seconds until `stop`, whatever it raises.
+
+    failed: called with a LedgerFailed, which ends the thread."""
+
+    def __init__(self, failed: Callable[[LedgerFailed], None], tasks: BackgroundTasks) -> None:
+        self._failed = failed
+        self._tasks = tasks
+        self._log = structlog.get_logger("accountant.composition")
+        self._over = threading.Event()
+        self._threads: list[tuple[threading.Thread, BackgroundTask]] = []
+
+    def begin(self, name: str, seconds: float, do: Callable[[], None], patience_s: float = PATIENCE_S) -> None:
+        task = self._tasks.add(name, patience_s)
+
+        def run() -> None:
+            while not self._over.wait(seconds):
+                try:
+                    with task.running():
+                        do()
+                except LedgerFailed as failure:
+                    self._failed(failure)
+                    return
+                except Exception as error:  # noqa: BLE001 - a defect must not end the thread
+                    _log_failure(self._log, "failed", name, error)
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        task.watch(thread)
+        self._threads.append((thread, task))
+        thread.start()
+
+    def stop(self) -> None:
+        """Nothing more begins; `join` waits for what is under way."""
+        self._over.set()
+        for _, task in self._threads:
+            task.end()
+
+    def join(self) -> None:
+        for thread, _ in self._threads:
+            thread.join()
+
+
+class Upkeep:
+    """What keeps books and ledger as they should be without being asked."""
+
+    def __init__(self, ledger: DuckLedger, books: Bookkeeper, settings: Settings, clock: Clock) -> None:
+        self._ledger, self._books, self._settings, self._clock = ledger, books, settings, clock
+        self._log = structlog.get_logger("accountant.composition")
+        self._checked_act = -1
+        """The newest act when the archive was compared with the journal last."""
+
+    def routines(self) -> list[Routine]:
+        settings = self._settings
+        found = [
+            Routine("correct", settings.correct_seconds, self._look),
+            Routine("checkpoint", settings.checkpoint_seconds, self._ledger.checkpoint),
+        ]
+        if settings.archive is not None:
+            every = settings.archive.every
+            found.append(Routine("archive", every, self._keep_archive, self._acts_unarchived, ARCHIVE_PATIENCE_S))
+        if settings.keep_decisions is not None:
+            found.append(Routine("retention", RETENTION_SECONDS, self._remove_decisions))
+        if settings.backups.every is not None:
+            found.append(Routine("backup", settings.backups.every, self._back_up, patience_s=BACKUP_PATIENCE_S))
+        return found
+
+    def _look(self) -> None:
+        for found in self._books.look_lately():
+            self._log.warning(
+                "proposal_waits", month=found.month, id=found.id, teams=len(found.effects()),
+                act=f"gputally accountant proposals {found.month}",
+            )  # fmt: skip
+
+    def _acts_unarchived(self) -> bool:
+        """Whether the journal has acts beyond the archive's newest part that no sender can send again."""
+        last = self._ledger.last_act()
+        if last == self._checked_act:
+            return False
+        archived = self._ledger.archived_act()
+        new = self._ledger.trail(archived, last - archived) if last > archived else []
+        if any(act.kind not in RESENDABLE for act in new):
+            return True  # and again until a part has them
+        self._checked_act = last
+        return False
+
+    def _keep_archive(self) -> None:
+        now = self._clock.wall_ms()
+        part = self._ledger.archive(now)
+        if part is not None:
+            self._log.info("archived", part=part.number, rows=part.rows)
+        keep = self._settings.archive.keep_rows if self._settings.archive is not None else None
+        hours = 0 if keep is None else self._ledger.freeze(now - keep * MS_PER_SECOND)
+        if hours:
+            self._log.info("rows_left_the_file", hours=hours)
+
+    def _remove_decisions(self) -> None:
+        keep = self._settings.keep_decisions
+        if keep is None:
+            return
+        removed = self._ledger.remove_decisions(self._clock.wall_ms() - keep * MS_PER_SECOND)
+        if removed:
+            self._log.info("decisions_removed", decisions=removed)
+
+    def _back_up(self) -> None:
+        made = backups.make(self._ledger, self._settings.backup_folder, self._clock.wall_ms())
+        gone = backups.prune(self._settings.backup_folder, self._settings.backups.keep)
+        self._log.info("backed_up", name=made.name, rows=made.rows, removed=len(gone))
+
+
+def _log_failure(log: structlog.stdlib.BoundLogger, event: str, what: str, error: Exception) -> None:
+    if isinstance(error, AccountantError):
+        log.error(event, what=what, reason=str(error))
+    else:
+        log.error(event, what=what, reason=described(error), exc_info=error)

@@ -1,0 +1,232 @@
+"""The accountant's clock, which notices that it was set and says so before anything is dated.
+
+Time goes on with the monotonic clock; while the wall clock contradicts it, `doubt` says why and `wall_ms` follows the
+monotonic clock, so nothing is dated in the jump. A jump is over when the wall clock is back; when the senders' clocks
+agree with the new time, it was a correction and is taken over; else an administrator says which is right (`accept`).
+The senders are believed against a clock that did not jump too: one that was wrong when the accountant began.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from gputally.base import atomic_file
+from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
+
+JUMP_MS: Final = 30 * MS_PER_SECOND
+"""A wall clock that moved by more than this against the monotonic one was set."""
+AGREE_MS: Final = 2 * MS_PER_MINUTE
+"""So close are clocks of machines that agree: a batch may be half a minute on its way."""
+SKEW_MS: Final = 5 * MS_PER_MINUTE
+"""So far the senders' clocks may be from ours before ours is doubted."""
+HEARD_MS: Final = 15 * MS_PER_MINUTE
+"""So long the word of a sender counts."""
+LONG_MS: Final = 15 * MS_PER_MINUTE
+"""So long a jump lasts before the word of a single sender is enough; it may be the same machine's clock."""
+MOST_SENDERS: Final = 100_000
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class ClockState:
+    """doubt: why nothing may be dated; "" where all is well. wall_ms: what the machine's clock says; told_ms: what is
+    taken for the time; ahead_ms: the one less the other. senders: who said in the last minutes what time it is;
+    agreeing: of them, those that agree with the machine's clock."""
+
+    doubt: str
+    wall_ms: int
+    told_ms: int
+    ahead_ms: int
+    senders: int
+    agreeing: int
+
+
+class _Anchor(msgspec.Struct, frozen=True):
+    """What the wall clock was ahead of the monotonic one, in a boot of the machine."""
+
+    boot_id: str
+    line_ms: int
+
+
+_anchor = msgspec.json.Decoder(_Anchor)
+
+
+class GuardedClock:
+    """`gputally.base.clock.Clock`. Thread-safe. kept: a file that lets a restart within one boot notice a jump; None:
+    none."""
+
+    def __init__(self, inner: Clock, kept: Path | None = None, boot_id: str = "") -> None:
+        self._inner = inner
+        self._kept = kept
+        self._boot_id = boot_id
+        self._log = structlog.get_logger("accountant.clock")
+        self._lock = threading.Lock()
+        self._line_ms = self._read() if kept is not None else self._wall_line()
+        self._since_ms: int | None = None
+        """Since when a jump lasts, on the monotonic clock."""
+        self._contradicted = False
+        self._looked_ms: int | None = None
+        """When the senders were compared last, on the monotonic clock."""
+        self._accepted_ms: int | None = None
+        """The line that an administrator accepted, whatever the senders say."""
+        self._senders: dict[tuple[str, str], tuple[int, int]] = {}
+        """By cluster and node: its line, and when it was heard."""
+
+    def wall_ms(self) -> int:
+        with self._lock:
+            return self._told_ms()
+
+    def monotonic_ms(self) -> int:
+        return self._inner.monotonic_ms()
+
+    def wait(self, seconds: float, stop: threading.Event) -> bool:
+        return self._inner.wait(seconds, stop)
+
+    @property
+    def doubt(self) -> str:
+        """Why nothing may be dated now; "" where all is well."""
+        with self._lock:
+            self._told_ms()
+            if self._since_ms is None and not self._contradicted:
+                return ""
+        return self.state().doubt
+
+    def state(self) -> ClockState:
+        """What the clocks say, for readiness and people."""
+        with self._lock:
+            told = self._told_ms()
+            wall = self._inner.wall_ms()
+            lines = self._heard()
+            agreeing = sum(abs(line - self._wall_line()) <= AGREE_MS for line in lines)
+            doubt = ""
+            if self._since_ms is not None:
+                doubt = (
+                    f"the machine's clock is in doubt, it was set by {_span(wall - told)}: nothing is dated until it "
+                    "is back, the agents' clocks agree with it, or an administrator accepts it: "
+                    "gputally accountant clock accept"
+                )
+            elif self._contradicted:
+                doubt = (
+                    f"{len(lines) - agreeing} of {len(lines)} agents have another time than the clock of the machine: "
+                    "nothing is dated until they agree; set the clock"
+                )
+            return ClockState(doubt, wall, told, wall - told, len(lines), agreeing)
+
+    def heard(self, cluster: str, node: str, sent_ms: int | None) -> None:
+        """What time it was by a sender's clock as it sent; None: it did not say."""
+        if sent_ms is None:
+            return
+        with self._lock:
+            now = self._inner.monotonic_ms()
+            if (cluster, node) not in self._senders and len(self._senders) >= MOST_SENDERS:
+                del self._senders[next(iter(self._senders))]
+            self._senders[cluster, node] = sent_ms - now, now
+            self._told_ms()
+            if self._looked_ms is not None and now - self._looked_ms < MS_PER_SECOND and len(self._senders) > 100:
+                return  # they are compared all at once, which takes a while where they are many
+            self._looked_ms = now
+            was = self._contradicted
+            self._contradicted = self._since_ms is None and self._is_contradicted()
+            if self._contradicted and not was:
+                self._log.error("clock_contradicted", senders=len(self._senders))
+            elif was and not self._contradicted:
+                self._log.info("clock_agrees_again")
+
+    def accept(self) -> None:
+        """The wall clock is right, whatever the others say."""
+        with self._lock:
+            self._contradicted = False
+            self._accepted_ms = self._wall_line()
+            self._over("accepted")
+        self.keep()
+
+    def keep(self) -> None:
+        """Write down what a restart within this boot has to know."""
+        if self._kept is None or not self._boot_id:
+            return
+        with self._lock:
+            self._told_ms()
+            kept = _Anchor(self._boot_id, self._line_ms)
+        try:
+            atomic_file.write(self._kept, msgspec.json.encode(kept))
+        except OSError as error:
+            self._log.warning("clock_not_kept", reason=str(error))
+
+    def _told_ms(self) -> int:
+        """The time that is taken for right. Notices what happened to the clock."""
+        now, line = self._inner.monotonic_ms(), self._wall_line()
+        if abs(line - self._line_ms) <= JUMP_MS:
+            if self._since_ms is not None:
+                self._over("back")
+            self._line_ms = line
+        elif self._since_ms is None:
+            self._since_ms = now
+            self._log.error("clock_was_set", by_ms=line - self._line_ms)
+        if self._since_ms is not None and self._is_vouched_for(line, now - self._since_ms):
+            self._over("the senders agree")
+        elif self._since_ms is not None and self._line_ms + self._since_ms <= line + now < self._line_ms + now:
+            self._over("it was set back, and has caught up with what was dated before")
+        return self._line_ms + now
+
+    def _over(self, why: str) -> None:
+        if self._since_ms is not None:
+            self._log.warning("clock_is_believed_again", why=why)
+        self._since_ms = None
+        self._line_ms = self._wall_line()
+
+    def _wall_line(self) -> int:
+        """By how much the wall clock is ahead of the monotonic one: constant while nobody sets it."""
+        return self._inner.wall_ms() - self._inner.monotonic_ms()
+
+    def _heard(self) -> list[int]:
+        since = self._inner.monotonic_ms() - HEARD_MS
+        return [line for line, at in self._senders.values() if at >= since]
+
+    def _is_vouched_for(self, line: int, lasted_ms: int) -> bool:
+        since = self._inner.monotonic_ms() - lasted_ms
+        lines = [one for one, at in self._senders.values() if at >= since]  # they were asked after the jump
+        agreeing = sum(abs(one - line) <= AGREE_MS for one in lines)
+        return 3 * agreeing > 2 * len(lines) and agreeing >= (1 if lasted_ms >= LONG_MS else 2)
+
+    def _is_contradicted(self) -> bool:
+        """More than two thirds of them, at least two, agree on another time."""
+        lines = sorted(self._heard())
+        accepted = self._accepted_ms is not None and abs(self._line_ms - self._accepted_ms) <= JUMP_MS
+        if len(lines) < 2 or accepted:
+            return False
+        middle = lines[len(lines) // 2]
+        alike = sum(abs(line - middle) <= AGREE_MS for line in lines)
+        return abs(middle - self._line_ms) > SKEW_MS and 3 * alike > 2 * len(lines)
+
+    def _read(self) -> int:
+        """The line of an earlier process of this boot, else that of now."""
+        assert self._kept is not None
+        try:
+            kept = _anchor.decode(self._kept.read_bytes())
+        except (OSError, msgspec.MsgspecError):
+            return self._wall_line()
+        return kept.line_ms if self._boot_id and kept.boot_id == self._boot_id else self._wall_line()
+
+
+def boot_id() -> str:
+    """Of the machine; "" where it does not say."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _span(milliseconds: int) -> str:
+    seconds = abs(milliseconds) // 1000
+    sign = "+" if milliseconds >= 0 else "-"
+    for name, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{sign}{seconds // size} {name}"
+    return f"{sign}{seconds} seconds"

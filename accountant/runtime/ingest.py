@@ -1,0 +1,250 @@
+"""Decodes request bodies and commits all waiting batches in one transaction.
+
+A commit costs one sync of the log however many batches it holds, so one thread takes everything that
+has come in meanwhile and books it in one transaction. It lingers for more only while batches do come
+from several sides at once, and only until as many are there as there were senders of late: who waits for
+an answer sends nothing. A sender that has been alone for two commits is not kept waiting. A future is
+resolved after the commit, never before.
+Knows neither HTTP nor the engine.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import msgspec
+
+from accountant.core.errors import BadBatch, LedgerFailed, LedgerUnavailable
+from accountant.history_import.import_chunks import is_import
+from accountant.ledger.protocols import Ledger, Receipt
+from agent.wire import SCHEMA, Batch, Labels
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import Clock
+from gputally.base.errors import AccountantError
+from gputally.base.identifiers import unprintable
+
+MOST_RECORDS = 20_000
+"""Of one batch; more have to be split."""
+MOST_REASON = 1_000
+"""Characters that are kept of why a number was skipped."""
+MOST_BATCHES = 4_000
+"""Of one transaction."""
+MOST_ROWS = 2_500
+"""Of one transaction: a group that reaches it takes no further batch. While rows are judged, questions wait for the
+interpreter's lock: with four times as many a row costs a tenth less, and one question in a hundred takes up to four
+times as long."""
+MOST_WAITING = 10_000
+"""Batches that may wait; further ones are refused until the writer has caught up."""
+
+
+class _Head(msgspec.Struct):
+    """What says whether the rest could have been read."""
+
+    schema: int = SCHEMA
+
+
+_head = msgspec.json.Decoder(_Head)
+_batch = msgspec.json.Decoder(Batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    batch: Batch
+    future: Future[Receipt] = field(default_factory=Future)
+
+    @property
+    def records(self) -> int:
+        return _records(self.batch)
+
+
+def _records(batch: Batch) -> int:
+    return len(batch.intervals) + len(batch.facts) + len(batch.skipped)
+
+
+def decode(raw: bytes) -> Batch:
+    """The batch in a body. Raises BadBatch: malformed-batch, unknown-schema, too-large or invalid-batch."""
+    try:
+        batch = _batch.decode(raw)
+    except msgspec.ValidationError as error:
+        schema = _schema(raw)
+        raise (BadBatch("invalid-batch", str(error)) if schema == SCHEMA else _unknown(schema)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadBatch("malformed-batch", str(error)) from error
+    if batch.schema != SCHEMA:
+        raise _unknown(batch.schema)
+    if _records(batch) > MOST_RECORDS:
+        raise BadBatch("too-large", f"{_records(batch)} records in one batch, most are {MOST_RECORDS}: split it")
+    return _shortened(_printable(batch))
+
+
+def _printable(batch: Batch) -> Batch:
+    """The batch without labels and requests that have control characters: whoever may annotate a pod must not keep
+    what the node says of it out of the books."""
+    if not any(unprintable([fact.labels, fact.requests]) for fact in batch.facts):
+        return batch
+    facts = tuple(
+        msgspec.structs.replace(fact, labels=_kept(fact.labels), requests=_kept(fact.requests)) for fact in batch.facts
+    )
+    return msgspec.structs.replace(batch, facts=facts)
+
+
+def _kept(texts: Labels) -> Labels:
+    return {key: text for key, text in texts.items() if not unprintable([key, text])}
+
+
+def _shortened(batch: Batch) -> Batch:
+    """The batch with reasons that can be kept: one that is too long must not keep the node out for ever."""
+    if all(len(one.reason) <= MOST_REASON for one in batch.skipped):
+        return batch
+    skipped = tuple(msgspec.structs.replace(one, reason=one.reason[:MOST_REASON]) for one in batch.skipped)
+    return msgspec.structs.replace(batch, skipped=skipped)
+
+
+def _schema(raw: bytes) -> int:
+    """Of a body that is no batch of ours: the version it says it is."""
+    try:
+        return _head.decode(raw).schema
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return SCHEMA
+
+
+def _unknown(schema: int) -> BadBatch:
+    return BadBatch("unknown-schema", f"schema {schema} is not known here; this release reads {SCHEMA}")
+
+
+class Ingest:
+    """The one writer of usage. fatal: told once the engine is no longer usable (only a restart helps).
+
+    heard: told the cluster, the node and its clock of every
+    batch, taken or not. linger_ms: how long to wait for more batches once several came together."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        linger_ms: int = 10,
+        fatal: Callable[[LedgerFailed], None] | None = None,
+        most_waiting: int = MOST_WAITING,
+        tasks: BackgroundTasks | None = None,
+        heard: Callable[[str, str, int | None], None] | None = None,
+    ) -> None:
+        self._heard = heard
+        self._ledger = ledger
+        self._clock = clock
+        self._linger_s = linger_ms / 1000
+        self._fatal = fatal
+        self._failure: LedgerFailed | None = None
+        self._queue: queue.Queue[_Waiting | None] = queue.Queue(most_waiting)
+        self._closing = threading.Lock()
+        self._closed = False
+        self._task = (tasks or BackgroundTasks(clock)).add("ledger-writer")
+        self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
+        self._task.watch(self._thread)
+        self._thread.start()
+
+    def submit(self, raw: bytes) -> Future[Receipt]:
+        """Decode and queue. Raises BadBatch at once; the future gives the Receipt after the commit, or
+        BadBatch, SequenceGap, LedgerUnavailable or LedgerFailed."""
+        batch = decode(raw)
+        if is_import(batch.epoch):
+            raise BadBatch("invalid-batch", "an epoch of an import, which is sent to /v1/imports/usage")
+        return self.submit_batch(batch)
+
+    def submit_batch(self, batch: Batch) -> Future[Receipt]:
+        """The same for a batch that is decoded already."""
+        if self._heard is not None:
+            self._heard(batch.cluster, batch.node, batch.sent_ms)
+        waiting = _Waiting(batch)
+        with self._closing:
+            if self._failure is not None:
+                waiting.future.set_exception(self._failure)
+            elif self._closed:
+                waiting.future.set_exception(LedgerUnavailable("the accountant is stopping"))
+            else:
+                try:
+                    self._queue.put_nowait(waiting)
+                except queue.Full:
+                    waiting.future.set_exception(LedgerUnavailable("too many batches are waiting; try again later"))
+        return waiting.future
+
+    def close(self) -> None:
+        """Book what waits, then stop. Idempotent."""
+        with self._closing:
+            first = not self._closed
+            self._closed = True
+        self._task.end()
+        if first:
+            self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        before = senders = 1
+        more = True
+        while more:
+            group, more = self._gather(max(before, senders))
+            if group:
+                self._task.begin()
+                self._book(group)
+                self._task.succeed()
+            # Those that came while this group was booked could have been in it: else two halves that missed each
+            # other once would be booked apart for ever.
+            before, senders = senders, len(group) + self._queue.qsize()
+
+    def _gather(self, crowd: int) -> tuple[list[_Waiting], bool]:
+        """The next group, and whether there will be another. crowd: batches that may be expected."""
+        group: list[_Waiting] = []
+        rows = 0
+        until: float | None = None
+        while len(group) < MOST_BATCHES and rows < MOST_ROWS:
+            try:
+                if not group:
+                    item = self._queue.get()
+                elif until is not None and len(group) < crowd and (left := until - time.monotonic()) > 0:
+                    item = self._queue.get(timeout=left)
+                else:
+                    item = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if item is None:
+                return group, False
+            group.append(item)
+            rows += item.records
+            if until is None:
+                until = time.monotonic() + self._linger_s
+        return group, True
+
+    def _book(self, group: list[_Waiting]) -> None:
+        for waiting, result in zip(group, self._append(group), strict=True):
+            if not waiting.future.set_running_or_notify_cancel():
+                continue
+            if isinstance(result, Exception):
+                waiting.future.set_exception(result)
+            else:
+                waiting.future.set_result(result)
+
+    def _append(self, group: list[_Waiting]) -> list[Receipt | Exception]:
+        if self._failure is not None:
+            return [self._failure] * len(group)
+        try:
+            return self._ledger.append([waiting.batch for waiting in group], self._clock.wall_ms())
+        except LedgerFailed as failure:
+            self._fail(failure)
+            return [failure] * len(group)
+        except AccountantError as error:
+            return [error] * len(group)
+        except Exception as error:  # noqa: BLE001 - a defect that one batch brings out must not stop the others
+            if len(group) == 1:
+                return [error]
+            return [result for waiting in group for result in self._append([waiting])]
+
+    def _fail(self, failure: LedgerFailed) -> None:
+        with self._closing:
+            first = self._failure is None
+            self._failure = failure
+        if first and self._fatal is not None:
+            self._fatal(failure)

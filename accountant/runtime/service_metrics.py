@@ -1,0 +1,339 @@
+"""Exports jobs, tasks, deliveries, inventory and request counts to Prometheus.
+
+A second view for people: bills and weights come from the ledger alone. Its figures are read at the
+scrape by accountant.api.ledger_metrics.
+
+Costs are of a job's whole life so far, as `GET /v1/jobs/{id}` tells them; a job without a price has no series. The
+number of jobs is up to whoever submits them, so it is bounded: those that burn the most stay, and how many were left
+out is a figure of its own. Whole lives take longer to read than other figures: at most a twentieth of the time is
+spent on it, and between two readings a scrape shows the last one.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from decimal import Decimal
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from accountant.billing.job_costs import JobQuestions, jobs, lives
+from accountant.bookkeeping.late_change_proposals import Proposal
+from accountant.core.settings import JobMetrics
+from accountant.inventory.kubernetes_inventory import ClusterInventory
+from accountant.ledger.protocols import JobKey, Receipt
+from accountant.notifications.delivery_attempts import Outcome
+from accountant.notifications.dispatcher import Dispatcher
+from accountant.prices.price_book import PriceBook
+from accountant.storage import backups
+from accountant.wire.usage_models import Job
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import Clock
+from gputally.base.errors import AccountantError
+from gputally.base.money import exact_sum
+from gputally.base.units import MS_PER_SECOND
+
+NAMELESS = frozenset(
+    {
+        "account",
+        "capacity_type",
+        "code",
+        "gpu_model",
+        "kind",
+        "le",
+        "node",
+        "outcome",
+        "pool",
+        "reason",
+        "region",
+        "result",
+        "task",
+        "version",
+    }
+)
+"""Labels of which no value names a team, its people, its namespaces, its queues or its jobs."""
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_COMMIT_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+
+
+class Metrics:
+    """The registry of one accountant. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._rows = Counter(
+            "gputally_ingest_rows",
+            "Rows of the agents' batches by what became of them.",
+            ["result"],
+            registry=self.registry,
+        )
+        self._batches = Counter(
+            "gputally_ingest_batches", "Batches by HTTP status of the answer.", ["code"], registry=self.registry
+        )
+        self._commit = Histogram(
+            "gputally_ingest_commit_seconds",
+            "From the arrival of a batch to its durable commit.",
+            buckets=_COMMIT_SECONDS,
+            registry=self.registry,
+        )
+        for result in ("stored", "duplicate", "quarantined"):
+            self._rows.labels(result)
+        self._batches.labels("200")
+        self.registry.register(_Build())
+
+    def booked(self, receipt: Receipt, seconds: float) -> None:
+        """A batch was committed `seconds` after its arrival."""
+        self._rows.labels("stored").inc(receipt.stored)
+        self._rows.labels("duplicate").inc(receipt.duplicates)
+        self._rows.labels("quarantined").inc(receipt.quarantined)
+        self._commit.observe(seconds)
+
+    def rows(self) -> dict[str, int]:
+        """Rows of the agents' batches so far, by what became of them."""
+        samples = (sample for family in self._rows.collect() for sample in family.samples)
+        return {sample.labels["result"]: int(sample.value) for sample in samples if sample.name.endswith("_total")}
+
+    def answered(self, status: int) -> None:
+        """A batch was answered with `status`; other than 200, nothing of it was stored."""
+        self._batches.labels(str(status)).inc()
+
+    def watch(self, collector: Collector) -> None:
+        """Add the figures of a ledger (accountant.api.ledger_metrics). Once per registry."""
+        self.registry.register(collector)
+
+    def exposition(self, *, naming: bool = True) -> bytes:
+        """The text format. Reads the ledger: call it in a thread. naming: also what names a team, or somebody or
+        something of one."""
+        return generate_latest(self.registry if naming else _Nameless(self.registry))
+
+
+class _Nameless(Collector):
+    """What a registry has, without the families that name a team."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._registry.collect():
+            if all(NAMELESS.issuperset(sample.labels) for sample in family.samples):
+                yield family
+
+
+class _Build(Collector):
+    def collect(self) -> Iterable[Metric]:
+        build = GaugeMetricFamily("gputally_accountant_build_info", "Version of this accountant.", labels=["version"])
+        build.add_metric([version("gputally")], 1)
+        yield build
+
+
+EVERY_MS: Final = 60_000
+"""How old the figures may be, where reading them is quick …"""
+IDLE_PER_BUSY: Final = 20
+"""… and how many times as long as it took the last one is waited for, where it is not."""
+
+
+class Moments(Protocol):
+    """A ledger that can be asked about one moment."""
+
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[JobQuestions]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A job with what its life cost, by GPU model."""
+
+    job: Job
+    cost: Mapping[str, Decimal]
+
+
+class JobCollector(Collector):
+    """book: the price book in force. Thread-safe; scrapes at the same time share one reading."""
+
+    def __init__(
+        self,
+        ledger: Moments,
+        book: Callable[[], PriceBook | None],
+        settings: JobMetrics,
+        clock: Clock,
+        timezone: str,
+    ) -> None:
+        self._ledger = ledger
+        self._book = book
+        self._settings = settings
+        self._clock = clock
+        self._timezone = timezone
+        self._lock = threading.Lock()
+        self._families: tuple[Metric, ...] = ()
+        self._due_ms: int | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        with self._lock:
+            before = self._clock.monotonic_ms()
+            if self._due_ms is None or before >= self._due_ms:
+                self._families = self._read()
+                after = self._clock.monotonic_ms()
+                self._due_ms = after + max(EVERY_MS, IDLE_PER_BUSY * (after - before))
+            return self._families
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def _read(self) -> tuple[Metric, ...]:
+        book = self._book()
+        if book is None or not self._settings.most:
+            return ()
+        try:
+            shown, left_out = self._jobs(book)
+        except AccountantError as error:
+            structlog.get_logger("accountant.runtime").error("jobs_not_read", reason=str(error))
+            return ()
+        cost = GaugeMetricFamily(
+            "gputally_job_cost",
+            "Cost of a job so far, in the currency of the price book; absent while some of its time has no price.",
+            labels=["cluster", "namespace", "workload", "team", "currency"],
+        )
+        for one in shown:
+            labels = [one.job.cluster, one.job.namespace, one.job.job, ",".join(one.job.teams), book.currency]
+            cost.add_metric(labels, float(exact_sum(one.cost.values())))
+        omitted = GaugeMetricFamily(
+            "gputally_job_series_omitted", "Jobs that have no series because there are more than `job_metrics.most`."
+        )
+        omitted.add_metric([], left_out)
+        usd = [self._usd(shown)] if self._settings.training_job_cost_usd and book.currency == "USD" else []
+        return (cost, omitted, *usd)
+
+    def _jobs(self, book: PriceBook) -> tuple[list[_Shown], int]:
+        """Those to show, and how many more there are."""
+        now = self._clock.wall_ms()
+        kept_since = now - self._settings.keep * MS_PER_SECOND
+        since = min(kept_since, now - EVERY_MS)
+        with self._ledger.moment(since, now) as moment:
+            recent = [
+                one
+                for one in jobs(moment, book, since, now, now, None, self._timezone)
+                if one.state == "running" or (one.ended_ms or 0) > kept_since
+            ]
+            recent.sort(key=lambda one: (-(one.burn_per_hour or 0), -(one.cost or 0), one.id))
+            kept = {JobKey(one.cluster, one.namespace, one.job): one for one in recent[: self._settings.most]}
+            costs = lives(moment, book, kept.keys(), now, self._timezone)
+        shown = [_Shown(one, cost) for key, one in sorted(kept.items()) if (cost := costs.get(key)) is not None]
+        return shown, max(0, len(recent) - self._settings.most)
+
+    def _usd(self, shown: Iterable[_Shown]) -> Metric:
+        family = GaugeMetricFamily(
+            "training_job_cost_usd",
+            "Cost of a job so far in USD, by GPU type; only where it is switched on and the price book is in USD.",
+            labels=["job_name", "team", "gpu_type", "namespace"],
+        )
+        sums: dict[tuple[str, ...], list[Decimal]] = {}
+        for one in shown:
+            for model, cost in one.cost.items():
+                labels = (one.job.job.partition("/")[2], ",".join(one.job.teams), model, one.job.namespace)
+                sums.setdefault(labels, []).append(cost)
+        for series, costs in sorted(sums.items()):
+            family.add_metric(series, float(exact_sum(costs)))
+        return family
+
+
+class UpkeepCollector(Collector):
+    """refused: file -> whether its newest version is not in force. folder: of the backups."""
+
+    def __init__(self, tasks: BackgroundTasks, refused: Callable[[], Mapping[str, bool]], folder: Path) -> None:
+        self._tasks = tasks
+        self._refused = refused
+        self._folder = folder
+
+    def collect(self) -> Iterable[Metric]:
+        tasks = GaugeMetricFamily(
+            "gputally_upkeep_failing",
+            "1 while what the accountant does by itself failed the last time, or takes too long: making backups and "
+            "archives, looking for late facts, reading the inventory, putting a changed file in force (prices, policy, "
+            "deliveries, tokens, callers, certificate), watching the cluster; else 0.",
+            labels=["task"],
+        )
+        faults = {name: state.fault is not None for name, state in self._tasks.states().items()}
+        refused = self._refused()
+        for task in sorted({*faults, *refused}):
+            tasks.add_metric([task], faults.get(task, False) or refused.get(task, False))
+        yield tasks
+        newest = GaugeMetricFamily(
+            "gputally_backup_last_timestamp_seconds",
+            "When the newest backup in the backups' folder was made (Unix time); absent where there is none.",
+        )
+        number = GaugeMetricFamily("gputally_backups", "Backups in that folder.")
+        try:
+            known = backups.known(self._folder)
+        except AccountantError:
+            known = []  # the task says so, and an unreadable folder has no newest one
+        number.add_metric([], len(known))
+        if known:
+            newest.add_metric([], known[0].at_ms / MS_PER_SECOND)
+        yield from (newest, number)
+
+
+OUTCOMES: tuple[Outcome, ...] = ("delivered", "refused", "given-up", "unsure")
+
+
+class DeliveryCollector(Collector):
+    def __init__(self, deliveries: Dispatcher) -> None:
+        self._deliveries = deliveries
+
+    def collect(self) -> Iterable[Metric]:
+        count = collections.Counter(one.outcome for one in self._deliveries.known())
+        family = GaugeMetricFamily(
+            "gputally_deliveries",
+            "Reports and notices by what became of them: refused ones are tried again, those given up or unsure "
+            "wait for a person.",
+            labels=["outcome"],
+        )
+        for outcome in OUTCOMES:
+            family.add_metric([outcome], count[outcome])
+        yield family
+
+
+class InventoryCollector(Collector):
+    """Of one inventory, as it is at the scrape."""
+
+    def __init__(self, inventory: ClusterInventory, clock: Clock) -> None:
+        self._inventory = inventory
+        self._clock = clock
+
+    def collect(self) -> Iterable[Metric]:
+        age = GaugeMetricFamily(
+            "gputally_inventory_age_seconds",
+            "Since the API server last answered about this kind of object; absent until it has once.",
+            labels=["kind"],
+        )
+        failures = CounterMetricFamily(
+            "gputally_inventory_failures", "Times the API server did not answer about this kind.", labels=["kind"]
+        )
+        for kind in self._inventory.kinds:
+            if kind.heard_ms is not None:
+                age.add_metric([kind.kind], max(0, self._clock.wall_ms() - kind.heard_ms) / MS_PER_SECOND)
+            failures.add_metric([kind.kind], kind.failures)
+        yield age
+        yield failures
+
+
+class BooksCollector(Collector):
+    """waiting: the proposals that were found when closed months were looked at last."""
+
+    def __init__(self, waiting: Callable[[], Sequence[Proposal]]) -> None:
+        self._waiting = waiting
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "gputally_proposals_waiting",
+            "Closed months for which something arrived late that waits for an admin to take it up or to refuse it.",
+        )
+        family.add_metric([], len(self._waiting()))
+        yield family

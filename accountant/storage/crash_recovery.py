@@ -1,0 +1,208 @@
+"""Checks the write-ahead log before opening, and restores blocks that a broken checkpoint left.
+
+The engine (1.5) silently drops every commit after certain damages, and refuses to open after a
+harmless one (zeros appended by a power cut). So the log is judged first: a torn tail is copied
+aside and cut at the last whole commit; damage before whole commits is left to a person. A header
+that is not known here says nothing about damage: the engine judges such a log, after the file and
+the log were copied aside, since an engine that does not know it either may drop it.
+
+Framing: a header entry, then entries of u64 size, u64 checksum, payload; a commit ends with a
+constant marker entry. Source: measured on DuckDB 1.5.5 and 2.0.0 against nine kinds of damage.
+
+The engine (1.5) writes data into free blocks and then turns its header, so that a crash leaves the old state or the
+new one. But for its own metadata: a block of them has 64 parts, and where some are free the whole block is written
+anew, in place, while the present header needs its other parts still. A process killed in the middle of that leaves a
+block that is neither, and a file that does not open (met once in some thousand kills). So these blocks go into
+`<ledger>.blocks` before every checkpoint, with the headers they belong to. Put back they are right as long as the
+file has these very headers; other headers mean that the checkpoint ended. Another file in the place is not touched.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import struct
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from accountant.core.errors import LedgerDamaged, LedgerUnavailable
+from gputally.base.atomic_file import sync
+
+COMMIT = bytes.fromhex("0500000000000000e7fe7d722fed3d5e640064ffff")
+_MAGIC = b"\x64\x00\x62\x65\x00\x02"
+_END = b"\xff\xff"
+_IDENTIFIER = 102
+"""Header field that holds a list of bytes (the database's id); the others hold one number."""
+
+
+class Verdict(Enum):
+    CLEAN = "clean"
+    TORN = "torn"
+    DAMAGED = "damaged"
+    UNKNOWN = "unknown"
+
+
+def walk(log: bytes | mmap.mmap) -> tuple[Verdict, int]:
+    """Judge a log; also the offset of the end of its last whole commit.
+
+    Damage inside a payload reads CLEAN: the engine's checksum finds it. A header that is not known is UNKNOWN."""
+    try:
+        at = commit = _header_end(log)
+    except (IndexError, ValueError):
+        return Verdict.UNKNOWN, 0
+    while at + 16 <= len(log):
+        (size,) = struct.unpack_from("<Q", log, at)
+        if size == 0 or at + 16 + size > len(log):
+            break
+        if log[at : at + len(COMMIT)] == COMMIT:
+            commit = at + len(COMMIT)
+        at += 16 + size
+    if commit == len(log):
+        return Verdict.CLEAN, commit
+    return (Verdict.DAMAGED if log.find(COMMIT, commit) >= 0 else Verdict.TORN), commit
+
+
+def _header_end(log: bytes | mmap.mmap) -> int:
+    if log[: len(_MAGIC)] != _MAGIC:
+        raise ValueError("unknown header")
+    at = len(_MAGIC)
+    while log[at : at + 2] != _END:
+        field = log[at] | log[at + 1] << 8
+        count, at = _varint(log, at + 2)
+        if field == _IDENTIFIER:
+            for _ in range(count):
+                _, at = _varint(log, at)
+    return at + 2
+
+
+def _varint(log: bytes | mmap.mmap, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = log[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, at
+
+
+def prepare(database: Path) -> Verdict | None:
+    """Make the log beside `database` safe to open; None where there is none (a clean stop).
+
+    Raises LedgerDamaged where opening would lose acknowledged rows without a word."""
+    log = database.with_name(database.name + ".wal")
+    if not log.exists() or log.stat().st_size == 0:
+        return None
+    with log.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        verdict, commit = walk(content)
+    others = [log.with_name(log.name + end) for end in (".checkpoint", ".recovery")]
+    if verdict is Verdict.CLEAN or any(other.exists() for other in others):
+        return verdict
+    if verdict is Verdict.UNKNOWN:
+        _keep_both(database, log)
+        return verdict
+    aside = log.with_name(log.name + f".{verdict.value}")
+    shutil.copyfile(log, aside)
+    if verdict is Verdict.DAMAGED:
+        raise LedgerDamaged(
+            f"{log}: damaged after byte {commit}, with whole commits behind the damage (copy: {aside}); "
+            "restore the ledger from a backup or cut the log there: the agents send again what is missing"
+        )
+    with log.open("rb+") as torn:
+        torn.truncate(commit)
+        os.fsync(torn.fileno())
+    return verdict
+
+
+def _keep_both(database: Path, log: Path) -> None:
+    """Copy the file and its log, which belong together, before the engine opens them; once for each log.
+
+    Raises LedgerUnavailable where they cannot be copied."""
+    ending = f".unknown-{log.stat().st_mtime_ns}"
+    copies = [place.with_name(place.name + ending) for place in (database, log)]
+    if not copies[-1].exists():
+        try:
+            for place, copy in zip((database, log), copies, strict=True):
+                fresh = copy.with_name(f".{copy.name}.part")
+                try:
+                    shutil.copyfile(place, fresh)
+                    sync(fresh)
+                    fresh.replace(copy)
+                finally:
+                    fresh.unlink(missing_ok=True)
+            sync(log.parent)
+        except OSError as error:
+            raise LedgerUnavailable(
+                f"{log}: its header is not known, and it cannot be copied before the engine opens it: {error.strerror}"
+            ) from error
+    structlog.get_logger("accountant.storage").warning("unknown_log_left_to_engine", log=str(log), copy=str(copies[-1]))
+
+
+HEADERS = 3 * 4096
+"""Bytes before the first block: of the file, and two of the database that take turns."""
+BLOCK = 262_144
+IN_PLACE = "SELECT block_id FROM pragma_metadata_info() WHERE free_blocks > 0 ORDER BY ALL"
+
+
+class _Kept(msgspec.Struct):
+    """file: its number in the file system."""
+
+    file: int
+    headers: bytes
+    blocks: dict[int, bytes]
+
+
+_kept = msgspec.msgpack.Decoder(_Kept)
+
+
+def beside(database: Path) -> Path:
+    """Where the blocks of `database` are kept."""
+    return database.with_name(database.name + ".blocks")
+
+
+def keep(database: Path, file: int, numbers: Iterable[int]) -> None:
+    """Copy these blocks, durably; they replace the ones that were kept before. Raises OSError.
+
+    file: descriptor that stays open as long as the engine has the database: closing any would drop its lock."""
+    kept = _Kept(
+        os.fstat(file).st_ino,
+        os.pread(file, HEADERS, 0),
+        {number: os.pread(file, BLOCK, HEADERS + number * BLOCK) for number in numbers},
+    )
+    place = beside(database)
+    fresh = place.with_name(f".{place.name}.new")
+    with fresh.open("wb") as out:
+        out.write(msgspec.msgpack.encode(kept))
+        out.flush()
+        os.fsync(out.fileno())
+    fresh.replace(place)
+    sync(place.parent)  # or older blocks might stand here after a power failure, beside newer headers
+
+
+def mend(database: Path) -> int:
+    """Put back what a checkpoint that did not end has written over, before the engine opens it; how many blocks.
+
+    Raises OSError."""
+    try:
+        kept = _kept.decode(beside(database).read_bytes())
+        file = database.open("rb+")
+    except (FileNotFoundError, msgspec.DecodeError):
+        return 0  # nothing to go by: it was never kept, or by a release that does it in another way
+    with file:
+        if (os.fstat(file.fileno()).st_ino, file.read(HEADERS)) != (kept.file, kept.headers):
+            return 0
+        mended = 0
+        for number, block in kept.blocks.items():
+            file.seek(HEADERS + number * BLOCK)
+            if file.read(BLOCK) != block:
+                file.seek(HEADERS + number * BLOCK)
+                file.write(block)
+                mended += 1
+        file.flush()
+        os.fsync(file.fileno())
+    return mended

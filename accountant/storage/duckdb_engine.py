@@ -1,0 +1,280 @@
+"""Runs SQL and turns engine errors into the accountant's; with `invoice_file` the only importer of duckdb.
+
+One cursor per call, results always read to the end, rows in through Arrow, statements from `sql/`.
+Errors of the engine leave as the accountant's own: `LedgerFailed` where the process has to end,
+`LedgerUnavailable` for the rest. Knows nothing of what the tables mean.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import IO, Any
+
+import duckdb
+import pyarrow as pa
+
+from accountant.core.errors import LedgerFailed, LedgerLocked, LedgerUnavailable
+from accountant.storage import crash_recovery
+from gputally.base.errors import AccountantError
+
+DUPLICATE = "duplicate"
+"""Name of a database that a copy is written into."""
+Row = tuple[Any, ...]
+Parameters = Mapping[str, object] | Sequence[object] | None
+
+
+@cache
+def statement(name: str) -> str:
+    """The text of sql/<name>.sql."""
+    return (resources.files("accountant.storage") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+
+
+def one_line(error: BaseException) -> str:
+    """The engine's message without its pictures and stack."""
+    return str(error).split("\n", 1)[0].strip() or type(error).__name__
+
+
+def _translated(error: duckdb.Error) -> AccountantError:
+    if isinstance(error, duckdb.FatalException):
+        return LedgerFailed(f"the database is no longer usable: {one_line(error)}")
+    return LedgerUnavailable(one_line(error))
+
+
+def once(table: pa.Table) -> Any:
+    """The table as a stream, for a statement that names it in one place, outside WITH: it is read once, and whoever
+    asked for it twice would end the process. It costs the engine half of what a small table does, of any size two
+    thirds."""
+    return None if table is None else table.__arrow_c_stream__()
+
+
+class Cursor:
+    """One connection of one call. Named statements; a statement may name the tables it is given `incoming`,
+    `payers` and `kinds`."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+        self._optimising = True
+
+    def rows(
+        self,
+        name: str,
+        parameters: Parameters = None,
+        incoming: pa.Table = None,
+        payers: pa.Table = None,
+        kinds: pa.Table = None,
+    ) -> list[Row]:
+        """Run sql/<name>.sql and fetch everything."""
+        return self.run(statement(name), parameters, incoming, payers, kinds)
+
+    def run(
+        self,
+        sql: str,
+        parameters: Parameters = None,
+        incoming: pa.Table = None,  # noqa: ARG002 - the engine finds a table by the name of a local variable:
+        payers: pa.Table = None,  # noqa: ARG002 - half of what registering costs, which is more than the insert
+        kinds: pa.Table = None,  # noqa: ARG002
+    ) -> list[Row]:
+        try:
+            self._optimise(True)
+            return self._connection.execute(sql, parameters).fetchall()
+        except duckdb.Error as error:
+            raise _translated(error) from error
+
+    def plainly(self, sql: str, parameters: Parameters = None, incoming: pa.Table = None) -> list[Row]:  # noqa: ARG002
+        """`run` for what leaves nothing to optimise, such as rows that are only added or are looked up in one column:
+        a small statement costs a quarter less. Not for whatever joins tables, nor for a view."""
+        try:
+            self._optimise(False)
+            return self._connection.execute(sql, parameters).fetchall()
+        except duckdb.Error as error:
+            raise _translated(error) from error
+
+    def _optimise(self, wanted: bool) -> None:
+        if wanted != self._optimising:
+            self._connection.execute(f"PRAGMA {'enable' if wanted else 'disable'}_optimizer")
+            self._optimising = wanted
+
+    def columns(
+        self,
+        sql: str,
+        parameters: Parameters = None,
+        incoming: pa.Table = None,  # noqa: ARG002 - as above
+        payers: pa.Table = None,  # noqa: ARG002
+        kinds: pa.Table = None,  # noqa: ARG002
+    ) -> Mapping[str, Any]:
+        """The answer as numpy arrays by name, for many rows of numbers."""
+        try:
+            self._optimise(True)
+            found: Mapping[str, Any] = self._connection.execute(sql, parameters).fetchnumpy()
+        except duckdb.Error as error:
+            raise _translated(error) from error
+        return found
+
+    def attach(self, path: Path) -> None:
+        """Add the file at `path` as the database `DUPLICATE`; the engine takes no parameter there."""
+        if any(not character.isprintable() for character in str(path)):
+            raise LedgerUnavailable(f"{str(path)!r}: a path with control characters cannot be written to")
+        literal = str(path).replace("'", "''")
+        self.run(f"ATTACH '{literal}' AS {DUPLICATE}")
+
+    def rollback(self) -> None:
+        """End a transaction that failed; that there is none any more is no further failure."""
+        try:
+            self._connection.execute("ROLLBACK")
+        except duckdb.TransactionException:
+            return
+        except duckdb.Error as error:
+            raise _translated(error) from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def fingerprints(cursor: Cursor) -> dict[str, tuple[int, int]]:
+    """By table: how many rows, and a sum over them that does not depend on their order."""
+    tables = cursor.run(
+        "SELECT table_name FROM information_schema.tables WHERE table_catalog = current_database() "
+        "AND table_schema = 'main' AND table_type = 'BASE TABLE' ORDER BY ALL"
+    )
+    asked = "SELECT count(*), coalesce(sum(hash(t)::HUGEINT), 0) FROM"
+    return {name: (count, total) for (name,) in tables for count, total in cursor.run(f"{asked} {name} t")}
+
+
+class Database:
+    """The open file. Raises LedgerLocked, LedgerUnavailable or LedgerDamaged with the place and the reason.
+
+    threads: of the engine. With 1 a query runs in the thread that asks, so readers still run side by
+    side; a small commit costs half the CPU it costs with a pool."""
+
+    def __init__(self, path: Path, memory_limit: str = "2GB", threads: int | None = 1) -> None:
+        self.path = path
+        self._wal = path.with_name(path.name + ".wal")
+        self._lock = _lock(path)
+        try:
+            crash_recovery.prepare(path)
+            crash_recovery.mend(path)
+            # The engine's own checkpoint is a backstop: ours run between transactions, and are told.
+            settings: dict[str, Any] = {"checkpoint_threshold": "1GB", "memory_limit": memory_limit}
+            if threads is not None:
+                settings["threads"] = threads
+            self._connection = duckdb.connect(str(path), config=settings)
+            self._file = path.open("rb")
+        except duckdb.Error as error:
+            self._lock.close()
+            raise LedgerUnavailable(f"{path}: cannot be opened: {one_line(error)}") from error
+        except BaseException:
+            self._lock.close()
+            raise
+        self._migrate()
+
+    def _migrate(self) -> None:
+        folder = resources.files("accountant.storage") / "migrations"
+        steps = sorted((file.name, file) for file in folder.iterdir() if file.name.endswith(".sql"))
+        with self.cursor() as cursor:
+            cursor.run("CREATE TABLE IF NOT EXISTS migration (number INTEGER NOT NULL, name VARCHAR NOT NULL)")
+            done = {row[0] for row in cursor.run("SELECT number FROM migration")}
+            if done and max(done) > len(steps):
+                raise LedgerUnavailable(
+                    f"{self.path}: written by a newer release (schema {max(done)}, known {len(steps)})"
+                )
+            # All in one: after a crash the file is of the old schema or of the new one, and a sync is paid once.
+            if todo := [number for number in range(1, len(steps) + 1) if number not in done]:
+                cursor.run("BEGIN")
+                for number in todo:
+                    cursor.run(steps[number - 1][1].read_text(encoding="utf-8"))
+                cursor.run(
+                    "INSERT INTO migration SELECT unnest(?::INTEGER[]), unnest(?::VARCHAR[])",
+                    [todo, [steps[number - 1][0] for number in todo]],
+                )
+                cursor.run("COMMIT")
+            # Never leave schema changes and rows in one write-ahead log, and start with an empty one.
+            self.checkpoint(cursor)
+
+    def checkpoint(self, cursor: Cursor) -> None:
+        """Fold the write-ahead log into the file. Killed in the middle, the next opening goes on from before it."""
+        try:
+            crash_recovery.keep(
+                self.path, self._file.fileno(), (number for (number,) in cursor.run(crash_recovery.IN_PLACE))
+            )
+        except OSError as error:
+            raise LedgerUnavailable(f"{self.path}: no checkpoint: {error.strerror}") from error
+        cursor.run("CHECKPOINT")
+
+    @contextmanager
+    def cursor(self) -> Iterator[Cursor]:
+        try:
+            cursor = Cursor(self._connection.cursor())
+        except duckdb.Error as error:
+            raise LedgerUnavailable(f"{self.path}: closed") from error
+        try:
+            yield cursor
+        finally:
+            cursor.close()
+
+    def wal_bytes(self) -> int:
+        """Size of the write-ahead log."""
+        try:
+            return self._wal.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def free_bytes(self) -> int:
+        """Space left for us on the ledger's file system."""
+        space = os.statvfs(self.path.parent)
+        return space.f_bavail * space.f_frsize
+
+    def duplicate(self, cursor: Cursor) -> dict[str, tuple[int, int]]:
+        """Write everything that `cursor`'s snapshot shows into a new file and end it; the fingerprint of every table.
+
+        Writers go on meanwhile. (Copying the file itself would drop the engine's own lock.)"""
+        source = cursor.run("SELECT current_database()")[0][0]
+        cursor.run(f'COPY FROM DATABASE "{source}" TO {DUPLICATE}')
+        found = fingerprints(cursor)
+        cursor.run("COMMIT")
+        return found
+
+    @contextmanager
+    def duplicating(self, path: Path) -> Iterator[None]:
+        """A new, empty file to `duplicate` into; one at a time."""
+        if path.exists():
+            raise LedgerUnavailable(f"{path}: exists already")
+        with self.cursor() as cursor:
+            cursor.attach(path)
+            try:
+                yield
+            finally:
+                cursor.run(f"DETACH {DUPLICATE}")
+
+    def close(self) -> None:
+        """Checkpoint and let go of the file. Idempotent."""
+        # The engine's own checkpoint at the end is not told to us: ours comes before, where there is anything to do.
+        with suppress(AccountantError), self.cursor() as cursor:
+            if self.wal_bytes():
+                self.checkpoint(cursor)
+        self._connection.close()
+        self._file.close()
+        if not self.wal_bytes():  # else its last checkpoint did not end
+            crash_recovery.beside(self.path).unlink(missing_ok=True)
+        self._lock.close()
+
+
+def _lock(path: Path) -> IO[bytes]:
+    """Own `path` against every other process, and against a second opening in this one."""
+    place = path.with_name(path.name + ".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = place.open("ab")
+    except OSError as error:
+        raise LedgerUnavailable(f"{path}: the folder cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise LedgerLocked(f"{path}: another process has this ledger open; only one may") from error
+    return lock

@@ -1,0 +1,576 @@
+"""Implements the ledger's protocols on DuckDB: every write, the opening of snapshots, copies and archive runs.
+
+How transactions begin and end is `accountant.storage.transactions`, what leaves the volume
+`accountant.storage.duckdb_ledger`.
+
+Copies and parts of the archive are taken from a reader's snapshot: the writer goes on meanwhile. Only what they
+change in the ledger's own tables takes the writer's lock, briefly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from msgspec import structs
+
+from accountant.billing.queue_waits import KnownPod
+from accountant.core.errors import BadBatch, LedgerDamaged, LedgerUnavailable, SequenceGap
+from accountant.history_import.import_chunks import is_import
+from accountant.ledger.journal import Act, ActKind, NewAct
+from accountant.ledger.protocols import (
+    EpochReport,
+    Facts,
+    GpuMove,
+    GpuOwnership,
+    IdlePhases,
+    Imports,
+    JobKey,
+    Lent,
+    Misdated,
+    NodeFacts,
+    Quarantined,
+    Receipt,
+    RetiredDevice,
+    Retirement,
+)
+from accountant.ledger.team_assignment import Assignment
+from accountant.prices.price_book import PriceBook
+from accountant.storage import gpu_owners as owners
+from accountant.storage import misdated_records, retention
+from accountant.storage.changed_spans import Mark
+from accountant.storage.duckdb_engine import Cursor, Database, fingerprints
+from accountant.storage.gpu_lifetimes import act_of, listed, retiring
+from accountant.storage.parquet_archive import Archive, Part, groups, marks_of, take_rest
+from accountant.storage.query.window_weights import Lens
+from accountant.storage.snapshot import Hole, Imbalance, Snapshot, holes, imbalance, job_of, quarantine
+from accountant.storage.transactions import WAL_BYTES, Transactions
+from accountant.storage.write import record_columns, reference_tables
+from accountant.storage.write.batch_admission import SKEW_MS, Group, Tally
+from accountant.storage.write.gpu_ownership import MOVE_AFTER_MS
+from accountant.storage.write.interval_writer import Booked
+from accountant.storage.write.pod_ownership import PodClaims
+from accountant.storage.write.record_columns import Stream, add
+from accountant.storage.write.reference_tables import read_acts, read_trail, write_acts, write_epochs
+from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire.usage_models import Dimension, UsageLine, coverage
+from agent.wire import Ack, Batch
+from gputally.base.clock import Clock
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR
+
+
+class Offsite(Transactions):
+    """The part of the ledger that knows of other volumes."""
+
+    def copy_to(self, path: Path) -> int:
+        """A consistent copy of the whole ledger in a new file, read back and held against what was copied; how many
+        rows it has. Raises LedgerUnavailable, or LedgerDamaged where the copy is not what was copied."""
+        with self._copying:
+            with self._database.duplicating(path), self._snapshot() as (cursor, _):
+                here = self._database.duplicate(cursor)
+            copy = Database(path)
+            try:
+                with copy.cursor() as cursor:
+                    there = fingerprints(cursor)
+            finally:
+                copy.close()
+            path.with_name(path.name + ".lock").unlink(missing_ok=True)
+            if here != there:
+                differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+                raise LedgerDamaged(f"{path}: differs from the ledger in {', '.join(differing)}")
+            return sum(count for count, _ in here.values())
+
+    def archive(self, now_ms: int) -> Part | None:
+        """Write what came since the last part into the next; None where nothing did, or there is no archive.
+
+        Raises LedgerUnavailable; then nothing is archived that was not before."""
+        if self._archive is None:
+            return None
+        with self._copying:
+            self._require_space()  # the part could not be entered
+            with self._swap:
+                if not self._news:
+                    return None
+                self._news, (pods, self._pods) = False, (self._pods, set())
+            try:
+                with self._snapshot() as (cursor, state):
+                    part = self._archive.write(cursor, state.parts + 1, now_ms, pods, state.archived_registers)
+                with self._writing, self._transaction() as cursor:
+                    self._enter(cursor, part, {**state.archived, **state.marks})
+            except BaseException:
+                with self._swap:
+                    self._news, self._pods = True, None
+                raise
+            return part
+
+    def archived_act(self) -> int:
+        """The number of the newest act that the archive has; 0 where it has none, or there is no archive."""
+        return 0 if self._archive is None else self._state.archived_registers.get("act", 0)
+
+    def adopt(self, now_ms: int) -> int:
+        """Take over what the archive has beyond this ledger; how many parts that were. Raises LedgerDamaged."""
+        if self._archive is None:
+            return 0
+        with self._writing:
+            parts = self._archive.parts(self._state.parts)
+            for position, part in enumerate(parts):
+                # A ledger that lacks the part before is older than this one, also where the part has no rows.
+                self._adopt(self._archive, part, now_ms, behind=position > 0)
+            if parts:
+                self.checkpoint()
+            return len(parts)
+
+    def _adopt(self, archive: Archive, part: Part, now_ms: int, *, behind: bool) -> None:
+        archive.verify(part)
+        self._heal(archive, part)
+        with self._database.cursor() as reading:
+            last = {**self._state.archived, **marks_of(reading, archive, part)}
+            for group in groups(reading, archive, part, self._state.marks, now_ms):
+                behind = True
+                self._book(group)
+        with self._transaction() as cursor:
+            take_rest(cursor, archive, part, behind=behind)
+            self._enter(cursor, part, last)
+        self._names.forget()
+        self._reread()
+
+    def _heal(self, archive: Archive, part: Part) -> None:
+        """What the archive has before the part is as it was before the healings that the part tells of."""
+        (acts,) = archive.files([part.number], "act")
+        with self._database.cursor() as reading:
+            healings = misdated_records.healings(reading, str(acts))
+        for at_ms in healings:
+            with self._transaction() as cursor:
+                misdated_records.heal(cursor, at_ms, self._state.days)
+                self._commit(cursor, self._state)
+            self._reread()
+
+    def _enter(self, cursor: Cursor, part: Part, marks: dict[Stream, int]) -> None:
+        """The part is of this ledger from now on; `marks` are in the archive."""
+        ids = self._names.stream.resolve(cursor, marks)
+        cursor.run(
+            "INSERT INTO archive_part VALUES (?, ?, ?, ?, ?)",
+            [part.number, part.at_ms, part.low_ms, part.high_ms, part.rows],
+        )
+        cursor.run("DELETE FROM archive_mark")
+        rows = [(ids[stream], seq) for stream, seq in marks.items()]
+        cursor.run(
+            "INSERT INTO archive_mark FROM incoming", incoming=record_columns.column_table(record_columns.NUMBER, rows)
+        )
+        registers = {**self._state.archived_registers, **part.registers}
+        cursor.run("DELETE FROM archive_register")
+        cursor.run(
+            "INSERT INTO archive_register SELECT unnest(?::VARCHAR[]), unnest(?::BIGINT[])",
+            [list(registers), list(registers.values())],
+        )
+        after = replace(self._state, archived=marks, parts=part.number, archived_registers=registers)
+        self._commit(cursor, after, news=False)
+
+    def freeze(self, before_ms: int) -> int:
+        """Let rows of hours before an instant leave the file, as far as the archive has them; how many hours."""
+        if self._archive is None:
+            return 0
+        total = 0
+        while True:
+            with self._writing, self._transaction() as cursor:
+                hours = retention.freeze(cursor, self._archive, before_ms)
+                self._commit(cursor, replace(self._state, frozen=self._state.frozen | hours), news=False)
+            if not hours:
+                return total
+            total += len(hours)
+
+
+class DuckLedger(Offsite):
+    """accountant.ledger.protocols.Ledger on one DuckDB file. Thread-safe."""
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
+        """Book batches in one transaction. Counts of a Receipt are intervals; facts are not counted."""
+        with self._writing:
+            before = self._state
+            behind = before.fleet.newest_end_ms - now_ms - SKEW_MS
+            self._require_clock()
+            if behind > 0:
+                raise LedgerUnavailable(
+                    f"the accountant's clock is {behind} ms behind what is booked already: where the clock is right, "
+                    "see what is dated wrongly with: gputally accountant clock show"
+                )
+            self._require_space()
+            claims = self._owners.claims(now_ms), PodClaims(self._pod_nodes)
+            group = Group(before.marks, self._stored, now_ms, *claims)
+            tallies = [_take(group, batch) for batch in batches]
+            group.sort_out()
+            if group.changes:
+                self._book(group)
+            if self._database.wal_bytes() >= WAL_BYTES:
+                with suppress(LedgerUnavailable):  # what is committed is committed; the next one tries again
+                    self.checkpoint()
+            return [self._result(batch, tally, now_ms) for batch, tally in zip(batches, tallies, strict=True)]
+
+    def _result(self, batch: Batch, tally: Tally | Exception, now_ms: int) -> Receipt | Exception:
+        ack = structs.replace(self._ack((batch.cluster, batch.node, batch.epoch)), clock_ms=now_ms)
+        if isinstance(tally, SequenceGap):
+            return SequenceGap(ack)
+        if isinstance(tally, Exception):
+            return tally
+        return Receipt(ack, tally.stored, tally.duplicates, tally.quarantined)
+
+    def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
+        with self._writing:
+            self._require_clock()
+            if act is not None or reference_tables.tells_news(self._state.fleet, facts):
+                self._observe(facts, now_ms, closed_ms, act)
+
+    def _observe(self, facts: Facts, now_ms: int, closed_ms: int, act: NewAct | None) -> None:
+        with self._transaction() as cursor:
+            acts = self._state.acts
+            if act is not None:
+                acts = write_acts(cursor, [act], acts)[-1].number
+            fleet = reference_tables.write_facts(cursor, self._state.fleet, facts, now_ms, closed_ms)
+            self._names.origins.learn(cursor, facts.pods)
+            self._commit(cursor, replace(self._state, fleet=fleet, acts=acts), Booked({}, frozenset(), pods=facts.pods))
+            self._pod_nodes.observe(facts.pods)
+
+    def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
+        with self._writing:
+            known = [rules.version for rules in self._state.policies if rules.version is not None]
+            if known and known[-1].version == policy.version():
+                return known[-1]
+            self._require_clock()
+            # Dated after its predecessor even if the clock stepped back.
+            effective = max(now_ms, known[-1].effective_ms + 1) if known else now_ms
+            version = PolicyVersion(version=policy.version(), effective_ms=effective, policy=policy)
+            with self._transaction() as cursor:
+                reference_tables.write_policy(cursor, version)
+                detail = f"in force from {effective}" + (f", instead of {known[-1].version}" if known else "")
+                acts = self._state.acts
+                if who:
+                    act = NewAct(at_ms=now_ms, kind="policy", subject=version.version, who=who, reason=detail)
+                    acts = write_acts(cursor, [act], acts)[-1].number
+                policies = (*self._state.policies, Assignment(version))
+                self._commit(cursor, replace(self._state, policies=policies, acts=acts))
+            return version
+
+    def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
+        """How many said something new (accountant.storage.write.reference_tables)."""
+        with self._writing:
+            self._require_clock()
+            with self._transaction() as cursor:
+                new = write_epochs(cursor, reports, now_ms)
+                self._commit(cursor, self._state)
+            return new
+
+    def job_of(self, cluster: str, uid: str) -> JobKey | None:
+        """The job of a pod; None for a pod that nobody has told of."""
+        with self._snapshot() as (cursor, _):
+            return job_of(cursor, cluster, uid)
+
+    def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
+        with self._writing:
+            self._require_clock()
+            with self._transaction() as cursor:
+                last = self._state.decisions
+                new = reference_tables.write_decisions(cursor, decisions, now_ms, last)
+                self._commit(cursor, replace(self._state, decisions=last + new), beside=True)
+            return new
+
+    def remove_decisions(self, before_ms: int) -> int:
+        """Remove decisions dated before an instant, where there is an archive only those that it has; how many."""
+        total = 0
+        while True:
+            with self._writing, self._transaction() as cursor:
+                archived = self._state.archived_registers.get("decision", 0) if self._archive is not None else None
+                removed = reference_tables.remove_decisions(cursor, before_ms, archived)
+                self._commit(cursor, self._state, news=False)
+            total += removed
+            if removed < reference_tables.REMOVED_AT_ONCE:
+                return total
+
+    def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:
+        """See accountant.ledger.journal.Journal."""
+        with self._writing:
+            self._require_clock()
+            with self._transaction() as cursor:
+                recorded = write_acts(cursor, acts, seen)
+                last = recorded[-1].number if recorded else seen
+                self._commit(cursor, replace(self._state, acts=last), beside=True)
+            return recorded
+
+    def trail(self, after: int, limit: int) -> list[Act]:
+        """See accountant.ledger.journal.Journal."""
+        with self._snapshot() as (cursor, _):
+            return read_trail(cursor, after, limit)
+
+    def retire(
+        self, asked: Retirement, at_ms: int, now_ms: int, who: str, reason: str, closed_ms: int = 0
+    ) -> tuple[RetiredDevice, ...]:
+        with self._writing:
+            self._require_clock()
+            fleet = self._state.fleet
+            ends = retiring(fleet, asked, at_ms, now_ms, closed_ms)
+            found = listed(fleet, ends)
+            with self._transaction() as cursor:
+                acts = write_acts(cursor, [act_of(found, now_ms, who, reason)], self._state.acts)[-1].number
+                reference_tables.write_retired(cursor, ends)
+                after = replace(fleet, retired={**fleet.retired, **ends})
+                self._commit(cursor, replace(self._state, fleet=after, acts=acts))
+            return found
+
+    def move_gpus(self, asked: GpuMove, now_ms: int, who: str, reason: str) -> tuple[GpuOwnership, ...]:
+        with self._writing:
+            self._require_clock()
+            state, known = self._state, self._owners.known
+            nodes = {stream[:2] for stream in state.marks} | set(state.fleet.nodes)
+            chosen = owners.movable(known, nodes, asked, now_ms)
+            before = {gpu: known[gpu] for gpu in chosen}
+            claims = self._owners.claims(now_ms)
+            after = {gpu: claims.move(gpu, asked.node, who, asked.from_ms or 0) for gpu in chosen}
+            with self._transaction() as cursor:
+                act = owners.act_of(before, after, now_ms, who, reason)
+                acts = write_acts(cursor, [act], state.acts)[-1].number
+                add(cursor, "gpu_owner", record_columns.GPU_OWNER, claims.rows)
+                self._commit(cursor, replace(state, acts=acts), beside=True)
+                claims.commit()
+            return owners.shown(after, {}, state.fleet)
+
+    def gpu_owners(self) -> tuple[GpuOwnership, ...]:
+        with self._snapshot() as (cursor, state):
+            return owners.shown(owners.read_owners(cursor, state.fleet), owners.read_claims(cursor), state.fleet)
+
+    def newest_end_ms(self) -> int:
+        """End of the newest booked record; 0 where there is none."""
+        return self._state.fleet.newest_end_ms
+
+    def misdated(self, now_ms: int) -> tuple[Misdated, ...]:
+        """What is dated later than `now_ms`, by kind (accountant.storage.misdated_records)."""
+        with self._snapshot() as (cursor, _):
+            return misdated_records.find(cursor, now_ms)
+
+    def redate(self, now_ms: int, who: str, reason: str) -> tuple[Misdated, ...]:
+        """Heal what is dated later than `now_ms`; the act that says so. Raises CannotRedate."""
+        with self._writing:
+            self._require_clock()
+            with self._transaction() as cursor:
+                found = misdated_records.find(cursor, now_ms)
+                if found:
+                    misdated_records.heal(cursor, now_ms, self._state.days)
+                    write_acts(cursor, [misdated_records.act_of(found, now_ms, who, reason)], self._state.acts)
+                    self._commit(cursor, self._state)
+            if found:
+                self._reread()
+            return found
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def acks(self, node: str, cluster: str) -> Mapping[str, Ack]:
+        """By epoch, every outbox that the node ever had."""
+        found = [stream for stream in self._state.marks if stream[:2] == (cluster, node)]
+        return {stream[2]: self._ack(stream) for stream in sorted(found)}
+
+    def imports(self, cluster: str) -> Imports:
+        """How far the imports of a cluster came, and what they must leave alone."""
+        state = self._state
+        marks: dict[str, dict[str, int]] = {}
+        for of_cluster, node, epoch in sorted(state.marks):
+            if of_cluster == cluster and is_import(epoch):
+                marks.setdefault(node, {})[epoch] = state.marks[of_cluster, node, epoch]
+        metered = {node: (one.first_ms, one.last_ms) for node, one in state.fleet.metered(cluster).items()}
+        return Imports(marks, metered)
+
+    @contextmanager
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[Snapshot]:
+        """Every question inside is answered from the same commit, whatever is written meanwhile.
+
+        start_ms, end_ms: where stretches begin or end inside an hour, so that rows are needed that may be archived."""
+        with self._snapshot(start_ms, end_ms) as (cursor, state):
+            yield Snapshot(cursor, state)
+
+    def usage(
+        self,
+        start_ms: int,
+        end_ms: int,
+        by: Sequence[Dimension],
+        where: Mapping[Dimension, Collection[str]] | None = None,
+        timezone: str = "UTC",
+    ) -> list[UsageLine]:
+        with self._snapshot(start_ms, end_ms) as (cursor, state):
+            return Snapshot(cursor, state).usage(start_ms, end_ms, by, where, timezone)
+
+    def clusters(self) -> frozenset[str]:
+        """Those that anything was booked of."""
+        return self._state.fleet.clusters
+
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        known = self._state.fleet.nodes
+        return tuple(known[key] for key in sorted(known))
+
+    def pods(
+        self,
+        start_ms: int,
+        end_ms: int,
+        *,
+        of: Collection[JobKey] | None = None,
+        waiting: bool = False,
+        placed: bool = False,
+    ) -> list[KnownPod]:
+        """Pods that existed in the span, by cluster and uid. of, waiting, placed: see accountant.storage.snapshot."""
+        with self._snapshot() as (cursor, state):
+            return Snapshot(cursor, state).pods(start_ms, end_ms, of=of, waiting=waiting, placed=placed)
+
+    def teams(self) -> frozenset[str]:
+        """Every team that a queue or a namespace names now."""
+        queues = self._state.policies[-1].queues.values() if self._state.policies else ()
+        spaces = self._state.fleet.namespaces.values()
+        named = {q.team for q in queues if q.team} | {s.team for s in spaces} | {t for s in spaces for t in s.teams}
+        return frozenset(named - {""})
+
+    def idle_phases(
+        self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
+    ) -> list[IdlePhases]:
+        with self._snapshot(start_ms, end_ms) as (cursor, state):
+            return Snapshot(cursor, state).idle_phases(start_ms, end_ms, by, timezone)
+
+    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[Lent]:
+        with self._snapshot(start_ms, end_ms) as (cursor, state):
+            return Snapshot(cursor, state).lent(start_ms, end_ms, by, timezone)
+
+    def window(
+        self,
+        spec: WindowSpec,
+        at_ms: int,
+        measure: Measure,
+        min_coverage: float,
+        *,
+        book: PriceBook | None = None,
+        shard: str | None = None,
+        cluster: str | None = None,
+    ) -> UsageWindow:
+        priced = book if measure == "cost" else None
+        lens = Lens.of(book=priced, gpu_weights=spec.gpu_weights, shard=shard, cluster=cluster)
+        # Mostly all that is needed is remembered: no transaction then.
+        answer = self._windows.window(None, self._state, spec, at_ms, measure, min_coverage, lens)
+        if answer is None:
+            bounds = self._windows.bounds(spec, at_ms)
+            reading_of = self._windows.reading(self._state, spec, at_ms, lens)
+            with reading_of as reading, self._snapshot(*bounds) as (cursor, state):
+                answer = self._windows.window(cursor, state, spec, at_ms, measure, min_coverage, lens, reading)
+        assert answer is not None
+        return answer
+
+    def look_ahead(self) -> int:
+        """Read what windows are likely to ask for next, and what they lost to a commit; how many quarter-hours."""
+        soon = self._windows.soon()
+        for view, bucket in soon:
+            with (
+                self._windows.reading_ahead(view, bucket) as reading,
+                self._snapshot(bucket, bucket + BUCKET_MS) as (cursor, state),
+            ):
+                self._windows.look_into(cursor, state, bucket, reading)
+        return len(soon)
+
+    def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
+        fleet = self._state.fleet
+        if cluster is not None and cluster not in fleet.clusters:
+            return 0
+        lives = fleet.muster_of(cluster).lives().items()
+        return (
+            sum(max(0, min(end, end_ms) - max(begin, start_ms)) * count for (begin, end), count in lives) // MS_PER_HOUR
+        )
+
+    def watermark(
+        self, at_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
+    ) -> int | None:
+        return self._windows.watermark(self._state.fleet, at_ms, min_coverage, shard, cluster)
+
+    def mark(self, start_ms: int, end_ms: int) -> Mark:
+        """As long as it is equal, no question about the span has another answer (accountant.storage.changed_spans)."""
+        state = self._state
+        return state.changes.mark(start_ms, end_ms, state.fleet.muster)
+
+    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
+        known = [rules.version for rules in self._state.policies if rules.version is not None]
+        return reference_tables.policies_between(known, start_ms, end_ms)
+
+    def decisions(
+        self,
+        start_ms: int,
+        end_ms: int,
+        limit: int = 1000,
+        *,
+        kind: str | None = None,
+        subject: str | None = None,
+        gang: Collection[str] | None = None,
+        cluster: str | None = None,
+    ) -> list[Decision]:
+        with self._snapshot() as (cursor, _):
+            return reference_tables.read_decisions(cursor, start_ms, end_ms, limit, kind, subject, gang, cluster)
+
+    def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
+        with self._snapshot() as (cursor, _):
+            return read_acts(cursor, kinds, subject)
+
+    def last_act(self) -> int:
+        return self._state.acts
+
+    def extent(self) -> tuple[int, int]:
+        return self._state.fleet.extent
+
+    def newest_by_cluster(self) -> Mapping[str, int]:
+        return self._state.fleet.newest_by_cluster
+
+    def coverage(self, start_ms: int, end_ms: int) -> float:
+        return coverage(self.usage(start_ms, end_ms, ()))
+
+    def imbalance(self, start_ms: int, end_ms: int) -> int:
+        """Microseconds by which the books break the law of conservation; 0 means that they balance."""
+        return self.examine(start_ms, end_ms).total_us
+
+    def examine(self, start_ms: int, end_ms: int) -> Imbalance:
+        """`imbalance`, with every difference in words."""
+        with self._snapshot(start_ms, end_ms) as (cursor, state):
+            return imbalance(cursor, state, start_ms, end_ms)
+
+    def quarantined(self, limit: int = 1000) -> list[Quarantined]:
+        """Newest first."""
+        with self._snapshot() as (cursor, _):
+            return quarantine(cursor, limit)
+
+    def holes(self, limit: int = 1000) -> list[Hole]:
+        """Numbers that will never come, by node, the newest of each first."""
+        with self._snapshot() as (cursor, _):
+            return holes(cursor, limit)
+
+
+def _take(group: Group, batch: Batch) -> Tally | Exception:
+    try:
+        return group.take(batch)
+    except (SequenceGap, BadBatch) as refusal:
+        return refusal
+
+
+def open_ledger(
+    path: Path,
+    clock: Clock,
+    *,
+    month_zone: str = "UTC",
+    archive: Path | None = None,
+    doubt: Callable[[], str] = lambda: "",
+    gpu_move_after_ms: int = MOVE_AFTER_MS,
+) -> DuckLedger:
+    """Open or create the ledger; what the archive has beyond it is taken over first. month_zone: of calendar
+    windows. doubt: why nothing may be dated now. gpu_move_after_ms: silence about a GPU after which another node may
+    report it.
+
+    Raises LedgerLocked, LedgerUnavailable or LedgerDamaged, each with the place and the reason."""
+    ledger = DuckLedger(
+        path, clock, month_zone=month_zone, archive=archive, doubt=doubt, gpu_move_after_ms=gpu_move_after_ms
+    )
+    try:
+        ledger.adopt(clock.wall_ms())
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger

@@ -1,0 +1,138 @@
+"""Reads a provider's invoice (FOCUS or AWS CUR, CSV or Parquet).
+
+Read in a database of its own that takes little memory, line by line; amounts are exact decimals and never pass
+through a float. Rows are summed per kind of item, so a month of millions of lines becomes a few. Which kind of file it
+is, its columns say. A file may be compressed (`.csv.gz`). Taxes are an item of their own: they are no price of a GPU.
+
+A charge is of the month in which the middle of its period lies: a provider's days and months are those of UTC, and a
+month here may begin some hours before or after them. Of one of more than a month (paid for a year) it is the middle of
+its first day.
+
+Sources: FOCUS specification (BilledCost, BillingCurrency, ChargeCategory, ChargePeriodStart, ChargePeriodEnd, RegionId,
+PricingCategory, SkuId, SkuPriceDetails.InstanceType); AWS CUR data dictionary (line_item_*, product_*, pricing_term).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Final
+
+import duckdb
+
+from accountant.storage.duckdb_engine import one_line
+from gputally.base.errors import AccountantError
+from gputally.base.units import MS_PER_SECOND
+
+
+class InvoiceUnreadable(AccountantError):
+    """The file is no invoice that is known here: the place and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class InvoiceItem:
+    """What one kind of item cost in the span. instance: the machine's type, or the provider's own id of the item."""
+
+    instance: str
+    region: str
+    capacity_type: str
+    currency: str
+    amount: Decimal
+
+
+_FOCUS = {
+    "tax": "{ChargeCategory}",
+    "instance": "coalesce(json_extract_string({SkuPriceDetails}, '$.InstanceType'), {SkuId}, {ServiceName})",
+    "region": "{RegionId}",
+    "kind": "{PricingCategory}",
+    "currency": "{BillingCurrency}",
+    "amount": "{BilledCost}",
+    "start": "{ChargePeriodStart}",
+    "end": "{ChargePeriodEnd}",
+}
+_CUR = {
+    "tax": "{line_item_line_item_type}",
+    "instance": "coalesce(nullif({product_instance_type}, ''), {line_item_usage_type}, {line_item_product_code})",
+    "region": "{product_region}",
+    "kind": "CASE WHEN {line_item_usage_type} LIKE '%Spot%' THEN 'Spot' ELSE {pricing_term} END",
+    "currency": "{line_item_currency_code}",
+    "amount": "{line_item_unblended_cost}",
+    "start": "{line_item_usage_start_date}",
+    "end": "{line_item_usage_end_date}",
+}
+_CAPACITY = {
+    "Standard": "on-demand", "OnDemand": "on-demand", "Dynamic": "spot", "Spot": "spot", "Committed": "reserved",
+    "Reserved": "reserved",
+}  # fmt: skip
+
+
+_DAY_S: Final = 86_400
+_MONTH_S: Final = 32 * _DAY_S
+"""None is longer, whatever the clocks do."""
+_MODEST: dict[str, str | bool | int | float | list[str]] = {"memory_limit": "256MB", "threads": 1}
+_CSV = "read_csv($path, all_varchar = true, header = true, delim = ',', quote = '\"', escape = '\"')"
+"""Said, not guessed from the beginning of the file: a comma or a quote may first appear in its last line."""
+
+
+def read_invoice(path: Path, start_ms: int, end_ms: int) -> list[InvoiceItem]:
+    """Items whose charge period lies in [start_ms, end_ms), sorted. Raises InvoiceUnreadable."""
+    if not path.is_file():
+        raise InvoiceUnreadable(f"{path}: there is no such file")
+    source = "read_parquet($path)" if path.suffix == ".parquet" else _CSV
+    try:
+        with duckdb.connect(config=_MODEST) as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            connection.execute("SET enable_progress_bar = false")  # of a long reading, into the command's output
+            described = connection.execute(f"DESCRIBE FROM {source}", {"path": str(path)}).fetchall()
+            query = _query(path, {_plain(str(row[0])): str(row[0]) for row in described}, source)
+            bounds = {"path": str(path), "start": start_ms / MS_PER_SECOND, "end": end_ms / MS_PER_SECOND}
+            rows = connection.execute(query, bounds).fetchall()
+    except duckdb.Error as error:
+        raise InvoiceUnreadable(f"{path}: {one_line(error)}") from error
+    if any(not currency for _, _, _, currency, amount in rows if amount):
+        raise InvoiceUnreadable(f"{path}: charges without a currency")
+    return [
+        InvoiceItem(instance or "", region or "", _CAPACITY.get(kind or "", ""), currency or "", amount)
+        for instance, region, kind, currency, amount in rows
+    ]
+
+
+def _query(path: Path, columns: Mapping[str, str], source: str) -> str:
+    for fields in (_FOCUS, _CUR):
+        needed = _plain(fields["amount"].strip("{}")), _plain(fields["start"].strip("{}"))
+        if all(name in columns for name in needed):
+            break
+    else:
+        raise InvoiceUnreadable(
+            f"{path}: neither FOCUS (BilledCost) nor a Cost and Usage Report (line_item_unblended_cost)"
+        )
+    said = {name: _filled(text, columns) for name, text in fields.items()}
+    start, end = (f"epoch(CAST({said[edge]} AS TIMESTAMPTZ))" for edge in ("start", "end"))
+    ended = f"least(coalesce({end}, {start}), {start} + CASE WHEN {end} - {start} > {_MONTH_S} THEN {_DAY_S} END)"
+    middle = f"({start} + {ended}) / 2"
+    return (
+        f"SELECT CASE WHEN {said['tax']} = 'Tax' THEN 'Tax' ELSE {said['instance']} END, "  # noqa: S608
+        f"{said['region']}, {said['kind']}, upper({said['currency']}), "
+        f"sum(CAST({said['amount']} AS DECIMAL(38, 18))) FROM {source} "
+        f"WHERE {middle} >= $start AND {middle} < $end "
+        "GROUP BY ALL ORDER BY ALL"
+    )
+
+
+def _filled(text: str, columns: Mapping[str, str]) -> str:
+    """The expression over the file's own column names; a column that it does not have is null."""
+    parts = text.split("{")
+    found = [parts[0]]
+    for part in parts[1:]:
+        name, _, rest = part.partition("}")
+        column = columns.get(_plain(name))
+        quoted = None if column is None else column.replace('"', '""')
+        found.append(("NULL" if quoted is None else f'CAST("{quoted}" AS VARCHAR)') + rest)
+    return "".join(found)
+
+
+def _plain(name: str) -> str:
+    """`lineItem/UnblendedCost` and `line_item_unblended_cost` are one column."""
+    return "".join(char for char in name.lower() if char.isalnum())

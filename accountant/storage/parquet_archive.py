@@ -1,0 +1,364 @@
+"""Writes received records to Parquet parts on another volume, and replays them into a ledger that is behind.
+
+A part holds every record above the marks of the part before (rows with their names, numbers of facts, holes,
+quarantined records), the pods of which something came, and the registers: of those that only grow what is new since
+the part before, each other one whole where it changed since. A register that did not change is named with the part
+that has it. A part is written from one
+snapshot under a temporary name, synced and renamed, and only then entered in the ledger. A part that lies there
+and is not entered (the accountant was killed between the two, or the ledger is an older copy of itself) is never
+written over: it is taken over (`accountant.storage.parquet_archive`). Parts are never changed and never deleted here.
+
+Folders are Parquet (zstd), readable by anything; `part.json` says what is in them and its SHA-256.
+
+Rows go through the same booking as when they came, so what is rebuilt equals what was. Idempotent: what is at or
+below a mark is there already, everything else is only added where it is missing. Nothing here knows how
+transactions begin and end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from accountant.core.errors import LedgerDamaged, LedgerUnavailable
+from accountant.inventory.pod_facts import ObservedPod
+from accountant.storage.duckdb_engine import Cursor, Row, statement
+from accountant.storage.write import record_columns
+from accountant.storage.write.batch_admission import Group
+from accountant.storage.write.interval_writer import write_pods
+from accountant.storage.write.name_ids import PodKey
+from accountant.storage.write.record_columns import Incoming, Section, Stream
+from agent.wire import Gap, Holder, Sharing, Slice, UsageInterval
+from gputally.base.atomic_file import sync
+
+RECORDS = ("rows", "facts", "holes", "quarantine", "marks")
+GROWING = ("act", "decision", "progress")
+"""Registers whose rows are numbered in the order in which they came."""
+REGISTERS = ("policy", "node", "namespace", "past", "retired", "gpu_owner")
+"""Registers that are written whole."""
+MANIFEST = "part.json"
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One part. low_ms, high_ms: around its rows, equal where there are none. files: name to SHA-256. unchanged: by
+    file that is as an earlier part has it, the number of that part. registers: by register that only grows, the number
+    up to which the parts up to this one have it; empty in parts of earlier releases, which have all of each."""
+
+    number: int
+    at_ms: int
+    low_ms: int
+    high_ms: int
+    rows: int
+    files: dict[str, str]
+    unchanged: dict[str, int] = {}
+    registers: dict[str, int] = {}
+
+
+_part = msgspec.json.Decoder(Part)
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """The folder of parts. Raises LedgerUnavailable where it cannot be read or written."""
+
+    folder: Path
+
+    def place(self, number: int) -> Path:
+        return self.folder / f"part-{number:08d}"
+
+    def parts(self, after: int) -> list[Part]:
+        """Whole parts numbered above `after`, ascending. Raises LedgerDamaged where one is missing between them."""
+        with _reachable(self.folder):
+            numbers = sorted(int(place.name[5:]) for place in self.folder.glob("part-[0-9]*"))
+        found = [self.part(number) for number in numbers if number > after]
+        missing = {part.number for part in found} ^ set(range(after + 1, after + 1 + len(found)))
+        if missing:
+            raise LedgerDamaged(f"{self.folder}: part {min(missing)} is missing between others")
+        return found
+
+    def part(self, number: int) -> Part:
+        """What a part says of itself. Raises LedgerDamaged where it does not."""
+        place = self.place(number) / MANIFEST
+        try:
+            return _part.decode(place.read_bytes())
+        except (OSError, msgspec.MsgspecError) as error:
+            raise LedgerDamaged(f"{place}: cannot be read: {error}") from error
+
+    def verify(self, part: Part) -> None:
+        """Raises LedgerDamaged where a file of the part, or one that it names, is not what was written."""
+        for name, digest in part.files.items():
+            self._verify(part.number, name, digest)
+        for name, number in part.unchanged.items():
+            self._verify(number, name, self.part(number).files.get(name))
+
+    def _verify(self, number: int, name: str, digest: str | None) -> None:
+        place = self.place(number) / name
+        if not place.is_file() or sha256(place) != digest:
+            raise LedgerDamaged(f"{place}: missing, or not what was written")
+
+    def tables(self, part: Part) -> dict[str, str]:
+        """The file of each table that the part has or names, by the table's name."""
+        numbers = {**part.unchanged, **dict.fromkeys(part.files, part.number)}
+        return {name.removesuffix(".parquet"): str(self.place(number) / name) for name, number in numbers.items()}
+
+    def files(self, numbers: Iterable[int], table: str = "rows") -> list[Path]:
+        return [self.place(number) / f"{table}.parquet" for number in sorted(numbers)]
+
+    def write(
+        self, cursor: Cursor, number: int, at_ms: int, pods: Collection[PodKey] | None, registers: Mapping[str, int]
+    ) -> Part:
+        """Everything above the marks in the snapshot behind `cursor`. pods: of which something came, None: all.
+        registers: by register that only grows, the number up to which the archive has it."""
+        before = self._before(number)
+        with _reachable(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            fresh = self.folder / f".part-{number:08d}"
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir()
+        for name in RECORDS:
+            _copy(cursor, statement(f"archive_{name}"), fresh / f"{name}.parquet")
+        through = {}
+        for name in GROWING:
+            low = registers.get(name, 0)
+            query = f"FROM {name} WHERE number > $low ORDER BY number"
+            _copy(cursor, query, fresh / f"{name}.parquet", parameters={"low": low})
+            asked = f"SELECT coalesce(max(number), 0) FROM {name} WHERE number > ?"  # noqa: S608
+            through[name] = max(low, int(cursor.run(asked, [low])[0][0]))
+        for name in REGISTERS:
+            _copy(cursor, f"FROM {name} ORDER BY ALL", fresh / f"{name}.parquet")
+        keys = record_columns.column_table(record_columns.POD_KEY, sorted(pods or ()))
+        _copy(cursor, statement("archive_pods"), fresh / "pods.parquet", keys, {"all": pods is None})
+        low, high, rows = cursor.run(
+            "SELECT coalesce(min(start_ms), 0), coalesce(max(end_ms), 0), count(*) FROM read_parquet(?)",
+            [str(fresh / "rows.parquet")],
+        )[0]
+        with _reachable(self.folder):
+            files = {place.name: sha256(place) for place in sorted(fresh.iterdir())}
+            unchanged = {}
+            for name in [f"{register}.parquet" for register in REGISTERS]:
+                if name in before and before[name].files[name] == files[name]:
+                    unchanged[name] = before[name].number
+                    del files[name]
+                    (fresh / name).unlink()
+            part = Part(number, at_ms, low, high, rows, files, unchanged, through)
+            (fresh / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(part)))
+            for place in fresh.iterdir():
+                sync(place)
+            sync(fresh)
+            fresh.rename(self.place(number))
+            sync(self.folder)
+        return part
+
+    def _before(self, number: int) -> dict[str, Part]:
+        """By file of a register, the part that has it as the part before `number` does; empty where that part, or one
+        that it names, cannot be read: everything is written then."""
+        try:
+            last = self.part(number - 1)
+            named = {name: self.part(source) for name, source in last.unchanged.items()}
+        except LedgerDamaged:
+            return {}
+        return {**named, **dict.fromkeys(last.files, last)}
+
+
+def rows_of(cursor: Cursor, files: Collection[Path]) -> str:
+    """A query for rows in parts' files, as `received` has them; for this cursor, until it is told of other files."""
+    cursor.run("SET VARIABLE archived = ?", [[str(file) for file in files]])
+    return statement("archived_rows").format(rows=parts_rows("getvariable('archived')"))
+
+
+def parts_rows(files: str) -> str:
+    """A query for rows as the parts have them. files: how the statement names their files."""
+    return statement("parts_rows").format(files=files)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _copy(
+    cursor: Cursor, query: str, to: Path, incoming: object = None, parameters: Mapping[str, object] | None = None
+) -> None:
+    sql = f"COPY ({query}) TO $to (FORMAT parquet, COMPRESSION zstd)"
+    cursor.run(sql, {"to": str(to), **(parameters or {})}, incoming=incoming)
+
+
+@contextmanager
+def _reachable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LedgerUnavailable(f"archive {folder}: {error.strerror or error}") from error
+
+
+ROWS_AT_ONCE = 50_000
+"""Of one transaction, unless one outbox has more."""
+_gaps = msgspec.json.Decoder(list[Gap])
+_facts = msgspec.json.Decoder(ObservedPod)
+_WHOLE = ("node", "namespace", "past", "retired")
+"""Registers that are as they are, not histories."""
+
+
+def groups(cursor: Cursor, archive: Archive, part: Part, marks: Mapping[Stream, int], now_ms: int) -> Iterator[Group]:
+    """The rows of a part above `marks`, some outboxes at a time; together with their marks."""
+    rows, last = archive.files([part.number])[0], marks_of(cursor, archive, part)
+    counts = cursor.run(
+        "SELECT cluster, node, epoch, count(*) FROM read_parquet(?) GROUP BY ALL ORDER BY ALL", [str(rows)]
+    )
+    sizes = {(cluster, node, epoch): count for cluster, node, epoch, count in counts}
+    chosen: list[Stream] = []
+    waiting = 0
+    for stream in sorted(last):
+        if last[stream] <= marks.get(stream, 0):
+            continue
+        chosen.append(stream)
+        waiting += sizes.get(stream, 0)
+        if waiting >= ROWS_AT_ONCE:
+            yield _group(cursor, archive, part, chosen, last, marks, now_ms)
+            chosen, waiting = [], 0
+    if chosen:
+        yield _group(cursor, archive, part, chosen, last, marks, now_ms)
+
+
+def marks_of(cursor: Cursor, archive: Archive, part: Part) -> dict[Stream, int]:
+    """By outbox, the number up to which the archive has everything."""
+    file = archive.files([part.number], "marks")[0]
+    found = cursor.run("SELECT cluster, node, epoch, seq FROM read_parquet(?)", [str(file)])
+    return {(cluster, node, epoch): seq for cluster, node, epoch, seq in found}
+
+
+def _group(
+    cursor: Cursor,
+    archive: Archive,
+    part: Part,
+    streams: list[Stream],
+    last: Mapping[Stream, int],
+    marks: Mapping[Stream, int],
+    now_ms: int,
+) -> Group:
+    group = Group(marks, lambda _stream, _seqs: {}, now_ms)
+    wanted = pa.table(
+        [pa.array(part, pa.string()) for part in zip(*streams, strict=True)], ["cluster", "node", "epoch"]
+    )
+    source = parts_rows("[?]")
+    rows = cursor.run(  # the names of the files are a parameter
+        "SELECT cluster, node, epoch, set_seq, digest, seq, start_ms, end_ms, gpu_uuid, gpu_model, profile, gi, ci, "  # noqa: S608
+        "compute, compute_of, memory_mib, memory_of_mib, kind, uid, namespace, name, container, sharing, replicas, "
+        "health, method, capacity_us, allocated_us, measured_busy_us, sm_active_us, tensor_active_us, gaps, "
+        "memory_mib_s, energy_uj, energy_blind_us, memory_blind_us "
+        f"FROM ({source}) WHERE "
+        "(cluster, node, epoch) IN (SELECT (cluster, node, epoch) FROM incoming) "
+        "ORDER BY start_ms, cluster, node, epoch, set_seq, seq",
+        [str(archive.files([part.number])[0])],
+        wanted,
+    )
+    sections: list[Section] = []
+    for (cluster, node, epoch, _), members in groupby(rows, key=lambda row: row[:4]):
+        stream = (cluster, node, epoch)
+        kept = [row for row in members if row[5] > marks.get(stream, 0)]
+        if kept:
+            sections.append(Section(stream, list(map(_row, kept)), [row[4] for row in kept]))
+    group.incoming = Incoming(sections) if sections else None
+    group.advanced = {stream: last[stream] for stream in streams}
+    return group
+
+
+def _row(found: Row) -> UsageInterval:
+    """As it was sent, as far as the ledger keeps it."""
+    (seq, start, end, uuid, model, profile, gi, ci, compute, compute_of, memory, memory_of) = found[5:17]
+    (kind, uid, namespace, name, container, sharing, replicas, health, method) = found[17:26]
+    (capacity, allocated, busy, sm, tensor, gaps, held_memory, energy, blind, memory_blind) = found[26:36]
+    return UsageInterval(
+        seq=seq,
+        start_ms=start,
+        end_ms=end,
+        gpu_uuid=uuid,
+        gpu_model=model,
+        slice=None if gi < 0 and not profile else Slice(profile, gi, ci, compute, compute_of, memory, memory_of),
+        holder=None if kind is None else Holder(kind, uid, namespace, name, container),
+        sharing=None if sharing is None else Sharing(sharing, replicas),
+        health=health,
+        capacity_us=capacity,
+        allocated_us=allocated,
+        busy_us=busy,
+        sm_active_us=sm,
+        tensor_active_us=tensor,
+        memory_mib_s=None if memory_blind else held_memory,
+        energy_uj=None if blind else energy,
+        method=method,
+        gaps=() if gaps is None else tuple(_gaps.decode(gaps)),
+    )
+
+
+def take_rest(cursor: Cursor, archive: Archive, part: Part, *, behind: bool) -> None:
+    """Everything but rows. behind: the ledger had less than the part, so its registers are the older ones."""
+    files = archive.tables(part)
+    named = "JOIN stream s ON s.cluster = p.cluster AND s.node = p.node AND s.epoch = p.epoch"
+    for table, key, values in (
+        ("pod_fact", "t.seq = p.seq AND t.digest = p.digest", "p.seq, p.digest"),
+        ("hole", "t.first_seq = p.first_seq AND t.last_seq = p.last_seq", "p.first_seq, p.last_seq, p.reason"),
+        (
+            "quarantine",
+            "t.seq = p.seq AND t.digest = p.digest",
+            "p.seq, p.digest, p.received_ms, p.reason, p.detail, p.content",
+        ),
+    ):
+        file = files[{"pod_fact": "facts", "hole": "holes"}.get(table, table)]
+        cursor.run(
+            f"INSERT INTO {table} SELECT s.id, {values} FROM read_parquet(?) p {named} "  # noqa: S608
+            f"WHERE NOT EXISTS (SELECT 1 FROM {table} t WHERE t.stream = s.id AND {key})",
+            [file],
+        )
+    _take_pods(cursor, files["pods"])
+    for table, key in (("policy", "effective_ms"), ("act", "number")):
+        cursor.run(
+            f"INSERT INTO {table} FROM read_parquet(?) p "  # noqa: S608
+            f"WHERE NOT EXISTS (SELECT 1 FROM {table} t WHERE t.{key} = p.{key}) ORDER BY p.{key}",
+            [files[table]],
+        )
+    _take_numbered(cursor, "decision", files["decision"], "id, at_ms", numbered=bool(part.registers))
+    if "progress" in files:  # parts of earlier releases have none
+        key = "cluster, namespace, job, epoch, at_ms, received_ms, who"
+        _take_numbered(cursor, "progress", files["progress"], key, numbered=bool(part.registers))
+    if "gpu_owner" in files:  # the same; rows are only ever added
+        cursor.run("INSERT INTO gpu_owner FROM read_parquet(?) EXCEPT FROM gpu_owner", [files["gpu_owner"]])
+    if behind:
+        for table in _WHOLE:
+            cursor.run(f"DELETE FROM {table}")  # noqa: S608
+            cursor.run(f"INSERT INTO {table} FROM read_parquet(?)", [files[table]])
+
+
+def _take_numbered(cursor: Cursor, table: str, file: str, key: str, *, numbered: bool) -> None:
+    """Add the rows of a register whose `key` is not in the ledger. numbered: they have their numbers; parts of earlier
+    releases have none, and get the numbers after the last one."""
+    new = f"FROM read_parquet($file) WHERE ({key}) NOT IN (SELECT ({key}) FROM {table})"  # noqa: S608
+    if not numbered:
+        after = f"(SELECT coalesce(max(number), 0) FROM {table})"  # noqa: S608
+        new = f"SELECT *, {after} + row_number() OVER (ORDER BY received_ms, at_ms) AS number {new}"
+    cursor.run(f"INSERT INTO {table} BY NAME (FROM ({new}) ORDER BY number)", {"file": file})
+
+
+def _take_pods(cursor: Cursor, file: str) -> None:
+    found = cursor.run("SELECT source, cluster, content FROM read_parquet(?) WHERE source != 'label'", [file])
+    of_nodes = [(cluster, _fact(content)) for source, cluster, content in found if source == "node"]
+    of_cluster = [(cluster, _fact(content)) for source, cluster, content in found if source == "cluster"]
+    write_pods(cursor, of_nodes)
+    write_pods(cursor, of_cluster, "pod_seen")
+    cursor.rows("name_pods")
+    cursor.run(
+        "INSERT INTO pod_label SELECT cluster, uid, observed_ms, content FROM read_parquet(?) "
+        "WHERE source = 'label' EXCEPT FROM pod_label",
+        [file],
+    )
+
+
+def _fact(content: str) -> ObservedPod:
+    return _facts.decode(content)

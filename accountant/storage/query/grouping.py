@@ -1,0 +1,259 @@
+"""Groups holders and devices by the dimensions that a question names, between the instants at which these change.
+
+Usage is summed by the engine per class of holders, so that an answer by team and hour costs what it is
+long, not what the cluster's pods are many.
+
+A span is cut where a policy, a label of a node or a namespace, or the local day or hour changes, as far as these are
+asked for. Inside a piece every value of a dimension follows from the holder, the device and the piece alone. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from accountant.core.claim_overlap import cut
+from accountant.ledger.protocols import OF_HOLDERS
+from accountant.ledger.team_assignment import NOBODY_RULES, Assignment, in_force
+from accountant.storage.device_kinds import OF_NODES
+from accountant.storage.duckdb_engine import Cursor, statement
+from accountant.storage.gpu_lifetimes import Fleet, changes_between
+from accountant.storage.ledger_state import State
+from accountant.storage.query.result_cache import Memory
+from accountant.storage.span_plan import edges_inside, local_hours
+from accountant.storage.write.name_ids import DeviceName, HolderName
+from accountant.wire.policy_models import IDLE
+from accountant.wire.usage_models import Dimension
+
+ASSIGNED: frozenset[Dimension] = frozenset({"team", "queue"})
+OF_FEW: frozenset[Dimension] = frozenset({"job", "pod"})
+"""Dimensions whose values few holders share."""
+NOBODY = 0
+"""The id of no holder, and the class of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """of: holder id -> class; who is not in it is not asked for. names: by class, what the question asks of it."""
+
+    of: Mapping[int, int]
+    names: Mapping[int, HolderName]
+
+    def only(self, asked: Callable[[HolderName], bool]) -> Classes:
+        """Without the holders of classes that are not asked for."""
+        names = {number: name for number, name in self.names.items() if asked(name)}
+        return Classes({holder: number for holder, number in self.of.items() if number in names}, names)
+
+
+def asks_for_nobody(where: Mapping[Dimension, Collection[str]]) -> bool:
+    """Whether time that nobody pays passes the filter, as far as that concerns holders."""
+    return all(
+        (IDLE if dimension in ASSIGNED else "") in allowed
+        for dimension, allowed in where.items()
+        if dimension in OF_HOLDERS
+    )
+
+
+def classes(
+    cursor: Cursor,
+    start_ms: int,
+    end_ms: int,
+    asked: Collection[Dimension],
+    where: Mapping[Dimension, Collection[str]],
+    labels: Collection[str] = (),
+    memory: Memory | None = None,
+) -> Classes:
+    """Of the holders in [start_ms, end_ms), by what `asked` tells apart. labels: those that may name a team.
+
+    memory: of the moment; where some jobs or pods are asked for, their holders of all time are looked up there."""
+    wanted = told_apart(asked)
+    if memory is not None and OF_FEW & where.keys():
+        few = memory.named(cursor, where.get("job", ()), where.get("pod", ()), labels)
+        if few is not None:
+            return _of_few(few, wanted, where)
+    tell(cursor, start_ms, end_ms, wanted, where, labels)
+    listed = ", ".join(_QUOTED[name] for name in wanted)
+    names = {
+        row[0]: named(dict(zip(wanted, row[1:], strict=True)), labels)
+        for row in cursor.run(f"SELECT DISTINCT class, {listed} FROM holder_class")  # noqa: S608 - our own names
+    }
+    ids = cursor.columns("SELECT id, class FROM holder_class")
+    of = dict(zip(ids["id"].tolist(), ids["class"].tolist(), strict=True))
+    if asks_for_nobody(where):
+        of[NOBODY] = NOBODY
+    return Classes(of, names)
+
+
+def of_all(found: Mapping[int, HolderName]) -> Classes:
+    """Every holder a class of its own."""
+    return Classes({number: number for number in found}, found)
+
+
+def _of_few(
+    found: Mapping[int, HolderName], wanted: Sequence[str], where: Mapping[Dimension, Collection[str]]
+) -> Classes:
+    filters = [(_NAMED[dimension], allowed) for dimension, allowed in where.items() if dimension in _NAMED]
+    number_of: dict[tuple[Any, ...], int] = {}
+    of: dict[int, int] = {}
+    names: dict[int, HolderName] = {}
+    for number, name in found.items():
+        if all(getattr(name, attribute) in allowed for attribute, allowed in filters):
+            look = tuple([getattr(name, column) for column in wanted])
+            of[number] = number_of.setdefault(look, number)
+            names.setdefault(of[number], name)
+    if asks_for_nobody(where):
+        of[NOBODY] = NOBODY
+    return Classes(of, names)
+
+
+def told_apart(asked: Collection[Dimension]) -> tuple[str, ...]:
+    """Columns of `holder_class` that the dimensions need: a team may come from the namespace of a cluster."""
+    needed = {name for dimension in asked for name in _NEEDED.get(dimension, ())}
+    return tuple(name for name in _QUOTED if name in needed) or ("cluster",)
+
+
+def tell(
+    cursor: Cursor,
+    start_ms: int,
+    end_ms: int,
+    wanted: Sequence[str],
+    where: Mapping[Dimension, Collection[str]],
+    labels: Collection[str] = (),
+) -> None:
+    """Make the table holder_class of the holders in [start_ms, end_ms), with these columns."""
+    filters = {name: sorted(where[dimension]) for dimension, name in _NAMED.items() if dimension in where}
+    by_label = "labels" in wanted and bool(labels)
+    by_user = "user" in wanted or "user" in filters
+    joins = (
+        f"LEFT JOIN ({statement('holder_labels')}) l(id, labels) ON l.id = n.id " * by_label
+        + f"LEFT JOIN ({statement('holder_users')}) u(id, who) ON u.id = n.id" * by_user
+    )
+    chosen = "[json_extract_string(l.labels, '$.\"' || k || '\"') FOR k IN $labels]" if by_label else "NULL"
+    sql = statement("holder_classes").format(
+        payers=statement("payers"), names=statement("holder_names"), joins=joins, asked_labels=chosen,
+        asked_user="coalesce(u.who, '')" if by_user else "''", columns=", ".join(_QUOTED[name] for name in wanted),
+        filter=" AND ".join(f"list_contains(${name}s, {_QUOTED[name]})" for name in filters) or "true",
+    )  # fmt: skip
+    parameters: dict[str, object] = {"low": start_ms, "high": end_ms}
+    parameters |= {f"{name}s": values for name, values in filters.items()}
+    if by_label:
+        parameters["labels"] = sorted(labels)
+    cursor.run(sql, parameters)
+
+
+def named(told: Mapping[str, Any], labels: Collection[str]) -> HolderName:
+    """With only what was asked of it."""
+    found = dict.fromkeys(("cluster", "namespace", "name", "queue_ref", "job"), "") | dict(told)
+    values = found.pop("labels", None) or ()
+    kept = frozenset((key, value) for key, value in zip(sorted(labels), values, strict=False) if value is not None)
+    return HolderName(**found, labels=kept)
+
+
+_NAMED: Mapping[Dimension, str] = {
+    "namespace": "namespace", "job": "job", "pod": "name", "container": "container", "user": "user",
+}  # fmt: skip
+"""Dimensions that the holder decides alone, and the attribute of its name they are."""
+_NEEDED: Mapping[Dimension, Sequence[str]] = {
+    **{dimension: (name,) for dimension, name in _NAMED.items()},
+    "queue": ("queue_ref",), "team": ("cluster", "namespace", "queue_ref", "labels"),
+}  # fmt: skip
+_QUOTED = {
+    **{name: name for name in ("cluster", "namespace", "name", "queue_ref", "job", "container", "labels")},
+    "user": '"user"',
+}  # fmt: skip
+
+OF_TIME: frozenset[Dimension] = frozenset({"day", "hour"})
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch in which policy, labels of nodes and namespaces, local day and local hour are constant, as
+    far as they are asked for. era: pieces of one differ in day and hour alone."""
+
+    start_ms: int
+    end_ms: int
+    rules: Assignment
+    day: str = ""
+    hour: str = ""
+    era: int = 0
+
+
+def pieces_of(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimension], zone: ZoneInfo) -> list[Piece]:
+    """Those of [start_ms, end_ms) for these dimensions, in order and without gaps. zone: of days and hours."""
+    pieces = [Piece(start_ms, end_ms, NOBODY_RULES)]
+    if wanted & ASSIGNED:
+        pieces = [Piece(*found) for found in in_force(state.policies, start_ms, end_ms)]
+    relabelled = changes_between(state.fleet.charged.values() if "team" in wanted else (), start_ms, end_ms)
+    relabelled += changes_between(state.fleet.placed.values() if wanted & OF_NODES else (), start_ms, end_ms)
+    if relabelled:
+        edges = sorted(set(relabelled))
+        pieces = [replace(p, start_ms=b, end_ms=e) for p in pieces for b, e in cut((p.start_ms, p.end_ms), edges)]
+    pieces = [replace(piece, era=number) for number, piece in enumerate(pieces)]
+    if not wanted & OF_TIME:
+        return pieces
+    local: list[Piece] = []
+    for hour in local_hours(start_ms, end_ms, zone):
+        last = local[-1] if local else None
+        if last is not None and "hour" not in wanted and last.day == hour.day:
+            local[-1] = Piece(last.start_ms, hour.end_ms, NOBODY_RULES, hour.day)
+        else:
+            local.append(
+                Piece(hour.start_ms, hour.end_ms, NOBODY_RULES, hour.day, hour.hour if "hour" in wanted else "")
+            )
+    eras = {piece.start_ms: piece for piece in pieces}
+    changes = edges_inside(start_ms, end_ms, list(eras))
+    current = pieces[0]
+    found = []
+    for stretch in local:
+        for begin, end in cut((stretch.start_ms, stretch.end_ms), changes):
+            current = eras.get(begin, current)
+            found.append(Piece(begin, end, current.rules, stretch.day, stretch.hour, current.era))
+    return found
+
+
+def key_of(
+    wanted: Sequence[Dimension], fleet: Fleet, piece: Piece, gpu: int, device: DeviceName, holder: HolderName | None
+) -> tuple[str, ...]:
+    """The values of the dimensions. holder None: nobody held it."""
+    return tuple(_value(dimension, fleet, piece, gpu, device, holder) for dimension in wanted)
+
+
+def _value(
+    dimension: Dimension, fleet: Fleet, piece: Piece, gpu: int, device: DeviceName, holder: HolderName | None
+) -> str:
+    match dimension:
+        case "team" | "queue":
+            if holder is None:
+                return IDLE
+            queue = piece.rules.queue(holder.queue_ref)
+            if dimension == "queue":
+                return queue
+            space = fleet.namespace_at((holder.cluster, holder.namespace), piece.start_ms)
+            return piece.rules.team(queue, space, dict(holder.labels))
+        case "namespace":
+            return holder.namespace if holder is not None else ""
+        case "job":
+            return holder.job if holder is not None else ""
+        case "pod":
+            return holder.name if holder is not None else ""
+        case "container" | "user":
+            return getattr(holder, dimension) if holder is not None else ""
+        case "gpu_model":
+            return device.gpu_model
+        case "gpu":
+            return fleet.gpus[gpu].uuid
+        case "node":
+            return device.node
+        case "cluster":
+            return fleet.gpus[gpu].cluster
+        case "mig_profile":
+            return device.profile
+        case "day":
+            return piece.day
+        case "hour":
+            return piece.hour
+        case _:
+            facts = fleet.node_at((fleet.gpus[gpu].cluster, device.node), piece.start_ms)
+            return getattr(facts, dimension) if facts is not None else ""

@@ -1,0 +1,288 @@
+"""Answers how much idle time was start-up, and how much time was borrowed on shared GPUs.
+
+A breakdown of `allocated_idle`, asked for beside `usage` because only statements and reports need it.
+However many pods the span has, they are looked at in parts, and rows are summed by the engine. Hourly sums say who
+left anything idle in which hour: rows are read only of hours in which a phase ended, of hours at the ends of the
+span, and of those that are not folded. The answer is that of reading them all.
+
+Worked out per GPU and quarter-hour (cut where a span ends inside one), and only where something was borrowed at
+all. Borrowers are taken in the order of their names, so the answer does not depend on who was seen first. However
+long the span, only some hours of it are held in memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+
+from accountant.billing.billing_rules import Share, lend
+from accountant.billing.idle_breakdown import Launch, Phase, PhaseSpan, gang, in_gangs, phase_spans
+from accountant.core.claim_overlap import union
+from accountant.ledger.protocols import IdlePhases, Lent
+from accountant.storage.duckdb_engine import Cursor, Row, statement
+from accountant.storage.ledger_state import State
+from accountant.storage.query.grouping import Piece, key_of, pieces_of
+from accountant.storage.query.usage_sums import Sum, scan
+from accountant.storage.span_plan import TaggedSpan
+from accountant.storage.write import record_columns
+from accountant.storage.write.name_ids import NO_DEVICE, devices, holders
+from accountant.storage.write.rollups import around
+from accountant.wire.usage_models import Dimension
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR
+
+MOST_HOLDERS = 50_000
+"""Holders looked at together: some 50 MiB."""
+_GANG = pa.schema([("cluster", pa.string()), ("namespace", pa.string()), ("workload", pa.string())])
+_PHASE = pa.schema([("holder", pa.int32()), ("phase", pa.string()), ("start_ms", pa.int64()), ("end_ms", pa.int64())])
+
+
+def idle_phases(
+    cursor: Cursor,
+    state: State,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    timezone: str,
+    most: int = MOST_HOLDERS,
+) -> list[IdlePhases]:
+    """See accountant.ledger.protocols.Ledger.idle_phases. most: holders that are held in memory at one time, about (a
+    gang stays together)."""
+    if start_ms >= end_ms:
+        return []
+    pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
+    device_names = state.devices.read(cursor)
+    sums: dict[tuple[str, ...], dict[str, int]] = {}
+    for rows in phased(cursor, state, pieces, most):
+        names = holders(cursor, {row.payer for row in rows}, state.fleet.team_labels, users="user" in by)
+        for row in rows:
+            name, piece = device_names.get(row.device, NO_DEVICE), pieces[row.piece]
+            group = sums.setdefault(key_of(by, state.fleet, piece, row.gpu, name, names[row.payer]), {})
+            group[row.phase] = group.get(row.phase, 0) + row.idle_us
+    return [
+        IdlePhases(dict(zip(by, key, strict=True)), found.get("starting", 0), found.get("gang_waiting", 0))
+        for key, found in sorted(sums.items())
+    ]
+
+
+class Phased(NamedTuple):
+    """What a holder left idle of a device in a phase, inside one of the pieces that are asked for, by its number."""
+
+    piece: int
+    gpu: int
+    device: int
+    payer: int
+    phase: Phase
+    idle_us: int
+
+
+def phased(cursor: Cursor, state: State, pieces: Sequence[Piece], most: int = MOST_HOLDERS) -> Iterator[list[Phased]]:
+    """Part by part of the holders; pieces ascend and leave nothing out between the first and the last."""
+    start_ms, end_ms = pieces[0].start_ms, pieces[-1].end_ms
+    ((holding,),) = cursor.run(
+        f"SELECT count(*) FROM ({statement('payers')})",  # noqa: S608 - our own text
+        {"low": start_ms, "high": end_ms},
+    )
+    parts = -(-holding // most)
+    for part in range(parts):
+        inside = _inside(cursor, state, start_ms, end_ms, {"part": part, "parts": parts})
+        if not inside:
+            continue
+        found = []
+        for number, cut in enumerate(_by_piece(inside, pieces)):
+            idle = _idle(cursor, cut, state.unfolded)
+            found += [Phased(number, gpu, device, payer, phase, int(us)) for gpu, device, payer, phase, us in idle]
+        yield found
+
+
+def _inside(cursor: Cursor, state: State, start_ms: int, end_ms: int, part: Mapping[str, int]) -> list[PhaseSpan]:
+    """The phases of one part of the holders in which they left anything idle."""
+    rows = cursor.rows("launches", {**_held_in(start_ms - BUCKET_MS, end_ms, state.unfolded), **part})
+    idle = {row[0] for row in rows}
+    gangs = sorted({row[1:4] for row in rows if in_gangs(row[3])})
+    members = cursor.rows("gang_members", incoming=record_columns.column_table(_GANG, gangs)) if gangs else []
+    spans = phase_spans(
+        Launch(holder, gang(workload, f"{cluster}/{namespace}"), created, scheduled, started, observed)
+        for holder, cluster, namespace, workload, created, scheduled, started, observed in (
+            {*rows, *members} if members else rows
+        )
+    )
+    spans = [span for span in spans if span.holder in idle and span.start_ms < end_ms and span.end_ms > start_ms]
+    if not spans:
+        return []
+    bounds = {"start": start_ms, "end": end_ms}
+    folded = [PhaseSpan(*row) for row in cursor.rows("phase_hours", bounds, incoming=_table(spans))]
+    return [*folded, *_within(spans, start_ms, end_ms, state.unfolded)]
+
+
+def _held_in(low_ms: int, high_ms: int, unfolded: Collection[int]) -> dict[str, int]:
+    """What `launches` has to know of (low_ms, high_ms): the whole hours inside, and those without sums."""
+    first = min(low_ms - low_ms % MS_PER_HOUR + MS_PER_HOUR, high_ms)
+    last = max(first, high_ms - high_ms % MS_PER_HOUR)
+    raw = {f"raw_{name}": at for name, at in around(unfolded).items()}
+    return {"low": low_ms, "first": first, "last": last, "high": high_ms, **raw}
+
+
+def _within(spans: Iterable[PhaseSpan], start_ms: int, end_ms: int, unfolded: Collection[int]) -> list[PhaseSpan]:
+    """What of the spans lies in [start_ms, end_ms) and in hours that are not folded."""
+    raw = [(max(low, start_ms), min(high, end_ms)) for low, high in union((at, at + MS_PER_HOUR) for at in unfolded)]
+    cut = (
+        span._replace(start_ms=max(span.start_ms, low), end_ms=min(span.end_ms, high))
+        for span in spans
+        for low, high in raw
+    )
+    return [span for span in cut if span.start_ms < span.end_ms]
+
+
+def _by_piece(spans: Iterable[PhaseSpan], pieces: Sequence[Piece]) -> list[list[PhaseSpan]]:
+    """The spans, all of which lie in the pieces, cut to each of them; pieces ascend."""
+    starts = [piece.start_ms for piece in pieces]
+    found: list[list[PhaseSpan]] = [[] for _ in pieces]
+    for span in spans:
+        for number in range(bisect_right(starts, span.start_ms) - 1, bisect_left(starts, span.end_ms)):
+            piece = pieces[number]
+            low, high = max(span.start_ms, piece.start_ms), min(span.end_ms, piece.end_ms)
+            found[number].append(span._replace(start_ms=low, end_ms=high))
+    return found
+
+
+def _idle(cursor: Cursor, spans: Iterable[PhaseSpan], unfolded: Collection[int]) -> list[Row]:
+    """GPU, device, holder, phase and idle microseconds inside the spans: whole folded hours from their sums."""
+    whole: list[PhaseSpan] = []
+    rest: list[PhaseSpan] = []
+    for span in spans:
+        length_ms = span.end_ms - span.start_ms
+        summed = length_ms == MS_PER_HOUR and not span.start_ms % MS_PER_HOUR and span.start_ms not in unfolded
+        (whole if summed else rest).append(span)
+    found: list[Row] = []
+    if whole:
+        bounds = {"low": min(span.start_ms for span in whole), "high": max(span.start_ms for span in whole)}
+        found += cursor.rows("phase_idle_hours", bounds, incoming=_table(whole))
+    if rest:
+        bounds = {"low": min(s.start_ms for s in rest) - BUCKET_MS, "high": max(s.end_ms for s in rest)}
+        found += cursor.rows("phase_idle", bounds, incoming=_table(rest))
+    return found
+
+
+def _table(spans: Iterable[PhaseSpan]) -> pa.Table:
+    return record_columns.column_table(_PHASE, list(spans))
+
+
+MOST_QUARTERS = 50_000
+"""Quarter-hours of GPUs looked at together: some 100 MiB."""
+
+
+def lent(
+    cursor: Cursor,
+    state: State,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    timezone: str,
+    most: int = MOST_QUARTERS,
+) -> list[Lent]:
+    """See accountant.ledger.protocols.Ledger.lent. most: quarter-hours of GPUs that are held in memory at one time
+    (all of an hour at least)."""
+    sums: dict[tuple[tuple[str, ...], str], int] = defaultdict(int)
+    for begin, end in _stretches(cursor, start_ms, end_ms, most):
+        _lend_in(cursor, state, begin, end, by, timezone, sums)
+    return [
+        Lent(dict(zip(by, key, strict=True)), account, gpu_us)
+        for (key, account), gpu_us in sorted(sums.items())
+        if gpu_us
+    ]
+
+
+def _stretches(cursor: Cursor, start_ms: int, end_ms: int, most: int) -> list[tuple[int, int]]:
+    """[start_ms, end_ms) in parts of whole hours in which so much was borrowed; none where nothing was."""
+    edges: list[int] = []
+    taken = 0
+    for hour, count in cursor.run(
+        f"SELECT at_ms - at_ms % {MS_PER_HOUR} AS hour, count(*) FROM ({statement('borrowed')}) GROUP BY 1 ORDER BY 1",  # noqa: S608 - our own text
+        {"low": start_ms - BUCKET_MS, "high": end_ms},
+    ):
+        if not edges or taken + count > most:
+            edges.append(max(start_ms, hour) if edges else start_ms)
+            taken = 0
+        taken += count
+    return [(begin, end) for begin, end in pairwise([*edges, end_ms]) if begin < end]
+
+
+def _spans(
+    borrowed: Sequence[Row], pieces: Sequence[Piece], start_ms: int, end_ms: int
+) -> tuple[list[TaggedSpan], list[Piece]]:
+    """The borrowed quarter-hours, in order, cut to the span and its pieces; and the piece of each."""
+    spans: list[TaggedSpan] = []
+    of: list[Piece] = []
+    first = 0
+    for at, gpu in borrowed:
+        while first < len(pieces) and pieces[first].end_ms <= at:
+            first += 1
+        for piece in pieces[first:]:
+            begin, end = max(at, piece.start_ms, start_ms), min(at + BUCKET_MS, piece.end_ms, end_ms)
+            if piece.start_ms >= at + BUCKET_MS:
+                break
+            if begin < end:
+                spans.append(TaggedSpan(len(spans), begin, end, gpu))
+                of.append(piece)
+    return spans, of
+
+
+def _lend_in(
+    cursor: Cursor,
+    state: State,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    timezone: str,
+    sums: dict[tuple[tuple[str, ...], str], int],
+) -> None:
+    """Add what was lent in [start_ms, end_ms)."""
+    borrowed = cursor.rows("borrowed", {"low": start_ms - BUCKET_MS, "high": end_ms})
+    pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
+    spans, of = _spans(borrowed, pieces, start_ms, end_ms)
+    payers = {row[0]: row[0] for row in cursor.rows("payers", {"low": start_ms, "high": end_ms})}
+    rows: dict[int, list[Sum]] = defaultdict(list)
+    for found in scan(cursor, spans, state.unfolded, state.days.kept, by_device=True, payers={**payers, 0: 0}):
+        rows[found.tag].append(found)
+    names = holders(
+        cursor,
+        {found.payer for group in rows.values() for found in group} - {0},
+        state.fleet.team_labels,
+        users="user" in by,
+    )
+    device_names = devices(cursor)
+    for tag, group in rows.items():
+        gpu, piece = spans[tag].gpu, of[tag]
+        held = sorted(
+            (found for found in group if found.payer),
+            key=lambda found: (
+                names[found.payer].cluster,
+                names[found.payer].namespace,
+                names[found.payer].name,
+                found.device,
+                found.payer,
+            ),
+        )
+        nobody = [found for found in group if found.cells.unheld_us]
+        span = spans[tag]
+        # What nobody held while the node was down is down time, and nothing to lend.
+        down = any(start < span.end_ms and end > span.start_ms for start, end in state.fleet.life(gpu).down)
+        unallocated = 0 if down else sum(found.cells.unheld_us for found in nobody)
+        free, parts = lend(unallocated, [Share(found.cells.idle_us, found.cells.borrowed_us) for found in held])
+        keys = [
+            key_of(by, state.fleet, piece, gpu, device_names.get(found.device, NO_DEVICE), names[found.payer])
+            for found in held
+        ]
+        for borrower, key in enumerate(keys):
+            sums[key, "busy"] += free[borrower] + sum(parts[borrower])
+            for lender, gpu_us in enumerate(parts[borrower]):
+                sums[keys[lender], "allocated_idle"] -= gpu_us
+        if sum(free):
+            device = device_names.get(nobody[0].device, NO_DEVICE)
+            sums[key_of(by, state.fleet, piece, gpu, device, None), "unallocated"] -= sum(free)

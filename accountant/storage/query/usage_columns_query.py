@@ -1,0 +1,422 @@
+"""Answers usage and held time as columns, for several groupings at once.
+
+The engine sums by holder and kind of device; names are looked up once each, and who pays is worked out for the few
+queues and namespaces there are. It says what `usage` says by team, namespace, job, user, cluster and PRICED_BY.
+
+The engine sums by class of holders and kind of device, as for `usage`; a name is looked up once per class and kind,
+not once per line. Start-up time, which costs a look at every pod, is found once for all cuts. Memory is that of the
+answers: their keys, and some hundred bytes a row.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Generic, NamedTuple, TypeVar
+from zoneinfo import ZoneInfo
+
+import numpy as np
+
+from accountant.billing.cost_columns import COLUMNS, Tabled
+from accountant.billing.costs import PRICED_BY, Place
+from accountant.billing.held_time_columns import Held, Hours, JobName, Peak, Whole, repeated
+from accountant.core import accounts as carving
+from accountant.ledger.protocols import OF_HOLDERS
+from accountant.storage.device_kinds import Apart
+from accountant.storage.duckdb_engine import Cursor
+from accountant.storage.ledger_state import State
+from accountant.storage.query.grouping import (
+    NOBODY,
+    OF_TIME,
+    Classes,
+    Piece,
+    classes,
+    key_of,
+    named,
+    pieces_of,
+    tell,
+    told_apart,
+)
+from accountant.storage.query.idle_time_query import Phased, phased
+from accountant.storage.query.result_cache import Memory
+from accountant.storage.query.usage_query import unseen
+from accountant.storage.query.usage_sums import accounts
+from accountant.storage.span_plan import EVERY_GPU, TaggedSpan
+from accountant.storage.write.name_ids import NO_DEVICE, HolderName
+from accountant.wire.usage_models import Dimension
+from gputally.base.units import MS_PER_HOUR
+
+V = TypeVar("V", str, Place, tuple[str, str], JobName)
+_ASKED: tuple[Dimension, ...] = ("team", "namespace", "job", "user", "cluster")
+
+
+def held(cursor: Cursor, state: State, edges: Sequence[int], timezone: str) -> Held:
+    """Of each stretch between two neighbouring edges, which ascend."""
+    asked, zone = frozenset(("team", *PRICED_BY)), ZoneInfo(timezone)
+    stretch_of: list[int] = []
+    pieces: list[Piece] = []
+    for number, (start, end) in enumerate(pairwise(edges)):
+        pieces += pieces_of(state, start, end, asked, zone) if start < end else []
+        stretch_of += [number] * (len(pieces) - len(stretch_of))
+    spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
+    told = state.apart(cursor, frozenset(PRICED_BY))
+    table = accounts(
+        cursor, spans, state.unfolded, state.days.kept, by_device=told.by_device, kinds=told.kinds, by_payer=True
+    )
+    table = table[table[:, 2] != NOBODY]
+    tags, kinds = table[:, 0], table[:, 1]
+    names = _names(cursor, state, edges, table[:, 2])
+
+    def team_of(tag: int, look: int) -> str:
+        return key_of(("team",), state.fleet, pieces[tag], EVERY_GPU, NO_DEVICE, names.looks[look])[0]
+
+    def place_of(tag: int, kind: int) -> Place:
+        return Place(*key_of(PRICED_BY, state.fleet, pieces[tag], *told.shown[kind], None))
+
+    teams, team = _lookup_sorted(tags, names.look, team_of)
+    places, place = _lookup_sorted(tags, kinds, place_of)
+    return Held(
+        teams, names.jobs, names.clusters, names.users, places, np.array(stretch_of, dtype=np.int64)[tags], team,
+        names.job, names.cluster, names.user, place, table[:, 3], table[:, 4], table[:, 5],
+    )  # fmt: skip
+
+
+def hours(cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: str) -> Hours:
+    """What `usage` says by team, queue and hour."""
+    asked: tuple[Dimension, ...] = ("team", "queue", "hour")
+    fleet = state.fleet
+    pieces = pieces_of(state, start_ms, end_ms, frozenset(asked), ZoneInfo(timezone)) if start_ms < end_ms else []
+    if not pieces:
+        return Hours((), (), (), *(np.zeros(0, dtype=np.int64) for _ in range(5)))
+    spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
+    known = classes(cursor, start_ms, end_ms, asked, {}, fleet.team_labels)
+    table = accounts(cursor, spans, state.unfolded, state.days.kept, payers=known.of)
+    tag, _, payer, busy, idle, unknown, unheld, down = table.T
+    listed = sorted({piece.hour for piece in pieces})
+    number = {name: place for place, name in enumerate(listed)}
+    hour_of = np.array([number[piece.hour] for piece in pieces], dtype=np.int64)
+    eras = np.array([piece.era for piece in pieces], dtype=np.int64)
+    serving = busy + idle + unknown + unheld
+    metered, capacity = np.zeros(len(pieces), dtype=np.int64), np.zeros(len(listed), dtype=np.int64)
+    np.add.at(metered, tag, serving + down)
+    np.add.at(capacity, hour_of[tag], serving)
+    of_piece = {(place, EVERY_GPU): gpu_us for place, gpu_us in enumerate(metered.tolist())}
+    told = state.apart(cursor, frozenset())
+    for place, _, cells, unmetered_us, _ in unseen(cursor, state, pieces, asked, of_piece, told, None):
+        capacity[hour_of[place]] += cells.unheld_us + unmetered_us
+    held = np.flatnonzero((payer != NOBODY) & (busy + idle + unknown > 0))
+    first = {piece.era: piece for piece in reversed(pieces)}
+
+    def owner_of(era: int, look: int) -> tuple[str, str]:
+        team, queue = key_of(asked[:2], fleet, first[era], EVERY_GPU, NO_DEVICE, known.names[look])
+        return team, queue
+
+    owners, owner = _lookup_sorted(eras[tag[held]], payer[held], owner_of)
+    return Hours(
+        listed, capacity.tolist(), owners, owner, hour_of[tag[held]], busy[held], idle[held], unknown[held],
+    )  # fmt: skip
+
+
+def peaks(
+    cursor: Cursor,
+    state: State,
+    start_ms: int,
+    end_ms: int,
+    jobs: Collection[tuple[str, str]],
+    timezone: str,
+    memory: Memory | None = None,
+) -> dict[JobName, Peak]:
+    """The most of any local hour of these jobs, as `usage` tells them apart."""
+    if not jobs or start_ms >= end_ms:
+        return {}
+    fleet = state.fleet
+    where: dict[Dimension, Collection[str]] = {"namespace": {name for name, _ in jobs}, "job": {job for _, job in jobs}}
+    pieces = pieces_of(state, start_ms, end_ms, frozenset(("team", "hour")), ZoneInfo(timezone))
+    spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
+    known = classes(cursor, start_ms, end_ms, ("team", "namespace", "job"), where, fleet.team_labels, memory)
+    table = accounts(cursor, spans, state.unfolded, state.days.kept, payers=known.of)
+    table = table[table[:, 2] != NOBODY]
+    tag, _, payer, busy, idle, unknown, _, _ = table.T
+    first = {piece.era: piece for piece in reversed(pieces)}
+
+    def job_of(era: int, look: int) -> JobName:
+        name = known.names[look]
+        (team,) = key_of(("team",), fleet, first[era], EVERY_GPU, NO_DEVICE, name)
+        return team, name.namespace, name.job, name.cluster
+
+    found, job = _lookup_sorted(np.array([piece.era for piece in pieces], dtype=np.int64)[tag], payer, job_of)
+    # A local hour may be several pieces.
+    number = {name: place for place, name in enumerate(dict.fromkeys(piece.hour for piece in pieces))}
+    hour = np.array([number[piece.hour] for piece in pieces], dtype=np.int64)[tag]
+    cells, cell = np.unique(job * len(number) + hour, return_inverse=True)
+    sums, most = np.zeros((len(cells), 2), dtype=np.int64), np.zeros((len(found), 2), dtype=np.int64)
+    np.add.at(sums, cell.reshape(-1), np.stack([busy + idle + unknown, busy], axis=1))
+    for name, length_ms in repeated(start_ms, end_ms, timezone).items():
+        again = cells % len(number) == number[name]
+        sums[again] = sums[again] * MS_PER_HOUR // length_ms
+    np.maximum.at(most, cells // len(number), sums)
+    peak_of = {name: Peak(*row) for name, row in zip(found, most.tolist(), strict=True)}
+    return {name: peak for name, peak in peak_of.items() if name[1:3] in jobs and peak.held_us}
+
+
+class _Names(NamedTuple):
+    """Lists of names that ascend, and by row the number of each. looks: what decides on the team."""
+
+    jobs: Sequence[tuple[str, str]]
+    clusters: Sequence[str]
+    users: Sequence[str]
+    looks: Sequence[HolderName]
+    job: Whole
+    cluster: Whole
+    user: Whole
+    look: Whole
+
+
+def _names(cursor: Cursor, state: State, edges: Sequence[int], payers: Whole) -> _Names:
+    labels = state.fleet.team_labels
+    tell(cursor, edges[0], edges[-1], told_apart(_ASKED), {}, labels)
+    look = told_apart(_ASKED[:1])
+    columns = {"job": ("namespace", "job"), "cluster": ("cluster",), "user": ('"user"',), "look": look}
+    numbers = ", ".join(f"dense_rank() OVER (ORDER BY {', '.join(of)}) - 1 AS n_{name}" for name, of in columns.items())
+    found = cursor.columns(f"SELECT id, {numbers} FROM holder_class ORDER BY id")  # noqa: S608 - our own names
+    at = np.searchsorted(found["id"], payers)
+    listed = {
+        name: cursor.run(f"SELECT DISTINCT {', '.join(of)} FROM holder_class ORDER BY ALL")  # noqa: S608 - as above
+        for name, of in columns.items()
+    }
+    return _Names(
+        [(namespace, job) for namespace, job in listed["job"]],
+        [name for (name,) in listed["cluster"]],
+        [name for (name,) in listed["user"]],
+        [named(dict(zip(look, row, strict=True)), labels) for row in listed["look"]],
+        *(found[f"n_{name}"][at].astype(np.int64) for name in columns),
+    )
+
+
+def _lookup_sorted(tags: Whole, looks: Whole, of: Callable[[int, int], V]) -> tuple[list[V], Whole]:
+    """What each pair gives, ascending and each once, and its number by row."""
+    pairs, row = np.unique(np.stack([tags, looks], axis=1), axis=0, return_inverse=True)
+    values = [of(tag, look) for tag, look in pairs.tolist()]
+    listed = sorted(set(values))
+    number = {value: place for place, value in enumerate(listed)}
+    return listed, np.array([number[value] for value in values], dtype=np.int64)[row.reshape(-1)]
+
+
+H = TypeVar("H", bound=Hashable)
+_WIDTH = len(COLUMNS)
+_UNALLOCATED, _UNMETERED, _DOWN = (COLUMNS.index(name) for name in ("unallocated", "unmetered", "down"))
+_PHASES = {name: COLUMNS.index(name) for name in ("starting", "gang_waiting")}
+
+
+def tabled(
+    cursor: Cursor, state: State, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str
+) -> list[Tabled]:
+    """Of each stretch between two neighbouring edges, which ascend: an answer for each cut, whose dimensions are told
+    apart beside PRICED_BY."""
+    zone = ZoneInfo(timezone)
+    tables = [_Table.of(cursor, state, edges, by, zone) for by in cuts]
+    if edges[0] >= edges[-1]:
+        return [table.answer() for table in tables]
+    for table in tables:
+        table.add_sums(cursor)
+    every = frozenset(dimension for by in cuts for dimension in by) | set(PRICED_BY)
+    _, finest = _cut(state, edges, every, zone)
+    for rows in phased(cursor, state, finest):
+        for table in tables:
+            table.add_phases(rows, finest)
+    return [table.answer() for table in tables]
+
+
+def _cut(
+    state: State, edges: Sequence[int], asked: frozenset[Dimension], zone: ZoneInfo
+) -> tuple[list[int], list[Piece]]:
+    """The pieces of all stretches, and the stretch of each."""
+    stretch_of: list[int] = []
+    pieces: list[Piece] = []
+    for number, (start, end) in enumerate(pairwise(edges)):
+        pieces += pieces_of(state, start, end, asked, zone) if start < end else []
+        stretch_of += [number] * (len(pieces) - len(stretch_of))
+    return stretch_of, pieces
+
+
+@dataclass(slots=True)
+class _Numbers(Generic[H]):
+    """What is told apart, numbered as it is first seen."""
+
+    of: dict[H, int] = field(default_factory=dict)
+
+    def number(self, value: H) -> int:
+        return self.of.setdefault(value, len(self.of))
+
+    def ascending(self) -> tuple[list[H], Whole]:
+        """The values in order, and by number the place of each."""
+        values = sorted(self.of)  # type: ignore[type-var]  # tuples of names
+        place = np.zeros(len(values), dtype=np.int64)
+        place[[self.of[value] for value in values]] = np.arange(len(values))
+        return values, place
+
+
+@dataclass(slots=True)
+class _Table:
+    """One cut's rows while they are collected. Keys are put together of what a class of holders, a kind of device and
+    a piece of time say, each of which is looked up once: pieces of one era differ in day and hour alone, which holders
+    and devices do not look at. stretch_of, era: by piece; of_era: a piece of each."""
+
+    state: State
+    by: tuple[Dimension, ...]
+    stretch_of: Whole
+    pieces: Sequence[Piece]
+    era: Whole
+    of_era: Sequence[Piece]
+    told: Apart
+    known: Classes
+    keys: _Numbers[tuple[str, ...]] = field(default_factory=_Numbers)
+    places: _Numbers[Place] = field(default_factory=_Numbers)
+    rows: list[tuple[Whole, Whole]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, cursor: Cursor, state: State, edges: Sequence[int], by: Sequence[Dimension], zone: ZoneInfo) -> _Table:
+        asked = frozenset((*by, *PRICED_BY))
+        stretch_of, pieces = _cut(state, edges, asked, zone)
+        told = state.apart(cursor, asked - OF_HOLDERS - OF_TIME)
+        known = classes(cursor, edges[0], edges[-1], asked & OF_HOLDERS, {}, state.fleet.team_labels)
+        eras: dict[tuple[int, int], Piece] = {}
+        for stretch, piece in zip(stretch_of, pieces, strict=True):
+            eras.setdefault((stretch, piece.era), piece)
+        number = {era: place for place, era in enumerate(eras)}
+        era = [number[stretch, piece.era] for stretch, piece in zip(stretch_of, pieces, strict=True)]
+        return cls(
+            state, tuple(by), np.array(stretch_of, dtype=np.int64), pieces, np.array(era, dtype=np.int64),
+            list(eras.values()), told, known,
+        )  # fmt: skip
+
+    def add_sums(self, cursor: Cursor) -> None:
+        """What the ledger's rows and sums say, and what no row tells."""
+        told, state = self.told, self.state
+        spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(self.pieces)]
+        found = accounts(
+            cursor, spans, state.unfolded, state.days.kept,
+            by_device=told.by_device, kinds=told.kinds, payers=self.known.of,
+        )  # fmt: skip
+        tag, device, payer, busy, idle, unknown, unheld, down = found.T
+        none = np.zeros(len(found), dtype=np.int64)
+        of_holder = payer != NOBODY
+        held = np.stack([busy, idle, unknown, np.where(of_holder, 0, unheld), none, down, none, none], axis=1)
+        self._add(tag, device, payer, held)
+        # What a holder's row has beyond its allocation is nobody's.
+        rest = np.flatnonzero(of_holder & (unheld > 0))
+        loose = np.zeros((len(rest), _WIDTH), dtype=np.int64)
+        loose[:, _UNALLOCATED] = unheld[rest]
+        self._add(tag[rest], device[rest], np.full(len(rest), NOBODY), loose)
+        self._add_unseen(cursor, tag, device, busy + idle + unknown + unheld + down)
+
+    def add_phases(self, rows: Sequence[Phased], finest: Sequence[Piece]) -> None:
+        """rows: of pieces at least as fine as these."""
+        starts = [piece.start_ms for piece in self.pieces]
+        at = np.searchsorted(starts, [piece.start_ms for piece in finest], side="right") - 1
+        kinds, of_class = self.told.kinds, self.known.of
+        tag = at[np.array([row.piece for row in rows], dtype=np.int64)]
+        if kinds is not None:
+            device = [kinds.of[row.device] for row in rows]
+        else:
+            device = [row.device * self.told.by_device for row in rows]
+        payer = [of_class[row.payer] for row in rows]
+        cells = np.zeros((len(rows), _WIDTH), dtype=np.int64)
+        cells[np.arange(len(rows)), [_PHASES[row.phase] for row in rows]] = [row.idle_us for row in rows]
+        self._add(tag, np.array(device, dtype=np.int64), np.array(payer, dtype=np.int64), cells)
+
+    def answer(self) -> Tabled:
+        keys, key = self.keys.ascending()
+        places, place = self.places.ascending()
+        if not self.rows:
+            empty = np.zeros((0, 3 + _WIDTH), dtype=np.int64)
+            return Tabled(keys, places, empty[:, 0], empty[:, 1], empty[:, 2], empty[:, 3:])
+        numbers = np.concatenate([numbers for numbers, _ in self.rows])
+        told = np.stack([numbers[:, 0], key[numbers[:, 1]], place[numbers[:, 2]]], axis=1)
+        at, gpu_us = carving.merged(told, np.concatenate([cells for _, cells in self.rows]))
+        there = gpu_us.any(axis=1)
+        at, gpu_us = at[there], gpu_us[there]
+        return Tabled(keys, places, at[:, 0], at[:, 1], at[:, 2], gpu_us)
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _add_unseen(self, cursor: Cursor, tag: Whole, device: Whole, metered_us: Whole) -> None:
+        at, sums = carving.merged(np.stack([tag, device], axis=1), metered_us.reshape(-1, 1))
+        metered: dict[tuple[int, int], int] = defaultdict(int)
+        for (piece, kind), (gpu_us,) in zip(at.tolist(), sums.tolist(), strict=True):
+            metered[piece, self.told.member[kind]] += gpu_us
+        wanted = (*self.by, *PRICED_BY)
+        numbers, cells = [], []
+        for piece, key, found, unmetered_us, down_us in unseen(
+            cursor, self.state, self.pieces, wanted, metered, self.told, None
+        ):
+            place = Place(*key[len(self.by) :])
+            numbers.append((piece, self.keys.number(key[: len(self.by)]), self.places.number(place)))
+            row = [0] * _WIDTH
+            row[_UNALLOCATED], row[_UNMETERED], row[_DOWN] = found.unheld_us, unmetered_us, down_us
+            cells.append(row)
+        if numbers:
+            told = np.array(numbers, dtype=np.int64)
+            told[:, 0] = self.stretch_of[told[:, 0]]
+            self.rows.append((told, np.array(cells, dtype=np.int64)))
+
+    def _add(self, tag: Whole, device: Whole, payer: Whole, cells: Whole) -> None:
+        """Rows of pieces, kinds of devices and classes of holders."""
+        if not len(tag):
+            return
+        fleet, shown, names = self.state.fleet, self.told.shown, self.known.names
+        of_holder = [name for name in self.by if name in OF_HOLDERS]
+        of_time = [name for name in self.by if name in OF_TIME]
+        of_place = [name for name in self.by if name not in OF_HOLDERS and name not in OF_TIME]
+
+        def held_by(era: int, look: int) -> tuple[str, ...]:
+            holder = names[look] if look != NOBODY else None
+            return key_of(of_holder, fleet, self.of_era[era], EVERY_GPU, NO_DEVICE, holder)
+
+        def standing(era: int, kind: int) -> tuple[str, ...]:
+            return key_of(of_place, fleet, self.of_era[era], *shown[kind], None)
+
+        def priced(era: int, kind: int) -> tuple[str, ...]:
+            return key_of(PRICED_BY, fleet, self.of_era[era], *shown[kind], None)
+
+        at = self.era[tag]
+        holders, holder = _lookup_columns(at, payer, held_by)
+        spots, spot = _lookup_columns(at, device, standing)
+        costing, price = _lookup_columns(at, device, priced)
+        times = [tuple([getattr(piece, name) for name in of_time]) for piece in self.pieces]
+        combined, row = _distinct(holder, spot, tag if of_time else np.zeros_like(tag))
+        order = [*of_holder, *of_place, *of_time]
+        put = [order.index(name) for name in self.by]
+        number = self.keys.number
+        key = np.array(
+            [number(_arranged((*holders[h], *spots[s], *times[piece]), put)) for h, s, piece in combined.tolist()],
+            dtype=np.int64,
+        )
+        place = np.array([self.places.number(Place(*values)) for values in costing], dtype=np.int64)
+        self.rows.append((np.stack([self.stretch_of[tag], key[row], place[price]], axis=1), cells))
+
+
+def _arranged(values: tuple[str, ...], put: Sequence[int]) -> tuple[str, ...]:
+    return tuple([values[at] for at in put])
+
+
+def _distinct(*columns: Whole) -> tuple[Whole, Whole]:
+    """The different rows of some columns, and the number of each row's."""
+    code = columns[0]
+    for column in columns[1:]:
+        code = code * (int(column.max()) + 1) + column
+    _, first, row = np.unique(code, return_index=True, return_inverse=True)
+    return np.stack([column[first] for column in columns], axis=1), row.reshape(-1)
+
+
+def _lookup_columns(
+    eras: Whole, looks: Whole, of: Callable[[int, int], tuple[str, ...]]
+) -> tuple[list[tuple[str, ...]], Whole]:
+    """What each pair gives, each once, and its number by row."""
+    shift = int(looks.min())
+    pairs, row = _distinct(eras, looks - shift)
+    numbers: _Numbers[tuple[str, ...]] = _Numbers()
+    number = np.array([numbers.number(of(era, look + shift)) for era, look in pairs.tolist()], dtype=np.int64)
+    return list(numbers.of), number[row]

@@ -1,0 +1,308 @@
+"""Answers usage per group over any span, with unmetered and down time.
+
+Sums come from the daily, hourly and quarter-hourly tables, the edges from the rows. What no row tells
+(unmetered time) and what the inventory says (nodes down) is worked out per GPU on top, so that the
+accounts of every GPU add up to its capacity exactly.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import add
+from zoneinfo import ZoneInfo
+
+from accountant.core.accounts import Cells, full_us
+from accountant.ledger.protocols import OF_HOLDERS
+from accountant.storage.device_kinds import Apart, apart
+from accountant.storage.duckdb_engine import Cursor
+from accountant.storage.gpu_lifetimes import Fleet, down_in, lives_in
+from accountant.storage.ledger_state import State
+from accountant.storage.query.grouping import (
+    NOBODY,
+    OF_TIME,
+    Piece,
+    asks_for_nobody,
+    classes,
+    key_of,
+    of_all,
+    pieces_of,
+)
+from accountant.storage.query.result_cache import Memory
+from accountant.storage.query.usage_sums import Sum, scan
+from accountant.storage.span_plan import TaggedSpan
+from accountant.storage.write.name_ids import DeviceName, holders
+from accountant.wire.usage_models import Accounts, Dimension, UsageLine, known_memory
+from gputally.base.units import MS_PER_HOUR
+
+Where = Mapping[Dimension, Collection[str]]
+_OF_PLACES: tuple[Dimension, ...] = ("cluster", "node", "gpu")
+_NO_PAYER = -1
+MOST_APART = 1_000
+"""GPUs that are looked at by themselves; of more, all are summed and what is not asked for is left out."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """What a group has collected; unmetered is not among the cells of rows."""
+
+    cells: Cells
+    unmetered_us: int = 0
+    node_down_us: int = 0
+
+
+def usage(
+    cursor: Cursor,
+    state: State,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    where: Where | None = None,
+    timezone: str = "UTC",
+    memory: Memory | None = None,
+) -> list[UsageLine]:
+    """See accountant.ledger.protocols.Ledger.usage. memory: of the moment, where several questions are asked of it."""
+    if start_ms >= end_ms:
+        return []
+
+    def find() -> list[UsageLine]:
+        return usage_between(cursor, state, (start_ms, end_ms), by, where, timezone, memory)[0]
+
+    return find() if memory is None else memory.usage(start_ms, end_ms, by, where, timezone, find)
+
+
+def usage_between(
+    cursor: Cursor,
+    state: State,
+    edges: Sequence[int],
+    by: Sequence[Dimension],
+    where: Where | None = None,
+    timezone: str = "UTC",
+    memory: Memory | None = None,
+) -> list[list[UsageLine]]:
+    """`usage` of each stretch between two neighbouring edges, which ascend: one reading, however many they are."""
+    where = where or {}
+    wanted = [*dict.fromkeys([*by, *where])]
+    asked, zone = frozenset(wanted), ZoneInfo(timezone)
+    stretch_of: list[int] = []
+    pieces: list[Piece] = []
+    for number, (start, end) in enumerate(pairwise(edges)):
+        if start < end:
+            pieces += pieces_of(state, start, end, asked, zone)
+            stretch_of += [number] * (len(pieces) - len(stretch_of))
+    lines: list[dict[tuple[str, ...], _Line]] = [{} for _ in pairwise(edges)]
+    if not pieces:
+        return [[] for _ in lines]
+    filters = [(wanted.index(dimension), frozenset(allowed)) for dimension, allowed in where.items()]
+    places = [wanted.index(dimension) for dimension in by]
+    for tag, key, cells, unmetered, down in _contributions(cursor, state, pieces, wanted, where, memory):
+        if filters and any(key[place] not in allowed for place, allowed in filters):
+            continue
+        group = tuple([key[place] for place in places])
+        of_stretch = lines[stretch_of[tag]]
+        line = of_stretch.get(group)
+        if line is None:
+            of_stretch[group] = _Line(cells, unmetered, down)
+            continue
+        line.cells = Cells(*map(add, line.cells, cells))
+        line.unmetered_us += unmetered
+        line.node_down_us += down
+    return [[_answer(by, key, line) for key, line in sorted(found.items())] for found in lines]
+
+
+def _answer(by: Sequence[Dimension], key: tuple[str, ...], line: _Line) -> UsageLine:
+    cells = line.cells
+    return UsageLine(
+        key=dict(zip(by, key, strict=True)),
+        accounts_gpu_us=Accounts(
+            busy=cells.busy_us,
+            allocated_idle=cells.idle_us,
+            allocated_unknown=cells.unknown_us,
+            unallocated=cells.unheld_us,
+            unmetered=line.unmetered_us,
+            down=cells.down_us + line.node_down_us,
+        ),
+        node_down_us=line.node_down_us,
+        borrowed_busy_us=cells.borrowed_us,
+        unattributed_busy_us=cells.unattributed_us,
+        memory_mib_s=known_memory(cells.memory_mib_s, cells.memory_blind_us, cells.allocated_us),
+        memory_unknown_us=cells.memory_blind_us,
+        energy_uj=cells.energy_uj,
+    )
+
+
+Contribution = tuple[int, tuple[str, ...], Cells, int, int]
+"""Number of the piece, key, cells of rows, unmetered and node-down microseconds."""
+
+
+def _contributions(
+    cursor: Cursor,
+    state: State,
+    pieces: Sequence[Piece],
+    wanted: Sequence[Dimension],
+    where: Where,
+    memory: Memory | None,
+) -> Iterable[Contribution]:
+    fleet = state.fleet
+    asked = frozenset(wanted)
+    spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
+    of_devices = asked - OF_HOLDERS - OF_TIME
+    seen, gpus = _looked_at(cursor, state, where)
+    told = state.apart(cursor, of_devices) if gpus is None else apart(fleet, seen, of_devices)
+    labels = fleet.team_labels if "team" in asked else ()
+    known, sums = None, None
+    if asked & OF_HOLDERS:
+        short = pieces[-1].end_ms - pieces[0].start_ms <= MS_PER_HOUR
+        if (short or gpus is not None) and not OF_HOLDERS & where.keys():
+            # Who held anything for so long, or of a few GPUs, is found with what they held.
+            sums = _scan(cursor, spans, state, told, gpus, by_payer=True)
+            payers = {found.payer for found in sums} - {NOBODY}
+            known = of_all(holders(cursor, payers, labels, users="user" in asked))
+        else:
+            known = classes(cursor, pieces[0].start_ms, pieces[-1].end_ms, asked, where, labels, memory)
+            if "queue" in where and not asks_for_nobody(where):
+                rules, queues = {piece.era: piece.rules for piece in pieces}.values(), frozenset(where["queue"])
+                known = known.only(lambda name: any(each.queue(name.queue_ref) in queues for each in rules))
+    if sums is None:
+        sums = _scan(cursor, spans, state, told, gpus, known.of if known else None)
+    names = known.names if known else {}
+    timed = [(place, dimension == "hour") for place, dimension in enumerate(wanted) if dimension in OF_TIME]
+    looks: dict[tuple[int, int, int], tuple[str, ...]] = {}
+    metered: dict[tuple[int, int], int] = defaultdict(int)
+    for found in sums:
+        metered[found.tag, told.member[found.device]] += found.cells.capacity_us
+        piece, (gpu, device) = pieces[found.tag], told.shown[found.device]
+        held, rest = _held_and_rest(found)
+        if held is not None:
+            look = (piece.era, found.device, found.payer)
+            if look not in looks:
+                looks[look] = key_of(wanted, fleet, piece, gpu, device, names.get(found.payer))
+            yield found.tag, _at(piece, looks[look], timed), held, 0, 0
+        if rest is not None:
+            look = (piece.era, found.device, _NO_PAYER)
+            if look not in looks:
+                looks[look] = key_of(wanted, fleet, piece, gpu, device, None)
+            yield found.tag, _at(piece, looks[look], timed), rest, 0, 0
+    if not asks_for_nobody(where):
+        return
+    if OF_HOLDERS & where.keys():
+        # Holders that are not asked for are missing from the sums, but were metered all the same.
+        metered = defaultdict(int)
+        for found in _scan(cursor, spans, state, told, gpus):
+            metered[found.tag, told.member[found.device]] += found.cells.capacity_us
+    yield from unseen(cursor, state, pieces, wanted, metered, told, gpus)
+
+
+def _at(piece: Piece, key: tuple[str, ...], timed: Sequence[tuple[int, bool]]) -> tuple[str, ...]:
+    """The key of another piece of its era, here."""
+    if not timed:
+        return key
+    values = list(key)
+    for place, of_hour in timed:
+        values[place] = piece.hour if of_hour else piece.day
+    return tuple(values)
+
+
+def _looked_at(cursor: Cursor, state: State, where: Where) -> tuple[Mapping[int, DeviceName], frozenset[int] | None]:
+    """The devices that a question about some nodes or GPUs can see, and their GPUs; None where it may see all.
+
+    A GPU that moved is looked at with all that it was: of its time elsewhere the filter takes nothing."""
+    if "node" not in where and "gpu" not in where:
+        return {}, None  # a cluster is mostly all there is
+    fleet = state.fleet
+    # A GPU that moved has other devices, on other nodes.
+    devices = state.device_names(cursor)
+    near = state.devices.on(where["node"], devices) if "node" in where else devices
+    asked = {dimension: where[dimension] for dimension in _OF_PLACES if dimension in where}
+    seen = frozenset(
+        name.gpu
+        for name in near.values()
+        if fleet.gpus[name.gpu].uuid in asked.get("gpu", (fleet.gpus[name.gpu].uuid,))
+        and fleet.gpus[name.gpu].cluster in asked.get("cluster", (fleet.gpus[name.gpu].cluster,))
+    )
+    if len(seen) > MOST_APART:
+        return {}, None
+    return {number: name for number, name in devices.items() if name.gpu in seen}, seen
+
+
+def _scan(
+    cursor: Cursor,
+    spans: Sequence[TaggedSpan],
+    state: State,
+    told: Apart,
+    gpus: Collection[int] | None,
+    payers: Mapping[int, int] | None = None,
+    *,
+    by_payer: bool = False,
+) -> list[Sum]:
+    return scan(
+        cursor, spans, state.unfolded, state.days.kept,
+        by_device=told.by_device, kinds=told.kinds, payers=payers, by_payer=by_payer, gpus=gpus,
+    )  # fmt: skip
+
+
+def _held_and_rest(found: Sum) -> tuple[Cells | None, Cells | None]:
+    """What the holder pays, and what nobody does."""
+    cells = found.cells
+    if not found.payer:
+        return None, cells
+    if not cells.unheld_us:
+        return cells, None
+    rest = Cells(unheld_us=cells.unheld_us)
+    return Cells(*(a - b for a, b in zip(cells, rest, strict=True))), rest
+
+
+def unseen(
+    cursor: Cursor,
+    state: State,
+    pieces: Sequence[Piece],
+    wanted: Sequence[Dimension],
+    metered: Mapping[tuple[int, int], int],
+    told: Apart,
+    gpus: Collection[int] | None,
+) -> Iterable[Contribution]:
+    """Unmetered time, and what a node's being down makes of unheld and missing time."""
+    fleet = state.fleet
+    spans = down_in(fleet.muster, [(piece.start_ms, piece.end_ms) for piece in pieces])
+    down_us: dict[tuple[int, int], int] = defaultdict(int)
+    if gpus is not None:
+        spans = [span for span in spans if span.gpu in gpus]
+    for span in spans:
+        down_us[span.tag, told.of_gpu[span.gpu]] += full_us(span.end_ms - span.start_ms)
+    for found in _scan(cursor, spans, state, told, gpus):
+        down_us[found.tag, told.member[found.device]] -= found.cells.capacity_us
+        # The unheld rows of a node that is down: out of `unallocated`, into `down`.
+        if found.cells.unheld_us:
+            key = key_of(wanted, fleet, pieces[found.tag], *told.shown[found.device], None)
+            yield found.tag, key, Cells(unheld_us=-found.cells.unheld_us), 0, found.cells.unheld_us
+    for tag, member, gpu, device, life_us in _lives(fleet, pieces, told, gpus):
+        missing = life_us - metered.get((tag, member), 0)
+        missing_down = down_us.get((tag, member), 0)
+        if missing:
+            key = key_of(wanted, fleet, pieces[tag], gpu, device, None)
+            yield tag, key, Cells(), missing - missing_down, missing_down
+
+
+def _lives(
+    fleet: Fleet, pieces: Sequence[Piece], told: Apart, gpus: Collection[int] | None
+) -> Iterable[tuple[int, int, int, DeviceName, int]]:
+    """(tag, member, a GPU of it, its last device, microseconds) of what was capacity in a piece."""
+    alike: dict[int, list[int]] = defaultdict(list)
+    for gpu in fleet.tenures if gpus is None else gpus:
+        member = told.of_gpu[gpu]
+        if member in told.shared:
+            alike[member].append(gpu)
+            continue
+        life = fleet.life(gpu)
+        for tag, piece in enumerate(pieces):
+            begin, end = max(piece.start_ms, life.start_ms), min(piece.end_ms, life.end_ms)
+            if begin < end:
+                device = DeviceName(life.node_at(end - 1), fleet.gpus[gpu].model, "")
+                yield tag, member, gpu, device, full_us(end - begin)
+    spans = [(piece.start_ms, piece.end_ms) for piece in pieces]
+    for member, gpus in alike.items():
+        for tag, lives in enumerate(lives_in(fleet, spans, gpus)):
+            whole_us = sum(full_us(end - start) * count for (start, end), count in lives.items())
+            yield tag, member, *told.shared[member], whole_us

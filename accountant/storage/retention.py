@@ -1,0 +1,117 @@
+"""Moves raw rows older than the retention period to the archive, keeps their sums, and brings them back when a late
+record needs them.
+
+An hour is either wholly in the file or, where it is *frozen*, wholly in the archive; its sums stay. Only an hour of
+which every row counts as it came is frozen, so that the archive need not know what was cut. A question that needs
+rows of a frozen hour reads them from the archive (`show`); a late set of one brings the hour back first (`thaw`), so
+that booking never has to know of any of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import pairwise
+
+from accountant.core.errors import LedgerDamaged, LedgerUnavailable
+from accountant.storage.duckdb_engine import Cursor, Row
+from accountant.storage.parquet_archive import Archive, rows_of
+from accountant.storage.write.batch_admission import MAX_INTERVAL_MS
+from accountant.storage.write.record_columns import Incoming, Stream
+from gputally.base.units import MS_PER_HOUR
+
+_CELLS = (
+    "stream, seq, set_seq, start_ms, end_ms, gpu, device, payer, busy_us, idle_us, unknown_us, unheld_us, down_us, "
+    "borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us, "
+    "memory_blind_us"
+)
+HOURS_AT_ONCE = 4
+"""Of one transaction: the writer waits while they are compared."""
+
+
+def freeze(cursor: Cursor, archive: Archive, before_ms: int) -> frozenset[int]:
+    """Hours before an instant that may leave the file, oldest first, at most `HOURS_AT_ONCE`; they are gone then.
+
+    Raises LedgerDamaged, and nothing is gone, where the archive does not say the same as the file."""
+    hours = [row[0] for row in cursor.rows("freezable", {"before": before_ms})][:HOURS_AT_ONCE]
+    if not hours:
+        return frozenset()
+    here = cursor.run(_fingerprint("received", hours))
+    there = cursor.run(_fingerprint(f"({_archived(cursor, archive, hours)})", hours))
+    if here != there:
+        raise LedgerDamaged(
+            f"archive {archive.folder}: its rows from {hours[0]} on differ from the ledger's; nothing was removed"
+        )
+    cursor.run(f"DELETE FROM received WHERE {_inside(hours)}")  # noqa: S608
+    cursor.run("INSERT INTO frozen SELECT unnest(?)", [hours])
+    return frozenset(hours)
+
+
+def touched(incoming: Incoming | None, frozen: Collection[int]) -> frozenset[int]:
+    """Frozen hours that rows may have to be settled against."""
+    if incoming is None or not frozen:
+        return frozenset()
+    reach = 2 * MAX_INTERVAL_MS
+    spans = set(zip(incoming.start_ms.tolist(), incoming.end_ms.tolist(), strict=True))
+    return frozenset(
+        hour
+        for hour in frozen
+        if any(start - reach < hour + MS_PER_HOUR and end + reach > hour for start, end in spans)
+    )
+
+
+def thaw(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> None:
+    """Bring the rows of frozen hours back into the file."""
+    ordered = sorted(hours)
+    source = _archived(cursor, reached(archive), ordered)
+    cursor.run(f"INSERT INTO received FROM ({source}) WHERE {_inside(ordered)}")
+    cursor.run("DELETE FROM frozen WHERE at_ms IN (SELECT unnest(?))", [ordered])
+
+
+def show(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> None:
+    """Let `entry` mean the file and the frozen hours, for whatever else this cursor asks."""
+    ordered = sorted(hours)
+    source = _archived(cursor, reached(archive), ordered)
+    cursor.run(
+        f"CREATE TEMP VIEW entry AS FROM present UNION ALL SELECT {_CELLS} FROM ({source}) "  # noqa: S608
+        f"WHERE {_inside(ordered)}"
+    )
+
+
+def frozen_digests(cursor: Cursor, archive: Archive | None, stream: Stream, seqs: Collection[int]) -> list[Row]:
+    """(seq, digest) of an outbox's numbers, from all parts."""
+    files = reached(archive).files(_numbers(cursor, 0, 1 << 62))
+    found = cursor.run("SELECT id FROM stream WHERE cluster = ? AND node = ? AND epoch = ?", stream)
+    return cursor.run(
+        f"SELECT seq, digest FROM ({rows_of(cursor, files)}) WHERE stream = ? AND seq IN (SELECT unnest(?))",  # noqa: S608
+        [found[0][0], sorted(seqs)],
+    )
+
+
+def reached(archive: Archive | None) -> Archive:
+    """Raises LedgerUnavailable where rows are in an archive that is not configured."""
+    if archive is None:
+        raise LedgerUnavailable("rows that are needed are in the archive alone, and no archive is set (archive.to)")
+    return archive
+
+
+def _archived(cursor: Cursor, archive: Archive, hours: Collection[int]) -> str:
+    return rows_of(cursor, archive.files(_numbers(cursor, min(hours), max(hours) + MS_PER_HOUR)))
+
+
+def _numbers(cursor: Cursor, low_ms: int, high_ms: int) -> list[int]:
+    """Parts with rows in the span."""
+    asked = "SELECT number FROM archive_part WHERE rows > 0 AND low_ms < ? AND high_ms > ? ORDER BY number"
+    return [row[0] for row in cursor.run(asked, [high_ms, low_ms])]
+
+
+def _inside(hours: Collection[int]) -> str:
+    """Rows that begin in one of the hours, as ranges, which the files' own statistics understand."""
+    ordered = sorted(hours)
+    starts = [ordered[0], *(b for a, b in pairwise(ordered) if b - a != MS_PER_HOUR)]
+    ends = [*(a for a, b in pairwise(ordered) if b - a != MS_PER_HOUR), ordered[-1]]
+    ranges = [f"start_ms >= {low} AND start_ms < {high + MS_PER_HOUR}" for low, high in zip(starts, ends, strict=True)]
+    return "(" + " OR ".join(f"({span})" for span in ranges) + ")"
+
+
+def _fingerprint(source: str, hours: Collection[int]) -> str:
+    return f"SELECT count(*), sum(hash(r)::HUGEINT) FROM {source} r WHERE {_inside(hours)}"  # noqa: S608

@@ -1,0 +1,289 @@
+"""Answers all questions of one reader from one moment of the ledger, and checks that the ledger balances.
+
+A report asks many questions; between two of them others write. What one question found, the next may be answered
+from (accountant.storage.query.result_cache). Not thread-safe: it is one cursor.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from accountant.billing.cost_columns import Tabled
+from accountant.billing.held_time_columns import Held, Hours, JobName, Peak
+from accountant.billing.queue_waits import KnownPod, merged
+from accountant.core.accounts import ACCOUNTS, CELLS, full_us
+from accountant.inventory.pod_facts import ObservedPod
+from accountant.ledger.protocols import EpochReport, IdlePhases, JobKey, Lent, Quarantined
+from accountant.ledger.team_assignment import NOBODY_RULES, labels_count
+from accountant.storage.duckdb_engine import Cursor, statement
+from accountant.storage.gpu_lifetimes import gpus_at
+from accountant.storage.ledger_state import State
+from accountant.storage.query.idle_time_query import idle_phases, lent
+from accountant.storage.query.result_cache import Memory
+from accountant.storage.query.usage_columns_query import held, hours, peaks, tabled
+from accountant.storage.query.usage_query import usage, usage_between
+from accountant.storage.write import record_columns, reference_tables
+from accountant.storage.write.reference_tables import epochs_between, read_epochs
+from accountant.wire.policy_models import PolicyVersion
+from accountant.wire.usage_models import Dimension, UsageLine, coverage
+
+_FEW = 500
+"""Jobs that the engine is told by name."""
+Extent = tuple[int, int]
+"""[first, last) of holding anything, in UTC ms; rounded outwards to the hour where that is over."""
+
+
+def extents(
+    cursor: Cursor, state: State, keys: Collection[JobKey], memory: Memory | None = None
+) -> Mapping[JobKey, Extent]:
+    """Of these jobs over all time; one that never held anything is not in it. memory: of the moment."""
+    of = _held_for(cursor, keys, memory)
+    table = record_columns.column_table(record_columns.ID, [(number,) for number in sorted(of)])
+    found: dict[JobKey, Extent] = {}
+    for payer, low, high in cursor.rows("held_between", {"low": min(state.unfolded, default=0)}, incoming=table):
+        first, last = found.get(of[payer], (low, high))
+        found[of[payer]] = min(first, low), max(last, high)
+    return found
+
+
+def _held_for(cursor: Cursor, keys: Collection[JobKey], memory: Memory | None) -> dict[int, JobKey]:
+    """The jobs by the holders that were of them."""
+    wanted = frozenset(keys)
+    if memory is not None and len(wanted) <= _FEW:
+        few = memory.named(cursor, {key.job for key in wanted}, (), ())
+        if few is not None:
+            told = {number: JobKey(name.cluster, name.namespace, name.job) for number, name in few.items()}
+            return {number: key for number, key in told.items() if key in wanted}
+    asked = {"clusters": sorted({key.cluster for key in keys})}
+    only = ""
+    if len(wanted) <= _FEW:
+        asked |= {"namespaces": sorted({key.namespace for key in keys}), "jobs": sorted({key.job for key in keys})}
+        only = "WHERE list_contains($namespaces, namespace) AND list_contains($jobs, job)"
+    sql = statement("holder_jobs").format(names=statement("holder_names"), only=only)
+    return {number: key for number, *names in cursor.run(sql, asked) if (key := JobKey(*names)) in wanted}
+
+
+def jobs_in(cursor: Cursor, cluster: str, namespace: str) -> frozenset[str]:
+    """Jobs (`Kind/name`) that pods of the namespace belonged to."""
+    rows = cursor.rows("jobs_in", {"cluster": cluster, "namespace": namespace})
+    return frozenset(job for (job,) in rows)
+
+
+def job_of(cursor: Cursor, cluster: str, uid: str) -> JobKey | None:
+    """The job of a pod; None for a pod that nobody has told of."""
+    rows = cursor.rows("job_of", {"cluster": cluster, "uid": uid})
+    if not rows:
+        return None
+    namespace, name, workload = rows[0]
+    return JobKey(cluster, namespace, workload or f"Pod/{name}")
+
+
+_decoder = msgspec.json.Decoder(ObservedPod)
+_WAITING = " AND coalesce(s.at[2], p.at[2], s.at[3], p.at[3], s.at[4], p.at[4]) IS NULL"
+_PLACED = ", CAST(s.at[2] AS BIGINT), CAST(p.at[2] AS BIGINT), CAST(s.at[3] AS BIGINT), CAST(p.at[3] AS BIGINT)"
+_OF_JOBS = "(FROM {table} WHERE (cluster, uid) IN ({named}))"
+
+
+def pods(
+    cursor: Cursor,
+    state: State,
+    start_ms: int,
+    end_ms: int,
+    *,
+    of: Collection[JobKey] | None = None,
+    waiting: bool = False,
+    placed: bool = False,
+) -> list[KnownPod]:
+    """Those that existed in the span, by cluster and uid. A pod whose making nobody saw is not among them, unless
+    placed: then it counts from when it was placed, as imported pods do.
+
+    of: only those of these jobs. waiting: only those of which nobody has told that they were placed, or ended."""
+    asked: dict[str, Any] = {"low": start_ms, "high": end_ms}
+    tables = {"pod": "pod", "seen": "pod_seen"}
+    if of is not None:
+        asked |= {"jobs": sorted({key.job for key in of}), "names": sorted({key.job.partition("/")[2] for key in of})}
+        named = statement("pods_named")
+        tables = {name: _OF_JOBS.format(table=table, named=named) for name, table in tables.items()}
+    found = []
+    sql = statement("pods_between").format(only=_WAITING * waiting, placed=_PLACED * placed, **tables)
+    for cluster, node, seen in cursor.run(sql, asked):
+        facts = merged(None if node is None else _decoder.decode(node), None if seen is None else _decoder.decode(seen))
+        made = facts.created_ms if facts.created_ms is not None else start_ms
+        rules = NOBODY_RULES
+        for policy in state.policies[:1] + tuple(p for p in state.policies[1:] if p.since_ms <= made):
+            rules = policy
+        queue = rules.queue(facts.queue_ref)
+        space = state.fleet.namespace_at((cluster, facts.namespace), made)
+        chooses = space is not None and space.label and labels_count(facts)
+        team = rules.team(queue, space, facts.labels if chooses else {})
+        found.append(KnownPod(cluster, team, queue, facts))
+    return found if of is None else [pod for pod in found if pod.key in frozenset(of)]
+
+
+class Snapshot:
+    """accountant.ledger.protocols.Questions, and pods, jobs and epochs."""
+
+    def __init__(self, cursor: Cursor, state: State) -> None:
+        self._cursor = cursor
+        self._state = state
+        self._memory = Memory()
+
+    def usage(
+        self,
+        start_ms: int,
+        end_ms: int,
+        by: Sequence[Dimension],
+        where: Mapping[Dimension, Collection[str]] | None = None,
+        timezone: str = "UTC",
+    ) -> list[UsageLine]:
+        return usage(self._cursor, self._state, start_ms, end_ms, by, where, timezone, self._memory)
+
+    def held(self, edges: Sequence[int], timezone: str = "UTC") -> Held:
+        """What every holder held in each stretch between two neighbouring edges, which ascend."""
+        return held(self._cursor, self._state, edges, timezone)
+
+    def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
+        """What `usage` says by team, queue and hour, as columns."""
+        return hours(self._cursor, self._state, start_ms, end_ms, timezone)
+
+    def tabled(self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC") -> list[Tabled]:
+        """What `usage` and `idle_phases` say by each of the cuts and PRICED_BY, in each stretch between two edges."""
+        return tabled(self._cursor, self._state, edges, cuts, timezone)
+
+    def peaks(
+        self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
+    ) -> dict[JobName, Peak]:
+        """The most that these jobs, by namespace and name, held and used in any one hour."""
+        return peaks(self._cursor, self._state, start_ms, end_ms, jobs, timezone, self._memory)
+
+    def idle_phases(
+        self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
+    ) -> list[IdlePhases]:
+        return idle_phases(self._cursor, self._state, start_ms, end_ms, by, timezone)
+
+    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[Lent]:
+        return lent(self._cursor, self._state, start_ms, end_ms, by, timezone)
+
+    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
+        known = [rules.version for rules in self._state.policies if rules.version is not None]
+        return reference_tables.policies_between(known, start_ms, end_ms)
+
+    def coverage(self, start_ms: int, end_ms: int) -> float:
+        return coverage(self.usage(start_ms, end_ms, ()))
+
+    def pods(
+        self,
+        start_ms: int,
+        end_ms: int,
+        *,
+        of: Collection[JobKey] | None = None,
+        waiting: bool = False,
+        placed: bool = False,
+    ) -> list[KnownPod]:
+        """Pods that existed in the span, by cluster and uid. of, waiting, placed: see accountant.storage.snapshot."""
+        return pods(self._cursor, self._state, start_ms, end_ms, of=of, waiting=waiting, placed=placed)
+
+    def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
+        """Jobs (`Kind/name`) that pods of the namespace belonged to."""
+        return jobs_in(self._cursor, cluster, namespace)
+
+    def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
+        """By cluster and node: how many GPUs were there for a part of the span."""
+        return gpus_at(self._state.fleet, start_ms, end_ms)
+
+    def usage_between(
+        self,
+        edges: Sequence[int],
+        by: Sequence[Dimension],
+        where: Mapping[Dimension, Collection[str]] | None = None,
+        timezone: str = "UTC",
+    ) -> list[list[UsageLine]]:
+        """`usage` of each stretch between two neighbouring edges, which ascend."""
+        return usage_between(self._cursor, self._state, edges, by, where, timezone, self._memory)
+
+    def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, Extent]:
+        """When these jobs held anything; see accountant.storage.snapshot."""
+        return extents(self._cursor, self._state, keys, self._memory)
+
+    def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:
+        """That these jobs reported, by job and instant."""
+        return read_epochs(self._cursor, keys)
+
+    def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
+        """That ended in the span, by job and instant."""
+        return epochs_between(self._cursor, start_ms, end_ms)
+
+    def extent(self) -> tuple[int, int]:
+        return self._state.fleet.extent
+
+    def newest_by_cluster(self) -> Mapping[str, int]:
+        return self._state.fleet.newest_by_cluster
+
+    @property
+    def newest_ms(self) -> int:
+        """End of the newest record; 0 where nothing is booked."""
+        return self._state.fleet.newest_end_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Imbalance:
+    """total_us: sum of all absolute differences, 0 when the books balance. lines: one per difference."""
+
+    total_us: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Numbers of an outbox that will never come: skipped by the agent, or lost before they were sent."""
+
+    cluster: str
+    node: str
+    epoch: str
+    first_seq: int
+    last_seq: int
+    reason: str
+
+
+def imbalance(cursor: Cursor, state: State, start_ms: int, end_ms: int) -> Imbalance:
+    """Three differences: accounts from the capacity of each GPU, negative accounts, and the daily,
+    hourly and quarter-hourly sums from what they stand for (over the whole ones inside the span)."""
+    total = 0
+    lines: list[str] = []
+    capacity: dict[tuple[str, str], int] = defaultdict(int)
+    for gpu in state.fleet.tenures:
+        life = state.fleet.life(gpu)
+        span = min(end_ms, life.end_ms) - max(start_ms, life.start_ms)
+        if span > 0:
+            capacity[state.fleet.gpus[gpu].uuid, ""] += full_us(span)
+    for line in usage(cursor, state, start_ms, end_ms, ("gpu",)):
+        accounts = line.accounts_gpu_us
+        difference = accounts.total - capacity.pop((line.key["gpu"], ""), 0)
+        negative = sum(-value for value in accounts.model_dump().values() if value < 0)
+        if difference or negative:
+            total += abs(difference) + negative
+            lines.append(f"{line.key['gpu']}: accounts differ from capacity by {difference} µs, {negative} µs negative")
+    for (uuid, _), missing in capacity.items():
+        total += missing
+        lines.append(f"{uuid}: {missing} µs of capacity are in no account")
+    for table, at_ms, *differences in cursor.rows("sums_against_rows", {"low": start_ms, "high": end_ms}):
+        for name, value in zip(CELLS[:ACCOUNTS], differences, strict=True):
+            if value:
+                total += abs(value)
+                lines.append(f"{table} of {at_ms}: {name} differs from its rows by {value}")
+    return Imbalance(total, tuple(lines))
+
+
+def quarantine(cursor: Cursor, limit: int) -> list[Quarantined]:
+    """Newest first."""
+    return [Quarantined(*row) for row in cursor.rows("quarantined", {"limit": limit})]
+
+
+def holes(cursor: Cursor, limit: int) -> list[Hole]:
+    """By node, the newest of each first."""
+    return [Hole(*row) for row in cursor.rows("holes", {"limit": limit})]

@@ -1,0 +1,136 @@
+"""Splits a span into days, hours, quarter-hours and edges.
+
+Pure arithmetic on [start_ms, end_ms). Whole days are answered by the daily sums, whole hours by the hourly ones, whole
+quarter-hours by the quarter-hourly ones, as far as there are any, and what is left by the rows themselves.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from zoneinfo import ZoneInfo
+
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR
+
+EVERY_GPU = 0
+"""A TaggedSpan's gpu where all are meant; ids start at 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedSpan:
+    """Time asked for, of one GPU or of all; the tag comes back with the answer."""
+
+    tag: int
+    start_ms: int
+    end_ms: int
+    gpu: int = EVERY_GPU
+
+
+Bucket = tuple[int, int, int]
+_NO_DAY = (2**62, 2**62)
+
+
+@dataclass(slots=True)
+class Cover:
+    """days: (tag, gpu, start) of kept days; hours, quarters: (tag, gpu, bucket start) of folded hours;
+    raw_hours, raw_quarters: of the others. edges: spans inside one quarter-hour."""
+
+    days: list[Bucket] = field(default_factory=list)
+    hours: list[Bucket] = field(default_factory=list)
+    quarters: list[Bucket] = field(default_factory=list)
+    raw_hours: list[Bucket] = field(default_factory=list)
+    raw_quarters: list[Bucket] = field(default_factory=list)
+    edges: list[TaggedSpan] = field(default_factory=list)
+
+
+def cover(spans: Iterable[TaggedSpan], unfolded: Collection[int], kept: Sequence[tuple[int, int]] = ()) -> Cover:
+    """Cut each span into kept days, whole hours, whole quarter-hours and edges; together they are the span.
+
+    unfolded: starts of hours without sums. kept: days that have sums, ascending."""
+    found = Cover()
+    starts = [start for start, _ in kept]
+    for span in spans:
+        at = span.start_ms
+        following = bisect_left(starts, at)
+        while at < span.end_ms:
+            while following < len(starts) and starts[following] < at:
+                following += 1
+            day = kept[following] if following < len(starts) else _NO_DAY
+            if day[0] == at and day[1] <= span.end_ms:
+                found.days.append((span.tag, span.gpu, at))
+                at = day[1]
+            # A day may begin inside an hour.
+            elif at % MS_PER_HOUR == 0 and at + MS_PER_HOUR <= span.end_ms and not at < day[0] < at + MS_PER_HOUR:
+                (found.raw_hours if at in unfolded else found.hours).append((span.tag, span.gpu, at))
+                at += MS_PER_HOUR
+            elif at % BUCKET_MS == 0 and at + BUCKET_MS <= span.end_ms:
+                raw = at - at % MS_PER_HOUR in unfolded
+                (found.raw_quarters if raw else found.quarters).append((span.tag, span.gpu, at))
+                at += BUCKET_MS
+            else:
+                end = min(span.end_ms, next_quarter(at))
+                found.edges.append(TaggedSpan(span.tag, at, end, span.gpu))
+                at = end
+    return found
+
+
+def near(spans: Iterable[TaggedSpan], most: int = 4) -> list[list[TaggedSpan]]:
+    """Spans in groups that lie close together, so that each group's range of time is small; all in one
+    group where there would be more than `most`."""
+    ordered = sorted(spans, key=lambda span: span.start_ms)
+    groups: list[list[TaggedSpan]] = []
+    for span in ordered:
+        if groups and span.start_ms - groups[-1][-1].start_ms <= MS_PER_HOUR:
+            groups[-1].append(span)
+        else:
+            groups.append([span])
+    return groups if len(groups) <= most else [ordered]
+
+
+def next_quarter(at_ms: int) -> int:
+    """The first quarter-hour edge after an instant."""
+    return at_ms - at_ms % BUCKET_MS + BUCKET_MS
+
+
+def quarters(start_ms: int, end_ms: int) -> list[tuple[int, int]]:
+    """A span cut at quarter-hours."""
+    first, last = next_quarter(start_ms), end_ms - end_ms % BUCKET_MS
+    if end_ms <= first:
+        return [(start_ms, end_ms)] if start_ms < end_ms else []
+    whole = [(at, at + BUCKET_MS) for at in range(first, last, BUCKET_MS)]
+    return [(start_ms, first), *whole, *([(last, end_ms)] if last < end_ms else [])]
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DAY, _HOUR = len("2026-10-01"), len("2026-10-01T13")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalHour:
+    """A stretch of one local hour and its names, `2026-10-01` and `2026-10-01T13`."""
+
+    start_ms: int
+    end_ms: int
+    day: str
+    hour: str
+
+
+@lru_cache(maxsize=16)
+def local_hours(start_ms: int, end_ms: int, zone: ZoneInfo) -> tuple[LocalHour, ...]:
+    """The span cut where the local day or hour changes. Zones shift by multiples of a quarter-hour."""
+    starts: list[tuple[int, str]] = []
+    for begin, _ in quarters(start_ms, end_ms):
+        local = (_EPOCH + timedelta(milliseconds=begin)).astimezone(zone)
+        hour = local.isoformat()[:_HOUR]
+        if not starts or starts[-1][1] != hour:
+            starts.append((begin, hour))
+    ends = [begin for begin, _ in starts[1:]] + [end_ms]
+    return tuple(LocalHour(begin, end, hour[:_DAY], hour) for (begin, hour), end in zip(starts, ends, strict=False))
+
+
+def edges_inside(start_ms: int, end_ms: int, instants: Sequence[int]) -> list[int]:
+    """Sorted instants strictly inside the span."""
+    return sorted({at for at in instants if start_ms < at < end_ms})

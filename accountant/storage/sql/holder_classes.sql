@@ -1,0 +1,13 @@
+-- The holders of a span, without nobody, with what is asked of each as columns and `class`, the number of those that
+-- are alike in it. What is put in: the statements payers and holder_names, and those of labels and users where they
+-- are asked for (accountant.storage.query.grouping).
+CREATE OR REPLACE TEMP TABLE holder_class AS
+WITH incoming AS (SELECT payer AS id FROM ({payers}) WHERE payer != 0),
+told AS (
+    SELECT n.id, n.cluster, n.namespace, n.name, n.container, n.queue_ref,
+           coalesce(nullif(n.workload, ''), upper(n.kind[1]) || lower(n.kind[2:]) || '/' || coalesce(nullif(n.name, ''), n.uid)) AS job,
+           {asked_labels} AS labels, {asked_user} AS "user"
+    FROM ({names}) n(id, cluster, kind, uid, namespace, name, container, queue_ref, workload)
+    {joins}
+)
+SELECT id, {columns}, dense_rank() OVER (ORDER BY {columns}) AS class FROM told WHERE {filter}

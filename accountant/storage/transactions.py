@@ -1,0 +1,232 @@
+"""Runs one writer and many readers.
+
+The writer holds `_writing` for a whole transaction and `_swap` only while it commits and publishes
+the new `State`; a reader takes `_swap` only to pin its snapshot together with the state that belongs
+to it. So a reader never sees rows of one commit with the GPUs of another.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+from accountant.core.errors import LedgerUnavailable
+from accountant.storage import retention
+from accountant.storage.changed_spans import Changes
+from accountant.storage.duckdb_engine import Cursor, Database
+from accountant.storage.gpu_owners import read_owners
+from accountant.storage.ledger_state import State, load
+from accountant.storage.parquet_archive import Archive
+from accountant.storage.query.window_query import WindowCache
+from accountant.storage.write.batch_admission import Group, stored_digests
+from accountant.storage.write.gpu_ownership import MOVE_AFTER_MS, GpuOwners
+from accountant.storage.write.interval_writer import Booked, book
+from accountant.storage.write.name_ids import Dictionaries, PodKey
+from accountant.storage.write.pod_ownership import PodNodes
+from accountant.storage.write.record_columns import Stream
+from accountant.storage.write.rollups import compact
+from agent.wire import Ack
+from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_HOUR
+
+WAL_BYTES = 64 * 2**20
+"""Size of the write-ahead log at which the writer checkpoints by itself."""
+FLOOR_BYTES = 64 * 2**20
+"""Free space, beyond the size of the write-ahead log, below which nothing is taken in: a checkpoint that runs out of
+space ends the process."""
+
+
+class Transactions:
+    """Owns the file and the state. Thread-safe."""
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        *,
+        month_zone: str = "UTC",
+        free_bytes: Callable[[], int] | None = None,
+        archive: Path | None = None,
+        doubt: Callable[[], str] = lambda: "",
+        gpu_move_after_ms: int = MOVE_AFTER_MS,
+    ) -> None:
+        """doubt: why nothing may be dated now (accountant.runtime.guarded_clock); "" where the clock is trusted.
+        gpu_move_after_ms: silence about a GPU after which another node may report it."""
+        self._clock = clock
+        self._doubt = doubt
+        self._archive = None if archive is None else Archive(archive)
+        self._database = Database(path)
+        self._free_bytes = free_bytes or self._database.free_bytes
+        self._names = Dictionaries()
+        self._month_zone = ZoneInfo(month_zone)
+        self._windows = WindowCache(self._month_zone)
+        self._writing = threading.RLock()
+        self._swap = threading.Lock()
+        with self._database.cursor() as cursor:
+            self._state = load(cursor, self._month_zone)
+            self._owners = GpuOwners(gpu_move_after_ms)
+            self._owners.load(read_owners(cursor, self._state.fleet))
+        self._pod_nodes = PodNodes(self._database.cursor)
+        # Opening folds the log into the file, so everything durable is checkpointed.
+        self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)
+        self._copying = threading.Lock()
+        """Copies have one name in the engine, and parts of the archive one number: one after the other."""
+        self._news = True
+        """Something may have been committed since the last part of the archive."""
+        self._pods: set[PodKey] | None = None
+        """Pods of which something came since the last part of the archive; None: nobody knows."""
+
+    def checkpoint(self) -> None:
+        """Fold the write-ahead log into the file; what was durable is `checkpointed` from now on."""
+        with self._writing:
+            if self._database.wal_bytes() == 0:
+                return
+            with self._transaction() as cursor:
+                before = self._state
+                unfolded, days = compact(
+                    cursor, before.unfolded, before.days, before.fleet.newest_end_ms, self._month_zone
+                )
+                self._commit(cursor, replace(before, unfolded=unfolded, days=days), news=False)
+                self._database.checkpoint(cursor)
+            self._checkpointed = dict(self._state.marks)
+
+    def wal_bytes(self) -> int:
+        """Size of the write-ahead log."""
+        return self._database.wal_bytes()
+
+    def room_bytes(self) -> int:
+        """Free space left before nothing is taken in any more; negative where that is so."""
+        return self._free_bytes() - self._database.wal_bytes() - FLOOR_BYTES
+
+    def close(self) -> None:
+        """Let go of the file; the engine folds its log in. Idempotent."""
+        with self._writing, self._swap:
+            self._database.close()
+
+    @contextmanager
+    def _snapshot(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[tuple[Cursor, State]]:
+        """start_ms, end_ms: the span of which rows may be asked for."""
+        with self._database.cursor() as cursor:
+            with self._swap:
+                cursor.run("BEGIN")
+                cursor.run("FROM mark LIMIT 1")  # the engine pins the snapshot at the first read
+                state = self._state
+            try:
+                frozen = {hour for hour in state.frozen if start_ms < hour + MS_PER_HOUR and hour < end_ms}
+                if frozen:
+                    retention.show(cursor, self._archive, frozen)
+                yield cursor, state
+            finally:
+                cursor.rollback()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Cursor]:
+        """Begins one; the caller commits. After any failure the tables are believed, not memory.
+
+        Raises LedgerUnavailable where the disk has too little space for it, whatever is to be written."""
+        self._require_space()
+        with self._database.cursor() as cursor:
+            try:
+                cursor.run("BEGIN")
+                yield cursor
+            except BaseException:
+                cursor.rollback()
+                self._names.forget()
+                self._reread()
+                raise
+
+    def _book(self, group: Group) -> None:
+        """Write a group, in a transaction of its own."""
+        with self._transaction() as cursor:
+            before = self._state
+            thawed = retention.touched(group.incoming, before.frozen)
+            if thawed:
+                retention.thaw(cursor, self._archive, thawed)
+            booked = book(cursor, self._names, group, before.fleet, before.unfolded, before.days)
+            after = replace(
+                before,
+                marks={**before.marks, **group.advanced},
+                fleet=before.fleet.booked(booked.fleet, booked.own),
+                unfolded=before.unfolded | booked.unfolded,
+                days=before.days.without(booked.unfolded),
+                frozen=before.frozen - thawed,
+            )
+            self._commit(cursor, after, booked)
+            if group.gpus is not None:
+                group.gpus.commit()
+            if group.pods is not None:
+                group.pods.commit()
+
+    def _commit(
+        self, cursor: Cursor, after: State, booked: Booked | None = None, *, news: bool = True, beside: bool = False
+    ) -> None:
+        """news: whether the archive has to be told. beside: no answer about usage can have changed."""
+        coming = None if booked is None else self._windows.coming(booked)
+        with self._swap:
+            cursor.plainly("COMMIT")
+            self._news |= news
+            self._names.commit()
+            version = self._state.version + 1
+            changes = after.changes if beside or not news else _changes(after.changes, booked, version)
+            published = replace(after, version=version, changes=changes)
+            if booked is not None and coming is not None:
+                # First what is remembered, which knows its version: a reader of the state before looks into the tables.
+                self._windows.take(booked, coming, version)
+                if self._pods is not None:
+                    self._pods.update((cluster, fact.uid) for cluster, fact in booked.pods)
+            self._state = published
+
+    def _reread(self) -> None:
+        """A commit may be durable although the call failed."""
+        with self._swap, self._database.cursor() as cursor:
+            version = self._state.version + 1
+            self._state = replace(
+                load(cursor, self._month_zone), version=version, changes=self._state.changes.since(0, version)
+            )
+            self._owners.load(read_owners(cursor, self._state.fleet))
+            self._pod_nodes.forget()
+            self._windows.forget_all(self._state.version)
+            self._news, self._pods = True, None
+
+    def _stored(self, stream: Stream, seqs: Sequence[int]) -> Mapping[int, frozenset[int]]:
+        """The digests of what is stored under numbers, in the file or in the archive alone."""
+        with self._database.cursor() as cursor:
+            found = dict(stored_digests(cursor, stream, seqs))
+            archived = self._state.archived.get(stream, 0)
+            missing = [seq for seq in seqs if seq not in found and seq <= archived] if self._state.frozen else []
+            if missing:
+                for seq, digest in retention.frozen_digests(cursor, self._archive, stream, missing):
+                    found[seq] = found.get(seq, frozenset()) | {digest}
+            return found
+
+    def _ack(self, stream: Stream) -> Ack:
+        return Ack(
+            epoch=stream[2],
+            durable_seq=self._state.marks.get(stream, 0),
+            checkpointed_seq=self._checkpointed.get(stream, 0),
+            archived_seq=None if self._archive is None else self._state.archived.get(stream, 0),
+        )
+
+    def _require_clock(self) -> None:
+        """Nothing is dated by a clock that is doubted. Raises LedgerUnavailable."""
+        if why := self._doubt():
+            raise LedgerUnavailable(why)
+
+    def _require_space(self) -> None:
+        if self.room_bytes() < 0:
+            free = self._free_bytes()
+            raise LedgerUnavailable(f"{self._database.path.parent}: only {free // 2**20} MiB of disk are free")
+
+
+def _changes(before: Changes, booked: Booked | None, version: int) -> Changes:
+    """What a commit touched: rows, what a pod was from its making on, or, where that is not told, everything."""
+    if booked is None or not (booked.touched or booked.fleet):
+        return before.since(0, version)
+    after = before.with_rows(booked.touched, version)
+    if booked.pods:
+        return after.since(min(fact.created_ms or 0 for _, fact in booked.pods), version)
+    return after

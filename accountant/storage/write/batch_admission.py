@@ -1,0 +1,535 @@
+"""Decides which records of a batch are new, replayed, missing or invalid.
+
+Collects batch by batch, judges the rows of all together once the last has come (`sort_out`);
+`accountant.storage.write.interval_writer` writes. Marks advance here only in the group's own overlay, so a
+transaction that fails leaves nothing behind.
+
+The protocol of the first arrow, and nothing else: pure, and the same for every engine. A batch that
+starts at or below the next number is accepted and what is already there dropped; one that starts
+above it is refused, unless the agent says that it has nothing older: then the numbers between are lost.
+
+A set stands or falls whole: half a set would leave a GPU with holes or time twice. Nearly all sets are in order, and
+`beyond_doubt` tells so for a whole group at once; `fault` judges the others one by one, and alone says what is wrong.
+Pure; `now_ms` is an argument.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TypeGuard
+
+import numpy as np
+from msgspec import structs
+
+from accountant.core.accounts import full_us
+from accountant.core.errors import BadBatch, SequenceGap
+from accountant.history_import.import_chunks import is_import
+from accountant.storage.duckdb_engine import Cursor
+from accountant.storage.write import record_columns
+from accountant.storage.write.gpu_ownership import GpuClaims
+from accountant.storage.write.pod_ownership import PodClaims
+from accountant.storage.write.record_columns import (
+    Distinct,
+    Fault,
+    Incoming,
+    K,
+    Section,
+    Stream,
+    Truth,
+    content,
+    digest,
+)
+from agent.wire import Ack, Batch, Holder, PodFacts, Sharing, Skipped, Slice, UsageInterval
+from gputally.base.identifiers import LONGEST_EPOCH, LONGEST_NAME, is_epoch, is_name, unprintable
+from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
+
+LARGEST_SEQ = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Numbers between the mark and the batch are missing and may still come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """fresh_*: above the mark. replayed_*: at or below it. lost: (first, last) that will never come.
+    durable_seq: the mark after this batch."""
+
+    fresh_intervals: tuple[UsageInterval, ...]
+    fresh_facts: tuple[PodFacts, ...]
+    fresh_skipped: tuple[Skipped, ...]
+    replayed: tuple[UsageInterval | PodFacts, ...]
+    lost: tuple[int, int] | None
+    durable_seq: int
+
+
+def admit(batch: Batch, durable_seq: int) -> Intake | Gap:
+    """Raises BadBatch where the batch does not number its records without a hole from first_seq on."""
+    count = _numbering(batch)
+    lost = None
+    if batch.first_seq > durable_seq + 1:
+        if batch.first_seq != batch.oldest_seq:
+            return Gap()
+        lost = (durable_seq + 1, batch.first_seq - 1)
+        durable_seq = batch.first_seq - 1
+    last = batch.first_seq + count - 1
+    if batch.first_seq == durable_seq + 1:
+        return Intake(batch.intervals, batch.facts, batch.skipped, (), lost, max(last, durable_seq))
+    return Intake(
+        fresh_intervals=tuple(row for row in batch.intervals if row.seq > durable_seq),
+        fresh_facts=tuple(fact for fact in batch.facts if fact.seq > durable_seq),
+        fresh_skipped=tuple(skip for skip in batch.skipped if skip.seq > durable_seq),
+        replayed=(
+            *(row for row in batch.intervals if row.seq <= durable_seq),
+            *(fact for fact in batch.facts if fact.seq <= durable_seq),
+        ),
+        lost=lost,
+        durable_seq=max(last, durable_seq),
+    )
+
+
+def _numbering(batch: Batch) -> int:
+    """How many numbers the batch covers."""
+    for name, text in (("cluster", batch.cluster), ("node", batch.node)):
+        if not text or not is_name(text):
+            raise BadBatch(
+                "invalid-batch", f"{name} needs 1 to {LONGEST_NAME} characters on one line, without control characters"
+            )
+    if not is_epoch(batch.epoch):
+        raise BadBatch(
+            "invalid-batch", f"epoch needs 1 to {LONGEST_EPOCH} letters, digits, '.', '_', ':' and '-', as a UUID has"
+        )
+    numbers = sorted(
+        [row.seq for row in batch.intervals] + [fact.seq for fact in batch.facts] + [skip.seq for skip in batch.skipped]
+    )
+    if not 1 <= batch.first_seq <= LARGEST_SEQ or batch.oldest_seq > batch.first_seq:
+        raise BadBatch(
+            "invalid-batch",
+            f"first_seq {batch.first_seq} must be at least 1 and oldest_seq {batch.oldest_seq} not above it",
+        )
+    if numbers and (numbers[0] != batch.first_seq or numbers[-1] - numbers[0] + 1 != len(numbers)):
+        raise BadBatch(
+            "invalid-batch", f"the records do not cover the numbers from {batch.first_seq} on without a hole"
+        )
+    if len(set(numbers)) != len(numbers):
+        raise BadBatch("invalid-batch", "a number stands in the batch twice")
+    return len(numbers)
+
+
+def stored_digests(cursor: Cursor, stream: Stream, seqs: Sequence[int]) -> Mapping[int, frozenset[int]]:
+    """Digests of everything stored or quarantined under each number; numbers without any are left out."""
+    ids = cursor.run("SELECT id FROM stream WHERE cluster = ? AND node = ? AND epoch = ?", stream)
+    if not ids:
+        return {}
+    found: dict[int, set[int]] = defaultdict(set)
+    incoming = record_columns.column_table(record_columns.NUMBER, [(ids[0][0], seq) for seq in seqs])
+    for seq, mark in cursor.rows("stored_digests", {"low": min(seqs), "high": max(seqs)}, incoming=incoming):
+        found[seq].add(mark)
+    return {seq: frozenset(digests) for seq, digests in found.items()}
+
+
+SKEW_MS = 5 * MS_PER_MINUTE
+"""How far ahead of the accountant's clock a node's may be."""
+MAX_INTERVAL_MS = MS_PER_HOUR
+"""Longest span of a row. Agents close at least every quarter-hour; imports may be coarser."""
+EPOCH_2020_MS = 1_577_836_800_000
+"""2020-01-01T00:00:00Z: a clock before it was never set."""
+LARGEST = 10**15
+"""No honest figure of one row is above it, and sums of rows stay far inside 64 bits."""
+LARGEST_SMALL = 2**31 - 1
+"""Of slice numbers, sizes in MiB and replicas."""
+
+_UNNAMED = f"longer than {LONGEST_NAME} characters, or has control characters"
+
+SetKey = tuple[str, int, int]
+"""gpu_uuid, start_ms, end_ms."""
+
+
+def sets(rows: Iterable[UsageInterval]) -> list[tuple[UsageInterval, ...]]:
+    """The rows of one GPU with equal span together, in the order of their lowest number."""
+    grouped: dict[SetKey, list[UsageInterval]] = {}
+    for row in sorted(rows, key=attrgetter("seq")):
+        grouped.setdefault((row.gpu_uuid, row.start_ms, row.end_ms), []).append(row)
+    return [tuple(group) for group in grouped.values()]
+
+
+_FIGURES = (
+    "capacity_us", "allocated_us", "busy_us", "sm_active_us", "tensor_active_us", "memory_mib_s", "energy_uj",
+)  # fmt: skip
+_figures_of = attrgetter(*_FIGURES)
+
+
+def beyond_doubt(incoming: Incoming, now_ms: int) -> Truth:
+    """By set: whether `fault` is None for certain. Errs only to the other side."""
+    sets = incoming.sets
+    span = sets.end_ms - sets.start_ms
+    fine = (sets.start_ms >= EPOCH_2020_MS) & (sets.end_ms <= now_ms + SKEW_MS) & (span > 0) & (span <= MAX_INTERVAL_MS)
+    figures = [incoming.numbers(name).value for name in _FIGURES]
+    capacity, allocated = figures[:2]
+    fine_rows = _each(incoming.gpu, lambda gpu: gpu[1] != "" and is_name(gpu[1]))
+    fine_rows &= _each(incoming.names("gpu_model"), is_name)
+    fine_rows &= _each(incoming.device, lambda device: _small_slice(device[1][1]) and _named_slice(device[1][1]))
+    fine_rows &= _each(incoming.sharing, _small_sharing)
+    fine_rows &= _each(incoming.holder, lambda held: held[1] is None or all(map(is_name, _names(held[1]))))
+    fine_rows &= np.minimum.reduce(figures) >= 0
+    fine_rows &= np.maximum.reduce(figures) <= LARGEST
+    fine_rows &= (allocated <= capacity) & ((allocated == 0) | _each(incoming.holder, lambda held: held[1] is not None))
+    fine_rows &= (capacity == 0) | ~_each(incoming.holder, lambda held: _is_unattributed(held[1]))
+    # Only figures that are fine are added up, so that no sum leaves 64 bits.
+    in_order = fine_rows[sets.places]
+    whole = np.add.reduceat(np.where(in_order, capacity[sets.places], 0), sets.first) == span * US_PER_MS
+    found: Truth = fine & whole & np.logical_and.reduceat(in_order, sets.first)
+    return found
+
+
+def _each(column: Distinct[K], holds: Callable[[K], bool]) -> Truth:
+    """By row, whether it holds of its value."""
+    found: Truth = np.fromiter(map(holds, column.values), np.bool_, len(column.values))[column.of_row]
+    return found
+
+
+def _is_unattributed(holder: Holder | None) -> bool:
+    return holder is not None and holder.kind == "unattributed"
+
+
+def _names(holder: Holder) -> tuple[str, ...]:
+    return holder.uid, holder.namespace, holder.name, holder.container
+
+
+def _names_in(fact: PodFacts) -> Iterator[str]:
+    yield from (fact.uid, fact.namespace, fact.name, fact.node, fact.workload, fact.queue_ref)
+    for owner in fact.owners:
+        yield from (owner.kind, owner.name, owner.uid)
+
+
+def _named_slice(part: Slice | None) -> bool:
+    return part is None or is_name(part.profile)
+
+
+def _small_sharing(sharing: Sharing | None) -> bool:
+    return sharing is None or 0 <= sharing.replicas <= LARGEST_SMALL
+
+
+def _small_slice(part: Slice | None) -> bool:
+    if part is None:
+        return True
+    sizes = (part.gi, part.ci, part.compute, part.compute_of, part.memory_mib, part.memory_of_mib)
+    return all(0 <= number <= LARGEST_SMALL for number in sizes)
+
+
+def record_fault(rows: Sequence[UsageInterval], now_ms: int) -> Fault | None:
+    """The first thing wrong with a set, or None."""
+    first = rows[0]
+    start, end = first.start_ms, first.end_ms
+    if not (EPOCH_2020_MS <= start < end <= now_ms + SKEW_MS and end - start <= MAX_INTERVAL_MS):
+        return _span_fault(first, now_ms)
+    capacity = 0
+    for row in rows:
+        found = _row_fault(row)
+        if found is not None:
+            return found
+        capacity += row.capacity_us
+    whole = full_us(end - start)
+    if capacity > whole:
+        return Fault("over-capacity", f"the set has {capacity} µs of capacity in a span of {whole} µs")
+    if capacity < whole and any(row.method != "carried" for row in rows):
+        return Fault("incomplete-set", f"the set has {capacity} µs of capacity in a span of {whole} µs")
+    return None
+
+
+def _span_fault(row: UsageInterval, now_ms: int) -> Fault | None:
+    if row.start_ms >= row.end_ms:
+        return Fault("impossible-span", f"[{row.start_ms}, {row.end_ms}) is empty or runs backwards")
+    if row.end_ms > now_ms + SKEW_MS:
+        return Fault("future-dated", f"ends {row.end_ms - now_ms} ms after the accountant's clock")
+    if row.start_ms < EPOCH_2020_MS:
+        return Fault("before-2020", f"starts at {row.start_ms}: the node's clock was not set")
+    if row.end_ms - row.start_ms > MAX_INTERVAL_MS:
+        return Fault("too-long", f"{row.end_ms - row.start_ms} ms, longest is {MAX_INTERVAL_MS} ms")
+    return None
+
+
+def _row_fault(row: UsageInterval) -> Fault | None:
+    for figure in _figures_of(row):
+        if figure is not None and not 0 <= figure <= LARGEST:
+            return Fault("negative" if figure < 0 else "out-of-range", f"row {row.seq} has the figure {figure}")
+    holder = row.holder
+    if row.allocated_us > row.capacity_us:
+        return Fault("over-allocated", f"row {row.seq}: {row.allocated_us} µs allocated of {row.capacity_us} µs")
+    if holder is None and row.allocated_us > 0:
+        return Fault("nobody-holds", f"row {row.seq}: {row.allocated_us} µs allocated to nobody")
+    if _is_unattributed(holder) and row.capacity_us > 0:
+        return Fault("unattributed-capacity", f"row {row.seq}: unattributed busy time has no capacity of its own")
+    named = row.gpu_uuid != "" and is_name(row.gpu_uuid) and is_name(row.gpu_model) and _named_slice(row.slice)
+    if holder is not None:
+        named = named and all(map(is_name, _names(holder)))
+    if not named:
+        return Fault("bad-name", f"row {row.seq}: a name is missing, {_UNNAMED}")
+    if not (_small_slice(row.slice) and _small_sharing(row.sharing)):
+        return Fault("out-of-range", f"row {row.seq}: its slice or its sharing has an impossible size")
+    return None
+
+
+def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
+    """A fact from the future would win over every later one."""
+    if not 0 <= fact.observed_ms <= now_ms + SKEW_MS:
+        return Fault("future-dated", f"observed {fact.observed_ms - now_ms} ms after the accountant's clock")
+    if not all(map(is_name, _names_in(fact))) or unprintable([fact.labels, fact.requests]):
+        return Fault("bad-name", f"fact {fact.seq}: a name is {_UNNAMED}")
+    if not in_range(fact):
+        return Fault("out-of-range", f"fact {fact.seq}: a time or its priority is no number that can be true")
+    return None
+
+
+def in_range(fact: PodFacts) -> bool:
+    """Whether all of a fact's numbers fit where they are compared with those of others."""
+    told = (fact.observed_ms, fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, fact.priority)
+    return all(number is None or abs(number) <= LARGEST for number in told)
+
+
+Stored = Callable[[Stream, list[int]], Mapping[int, frozenset[int]]]
+"""The digests under which numbers of an outbox are stored or quarantined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    stream: Stream
+    seq: int
+    digest: int
+    fault: Fault
+    content: str
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the intervals of one batch; final once the group is sorted out."""
+
+    stored: int
+    duplicates: int
+    quarantined: int
+
+
+_Numbered = list[tuple[int, Section]]
+"""Sections, each with its place among those of the group."""
+_FaultySet = tuple[int, Sequence[UsageInterval], Fault]
+"""The place of its section, its rows and what is wrong with them."""
+
+
+@dataclass
+class Group:
+    """marks: the highest contiguous number per outbox, committed; `take` advances an overlay."""
+
+    marks: Mapping[Stream, int]
+    stored: Stored
+    now_ms: int
+    gpus: GpuClaims | None = None
+    pods: PodClaims | None = None
+    """What the group's nodes may report; None: of what was taken in before, which is not judged again."""
+    sections: list[Section] = field(default_factory=list)
+    facts: list[tuple[Stream, PodFacts, int]] = field(default_factory=list)
+    incoming: Incoming | None = None
+    """What is to be booked of `sections`: once it is sorted out, and where anything is."""
+    rejected: list[Rejected] = field(default_factory=list)
+    holes: list[tuple[Stream, int, int, str]] = field(default_factory=list)
+    advanced: dict[Stream, int] = field(default_factory=dict)
+    _tallies: list[Tally] = field(default_factory=list)
+    """Of the batches behind `sections`."""
+    _digests: dict[tuple[Stream, int], set[int]] = field(default_factory=dict)
+    """Of what was looked up, and of the group itself as far as `_indexed`: most groups have no replay."""
+    _indexed: tuple[int, int, int] = (0, 0, 0)
+
+    def durable(self, stream: Stream) -> int:
+        """The mark as it will stand after this group."""
+        return self.advanced.get(stream, self.marks.get(stream, 0))
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything to write: a group of replays has nothing."""
+        moved = any(seq != self.marks.get(stream, 0) for stream, seq in self.advanced.items())
+        return moved or bool(self.rejected)
+
+    def take(self, batch: Batch) -> Tally:
+        """Raises SequenceGap or BadBatch; the group is then as before."""
+        stream = (batch.cluster, batch.node, batch.epoch)
+        intake = admit(batch, self.durable(stream))
+        if isinstance(intake, Gap):
+            raise SequenceGap(Ack(epoch=batch.epoch, durable_seq=self.durable(stream), checkpointed_seq=0))
+        duplicates, contradicting = self._replays(stream, intake.replayed)
+        if intake.lost is not None and not is_import(batch.epoch):  # an import's numbers are times
+            self.holes.append((stream, *intake.lost, "lost"))
+        self.holes += [(stream, skip.seq, skip.seq, skip.reason) for skip in intake.fresh_skipped]
+        for fact in intake.fresh_facts:
+            self._take_fact(stream, fact)
+        self.advanced[stream] = intake.durable_seq
+        tally = Tally(len(intake.fresh_intervals), duplicates, contradicting)
+        if intake.fresh_intervals:
+            self.sections.append(Section(stream, intake.fresh_intervals))
+            self._tallies.append(tally)
+        return tally
+
+    def sort_out(self) -> None:
+        """Set aside what cannot be true of all that was taken, and then what is not for its node to report."""
+        left = list(enumerate(self.sections))
+        if left:
+            left = self._without(left, self._untrue(Incoming(self.sections)))
+        if left and self.gpus is not None:
+            left = self._without(left, self._foreign(self.gpus, left))
+        if self.pods is not None:
+            self._name_pods(self.pods, left)
+            left = self._without(left, self._foreign_pods(self.pods, left))
+            left = self._renamed(self.pods, left)
+            self.facts = list(self._believed(self.pods))
+        self.incoming = Incoming([section for _, section in left]) if left else None
+
+    def _without(self, sections: _Numbered, faulty: Iterable[_FaultySet]) -> _Numbered:
+        """The sections without the faulty sets, which are set aside."""
+        refused: set[tuple[int, int]] = set()
+        for number, rows, fault in faulty:
+            stream, tally = self.sections[number].stream, self._tallies[number]
+            self.rejected += [Rejected(stream, row.seq, digest(row), fault, content(row)) for row in rows]
+            tally.stored -= len(rows)
+            tally.quarantined += len(rows)
+            refused |= {(number, row.seq) for row in rows}
+        if not refused:
+            return sections
+        kept = (
+            (number, Section(section.stream, [row for row in section.rows if (number, row.seq) not in refused]))
+            for number, section in sections
+        )
+        return [(number, section) for number, section in kept if section.rows]
+
+    def _untrue(self, incoming: Incoming) -> Iterator[_FaultySet]:
+        for number, rows in _doubtful(incoming, self.now_ms):
+            fault = record_fault(rows, self.now_ms)
+            if fault is not None:
+                yield number, rows, fault
+
+    def _foreign(self, gpus: GpuClaims, sections: _Numbered) -> Iterator[_FaultySet]:
+        """Sets of GPUs that belong to another node; of each GPU in the order of time."""
+        incoming = Incoming([section for _, section in sections])
+        sets, records = incoming.sets, incoming.records
+        for place, section in enumerate(sets.section.tolist()):
+            number, (stream, *_) = sections[section]
+            members = sets.members(place)
+            first = records[members[0]]
+            fault = gpus.fault((stream[0], first.gpu_uuid), stream, first.start_ms, first.end_ms)
+            if fault is not None:
+                yield number, [records[member] for member in members], fault
+
+    def _name_pods(self, pods: PodClaims, sections: _Numbered) -> None:
+        named = {
+            (section.stream, row.holder.uid) for _, section in sections for row in section.rows if _is_named(row.holder)
+        }
+        pods.fetch(named | {(stream, fact.uid) for stream, fact, _ in self.facts})
+
+    def _foreign_pods(self, pods: PodClaims, sections: _Numbered) -> Iterator[_FaultySet]:
+        """Sets that name a pod which the API server has bound to another node."""
+        for number, (stream, rows, _) in sections:
+            faults: dict[Holder, Fault] = {}
+            for holder in dict.fromkeys(row.holder for row in rows):
+                if holder is not None and (fault := pods.fault(stream, holder)) is not None:
+                    faults[holder] = fault
+            if not faults:
+                continue
+            for members in sets(rows):
+                found = next((faults[row.holder] for row in members if row.holder in faults), None)
+                if found is not None:
+                    yield number, members, found
+
+    def _renamed(self, pods: PodClaims, sections: _Numbered) -> _Numbered:
+        """The sections with holders as they are booked: the digests stay those of what was sent."""
+        changed = False
+        found: _Numbered = []
+        for number, (stream, rows, _) in sections:
+            holders = {
+                one: pods.holder(stream, one) for one in dict.fromkeys(row.holder for row in rows) if _is_named(one)
+            }
+            booked = rows
+            if any(one is not name for one, name in holders.items()):
+                changed = True
+                booked = [
+                    structs.replace(row, holder=holders[row.holder]) if row.holder in holders else row for row in rows
+                ]
+            found.append((number, Section(stream, booked)))
+        if not changed:
+            return sections
+        return [
+            (number, after._replace(digests=[digest(row) for row in before.rows]))
+            for (number, before), (_, after) in zip(sections, found, strict=True)
+        ]
+
+    def _believed(self, pods: PodClaims) -> Iterator[tuple[Stream, PodFacts, int]]:
+        """The facts that the node of their pod told; the others are set aside."""
+        for stream, fact, mark in self.facts:
+            told = pods.fact(stream, fact)
+            if isinstance(told, Fault):
+                self.rejected.append(Rejected(stream, fact.seq, mark, told, content(fact)))
+            else:
+                yield stream, told, mark
+
+    def _take_fact(self, stream: Stream, fact: PodFacts) -> None:
+        mark = digest(fact)
+        fault = fact_fault(fact, self.now_ms)
+        if fault is None:
+            self.facts.append((stream, fact, mark))
+        else:
+            self.rejected.append(Rejected(stream, fact.seq, mark, fault, content(fact)))
+
+    def _replays(self, stream: Stream, records: tuple[UsageInterval | PodFacts, ...]) -> tuple[int, int]:
+        """Intervals that are there already, and those that contradict what is there."""
+        if not records:
+            return 0, 0
+        self._index()
+        unseen = [record.seq for record in records if (stream, record.seq) not in self._digests]
+        for seq, digests in (self.stored(stream, unseen) if unseen else {}).items():
+            self._digests[stream, seq] = set(digests)
+        duplicates = contradicting = 0
+        for record in records:
+            mark = digest(record)
+            known = self._digests.setdefault((stream, record.seq), set())
+            interval = isinstance(record, UsageInterval)
+            if mark in known:
+                duplicates += interval
+                continue
+            fault = Fault(
+                "contradicts", f"number {record.seq} was {'stored with other content' if known else 'declared lost'}"
+            )
+            known.add(mark)
+            self.rejected.append(Rejected(stream, record.seq, mark, fault, content(record)))
+            contradicting += interval
+        return duplicates, contradicting
+
+    def _index(self) -> None:
+        """Digests of what the group took since the last time, for replays inside it."""
+        sections, facts, rejected = self._indexed
+        for section in self.sections[sections:]:
+            for row in section.rows:
+                self._digests.setdefault((section.stream, row.seq), set()).add(digest(row))
+        for stream, fact, mark in self.facts[facts:]:
+            self._digests.setdefault((stream, fact.seq), set()).add(mark)
+        for refused in self.rejected[rejected:]:
+            self._digests.setdefault((refused.stream, refused.seq), set()).add(refused.digest)
+        self._indexed = (len(self.sections), len(self.facts), len(self.rejected))
+
+
+def _is_named(holder: Holder | None) -> TypeGuard[Holder]:
+    return holder is not None and holder.kind != "unattributed"
+
+
+def _doubtful(incoming: Incoming, now_ms: int) -> Iterator[tuple[int, Sequence[UsageInterval]]]:
+    """Section and rows of the sets that have to be looked at one by one."""
+    try:
+        sure = beyond_doubt(incoming, now_ms)
+    except OverflowError:  # a figure that no column holds: look at all
+        for number, section in enumerate(incoming.sections):
+            for rows in sets(section.rows):
+                yield number, rows
+        return
+    for doubted in np.flatnonzero(~sure).tolist():
+        members = [incoming.records[place] for place in incoming.sets.members(doubted)]
+        for rows in sets(members):
+            yield int(incoming.sets.section[doubted]), rows

@@ -1,0 +1,436 @@
+"""Writes intervals and resolves their overlaps with stored ones.
+
+Rows go in as received. A set that follows everything known of its GPU and lies inside one quarter-hour
+counts as it is; any other is settled against its neighbours (`accountant.storage.write.interval_writer`). A statement
+costs a small commit more than its rows do, so nothing is written that the rows tell as well: sums are folded later
+(`accountant.storage.write.rollups`), and a tenure is written where it begins, not wherever it grows. What readers
+remember is told what came (`Booked.added`), so that they need not ask for it.
+
+The rows as received stay; what counts is computed anew from all sets that touch the region
+(`accountant.core.claim_overlap`), so the books do not depend on the order in which sets came.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from accountant.core import claim_overlap
+from accountant.core.accounts import Cells, part
+from accountant.core.claim_overlap import Claim, Rank, Span
+from accountant.history_import.import_chunks import is_import
+from accountant.inventory import pod_facts
+from accountant.inventory.pod_facts import ObservedPod
+from accountant.ledger import team_assignment
+from accountant.storage.duckdb_engine import Cursor, Row, once, statement
+from accountant.storage.gpu_lifetimes import Fleet, Gpu, Tenure
+from accountant.storage.span_plan import quarters
+from accountant.storage.write import record_columns
+from accountant.storage.write.batch_admission import MAX_INTERVAL_MS, Group
+from accountant.storage.write.name_ids import Dictionaries, Parties, PodKey
+from accountant.storage.write.record_columns import Distinct, GpuName, Incoming, Sets, Stream, Truth, Whole, add
+from accountant.storage.write.rollups import Days, hours_of, unfold
+from agent.wire import PodFacts
+from gputally.base.units import BUCKET_MS
+
+SetId = tuple[int, int]
+"""(stream id, set_seq)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Time of one GPU in which a set arrived."""
+
+    gpu: int
+    start_ms: int
+    end_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A set of the neighbourhood, as the table has it."""
+
+    gpu: int
+    id: SetId
+    claim: Claim
+    booked: bool
+
+
+def settle(cursor: Cursor, regions: Iterable[Region]) -> set[int]:
+    """Settle everything that touches the regions; the starts of the quarter-hours that changed."""
+    regions_of = _merged(regions)
+    neighbours = _neighbours(cursor, [Region(gpu, *span) for gpu, spans in regions_of.items() for span in spans])
+    kept: dict[SetId, list[Span]] = {}
+    concerned: dict[SetId, _Known] = {}
+    for gpu, known in neighbours.items():
+        result = claim_overlap.settle(item.claim for item in known)
+        for item in known:
+            if claim_overlap.intersect(regions_of[gpu], [(item.claim.start_ms, item.claim.end_ms)]):
+                concerned[item.id] = item
+                kept[item.id] = [p for span in result[item.claim.rank] for p in quarters(*span)]
+    before = _kept_before(cursor, concerned)
+    changed = {key: item for key, item in concerned.items() if kept[key] != before[key]}
+    if not changed:
+        return set()
+    _rewrite(cursor, changed, kept)
+    return {
+        bucket
+        for item in changed.values()
+        for bucket in range(item.claim.start_ms - item.claim.start_ms % BUCKET_MS, item.claim.end_ms, BUCKET_MS)
+    }
+
+
+def _merged(regions: Iterable[Region]) -> dict[int, list[Span]]:
+    """Disjoint spans per GPU."""
+    spans: dict[int, list[Span]] = defaultdict(list)
+    for region in regions:
+        spans[region.gpu].append((region.start_ms, region.end_ms))
+    return {gpu: claim_overlap.union(found) for gpu, found in sorted(spans.items())}
+
+
+def _neighbours(cursor: Cursor, regions: list[Region]) -> dict[int, list[_Known]]:
+    """Per GPU: every set in the regions, and every set that touches one of those."""
+    asked = [(0, r.gpu, r.start_ms - MAX_INTERVAL_MS, r.end_ms + MAX_INTERVAL_MS) for r in regions]
+    streams = {row[0]: row[1:] for row in cursor.run("SELECT id, epoch, cluster || '/' || node FROM stream")}
+    rows = cursor.rows(
+        "overlapping_sets",
+        _bounds(regions, 2 * MAX_INTERVAL_MS),
+        incoming=record_columns.column_table(record_columns.SPAN, asked),
+    )
+    found: dict[int, list[_Known]] = defaultdict(list)
+    for gpu, stream, set_seq, start, end, remove, booked in sorted(rows):
+        epoch, node = streams[stream]
+        claim = Claim(Rank(remove, epoch, set_seq, node), start, end)
+        found[gpu].append(_Known(gpu, (stream, set_seq), claim, booked))
+    return found
+
+
+def _kept_before(cursor: Cursor, sets: dict[SetId, _Known]) -> dict[SetId, list[Span]]:
+    before: dict[SetId, list[Span]] = {
+        key: [(item.claim.start_ms, item.claim.end_ms)] if item.booked else [] for key, item in sets.items()
+    }
+    for stream, set_seq, start, end in cursor.rows("kept_pieces", incoming=_ids(sets)):
+        before[stream, set_seq].append((start, end))
+    return before
+
+
+def _rewrite(cursor: Cursor, sets: dict[SetId, _Known], kept: dict[SetId, list[Span]]) -> None:
+    bounds = _bounds([Region(i.gpu, i.claim.start_ms, i.claim.end_ms) for i in sets.values()], 0)
+    rows: dict[SetId, list[Row]] = defaultdict(list)
+    for row in cursor.rows("set_cells", bounds, incoming=_ids(sets)):
+        rows[row[0], row[1]].append(row)
+    whole = {key: kept[key] == [(item.claim.start_ms, item.claim.end_ms)] for key, item in sets.items()}
+    pieces = []
+    for key in sets:
+        if not whole[key]:
+            pieces += _pieces(rows[key], kept[key])
+    flags = _ids(sets).append_column("booked", pa.array([whole[key] for key in sets], type=pa.bool_()))
+    cursor.rows("mark_booked", bounds, incoming=flags)
+    cursor.rows("drop_pieces", incoming=_ids(sets))
+    if pieces:
+        cursor.rows("add_piece", incoming=record_columns.column_table(record_columns.PIECE, pieces))
+
+
+def _pieces(rows: list[Row], kept: list[Span]) -> list[tuple[object, ...]]:
+    """Rows of PIECE for each kept span of one set (columns of set_cells.sql)."""
+    start, end = rows[0][2], rows[0][3]
+    cells = [Cells(*row[8:]) for row in rows]
+    made: list[tuple[object, ...]] = []
+    for begin, stop in kept:
+        parts = part(cells, end - start, begin - start, stop - start)
+        for (stream, set_seq, _, _, seq, gpu, device, payer, *_), held in zip(rows, parts, strict=True):
+            made.append((stream, seq, set_seq, begin, stop, gpu, device, payer, *held))
+    return made
+
+
+def _ids(sets: Iterable[SetId]) -> pa.Table:
+    return record_columns.column_table(record_columns.NUMBER, list(sets))
+
+
+def _bounds(regions: Iterable[Region], reach_ms: int) -> dict[str, int]:
+    """The range of start_ms that can matter: narrows the scan."""
+    spans = [(r.start_ms, r.end_ms) for r in regions]
+    return {"low": min(s for s, _ in spans) - reach_ms, "high": max(e for _, e in spans) + reach_ms}
+
+
+_observed = msgspec.json.Decoder(ObservedPod)
+Own = dict[int, Mapping[str, Tenure]]
+Changes = dict[int, tuple[Gpu, Mapping[str, Tenure]]]
+"""GPU id -> its names and all its tenures."""
+_ABOVE_MS = 2**43
+"""Later than every row."""
+
+
+class Added(NamedTuple):
+    """Rows of one quarter-hour that count as they came, column by column. queue: what queue the payer's pod asked for;
+    where nobody pays, `paid` is false. cluster: the sender's. pods: those that pay, each with its queue."""
+
+    start_ms: Whole
+    end_ms: Whole
+    cells: Whole
+    queue: Distinct[str]
+    paid: Truth
+    cluster: Distinct[str]
+    pods: Mapping[PodKey, str]
+
+    def only(self, places: Whole) -> Added:
+        """The rows at these places; `pods` stay, more than pay for them."""
+        return Added(
+            self.start_ms[places],
+            self.end_ms[places],
+            self.cells[places],
+            Distinct(self.queue.values, self.queue.of_row[places]),
+            self.paid[places],
+            Distinct(self.cluster.values, self.cluster.of_row[places]),
+            self.pods,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """What the transaction changed: for the caches of readers, once it is committed."""
+
+    fleet: Changes
+    touched: frozenset[int]
+    """Starts of the quarter-hours whose rows changed."""
+    added: Mapping[int, Callable[[], Added]] = field(default_factory=dict)
+    """By touched quarter-hour, where rows were only added to it: all of them. Mostly nobody asks."""
+    fresh: frozenset[int] = frozenset()
+    """Touched quarter-hours that had no row before."""
+    unfolded: frozenset[int] = frozenset()
+    """Hours that are no longer folded."""
+    pods: tuple[tuple[str, PodFacts], ...] = ()
+    """(cluster, facts) that came: who a holder belongs to may have changed."""
+    own: Mapping[int, Mapping[str, Tenure]] = field(default_factory=dict)
+    """Of GPUs that imports told of: what agents metered of them (accountant.storage.gpu_lifetimes)."""
+
+
+def book(
+    cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet, unfolded: frozenset[int], days: Days
+) -> Booked:
+    """Write everything the group took. Raises LedgerUnavailable or LedgerFailed; then roll back."""
+    streams = names.stream.resolve(cursor, group.advanced)
+    pods = tuple((stream[0], fact) for stream, fact, _ in group.facts)
+    if pods:
+        told = [(streams[stream], fact.seq, digest) for stream, fact, digest in group.facts]
+        write_pods(cursor, pods, unheard=names.origins.unheard(cursor, pods))
+        add(cursor, "pod_fact", record_columns.FACT, told)
+        names.origins.learn(cursor, pods)
+    if group.gpus is not None:
+        add(cursor, "gpu_owner", record_columns.GPU_OWNER, group.gpus.rows)
+    if group.pods is not None:
+        add(cursor, "pod_node", record_columns.POD_NODE, group.pods.rows)
+    changes, own, touched, added = _book_rows(cursor, names, group.incoming, streams, fleet)
+    newest_ms = fleet.newest_end_ms
+    fresh_hours = hours_of(touched) - unfolded
+    if fresh_hours:
+        unfold(cursor, fresh_hours, newest_ms, days)
+    if group.rejected:
+        rows = [
+            (streams[r.stream], r.seq, r.digest, group.now_ms, r.fault.reason, r.fault.detail, r.content)
+            for r in group.rejected
+        ]
+        cursor.rows("add_quarantine", incoming=record_columns.column_table(record_columns.QUARANTINE, rows))
+    if group.holes:
+        holes = [(streams[stream], first, last, reason) for stream, first, last, reason in group.holes]
+        cursor.rows("add_hole", incoming=record_columns.column_table(record_columns.HOLE, holes))
+    marks = {"streams": [streams[stream] for stream in group.advanced], "seqs": list(group.advanced.values())}
+    cursor.plainly(statement("add_mark"), marks)
+    fresh = frozenset(bucket for bucket in touched if bucket >= newest_ms)
+    return Booked(changes, frozenset(touched), added, fresh, fresh_hours, pods, own)
+
+
+def _book_rows(
+    cursor: Cursor, names: Dictionaries, incoming: Incoming | None, streams: Mapping[Stream, int], fleet: Fleet
+) -> tuple[Changes, Own, set[int], Mapping[int, Callable[[], Added]]]:
+    if incoming is None:
+        return {}, {}, set(), {}
+    known = names.gpu.resolve(cursor, incoming.gpu.values)
+    gpus = np.array([known[gpu] for gpu in incoming.gpu.values], np.int64)
+    parties = Parties(cursor, names, incoming, known)
+    cells = record_columns.cells(incoming)
+    sets = incoming.sets
+    as_came = simple(sets, np.array([fleet.last_ms(gpu) for gpu in gpus.tolist()], np.int64))
+    booked = sets.spread(as_came)
+    stream = np.array([streams[section.stream] for section in incoming.sections], np.int64)[incoming.section]
+    ids = record_columns.Ids(stream, gpus[incoming.gpu.of_row], parties.device, parties.holder, parties.payer)
+    rows = record_columns.received(incoming, cells, ids, booked)
+    cursor.plainly(statement("add_received"), incoming=once(rows))
+    added = _added(incoming, cells, parties, booked)
+    touched = set(added)
+    unsettled: set[tuple[int, str]] = set()
+    if not as_came.all():
+        late = np.flatnonzero(~as_came)
+        spans = zip(
+            gpus[sets.gpu[late]].tolist(), sets.start_ms[late].tolist(), sets.end_ms[late].tolist(), strict=True
+        )
+        regions = [Region(*span) for span in spans]
+        nodes = [incoming.sections[section].stream[1] for section in sets.section[late].tolist()]
+        unsettled = {(region.gpu, node) for region, node in zip(regions, nodes, strict=True)}
+        settled = settle(cursor, regions)
+        touched |= settled
+        added = {bucket: rows_of for bucket, rows_of in added.items() if bucket not in settled}
+    imported = np.array([is_import(section.stream[2]) for section in incoming.sections])[incoming.section]
+    reached = _reached(incoming, known, imported)
+    changes = _extended(fleet, reached)
+    apart = {reach.gpu for reach in reached if reach.imported} | (fleet.own.keys() & changes.keys())
+    _book_tenures(cursor, fleet, {gpu: found for gpu, found in changes.items() if gpu not in apart}, unsettled)
+    own: Own = {}
+    if apart:
+        of_apart = [reach for reach in reached if reach.gpu in apart]
+        own = _own(fleet, of_apart, apart)
+        _write_tenures(cursor, [(reach.gpu, reach.node, reach.tenure, reach.imported) for reach in of_apart])
+    return changes, own, touched, added
+
+
+def simple(sets: Sets, last_ms: Whole) -> Truth:
+    """By set: whether it follows everything known of its GPU, also of those before it here, inside one quarter-hour.
+    last_ms: by GPU, the end of its newest booked record."""
+    by_gpu = np.argsort(sets.gpu, kind="stable")
+    gpu, end = sets.gpu[by_gpu], sets.end_ms[by_gpu]
+    # The greatest so far, of each GPU for itself: those of the next one are all above it.
+    so_far = np.maximum.accumulate(gpu * _ABOVE_MS + end) - gpu * _ABOVE_MS
+    before = np.where(np.diff(gpu, prepend=-1) == 0, np.concatenate(([0], so_far[:-1])), 0)
+    last = np.empty(len(gpu), np.int64)
+    last[by_gpu] = np.maximum(before, last_ms[gpu])
+    bucket = sets.start_ms - sets.start_ms % BUCKET_MS
+    found: Truth = (sets.start_ms >= last) & (sets.end_ms - bucket <= BUCKET_MS)
+    return found
+
+
+def _added(incoming: Incoming, cells: Whole, parties: Parties, booked: Truth) -> dict[int, Callable[[], Added]]:
+    """By quarter-hour, what counts as it came."""
+    buckets = np.where(booked, incoming.start_ms - incoming.start_ms % BUCKET_MS, -1)
+
+    def of(bucket: int) -> Added:
+        places = np.flatnonzero(buckets == bucket)
+        queue = Distinct(parties.queue.values, parties.queue.of_row[places])
+        start, end = incoming.start_ms[places], incoming.end_ms[places]
+        cluster = Distinct(incoming.cluster.values, incoming.cluster.of_row[places])
+        return Added(start, end, cells[places], queue, parties.pays[places], cluster, parties.pods(places))
+
+    return {bucket: partial(of, bucket) for bucket in np.unique(buckets).tolist() if bucket >= 0}
+
+
+def _book_tenures(cursor: Cursor, fleet: Fleet, changes: Changes, unsettled: Collection[tuple[int, str]]) -> None:
+    """Those that begin, or begin earlier. How far they reach is told by the rows of unfolded hours, but
+    for `unsettled` sets: one that was displaced whole unfolds nothing."""
+    tenures = []
+    for gpu, (_, nodes) in changes.items():
+        before = fleet.tenures.get(gpu, {})
+        for node, tenure in nodes.items():
+            if node not in before or tenure.first_ms < before[node].first_ms or (gpu, node) in unsettled:
+                tenures.append((gpu, node, tenure, False))
+    if tenures:
+        _write_tenures(cursor, tenures)
+
+
+class _Reach(NamedTuple):
+    """How far rows of a GPU on a node reach, those of imports and of agents apart."""
+
+    gpu: int
+    name: GpuName
+    model: str
+    node: str
+    tenure: Tenure
+    imported: bool
+
+
+def _reached(incoming: Incoming, gpus: Mapping[GpuName, int], imported: Truth) -> list[_Reach]:
+    """Of all rows."""
+    devices = incoming.device
+    kinds = devices.of_row * 2 + imported
+    first = np.full(2 * len(devices.values), _ABOVE_MS)
+    last = np.zeros(2 * len(devices.values), np.int64)
+    np.minimum.at(first, kinds, incoming.start_ms)
+    np.maximum.at(last, kinds, incoming.end_ms)
+    found: list[_Reach] = []
+    for kind, (start, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+        if end:
+            ((_, node), gpu), (model, _) = devices.values[kind // 2]
+            found.append(_Reach(gpus[gpu], gpu, model, node, Tenure(start, end), imported=bool(kind % 2)))
+    return found
+
+
+def _write_tenures(cursor: Cursor, tenures: Sequence[tuple[int, str, Tenure, bool]]) -> None:
+    gpus, nodes, spans, imported = map(list, zip(*tenures, strict=True))
+    firsts, lasts = map(list, zip(*spans, strict=True))
+    cursor.rows("add_tenure", {"gpus": gpus, "nodes": nodes, "firsts": firsts, "lasts": lasts, "imported": imported})
+
+
+def _own(fleet: Fleet, reached: Iterable[_Reach], apart: Collection[int]) -> Own:
+    """What agents metered of the GPUs that imports told of, by now; of those alone that changed."""
+    found = {gpu: fleet.own.get(gpu, fleet.tenures.get(gpu, {})) for gpu in apart}
+    for reach in reached:
+        if not reach.imported:
+            before = found[reach.gpu]
+            found[reach.gpu] = {**before, reach.node: reach.tenure.with_(before.get(reach.node))}
+    return found
+
+
+def _extended(fleet: Fleet, reached: Iterable[_Reach]) -> Changes:
+    """The GPUs of the rows, their tenures stretched over them."""
+    changes: Changes = {}
+    for gpu, name, model, node, tenure, _ in reached:
+        known, nodes = changes.get(gpu) or (fleet.gpus.get(gpu), fleet.tenures.get(gpu, {}))
+        if known is None or known.model < model:
+            known = Gpu(*name, model)
+        changes[gpu] = (known, {**nodes, node: tenure.with_(nodes.get(node))})
+    return changes
+
+
+def write_pods(
+    cursor: Cursor,
+    facts: Sequence[tuple[str, PodFacts]],
+    table: Literal["pod", "pod_seen"] = "pod",
+    unheard: Collection[PodKey] = (),
+) -> None:
+    """Keep the newest observation of each pod: (cluster, facts); of its labels the earliest, of its queue the one
+    it was placed with. unheard: pods that are known to have no row; among those alone there is none to look for."""
+    newest: dict[PodKey, ObservedPod] = {}
+    labels = set()
+    for cluster, fact in facts:
+        # The number belongs to the outbox, not to the pod.
+        seen = pod_facts.observed(msgspec.structs.replace(fact, seq=0), through_owners=table == "pod_seen")
+        _merge(newest, (cluster, fact.uid), seen)
+        if team_assignment.labels_count(fact):
+            chosen = msgspec.json.encode(fact.labels, order="deterministic").decode()
+            labels.add((cluster, fact.uid, fact.observed_ms, chosen))
+    heard = sorted({uid for cluster, uid in newest if (cluster, uid) not in unheard})
+    if heard:
+        for taken in cursor.plainly(statement("take_pods").format(table=table), [heard]):
+            kept = _PodRow(*taken)
+            _merge(newest, (kept.cluster, kept.uid), _observed.decode(kept.content))
+    add(cursor, table, record_columns.POD, [_pod_row(cluster, fact) for (cluster, _), fact in newest.items()])
+    add(cursor, "pod_label", record_columns.POD_LABEL, sorted(labels))
+
+
+class _PodRow(NamedTuple):
+    """A row of the tables of pods (columns.POD)."""
+
+    cluster: str
+    uid: str
+    namespace: str
+    name: str
+    workload: str
+    queue_ref: str
+    observed_ms: int
+    content: str
+
+
+def _pod_row(cluster: str, fact: ObservedPod) -> _PodRow:
+    text = msgspec.json.encode(fact, order="deterministic").decode()
+    workload = fact.workload or pod_facts.job(fact.owners, fact.labels)
+    return _PodRow(cluster, fact.uid, fact.namespace, fact.name, workload, fact.queue_ref, fact.observed_ms, text)
+
+
+def _merge(newest: dict[PodKey, ObservedPod], key: PodKey, fact: ObservedPod) -> None:
+    known = newest.get(key)
+    newest[key] = fact if known is None else pod_facts.merged(known, fact)

@@ -1,0 +1,375 @@
+"""Maps names of GPUs, pods and queues to integer ids inside a transaction, and back.
+
+A `Dictionary` remembers names that are committed; what a transaction adds is staged and either
+`commit`ted or thrown away with the transaction. Names not remembered are looked up in the table, so
+memory stays bounded however many pods there ever were.
+
+A memory of the tables, like `accountant.storage.write.name_ids`: what a transaction learns is staged until it is
+committed, whoever is not remembered is looked up, and between observations that contradict each other the
+table decides. The writer owns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Generic, TypeVar, cast
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from accountant.storage.duckdb_engine import Cursor
+from accountant.storage.write import record_columns
+from accountant.storage.write.record_columns import Distinct, GpuName, Incoming, Stream, Whole, add, distinct
+from agent.wire import Holder, PodFacts, Slice
+
+Name = TypeVar("Name", bound=tuple[str | int, ...])
+"""The columns of a table behind its `id`, in order."""
+
+
+class Dictionary(Generic[Name]):
+    """Ids of one table whose first column is `id`. Not thread-safe: the writer owns it."""
+
+    def __init__(
+        self, table: str, columns: tuple[str, ...], numeric: frozenset[str] = frozenset(), keep: int = 200_000
+    ) -> None:
+        self._table = table
+        self._columns = columns
+        self._schema = pa.schema(
+            [("id", pa.int32()), *((c, pa.int64() if c in numeric else pa.string()) for c in columns)]
+        )
+        self._keep = keep
+        self._known: dict[Name, int] = {}
+        self._staged: dict[Name, int] = {}
+        self._next: int | None = None
+        self._complete = False
+        """Every name of the table is remembered."""
+
+    def resolve(self, cursor: Cursor, names: Iterable[Name]) -> dict[Name, int]:
+        """The id of each name; new names get the next free one and a row in the table."""
+        if self._next is None:
+            self._open(cursor)
+        ids = {name: self._known.get(name, 0) or self._staged.get(name, 0) for name in names}
+        missing = [name for name, number in ids.items() if not number]
+        if missing:
+            found = {} if self._complete else self._find(cursor, missing)
+            found |= self._add(cursor, [name for name in missing if name not in found])
+            self._staged |= found
+            ids |= found
+        return ids
+
+    def _open(self, cursor: Cursor) -> None:
+        count, highest = cursor.run(f"SELECT count(*), coalesce(max(id), 0) FROM {self._table}")[0]  # noqa: S608
+        self._next = highest + 1
+        self._complete = count <= self._keep
+        if self._complete:
+            columns = ", ".join(self._columns)
+            for number, *name in cursor.run(f"SELECT id, {columns} FROM {self._table}"):  # noqa: S608
+                self._known[cast(Name, tuple(name))] = number
+
+    def _add(self, cursor: Cursor, names: list[Name]) -> dict[Name, int]:
+        assert self._next is not None
+        fresh = {name: self._next + i for i, name in enumerate(names)}
+        if fresh:
+            self._next += len(fresh)
+            add(cursor, self._table, self._schema, [(number, *name) for name, number in fresh.items()])
+        return fresh
+
+    def commit(self) -> None:
+        """The transaction is durable."""
+        if len(self._known) + len(self._staged) > self._keep:
+            self._known.clear()
+            self._complete = False
+        self._known |= self._staged
+        self._staged.clear()
+
+    def forget(self) -> None:
+        """The transaction failed, or nobody knows: believe the table alone."""
+        self._staged.clear()
+        self._known.clear()
+        self._next = None
+
+    def _find(self, cursor: Cursor, names: list[Name]) -> dict[Name, int]:
+        match = " AND ".join(f"t.{c} = w.{c}" for c in self._columns)
+        columns = ", ".join(f"t.{c}" for c in self._columns)
+        sql = f"SELECT t.id, {columns} FROM {self._table} t JOIN incoming w ON {match}"  # noqa: S608
+        found = {row[1:]: row[0] for row in cursor.run(sql, incoming=self._arrow(dict.fromkeys(names, 0)))}
+        return {name: found[name] for name in names if name in found}
+
+    def _arrow(self, names: dict[Name, int]) -> pa.Table:
+        columns: list[list[str | int]] = [list(names.values())]
+        columns += [list(column) for column in zip(*names, strict=True)]
+        return pa.table(dict(zip(self._schema.names, columns, strict=True)), schema=self._schema)
+
+
+PodKey = tuple[str, str]
+"""(cluster, uid)."""
+KEEP = 200_000
+
+
+class Origins:
+    """queue_ref by pod; "" for whoever no fact is known of."""
+
+    def __init__(self, keep: int = KEEP) -> None:
+        self._keep = keep
+        self._known: dict[PodKey, str] = {}
+        self._staged: dict[PodKey, str] = {}
+        self._unsure: set[PodKey] = set()
+        self._opened = False
+        self._complete = False
+        """Every pod of the tables is remembered, or in `_unsure`."""
+
+    def unheard(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> frozenset[PodKey]:
+        """The pods of these facts that no table has a row of, as far as that is known without asking."""
+        self._open(cursor)
+        if not self._complete:
+            return frozenset()
+        # One by one: the difference of a set and a dictionary's keys goes through all of the dictionary.
+        keys = ((cluster, fact.uid) for cluster, fact in facts)
+        return frozenset(key for key in keys if not self._heard(key))
+
+    def learn(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> None:
+        """Facts that this transaction has written already: (cluster, facts)."""
+        self._open(cursor)
+        for cluster, fact in facts:
+            key = (cluster, fact.uid)
+            known = self._staged.get(key, self._known.get(key))
+            if key in self._unsure or known == fact.queue_ref:
+                continue
+            if known is None and self._complete:
+                self._staged[key] = fact.queue_ref
+            else:
+                self._unsure.add(key)
+
+    def resolve(self, cursor: Cursor, keys: Collection[PodKey]) -> Mapping[PodKey, str]:
+        """The queue_ref of each pod, this transaction's facts included."""
+        self._open(cursor)
+        found: dict[PodKey, str] = {}
+        missing: list[PodKey] = []
+        for key in keys:
+            ref = self._staged.get(key, self._known.get(key))
+            if key in self._unsure or (ref is None and not self._complete):
+                missing.append(key)
+            else:
+                found[key] = ref or ""
+        if missing:
+            found |= dict.fromkeys(missing, "")
+            rows = cursor.rows("pod_origins", incoming=record_columns.column_table(record_columns.POD_KEY, missing))
+            found |= {(cluster, uid): ref for cluster, uid, ref in rows}
+            self._staged |= {key: found[key] for key in missing}
+            self._unsure.difference_update(missing)
+        return found
+
+    def commit(self) -> None:
+        """The transaction is durable."""
+        if len(self._known) + len(self._staged) > self._keep:
+            self._known.clear()
+            self._complete = False
+        self._known |= self._staged
+        self._staged.clear()
+
+    def forget(self) -> None:
+        """The transaction failed, or nobody knows: believe the tables alone."""
+        self._known.clear()
+        self._staged.clear()
+        self._unsure.clear()
+        self._opened = False
+
+    def _heard(self, key: PodKey) -> bool:
+        return key in self._known or key in self._staged or key in self._unsure
+
+    def _open(self, cursor: Cursor) -> None:
+        if self._opened:
+            return
+        self._opened = True
+        pods = sum(cursor.run(f"SELECT count(*) FROM {table}")[0][0] for table in ("pod", "pod_seen"))  # noqa: S608
+        self._complete = pods <= self._keep
+        if self._complete:
+            keys = cursor.run("SELECT cluster, uid FROM pod UNION SELECT cluster, uid FROM pod_seen")
+            found = cursor.rows("pod_origins", incoming=record_columns.column_table(record_columns.POD_KEY, keys))
+            self._known = {(cluster, uid): ref for cluster, uid, ref in found}
+
+
+DeviceKey = tuple[int, str, str, str, int, int, int, int, int, int]
+HolderKey = tuple[str, str, str, str, str, str]
+
+
+class Dictionaries:
+    """The names of the ledger, and what pods asked for."""
+
+    def __init__(self) -> None:
+        self.stream: Dictionary[Stream] = Dictionary("stream", ("cluster", "node", "epoch"))
+        self.gpu: Dictionary[GpuName] = Dictionary("gpu", ("cluster", "gpu_uuid"))
+        self.device: Dictionary[DeviceKey] = Dictionary(
+            "device",
+            ("gpu", "node", "gpu_model", "profile", "gi", "ci", "compute", "compute_of", "memory_mib", "memory_of_mib"),
+            numeric=frozenset({"gpu", "gi", "ci", "compute", "compute_of", "memory_mib", "memory_of_mib"}),
+        )
+        self.holder: Dictionary[HolderKey] = Dictionary(
+            "holder", ("cluster", "kind", "uid", "namespace", "name", "container")
+        )
+
+        self.origins = Origins()
+
+    def commit(self) -> None:
+        for memory in (self.stream, self.gpu, self.device, self.holder, self.origins):
+            memory.commit()
+
+    def forget(self) -> None:
+        for memory in (self.stream, self.gpu, self.device, self.holder, self.origins):
+            memory.forget()
+
+
+class Parties:
+    """Of the rows of a group, in their order. gpus: ids of all GPUs in them."""
+
+    def __init__(self, cursor: Cursor, names: Dictionaries, incoming: Incoming, gpus: Mapping[GpuName, int]) -> None:
+        devices = [_device(gpus[gpu], node, *sort) for ((_, node), gpu), sort in incoming.device.values]
+        self.device = _ids(cursor, names.device, devices)[incoming.device.of_row]
+        """Ids of devices, by row."""
+        self._held = incoming.holder.of_row
+        found = [None if holder is None else _holder(cluster, holder) for cluster, holder in incoming.holder.values]
+        known = [name for name in found if name is not None]
+        holders = np.zeros(len(found), np.int64)
+        holders[[name is not None for name in found]] = _ids(cursor, names.holder, known)
+        self.holder = holders[self._held]
+        """Ids of holders, by row; 0 is nobody."""
+        paying = np.array([name is not None and name[1] != "unattributed" for name in found])
+        self.pays = paying[self._held] & ~incoming.lost
+        """Whether somebody pays for the row: nobody does for lost, unheld and unattributed time."""
+        self._pods = [None if name is None else (name[0], name[2]) for name in found]
+        self._refs = names.origins.resolve(cursor, {pod for pod in self._pods if pod is not None})
+
+    @property
+    def payer(self) -> Whole:
+        """Ids of holders who pay, by row; 0 is nobody."""
+        return self.holder * self.pays
+
+    @cached_property
+    def queue(self) -> Distinct[str]:
+        """What queue the pod of a row asked for."""
+        refs = distinct(["" if pod is None else self._refs[pod] for pod in self._pods])
+        return Distinct(refs.values, refs.of_row[self._held])
+
+    def pods(self, places: Whole) -> dict[PodKey, str]:
+        """Those that pay for the rows at these places, each with the queue it asked for."""
+        paid = places[self.pays[places]]
+        pods = (self._pods[number] for number in np.unique(self._held[paid]).tolist())
+        return {pod: self._refs[pod] for pod in pods if pod is not None}
+
+
+N = TypeVar("N", bound=tuple[str | int, ...])
+
+
+def _ids(cursor: Cursor, of: Dictionary[N], names: Sequence[N]) -> Whole:
+    known = of.resolve(cursor, names)
+    return np.array([known[name] for name in names], np.int64)
+
+
+def _device(gpu: int, node: str, gpu_model: str, part: Slice | None) -> DeviceKey:
+    if part is None:
+        return (gpu, node, gpu_model, "", -1, -1, 0, 0, 0, 0)
+    return (
+        gpu, node, gpu_model, part.profile, part.gi, part.ci, part.compute, part.compute_of, part.memory_mib,
+        part.memory_of_mib,
+    )  # fmt: skip
+
+
+def _holder(cluster: str, held: Holder) -> HolderKey:
+    return (cluster, held.kind, held.uid, held.namespace, held.name, held.container)
+
+
+_labels = msgspec.json.Decoder(dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceName:
+    node: str
+    gpu_model: str
+    profile: str
+    gpu: int = 0
+
+
+NO_DEVICE = DeviceName("", "", "")
+
+
+@dataclass(frozen=True, slots=True)
+class HolderName:
+    """job: the workload the pod belongs to, else the holder itself, `Pod/<name>`. labels: of the pod when
+    it was first seen, as far as they were asked for. user: who runs it, if asked for and known."""
+
+    cluster: str
+    namespace: str
+    name: str
+    queue_ref: str
+    job: str
+    labels: frozenset[tuple[str, str]] = frozenset()
+    container: str = ""
+    user: str = ""
+
+
+class Devices:
+    """What each device is, remembered: a committed number never means anything else. Thread-safe.
+
+    Asked of snapshots alone: what a transaction has not committed may be forgotten again."""
+
+    def __init__(self) -> None:
+        self._known: Mapping[int, DeviceName] = {}
+        self._on_nodes: tuple[Mapping[int, DeviceName], Mapping[str, Sequence[int]]] = ({}, {})
+
+    def read(self, cursor: Cursor) -> Mapping[int, DeviceName]:
+        """By number, those of the cursor's snapshot."""
+        known = self._known
+        ((there, newest),) = cursor.run("SELECT count(*), max(id) FROM device")
+        if there == len(known) and (newest is None or newest in known):
+            return known
+        found = devices(cursor)
+        if len(found) > len(known):
+            self._known = found
+        return found
+
+    def on(self, nodes: Collection[str], found: Mapping[int, DeviceName]) -> Mapping[int, DeviceName]:
+        """Of `found`, which `read` answered, those that are on nodes of these names."""
+        told_of, numbers = self._on_nodes
+        if told_of is not found:
+            by_node: dict[str, list[int]] = {}
+            for number, name in found.items():
+                by_node.setdefault(name.node, []).append(number)
+            self._on_nodes, numbers = (found, by_node), by_node
+        return {number: found[number] for node in nodes for number in numbers.get(node, ())}
+
+
+def devices(cursor: Cursor) -> Mapping[int, DeviceName]:
+    rows = cursor.run("SELECT id, node, gpu_model, profile, gpu FROM device")
+    return {row[0]: DeviceName(*row[1:]) for row in rows}
+
+
+def holders(
+    cursor: Cursor,
+    ids: Collection[int],
+    labels: Collection[str] = (),
+    *,
+    users: bool = False,
+) -> Mapping[int, HolderName]:
+    """labels: those to look up. users: whether to look up who runs it."""
+    if not ids:
+        return {}
+    asked = record_columns.column_table(record_columns.ID, [(i,) for i in sorted(ids)])
+    rows = cursor.rows("holder_names", incoming=asked)
+    names = {
+        number: HolderName(
+            cluster, namespace, name, queue_ref, workload or f"{kind.capitalize()}/{name or uid}", container=container
+        )
+        for number, cluster, kind, uid, namespace, name, container, queue_ref, workload in rows
+    }
+    if labels:
+        for number, text in cursor.rows("holder_labels", incoming=asked):
+            found = _labels.decode(text)
+            kept = frozenset((key, value) for key, value in found.items() if key in labels)
+            names[number] = replace(names[number], labels=kept)
+    if users:
+        for number, user in cursor.rows("holder_users", incoming=asked):
+            names[number] = replace(names[number], user=user)
+    return names

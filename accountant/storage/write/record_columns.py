@@ -1,0 +1,431 @@
+"""Holds the records of a group commit as columns, with their accounts and a content digest each, and adds rows to a
+table.
+
+A group has up to a hundred thousand rows of a few thousand GPUs, pods and slices. What is asked of every row is asked
+of whole columns; what is asked of a name is asked of each *distinct* one once. Rows stay in the order in which they
+came; the *sets* of accountant.storage.write.batch_admission are told by their places. Knows nothing of the tables.
+Pure.
+
+The column order here is the column order of the tables in `migrations/`.
+
+Only for comparing a replay with what was stored. A field added to the wire later joins the text
+only where it differs from its default, so that old digests stay true.
+
+Row by row the same figures; the few rows with gaps are split one by one.
+
+Lists as parameters cost a small statement half of what an Arrow table does; many rows want the table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from accountant.core.accounts import CELLS, split
+from accountant.storage.duckdb_engine import Cursor, once
+from agent.wire import Holder, PodFacts, Sharing, Slice, UsageInterval
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+CONTENT_FIELDS = (
+    "start_ms", "end_ms", "gpu_uuid", "gpu_model", "slice", "holder", "sharing", "health", "capacity_us",
+    "allocated_us", "busy_us", "sm_active_us", "tensor_active_us", "memory_mib_s", "energy_uj", "method", "gaps",
+)  # fmt: skip
+"""Of an interval: everything but its number."""
+_INTERVAL = attrgetter(*CONTENT_FIELDS)
+_FACT = attrgetter(
+    "uid", "namespace", "name", "node", "labels", "owners", "workload", "queue_ref", "priority", "requests",
+    "created_ms", "scheduled_ms", "started_ms", "ended_ms", "observed_ms",
+)  # fmt: skip
+
+
+def digest(record: UsageInterval | PodFacts) -> int:
+    """64 bits over everything but the number."""
+    text = _encoder.encode(_INTERVAL(record) if isinstance(record, UsageInterval) else _FACT(record))
+    return int.from_bytes(_hash(text), "big")
+
+
+def contents(rows: Iterable[UsageInterval]) -> list[tuple[Any, ...]]:
+    """CONTENT_FIELDS of each."""
+    return list(map(_INTERVAL, rows))
+
+
+def digests(of: Sequence[tuple[Any, ...]]) -> npt.NDArray[np.uint64]:
+    """`digest` of intervals, from their `contents`. JSON has no line break of its own, so all are written at once."""
+    texts = _encoder.encode_lines(of).split(b"\n")[: len(of)]
+    return np.frombuffer(b"".join(map(_hash, texts)), ">u8").astype(np.uint64)
+
+
+def _hash(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=8).digest()
+
+
+def content(record: UsageInterval | PodFacts) -> str:
+    """The whole record as JSON, for people who look into the quarantine."""
+    return _encoder.encode(record).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """reason: a stable slug, fit for a label. detail: for people."""
+
+    reason: str
+    detail: str
+
+
+Stream = tuple[str, str, str]
+"""(cluster, node, epoch)."""
+NodeName = tuple[str, str]
+GpuName = tuple[str, str]
+"""(cluster, gpu_uuid)."""
+Whole: TypeAlias = npt.NDArray[np.int64]
+Truth: TypeAlias = npt.NDArray[np.bool_]
+K = TypeVar("K")
+L = TypeVar("L")
+
+
+class Section(NamedTuple):
+    """New rows of one outbox that came together: a set is never split over two. digests: where they are known."""
+
+    stream: Stream
+    rows: Sequence[UsageInterval]
+    digests: Sequence[int] | None = None
+
+
+class Distinct(NamedTuple, Generic[K]):
+    """A column as its different values and the place among them of each row's."""
+
+    values: list[K]
+    of_row: Whole
+
+
+class _Numbered(dict[K, int]):
+    """Keys in the order in which they were first asked for, each with its place."""
+
+    def __missing__(self, key: K) -> int:
+        place = self[key] = len(self)
+        return place
+
+
+def distinct(values: Sequence[K]) -> Distinct[K]:
+    seen: _Numbered[K] = _Numbered()
+    of_row = np.fromiter(map(seen.__getitem__, values), np.int64, len(values))
+    return Distinct(list(seen), of_row)
+
+
+def paired(first: Distinct[K], second: Distinct[L]) -> Distinct[tuple[K, L]]:
+    """Both columns as one."""
+    if len(second.values) == 1:
+        return Distinct([(value, second.values[0]) for value in first.values], first.of_row)
+    if len(first.values) == 1:
+        return Distinct([(first.values[0], value) for value in second.values], second.of_row)
+    width = len(second.values)
+    keys, of_row = np.unique(first.of_row * width + second.of_row, return_inverse=True)
+    return Distinct([(first.values[key // width], second.values[key % width]) for key in keys.tolist()], of_row)
+
+
+class Sets(NamedTuple):
+    """The rows of one GPU with equal span in one section: one number per set, by section, GPU and start.
+
+    places: of all rows, set after set; first: where in it each set begins. seq: the lowest of the set."""
+
+    places: Whole
+    first: Whole
+    section: Whole
+    gpu: Whole
+    start_ms: Whole
+    end_ms: Whole
+    seq: Whole
+
+    def spread(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """What is said of each set, for each of its rows."""
+        spread = np.empty(len(self.places), values.dtype)
+        spread[self.places] = np.repeat(values, np.diff(self.first, append=len(self.places)))
+        return spread
+
+    def members(self, number: int) -> list[int]:
+        """The places of one set's rows."""
+        end = self.first[number + 1] if number + 1 < len(self.first) else len(self.places)
+        found: list[int] = self.places[self.first[number] : end].tolist()
+        return found
+
+
+class Numbers(NamedTuple):
+    """A column of whole numbers, some of which may be unknown. told: as Arrow has it; value: 0 where unknown."""
+
+    told: Any
+    value: Whole
+
+    @classmethod
+    def of(cls, values: Sequence[int | None]) -> Numbers:
+        """Raises OverflowError for what does not fit 64 bits."""
+        try:
+            told = pa.array(values, pa.int64())
+        except pa.ArrowInvalid as error:
+            raise OverflowError(str(error)) from error
+        if told.null_count == len(told):
+            return cls(told, np.zeros(len(told), np.int64))
+        return cls(told, (told.fill_null(0) if told.null_count else told).to_numpy())
+
+    @property
+    def known(self) -> Truth:
+        known: Truth = self.told.is_valid().to_numpy(zero_copy_only=False)
+        return known
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """All rows of `sections`, at least one. Raises OverflowError for a figure that does not fit 64 bits."""
+
+    sections: Sequence[Section]
+
+    @cached_property
+    def records(self) -> list[UsageInterval]:
+        return [row for section in self.sections for row in section.rows]
+
+    @cached_property
+    def _contents(self) -> list[tuple[Any, ...]]:
+        return contents(self.records)
+
+    @cached_property
+    def _columns(self) -> dict[str, tuple[Any, ...]]:
+        return dict(zip(CONTENT_FIELDS, zip(*self._contents, strict=True), strict=True))
+
+    @cached_property
+    def digests(self) -> npt.NDArray[np.uint64]:
+        if all(section.digests is None for section in self.sections):
+            return digests(self._contents)
+        return np.array([mark for section in self.sections for mark in section.digests or ()], np.uint64)
+
+    @cached_property
+    def section(self) -> Whole:
+        """The section of each row."""
+        return np.repeat(np.arange(len(self.sections)), [len(section.rows) for section in self.sections])
+
+    def by_section(self, values: Sequence[K]) -> Distinct[K]:
+        """What is said of each section, as a column."""
+        of_section = distinct(values)
+        return Distinct(of_section.values, of_section.of_row[self.section])
+
+    @cached_property
+    def seq(self) -> Whole:
+        return np.array([row.seq for row in self.records], np.int64)
+
+    @cached_property
+    def start_ms(self) -> Whole:
+        return self.numbers("start_ms").value
+
+    @cached_property
+    def end_ms(self) -> Whole:
+        return self.numbers("end_ms").value
+
+    @cached_property
+    def _numbers(self) -> dict[str, Numbers]:
+        return {}
+
+    def numbers(self, name: str) -> Numbers:
+        found = self._numbers.get(name)
+        if found is None:
+            found = self._numbers[name] = Numbers.of(self._columns[name])
+        return found
+
+    def names(self, name: str) -> Distinct[str]:
+        """gpu_model, health or method."""
+        return distinct(self._columns[name])
+
+    def with_gaps(self) -> list[int]:
+        """The places of rows for part of which something could not be read."""
+        gaps = self._columns["gaps"]
+        return [place for place, some in enumerate(gaps) if some] if any(gaps) else []
+
+    @cached_property
+    def lost(self) -> Truth:
+        health = self.names("health")
+        return np.array([value == "lost" for value in health.values])[health.of_row]
+
+    @cached_property
+    def sharing(self) -> Distinct[Sharing | None]:
+        return distinct(self._columns["sharing"])
+
+    @cached_property
+    def node(self) -> Distinct[NodeName]:
+        return self.by_section([section.stream[:2] for section in self.sections])
+
+    @cached_property
+    def gpu(self) -> Distinct[GpuName]:
+        return paired(self.cluster, distinct(self._columns["gpu_uuid"]))
+
+    @cached_property
+    def cluster(self) -> Distinct[str]:
+        return self.by_section([section.stream[0] for section in self.sections])
+
+    @cached_property
+    def device(self) -> Distinct[tuple[tuple[NodeName, GpuName], tuple[str, Slice | None]]]:
+        """Where a row's GPU stood, and which part of it the row is of: node and GPU, model and slice."""
+        sort = paired(distinct(self._columns["gpu_model"]), distinct(self._columns["slice"]))
+        return paired(paired(self.node, self.gpu), sort)
+
+    @cached_property
+    def holder(self) -> Distinct[tuple[str, Holder | None]]:
+        """Who holds it, by cluster."""
+        return paired(self.cluster, distinct(self._columns["holder"]))
+
+    @cached_property
+    def sets(self) -> Sets:
+        keys = (self.section, self.gpu.of_row, self.start_ms, self.end_ms)
+        places = np.lexsort(keys[::-1])
+        ordered = [key[places] for key in keys]
+        begins = np.ones(len(places), np.bool_)
+        begins[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in ordered])
+        first = np.flatnonzero(begins)
+        section, gpu, start, end = (key[first] for key in ordered)
+        return Sets(places, first, section, gpu, start, end, np.minimum.reduceat(self.seq[places], first))
+
+
+_I32, _I64, _U64, _TEXT = pa.int32(), pa.int64(), pa.uint64(), pa.string()
+_CELLS = [(name, _I64) for name in CELLS]
+
+RECEIVED = pa.schema(
+    [
+        ("stream", _I32), ("seq", _I64), ("set_seq", _I64), ("start_ms", _I64), ("end_ms", _I64), ("gpu", _I32),
+        ("device", _I32), ("holder", _I32), ("payer", _I32), ("sharing", _TEXT), ("replicas", _I32), ("health", _TEXT),
+        ("method", _TEXT), ("capacity_us", _I64), ("allocated_us", _I64), ("measured_busy_us", _I64),
+        ("sm_active_us", _I64), ("tensor_active_us", _I64), ("gaps", _TEXT), ("digest", _U64), ("booked", pa.bool_()),
+        *_CELLS,
+    ]
+)  # fmt: skip
+PIECE = pa.schema(
+    [("stream", _I32), ("seq", _I64), ("set_seq", _I64), ("start_ms", _I64), ("end_ms", _I64), ("gpu", _I32),
+     ("device", _I32), ("payer", _I32), *_CELLS]
+)  # fmt: skip
+QUARANTINE = pa.schema(
+    [("stream", _I32), ("seq", _I64), ("digest", _U64), ("received_ms", _I64), ("reason", _TEXT), ("detail", _TEXT),
+     ("content", _TEXT)]
+)  # fmt: skip
+HOLE = pa.schema([("stream", _I32), ("first_seq", _I64), ("last_seq", _I64), ("reason", _TEXT)])
+FACT = pa.schema([("stream", _I32), ("seq", _I64), ("digest", _U64)])
+GPU_OWNER = pa.schema(
+    [("cluster", _TEXT), ("gpu_uuid", _TEXT), ("node", _TEXT), ("from_ms", _I64), ("at_ms", _I64), ("who", _TEXT)]
+)
+POD = pa.schema(
+    [("cluster", _TEXT), ("uid", _TEXT), ("namespace", _TEXT), ("name", _TEXT), ("workload", _TEXT),
+     ("queue_ref", _TEXT), ("observed_ms", _I64), ("content", _TEXT)]
+)  # fmt: skip
+POD_LABEL = pa.schema([("cluster", _TEXT), ("uid", _TEXT), ("observed_ms", _I64), ("labels", _TEXT)])
+POD_NODE = pa.schema([("cluster", _TEXT), ("uid", _TEXT), ("node", _TEXT), ("by_row", pa.bool_())])
+POD_KEY = pa.schema([("cluster", _TEXT), ("uid", _TEXT)])
+SPAN = pa.schema([("tag", _I64), ("gpu", _I32), ("start_ms", _I64), ("end_ms", _I64)])
+STRETCH = pa.schema([*SPAN, ("reference_ms", _I64)])
+BUCKET = pa.schema([("tag", _I64), ("gpu", _I32), ("at_ms", _I64)])
+HOUR = pa.schema([("at_ms", _I64)])
+NUMBER = pa.schema([("stream", _I32), ("seq", _I64)])
+ID = pa.schema([("id", _I32)])
+KIND = pa.schema([("id", _I32), ("kind", _I32)])
+
+
+def column_table(schema: Any, rows: Iterable[Sequence[object]]) -> Any:
+    """Rows in the schema's column order; an empty table of that shape where there are none."""
+    columns = list(zip(*rows, strict=True))
+    if not columns:
+        return schema.empty_table()
+    arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+class Ids(NamedTuple):
+    """The ledger's numbers for what rows name, by row; 0 is nobody."""
+
+    stream: Whole
+    gpu: Whole
+    device: Whole
+    holder: Whole
+    payer: Whole
+
+
+def received(incoming: Incoming, cells: Whole, ids: Ids, booked: Truth) -> Any:
+    """RECEIVED, column by column. booked: whether the row counts as it came."""
+    sharing = incoming.sharing
+    modes = [None if shared is None else shared.mode for shared in sharing.values]
+    replicas = [None if shared is None else shared.replicas for shared in sharing.values]
+    found = {
+        **ids._asdict(),
+        "seq": incoming.seq, "set_seq": incoming.sets.spread(incoming.sets.seq),
+        "start_ms": incoming.start_ms, "end_ms": incoming.end_ms,
+        "sharing": _taken(modes, sharing.of_row, _TEXT), "replicas": _taken(replicas, sharing.of_row, _I32),
+        "health": _taken(*incoming.names("health"), _TEXT), "method": _taken(*incoming.names("method"), _TEXT),
+        "capacity_us": incoming.numbers("capacity_us").told, "allocated_us": incoming.numbers("allocated_us").told,
+        "measured_busy_us": incoming.numbers("busy_us").told, "sm_active_us": incoming.numbers("sm_active_us").told,
+        "tensor_active_us": incoming.numbers("tensor_active_us").told,
+        "gaps": _gaps(incoming), "digest": incoming.digests, "booked": booked,
+        **dict(zip(CELLS, cells.T, strict=True)),
+    }  # fmt: skip
+    return pa.Table.from_arrays([pa.array(found[field.name], field.type) for field in RECEIVED], schema=RECEIVED)
+
+
+def _taken(values: Sequence[object], of_row: Whole, kind: Any) -> Any:
+    if len(values) == 1:
+        return pa.repeat(pa.scalar(values[0], kind), len(of_row))
+    return pa.array(values, kind).take(pa.array(of_row))
+
+
+def _gaps(incoming: Incoming) -> Any:
+    places = incoming.with_gaps()
+    if not places:
+        return pa.nulls(len(incoming.records), _TEXT)
+    told: list[str | None] = [None] * len(incoming.records)
+    for place in places:
+        told[place] = msgspec.json.encode(incoming.records[place].gaps).decode()
+    return told
+
+
+def cells(incoming: Incoming) -> Whole:
+    """A row of accountant.core.accounts.Cells for each."""
+    capacity, allocated = (incoming.numbers(name).value for name in ("capacity_us", "allocated_us"))
+    busy, energy, memory = (incoming.numbers(name) for name in ("busy_us", "energy_uj", "memory_mib_s"))
+    by_holder = incoming.holder
+    kinds = [None if held is None else held.kind for _, held in by_holder.values]
+    working = ~incoming.lost
+    unattributed = working & np.array([kind == "unattributed" for kind in kinds])[by_holder.of_row]
+    unheld = working & np.array([kind is None for kind in kinds])[by_holder.of_row]
+    held = working & ~unattributed & ~unheld
+    unknown = np.where(busy.known, 0, allocated)
+    booked = np.minimum(busy.value, allocated - unknown)
+    found = {
+        "busy_us": held * booked,
+        "idle_us": held * (allocated - unknown - booked),
+        "unknown_us": held * unknown,
+        "unheld_us": held * (capacity - allocated) + unheld * capacity,
+        "down_us": incoming.lost * capacity,
+        "borrowed_us": held * (busy.value - booked),
+        "unattributed_us": unattributed * busy.value,
+        "memory_mib_s": memory.value,
+        "energy_uj": energy.value,
+        "energy_blind_us": (working & ~energy.known) * capacity,
+        "memory_blind_us": (held & ~memory.known) * allocated,
+    }
+    table = np.stack([found[name] for name in CELLS]).T  # column after column, as Arrow wants it
+    for place in incoming.with_gaps():
+        table[place] = split(incoming.records[place])
+    return table
+
+
+MOST_AS_LISTS = 64
+
+
+def add(cursor: Cursor, table: str, schema: pa.Schema, rows: Sequence[Sequence[object]]) -> None:
+    """Append rows, whose columns are those of the table in `schema`'s order."""
+    if not rows:
+        return
+    if len(rows) <= MOST_AS_LISTS:
+        lists = [list(column) for column in zip(*rows, strict=True)]
+        cursor.plainly(f"INSERT INTO {table} SELECT {', '.join(['unnest(?)'] * len(lists))}", lists)
+    else:
+        cursor.plainly(f"INSERT INTO {table} FROM incoming", incoming=once(column_table(schema, rows)))

@@ -1,0 +1,329 @@
+"""Writes and reads what is not usage: nodes, namespaces, policies, decisions, journal, epochs, with their history.
+
+A node or a namespace is one row as it is now, and one row of `past` for each thing it was before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TypeVar
+
+import msgspec
+import pyarrow as pa
+from msgspec import structs
+
+from accountant.core.periods import Dated
+from accountant.ledger.journal import FIRST_DIGEST, Act, ActKind, BooksMoved, NewAct, numbered
+from accountant.ledger.protocols import MOST_EPOCHS, EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts
+from accountant.storage.duckdb_engine import Cursor
+from accountant.storage.gpu_lifetimes import Fleet, NodeKey, blank
+from accountant.storage.write import record_columns
+from accountant.storage.write.interval_writer import write_pods
+from accountant.storage.write.record_columns import add
+from accountant.wire.policy_models import Decision, PolicyVersion
+
+Key = tuple[str, str]
+"""(cluster, name)."""
+Histories = Mapping[Key, Dated[NodeFacts]]
+Charged = Mapping[Key, Dated[NamespaceFacts]]
+T = TypeVar("T", bound=NodeFacts | NamespaceFacts)
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_node = msgspec.json.Decoder(NodeFacts)
+_namespace = msgspec.json.Decoder(NamespaceFacts)
+_KEYED = pa.schema([("cluster", pa.string()), ("name", pa.string()), ("content", pa.string())])
+_WHOSE = pa.schema([("kind", pa.string()), ("cluster", pa.string()), ("name", pa.string())])
+_PAST = pa.schema([*_WHOSE, ("until_ms", pa.int64()), ("content", pa.string())])
+
+
+def described(node: NodeFacts) -> NodeFacts:
+    """What usage on it is labelled with; when it was down is a history of its own."""
+    return replace(node, down=(), deleted_ms=None)
+
+
+def read_nodes(cursor: Cursor) -> tuple[dict[Key, NodeFacts], dict[Key, Dated[NodeFacts]]]:
+    """Every node as it is, and the histories of those that were something else."""
+    rows = cursor.run("SELECT cluster, name, content FROM node")
+    nodes = {(cluster, name): _node.decode(content) for cluster, name, content in rows}
+    return nodes, _histories(cursor, "node", _node, {key: described(node) for key, node in nodes.items()})
+
+
+def read_namespaces(cursor: Cursor) -> tuple[dict[Key, NamespaceFacts], dict[Key, Dated[NamespaceFacts]]]:
+    rows = cursor.run("SELECT cluster, name, content FROM namespace")
+    spaces = {(cluster, name): _namespace.decode(content) for cluster, name, content in rows}
+    return spaces, _histories(cursor, "namespace", _namespace, spaces)
+
+
+def write_nodes(cursor: Cursor, nodes: Iterable[NodeFacts], histories: Histories) -> None:
+    _write(cursor, "set_nodes", nodes)
+    _write_past(cursor, "node", histories)
+
+
+def write_namespaces(cursor: Cursor, spaces: Iterable[NamespaceFacts], histories: Charged) -> None:
+    _write(cursor, "set_namespaces", spaces)
+    _write_past(cursor, "namespace", histories)
+
+
+def _write(cursor: Cursor, statement: str, facts: Iterable[NodeFacts | NamespaceFacts]) -> None:
+    rows = [(fact.cluster, fact.name, _text(fact)) for fact in facts]
+    if rows:
+        cursor.rows(statement, incoming=record_columns.column_table(_KEYED, rows))
+
+
+def _write_past(cursor: Cursor, kind: str, histories: Mapping[Key, Dated[T]]) -> None:
+    """Replace what was kept of these."""
+    if not histories:
+        return
+    cursor.rows("drop_past", incoming=record_columns.column_table(_WHOSE, [(kind, *key) for key in histories]))
+    rows = [
+        (kind, *key, until, _text(value))
+        for key, history in histories.items()
+        for (_, value), (until, _) in pairwise(history.steps)
+    ]
+    if rows:
+        cursor.rows("add_past", incoming=record_columns.column_table(_PAST, rows))
+
+
+def _histories(cursor: Cursor, kind: str, of: msgspec.json.Decoder[T], current: Mapping[Key, T]) -> dict[Key, Dated[T]]:
+    found: dict[Key, list[tuple[int, T]]] = defaultdict(list)
+    rows = cursor.run("SELECT cluster, name, until_ms, content FROM past WHERE kind = ? ORDER BY until_ms", [kind])
+    for cluster, name, until, content in rows:
+        found[cluster, name].append((until, of.decode(content)))
+    histories = {}
+    for key, past in found.items():
+        steps = [(0, past[0][1])]
+        steps += [(since, value) for (since, _), (_, value) in pairwise(past)]
+        histories[key] = Dated((*steps, (past[-1][0], current[key])))
+    return histories
+
+
+def _text(fact: NodeFacts | NamespaceFacts) -> str:
+    return _encoder.encode(fact).decode()
+
+
+def last_act(cursor: Cursor) -> int:
+    return int(cursor.run("SELECT coalesce(max(number), 0) FROM act")[0][0])
+
+
+def read_acts(cursor: Cursor, kinds: Sequence[ActKind], subject: str | None) -> list[Act]:
+    rows = cursor.run(
+        "SELECT at_ms, kind, subject, who, reason, content, number, digest FROM act "
+        "WHERE (len($kinds) = 0 OR list_contains($kinds, kind)) AND ($subject IS NULL OR subject = $subject) "
+        "ORDER BY number",
+        {"kinds": list(kinds), "subject": subject},
+    )
+    return [Act(*row) for row in rows]
+
+
+def read_trail(cursor: Cursor, after: int, limit: int) -> list[Act]:
+    """Acts with a number above `after`, ascending."""
+    rows = cursor.run(
+        "SELECT at_ms, kind, subject, who, reason, content, number, digest FROM act "
+        "WHERE number > ? ORDER BY number LIMIT ?",
+        [after, limit],
+    )
+    return [Act(*row) for row in rows]
+
+
+def write_acts(cursor: Cursor, acts: Sequence[NewAct], seen: int) -> list[Act]:
+    """Raises BooksMoved."""
+    found = cursor.run("SELECT number, digest FROM act ORDER BY number DESC LIMIT 1")
+    last, digest = found[0] if found else (0, FIRST_DIGEST)
+    if last != seen:
+        raise BooksMoved(seen, last)
+    recorded = numbered(acts, last, digest)
+    for act in recorded:
+        cursor.run(
+            "INSERT INTO act VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [act.number, act.at_ms, act.kind, act.subject, act.who, act.reason, act.content, act.digest],
+        )
+    return recorded
+
+
+_JOB = pa.schema([("cluster", pa.string()), ("namespace", pa.string()), ("job", pa.string())])
+_PROGRESS = pa.schema(
+    [*_JOB, ("epoch", pa.int64()), ("at_ms", pa.int64()), ("received_ms", pa.int64()), ("who", pa.string())]
+)
+
+
+def write_epochs(cursor: Cursor, reports: Iterable[EpochReport], now_ms: int, most: int = MOST_EPOCHS) -> int:
+    """How many said something new. An epoch beyond `most` of one job is left out; instants are not after now_ms."""
+    earliest: dict[tuple[JobKey, int], EpochReport] = {}
+    for report in reports:
+        at = report.key, report.epoch
+        if at not in earliest or report.at_ms < earliest[at].at_ms:
+            earliest[at] = report
+    known = {(one.key, one.epoch): one.at_ms for one in read_epochs(cursor, {key for key, _ in earliest})}
+    count = Counter(key for key, _ in known)
+    rows: list[tuple[object, ...]] = []
+    for (key, epoch), report in sorted(earliest.items()):
+        at_ms = min(report.at_ms, now_ms)
+        before = known.get((key, epoch))
+        if before is None:
+            count[key] += 1
+        if (before is None and count[key] <= most) or (before is not None and at_ms < before):
+            rows.append((*key, epoch, at_ms, now_ms, report.who))
+    if rows:
+        cursor.rows("add_progress", incoming=record_columns.column_table(_PROGRESS, rows))
+    return len(rows)
+
+
+def read_epochs(cursor: Cursor, keys: Collection[JobKey]) -> list[EpochReport]:
+    """Of these jobs, by job and instant."""
+    if not keys:
+        return []
+    rows = cursor.rows("known_epochs", incoming=record_columns.column_table(_JOB, sorted(keys)))
+    return [EpochReport(JobKey(*row[:3]), *row[3:]) for row in rows]
+
+
+def epochs_between(cursor: Cursor, start_ms: int, end_ms: int) -> list[EpochReport]:
+    """Of all jobs, by job and instant."""
+    rows = cursor.rows("epochs_between", {"low": start_ms, "high": end_ms})
+    return [EpochReport(JobKey(*row[:3]), *row[3:]) for row in rows]
+
+
+_DECISION = pa.schema(
+    [
+        ("id", pa.string()),
+        ("at_ms", pa.int64()),
+        ("received_ms", pa.int64()),
+        ("content", pa.string()),
+        ("number", pa.int64()),
+    ]
+)
+REMOVED_AT_ONCE = 100_000
+"""Decisions that one transaction removes: the writer waits for it."""
+
+
+def write_retired(cursor: Cursor, ends: Mapping[int, int]) -> None:
+    """ends: by GPU id from when on it is no capacity."""
+    cursor.rows("add_retired", {"gpus": list(ends), "ends": list(ends.values())})
+
+
+def tells_news(fleet: Fleet, facts: Facts) -> bool:
+    """Whether a reading can change anything: one of nodes and namespaces mostly repeats the last."""
+    return (
+        bool(facts.pods or facts.epochs)
+        or any(fleet.nodes.get((node.cluster, node.name)) != node for node in facts.nodes)
+        or any(fleet.namespaces.get((space.cluster, space.name)) != space for space in facts.namespaces)
+    )
+
+
+def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_ms: int) -> Fleet:
+    """Replace what the reading names; the fleet as it is then.
+
+    What was known stays so for the time before the reading; what was not is now known for all time that
+    is not closed."""
+    nodes = {(node.cluster, node.name): node for node in facts.nodes}
+    changed = {key: node for key, node in nodes.items() if fleet.nodes.get(key) != node}
+    placed: dict[NodeKey, Dated[NodeFacts]] = {}
+    for key, node in changed.items():
+        before, after = fleet.node_history(key), described(node)
+        since = now_ms if before.latest != blank(before.latest) else 0
+        if before.latest != after:
+            placed[key] = before.changed(after, max(since if node.since_ms is None else node.since_ms, closed_ms))
+    spaces = {(space.cluster, space.name): space for space in facts.namespaces}
+    renamed = {key: space for key, space in spaces.items() if fleet.namespaces.get(key) != space}
+    charged: dict[NodeKey, Dated[NamespaceFacts]] = {}
+    for key, space in renamed.items():
+        then = fleet.namespace_history(key)
+        since = now_ms if then.latest.team or then.latest.label else 0
+        charged[key] = then.changed(space, max(since if space.since_ms is None else space.since_ms, closed_ms))
+    if changed:
+        write_nodes(cursor, changed.values(), placed)
+    if renamed:
+        write_namespaces(cursor, renamed.values(), charged)
+    if facts.pods:
+        # An observation from the future would win over every later one.
+        write_pods(
+            cursor,
+            [(c, structs.replace(f, observed_ms=min(f.observed_ms, now_ms))) for c, f in facts.pods],
+            "pod_seen",
+        )
+    if facts.epochs:
+        write_epochs(cursor, facts.epochs, now_ms)
+    return replace(
+        fleet,
+        nodes={**fleet.nodes, **changed},
+        namespaces={**fleet.namespaces, **renamed},
+        placed={**fleet.placed, **placed},
+        charged={**fleet.charged, **charged},
+    )
+
+
+def write_policy(cursor: Cursor, version: PolicyVersion) -> None:
+    content = version.policy.model_dump_json(by_alias=True)
+    cursor.run("INSERT INTO policy VALUES (?, ?, ?)", [version.version, version.effective_ms, content])
+
+
+def policies_between(policies: Sequence[PolicyVersion], start_ms: int, end_ms: int) -> list[PolicyVersion]:
+    """Those in force in [start_ms, end_ms), oldest first; the first one is in force before its date too."""
+    ends = [later.effective_ms for later in policies[1:]] + [end_ms]
+    found = []
+    for index, (version, until) in enumerate(zip(policies, ends, strict=False)):
+        since = version.effective_ms if index else min(start_ms, version.effective_ms)
+        last = index == len(policies) - 1
+        if since < end_ms and (last or until > start_ms):
+            found.append(version)
+    return found
+
+
+def last_decision(cursor: Cursor) -> int:
+    """The highest number that a decision ever had here or in the archive."""
+    return int(cursor.rows("last_decision")[0][0])
+
+
+def write_decisions(cursor: Cursor, decisions: Sequence[Decision], now_ms: int, last: int) -> int:
+    """Write the decisions that are new, by cluster, id and instant; how many they are. They get the numbers above
+    `last`. A decision that is known stays as it was."""
+    first = {_key(decision): decision for decision in reversed(decisions)}
+    if not first:
+        return 0
+    instants = [decision.at_ms for decision in first.values()]
+    asked = {"low": min(instants), "high": max(instants), "ids": list(first)}
+    known = {key for (key,) in cursor.rows("known_decisions", asked)}
+    new = sorted((d.at_ms, key, d.model_dump_json()) for key, d in first.items() if key not in known)
+    rows = [(key, at, now_ms, content, number) for number, (at, key, content) in enumerate(new, last + 1)]
+    add(cursor, "decision", _DECISION, rows)
+    return len(rows)
+
+
+def remove_decisions(cursor: Cursor, before_ms: int, archived: int | None) -> int:
+    """Remove decisions dated before an instant, at most `REMOVED_AT_ONCE`, the first to come first; how many.
+
+    archived: the number up to which the archive has them, and above which none is removed; None: there is no
+    archive."""
+    asked = {"before": before_ms, "archived": archived, "most": REMOVED_AT_ONCE}
+    return int(cursor.rows("remove_decisions", asked)[0][0])
+
+
+def _key(decision: Decision) -> str:
+    """Controllers of one policy that share a ledger may decide about queues of one name in one millisecond."""
+    return f"{decision.cluster}/{decision.id}" if decision.cluster else decision.id
+
+
+def read_decisions(
+    cursor: Cursor,
+    start_ms: int,
+    end_ms: int,
+    limit: int,
+    kind: str | None = None,
+    subject: str | None = None,
+    gang: Collection[str] | None = None,
+    cluster: str | None = None,
+) -> list[Decision]:
+    """See accountant.ledger.protocols.Ledger.decisions. The engine chooses; only what is chosen is built."""
+    wanted = {
+        "start": start_ms,
+        "end": end_ms,
+        "limit": limit,
+        "kind": kind,
+        "subject": subject,
+        "gang": sorted(gang) if gang is not None else None,
+        "cluster": cluster,
+    }
+    rows = cursor.rows("decisions", wanted)
+    return [Decision.model_validate_json(row[0]) for row in rows]

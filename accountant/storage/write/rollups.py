@@ -1,0 +1,188 @@
+"""Rolls rows up into quarter-hour, hour and day sums.
+
+A commit writes rows and nothing that can be told from them: sums cost it more than the rows themselves.
+An hour whose rows came or changed is *unfolded* and summed from its rows; once it is over it is folded into
+hourly and quarter-hourly sums, and the hours of a day that is over into the day's
+(`accountant.storage.write.rollups`). Marks and tenures are only added to, and made one row per key here. What the
+tables mean is the same before and after.
+
+A month then costs what its days are many, not its hours. A day has sums or none: where an hour of it unfolds, they
+are dropped in the same transaction, and made again when it is folded (accountant.storage.write.rollups). A kept day
+says which span it is; so one of another time zone is still a sum of that span, until a day of this zone takes its
+place. A few days are made at a time, the newest first, because the writer waits: a ledger that never had any gets
+them with its first checkpoints.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from zoneinfo import ZoneInfo
+
+from accountant.core.claim_overlap import Span
+from accountant.core.periods import local_date, midnight_ms
+from accountant.storage.duckdb_engine import Cursor, statement
+from accountant.storage.write import record_columns
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR
+
+MOST_AT_ONCE = 7
+"""Of one checkpoint: at 10,000 GPUs a day takes a tenth of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Days:
+    """kept: the days that have sums, ascending; they never overlap. loose: starts of folded hours that are in none,
+    or in one with a part only; an hour among them need not hold anything."""
+
+    kept: tuple[Span, ...] = ()
+    loose: frozenset[int] = field(default=frozenset())
+
+    def touching(self, hours: Iterable[int]) -> list[Span]:
+        """Kept days that have a part in these hours."""
+        ends = [end for _, end in self.kept]
+        found = set()
+        for hour in hours:
+            for day in self.kept[bisect_left(ends, hour + 1) :]:
+                if day[0] >= hour + MS_PER_HOUR:
+                    break
+                found.add(day)
+        return sorted(found)
+
+    def without(self, hours: Collection[int]) -> Days:
+        """After these hours were unfolded."""
+        if not hours:
+            return self
+        dropped = self.touching(hours)
+        if not dropped:
+            return Days(self.kept, self.loose.difference(hours)) if not self.loose.isdisjoint(hours) else self
+        left = tuple(day for day in self.kept if day not in set(dropped))
+        freed = (hour for start, end in dropped for hour in _hours(start, end))
+        return Days(left, self.loose.union(freed).difference(hours))
+
+    def seen_from(self, zone: ZoneInfo) -> Days:
+        """In this zone: days that are none of it are to be made anew."""
+        foreign = (day for day in self.kept if local_day(day[0], zone) != day)
+        hours = {hour for start, end in foreign for hour in _hours(start, end)}
+        return Days(self.kept, self.loose | hours) if hours else self
+
+
+def local_day(at_ms: int, zone: ZoneInfo) -> Span:
+    """The local day that an instant belongs to."""
+    day = local_date(at_ms, zone)
+    return midnight_ms(day, zone), midnight_ms(day + timedelta(days=1), zone)
+
+
+def load(cursor: Cursor) -> Days:
+    """Read it from the tables."""
+    kept = tuple(sorted((start, end) for start, end in cursor.run("FROM kept_day")))
+    hours = [hour for (hour,) in cursor.run("SELECT DISTINCT at_ms FROM hour_of_all ORDER BY 1")]
+    ends = [end for _, end in kept]
+    return Days(kept, frozenset(hour for hour in hours if not _covered(hour, kept, ends)))
+
+
+def drop(cursor: Cursor, days: Iterable[Span]) -> None:
+    """In the caller's transaction."""
+    gone = [(start,) for start, _ in days]
+    if gone:
+        cursor.rows("drop_days", incoming=record_columns.column_table(record_columns.HOUR, gone))
+
+
+def keep(cursor: Cursor, days: Days, unfolded: Collection[int], newest_ms: int, zone: ZoneInfo) -> Days:
+    """In the caller's transaction: make sums of days that are over by `newest_ms` and wholly folded."""
+    if not days.loose:
+        return days
+    ready, foreign = _ready(days, frozenset(unfolded), newest_ms, zone)
+    drop(cursor, foreign)
+    for start, end in ready:
+        source = "quarter" if start % MS_PER_HOUR or end % MS_PER_HOUR else "hour"
+        cursor.run(statement("keep_day").format(source=source), {"start": start, "end": end})
+        cursor.run("INSERT INTO kept_day VALUES (?, ?)", [start, end])
+    if not ready:
+        return days
+    kept = tuple(sorted({*days.kept, *ready}.difference(foreign)))
+    ends = [end for _, end in kept]
+    freed = (hour for start, end in foreign for hour in _hours(start, end))
+    left = frozenset(hour for hour in days.loose.union(freed) if not _covered(hour, kept, ends))
+    return Days(kept, left).seen_from(zone)
+
+
+def _ready(days: Days, unfolded: frozenset[int], newest_ms: int, zone: ZoneInfo) -> tuple[list[Span], set[Span]]:
+    """Days to make, and kept days of another zone that overlap them."""
+    known = frozenset(days.kept)
+    found: list[Span] = []
+    for day in reversed(_of_hours(sorted(days.loose), zone)):
+        start, end = day
+        if len(found) == MOST_AT_ONCE:
+            break
+        # Clocks that once changed by odd minutes have days that no sum can tell.
+        whole = not start % BUCKET_MS and not end % BUCKET_MS and start < end <= newest_ms
+        if whole and day not in known and unfolded.isdisjoint(_hours(start, end)):
+            found.append(day)
+    return found, {old for old in days.kept if any(old[0] < end and start < old[1] for start, end in found)}
+
+
+def _of_hours(hours: list[int], zone: ZoneInfo) -> list[Span]:
+    """The local days that hours, which ascend, are parts of."""
+    found: list[Span] = []
+    for hour in hours:
+        for at in (hour, hour + MS_PER_HOUR - 1):
+            if not found or not found[-1][0] <= at < found[-1][1]:
+                found.append(local_day(at, zone))
+    return sorted(set(found))
+
+
+def _hours(start_ms: int, end_ms: int) -> range:
+    """Starts of the hours that a span has a part of."""
+    return range(start_ms - start_ms % MS_PER_HOUR, end_ms, MS_PER_HOUR)
+
+
+def _covered(hour: int, kept: tuple[Span, ...], ends: list[int]) -> bool:
+    """Whether kept days hold all of an hour. ends: of `kept`."""
+    until = hour + MS_PER_HOUR
+    at = hour
+    for start, end in kept[bisect_left(ends, hour + 1) :]:
+        if start > at:
+            return False
+        at = end
+        if at >= until:
+            return True
+    return False
+
+
+def hours_of(quarters: Iterable[int]) -> frozenset[int]:
+    """The hours that quarter-hours lie in, by their starts."""
+    return frozenset(at - at % MS_PER_HOUR for at in quarters)
+
+
+def around(hours: Collection[int]) -> dict[str, int]:
+    """The range of start_ms of rows of these hours; empty where there is none."""
+    return {"low": min(hours, default=0), "high": max(hours, default=-MS_PER_HOUR) + MS_PER_HOUR}
+
+
+def unfold(cursor: Cursor, hours: Collection[int], newest_ms: int, days: Days) -> None:
+    """From now on these hours, all of which were folded or new, are summed from their rows.
+
+    newest_ms: end of the newest row booked before; hours from there on cannot have been folded. days: as they were."""
+    late = [(hour,) for hour in hours if hour < newest_ms]
+    if late:
+        cursor.rows("drop_sums", incoming=record_columns.column_table(record_columns.HOUR, late))
+        drop(cursor, days.touching(hours))
+    cursor.plainly("INSERT INTO unfolded SELECT unnest(?)", [sorted(hours)])
+
+
+def compact(
+    cursor: Cursor, unfolded: frozenset[int], days: Days, newest_ms: int, zone: ZoneInfo
+) -> tuple[frozenset[int], Days]:
+    """In the caller's transaction: fold the hours that are over by `newest_ms`; those that remain unfolded, and the
+    days that have sums then. zone: of days."""
+    cursor.rows("compact_tenures", around(unfolded))
+    cursor.rows("compact_progress")
+    over = frozenset(hour for hour in unfolded if hour + MS_PER_HOUR <= newest_ms)
+    if over:
+        hours = record_columns.column_table(record_columns.HOUR, [(hour,) for hour in sorted(over)])
+        cursor.rows("fold", around(over), incoming=hours)
+        cursor.rows("keep_folded", incoming=hours)
+    left = unfolded - over
+    return left, keep(cursor, replace(days, loose=days.loose | over), left, newest_ms, zone)

@@ -1,0 +1,183 @@
+"""Serves the job pages, with the decisions that concern a job.
+
+`<job>`, or `<job>-<what they add>`; KAI puts `pg-` before it, Kueue the kind of the job. A name that merely begins
+alike is another job's. A victim's record lists its pods, which tells exactly; what claims GPUs has none yet, and is
+taken for the job with the longest name that fits. Pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+
+from accountant.api.authorization import Reading, teams_asked
+from accountant.api.dependencies import Deps, Given
+from accountant.api.known_names import check_teams, nearest_jobs
+from accountant.api.middleware import tagged
+from accountant.api.problems import Refusal
+from accountant.api.query_parameters import Params, invalid
+from accountant.billing import job_costs
+from accountant.core import periods
+from accountant.core.near_names import shown
+from accountant.ledger.protocols import JobKey
+from accountant.web import overview_pages, page_queries, page_rows
+from accountant.web.node_pages import Timeline, drawn, timeline
+from accountant.web.overview_pages import address
+from accountant.web.page_queries import recorded_of, records
+from accountant.web.page_rows import paged
+from accountant.wire import decision_text
+from accountant.wire.policy_models import Decision
+from accountant.wire.usage_models import Job, JobAnswer, JobState
+from gputally.base.units import MS_PER_DAY
+
+
+def gangs_of(key: JobKey) -> tuple[str, ...]:
+    """How the names of its gangs begin: namespace/name."""
+    return tuple(f"{key.namespace}/{name}" for name in _names(key.job))
+
+
+def about(
+    decisions: Iterable[Decision], key: JobKey, pods: Collection[str], siblings: Collection[str]
+) -> list[Decision]:
+    """Those about the job, in their order. pods: the names of its own. siblings: jobs of its cluster and namespace, as
+    keys have them."""
+    mine = {f"{key.namespace}/{name}" for name in pods}
+    jobs = sorted({key.job, *siblings}, key=lambda job: (-len(_name(job)), job != key.job, job))
+    return [one for one in decisions if _is_about(one, key, mine, jobs)]
+
+
+def _is_about(one: Decision, key: JobKey, pods: Collection[str], jobs: Iterable[str]) -> bool:
+    """jobs: the longest name first, the job itself before others of its name."""
+    named = one.subject.partition("/")[2]
+    if named == f"{key.namespace}/{_name(key.job)}":
+        return True
+    victims = [name for name in decision_text.listed(one.inputs.get("pods")) if isinstance(name, str)]
+    if victims:
+        return any(name in pods for name in victims)
+    begin = f"{key.namespace}/"
+    if not named.startswith(begin):
+        return False
+    return next((job for job in jobs if _is_of(named.removeprefix(begin), job)), None) == key.job
+
+
+def _is_of(gang: str, job: str) -> bool:
+    return any(gang == name or gang.startswith(f"{name}-") for name in _names(job))
+
+
+def _names(job: str) -> tuple[str, ...]:
+    kind, name = job.partition("/")[0], _name(job)
+    return name, f"pg-{name}", f"{kind.lower()}-{name}"
+
+
+def _name(job: str) -> str:
+    """Without its kind."""
+    return job.partition("/")[2] or job
+
+
+router = APIRouter(include_in_schema=False)
+JOBS_A_PAGE = 100
+MOST_DECISIONS = 500
+_TIMELINE_MS = 31 * MS_PER_DAY
+"""Of a job that runs for longer, the timeline shows the end."""
+
+
+class JobsParams(Params):
+    month: str | None = None
+    team: str | None = Field(default=None, max_length=253)
+    state: JobState | None = None
+    page: int = Field(default=1, ge=1, le=10_000)
+
+
+@router.get("/jobs")
+async def listed(request: Request, asked: Annotated[JobsParams, Query()], deps: Given, principal: Reading) -> Response:
+    tz = periods.zone(deps.settings.timezone)
+    at = deps.clock.wall_ms()
+    month = (
+        periods.month_with_records(at, deps.newest_ms(), tz)
+        if asked.month is None
+        else overview_pages.begun(asked.month, at, tz)
+    )
+    where = teams_asked(principal, () if asked.team is None else (asked.team,))
+
+    def make() -> bytes:
+        check_teams(deps, principal, () if asked.team is None else (asked.team,))
+        answer = page_queries.jobs_of(deps, month, where)
+        chosen = answer.value.get(asked.state, page_rows.NO_JOBS)
+        query = asked.model_dump(exclude_none=True) | {"month": str(month)}
+        address = "/jobs?" + urlencode({name: value for name, value in query.items() if name != "page"}) + "&page="
+        return overview_pages.page(
+            request, "/jobs", "jobs.html", deps, month=month, team=asked.team, state=asked.state, jobs=chosen,
+            shown=paged(chosen.dearest, asked.page, JOBS_A_PAGE, address, chosen.count), currency=_currency(deps),
+            utilisation=page_rows.utilisation, as_of_ms=answer.as_of_ms,
+            following=month.next if month.next.span(tz)[0] < at else None,
+            demand_known=deps.settings.kubernetes.inventory, recorded=recorded_of(deps, month),
+        )  # fmt: skip
+
+    return tagged(request, await asyncio.to_thread(make), overview_pages.HTML)
+
+
+@router.get("/job/{id:path}")
+async def one(request: Request, id: str, deps: Given, principal: Reading) -> Response:
+    try:
+        key = JobKey.parse(id)
+    except ValueError as error:
+        raise invalid("id", str(error)) from error
+    at, timezone = deps.clock.wall_ms(), deps.settings.timezone
+    where = teams_asked(principal, ())
+
+    def make() -> bytes:
+        with deps.ledger.moment(0, at) as moment:
+            found = job_costs.job(moment, deps.book(), key, (None, at), at, where or None, timezone)
+            if found is None:
+                near = nearest_jobs(deps, principal, key)
+                told = f"no job {shown(id)} held a GPU or had pods, for this caller{near}"
+                raise Refusal("not-found", told)
+            begin, end = _shown_span(found.job, found.start_ms, at)
+            filters = {**where, **job_costs.alone(key)}
+            strips, _ = timeline(moment, begin, end, filters, timezone)
+            names = {pod.facts.name for pod in moment.pods(0, at, of={key})}
+            siblings = moment.jobs_in(key.cluster, key.namespace)
+        begun = deps.ledger.decisions(found.start_ms, at + 1, MOST_DECISIONS, kind="preemption", gang=gangs_of(key))
+        decided = about(begun, key, names, siblings)
+        waiting = found.job.state == "waiting"
+        held = decision_text.shares(records(deps.ledger, at), found.job.queues) if waiting else []
+        return _job_page(request, deps, found, strips, decided, held, everyone=principal.teams is None)
+
+    return tagged(request, await asyncio.to_thread(make), overview_pages.HTML)
+
+
+def _job_page(
+    request: Request,
+    deps: Deps,
+    found: JobAnswer,
+    strips: Timeline,
+    decided: list[Decision],
+    shares: list[decision_text.Share],
+    *,
+    everyone: bool,
+) -> bytes:
+    """everyone: the reader may see what is said of other teams, so the decisions' own pages too."""
+    title = f"What each GPU did for {found.job.job}"
+    return overview_pages.page(
+        request, "/jobs", "job.html", deps, found=found, job=found.job, strips=strips, decided=decided, shares=shares,
+        timeline=drawn(strips, title) if strips.strips else "", utilisation=page_rows.utilisation,
+        currency=found.currency,
+        address=address if everyone else None,
+    )  # fmt: skip
+
+
+def _shown_span(job: Job, start_ms: int, now_ms: int) -> tuple[int, int]:
+    """Of the timeline: the job's life, and of a long one the end."""
+    end = job.held_until_ms if job.state == "ended" and job.held_until_ms is not None else now_ms
+    end = max(end, start_ms + 1)
+    return max(start_ms, end - _TIMELINE_MS), end
+
+
+def _currency(deps: Deps) -> str | None:
+    book = deps.book()
+    return book.currency if book is not None else None

@@ -1,0 +1,260 @@
+"""Serves the node pages, with the timeline of each GPU.
+
+Asks a snapshot for what is drawn and no more; has no clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Annotated, Final, NamedTuple
+from urllib.parse import quote
+from xml.etree import ElementTree as ET
+from zoneinfo import ZoneInfo
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+from pydantic import Field, TypeAdapter, ValidationError
+
+from accountant.api.admin_routes import Move
+from accountant.api.authorization import Reading, admit, check_form, of_everyone
+from accountant.api.dependencies import Given
+from accountant.api.middleware import tagged
+from accountant.api.problems import Refusal
+from accountant.api.query_parameters import Params, invalid
+from accountant.billing.costs import ACCOUNTS
+from accountant.billing.job_costs import EpochQuestions, Where
+from accountant.core.periods import zone
+from accountant.ledger.protocols import GpuMove
+from accountant.reports import report_text
+from accountant.web import overview_pages, page_queries, page_rows
+from accountant.web.page_rows import paged
+from accountant.wire.usage_models import Accounts, Dimension, UsageLine
+from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
+from gputally.server.page_layout import rect, root, text
+
+MOST_STRIPS: Final = 32
+_OF_GPUS: Final[tuple[Dimension, ...]] = ("node", "gpu", "gpu_model")
+_MOST_CELLS: Final = 96
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 1040, 190, 8, 6, 26
+_ROW, _GAP = 26, 8
+_LABELS = 6
+_SHORT = 18
+"""Characters of a device's name that have room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """One GPU. cells: what it did in each cell of the timeline, in GPU-µs."""
+
+    name: str
+    detail: str
+    cells: tuple[Accounts, ...]
+
+    @property
+    def whole(self) -> Accounts:
+        return page_rows.added(self.cells)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """starts: local begins of the cells, each `hours` long. more: GPUs that are not shown."""
+
+    starts: tuple[datetime, ...]
+    hours: int
+    strips: tuple[Strip, ...]
+    more: int
+
+
+class Cells(NamedTuple):
+    """starts: local begins of the cells of a span, each `hours` long. edges: the instants between which no cell ends;
+    of each stretch between two of them, places has the number of its cell. Where clocks are set back, two stretches
+    belong to one cell."""
+
+    starts: tuple[datetime, ...]
+    hours: int
+    edges: tuple[int, ...]
+    places: tuple[int, ...]
+
+
+def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> Cells:
+    """At most 97 of [start_ms, end_ms), by whole local hours."""
+    first = _local(start_ms, tz)
+    span = max(1, math.ceil((end_ms - start_ms) / MS_PER_HOUR) + 1)
+    hours = next(
+        (size for size in (1, 2, 3, 4, 6, 12, 24) if span <= size * _MOST_CELLS), math.ceil(span / _MOST_CELLS)
+    )
+    count = math.ceil(span / hours)
+    edges, places = [start_ms], list[int]()
+    at = start_ms
+    while at < end_ms:
+        passed = _local(at, tz) - first
+        place = min(count - 1, max(0, int(passed / timedelta(hours=hours))))
+        if places and places[-1] != place:
+            edges.append(at)
+        if not places or places[-1] != place:
+            places.append(place)
+        # Zones are set by whole quarters of an hour.
+        at = at - at % BUCKET_MS + BUCKET_MS
+    edges.append(max(start_ms, end_ms))
+    starts = tuple(first + timedelta(hours=hours * i) for i in range(count))
+    return Cells(starts, hours, tuple(edges), tuple(places or [0]))
+
+
+def timeline(
+    ledger: EpochQuestions, start_ms: int, end_ms: int, where: Where, timezone: str
+) -> tuple[Timeline, list[UsageLine]]:
+    """The GPUs that a filter leaves, over [start_ms, end_ms), and the usage of each GPU over all of it. Of too many,
+    those with the most allocated time are shown; by node and name.
+
+    Two questions, and as many figures as there are cells to draw, however long the span is."""
+    tz = zone(timezone)
+    of_gpus = ledger.usage(start_ms, end_ms, _OF_GPUS, where, timezone)
+    shown = sorted(of_gpus, key=lambda line: -line.accounts_gpu_us.allocated)[:MOST_STRIPS]
+    keys = [tuple(line.key.values()) for line in shown]
+    cut = cells(start_ms, end_ms, tz)
+    found: dict[tuple[str, ...], list[list[Accounts]]] = {key: [[] for _ in cut.starts] for key in keys}
+    if keys:
+        only: Where = {"node": {key[0] for key in keys}, "gpu": {key[1] for key in keys}}
+        chosen = where if len(keys) == len(of_gpus) else {**where, **only}
+        stretches = ledger.usage_between(cut.edges, _OF_GPUS, chosen, timezone)
+        for place, lines in zip(cut.places, stretches, strict=True):
+            for line in lines:
+                key = tuple(line.key.values())
+                if key in found:
+                    found[key][place].append(line.accounts_gpu_us)
+    strips = [
+        Strip(_short(gpu), f"{node}, {model}", tuple(page_rows.added(several) for several in of_cells))
+        for (node, gpu, model), of_cells in sorted(found.items())
+    ]
+    strips.sort(key=lambda strip: (strip.detail, strip.name))
+    return Timeline(cut.starts, cut.hours, tuple(strips), len(of_gpus) - len(strips)), of_gpus
+
+
+def _local(at_ms: int, tz: ZoneInfo) -> datetime:
+    """The begin of its local hour."""
+    local = datetime.fromtimestamp(at_ms // MS_PER_SECOND, tz)
+    return local.replace(minute=0, second=0, microsecond=0, tzinfo=None, fold=0)
+
+
+def drawn(found: Timeline, title: str) -> str:
+    """A row per GPU, a column per cell; in a column the accounts, busy at the bottom. SVG."""
+    height = _TOP + len(found.strips) * (_ROW + _GAP) + _BOTTOM
+    svg = root("timeline", _WIDTH, height, title, _described(found))
+    pitch = (_WIDTH - _LEFT - _RIGHT) / max(1, len(found.starts))
+    most = max((cell.total for strip in found.strips for cell in strip.cells), default=0) or 1
+    for number, strip in enumerate(found.strips):
+        top = _TOP + number * (_ROW + _GAP)
+        group = ET.SubElement(svg, "g")
+        ET.SubElement(group, "title").text = f"{strip.name}, {strip.detail}: {_shares(strip.whole)}"
+        text(group, "tick", 0, top + 12, strip.name)
+        text(group, "tick sub", 0, top + 25, strip.detail[:30])
+        for place, cell in enumerate(strip.cells):
+            below = top + float(_ROW)
+            for account in ACCOUNTS:
+                tall = _ROW * getattr(cell, account) / most
+                if tall:
+                    below -= tall
+                    rect(group, f"a-{account}", _LEFT + pitch * place, below, max(pitch - 0.6, 0.6), tall)
+    every = max(1, math.ceil(len(found.starts) / _LABELS))
+    for place, start in enumerate(found.starts):
+        if place % every == 0:
+            text(svg, "tick", _LEFT + pitch * place, height - 8, f"{start:%-d %b %H:%M}")
+    return ET.tostring(svg, encoding="unicode")
+
+
+def _described(found: Timeline) -> str:
+    listed = "; ".join(f"{strip.name}: {_shares(strip.whole)}" for strip in found.strips[:8])
+    return f"{len(found.strips)} GPUs in cells of {found.hours} h. {listed}"
+
+
+def _shares(accounts: Accounts) -> str:
+    parts = [
+        f"{report_text.ACCOUNT_NAMES[name]} {report_text.hours(getattr(accounts, name))} GPU-h"
+        for name in ACCOUNTS
+        if getattr(accounts, name)
+    ]
+    return ", ".join(parts) or "nothing"
+
+
+def _short(gpu: str) -> str:
+    """Enough of a UUID to tell it from the others of a cluster; MIG rows keep their instance."""
+    head, slash, rest = gpu.partition("/")
+    return (head if len(head) <= _SHORT else "-".join(head.split("-")[:2])[:_SHORT]) + slash + rest
+
+
+router = APIRouter(include_in_schema=False)
+NODES_A_PAGE = 200
+MOST_HOLDERS = 50
+_MOVE = TypeAdapter(Move)
+
+
+class SpanParams(Params):
+    days: int = Field(default=7, ge=1, le=92)
+
+
+class NodesParams(SpanParams):
+    page: int = Field(default=1, ge=1, le=10_000)
+
+
+@router.get("/nodes")
+async def listed(request: Request, asked: Annotated[NodesParams, Query()], deps: Given, principal: Reading) -> Response:
+    of_everyone(principal)
+
+    def make() -> bytes:
+        found, whole, as_of_ms = page_queries.machines(deps, asked.days)
+        shown = paged(found, asked.page, NODES_A_PAGE, f"/nodes?days={asked.days}&page=")
+        return overview_pages.page(
+            request, "/nodes", "nodes.html", deps, days=asked.days, nodes=shown.rows, shown=shown, whole=whole,
+            gpus=sum(one.gpus for one in found), end_ms=as_of_ms or deps.clock.wall_ms(), as_of_ms=as_of_ms,
+        )  # fmt: skip
+
+    return tagged(request, await asyncio.to_thread(make), overview_pages.HTML)
+
+
+@router.get("/node/{cluster}/{node}")
+async def one(
+    request: Request, cluster: str, node: str, asked: Annotated[SpanParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    of_everyone(principal)
+    at, timezone = deps.clock.wall_ms(), deps.settings.timezone
+
+    def make() -> bytes:
+        start = at - asked.days * MS_PER_DAY
+        here: dict[Dimension, tuple[str, ...]] = {"cluster": (cluster,), "node": (node,)}
+        facts = next((one for one in deps.ledger.nodes() if (one.cluster, one.name) == (cluster, node)), None)
+        with deps.ledger.moment(start, at) as moment:
+            strips, of_gpus = timeline(moment, start, at, here, timezone)
+            holders = moment.usage(start, at, ("team", "namespace", "job", "cluster"), here, timezone)
+        register = page_queries.gpus_of(deps, cluster, node)
+        if not of_gpus and facts is None and not register:
+            raise Refusal("not-found", f"no node {node[:200]!r} of cluster {cluster[:200]!r} in that time")
+        return overview_pages.page(
+            request, "/nodes", "node.html", deps, cluster=cluster, node=node, days=asked.days, facts=facts,
+            strips=strips, timeline=drawn(strips, f"What each GPU of {node} did") if strips.strips else "",
+            holders=page_rows.held_by(holders)[:MOST_HOLDERS], start_ms=start, end_ms=at,
+            whole=page_rows.summed(of_gpus), register=register,
+            may_move=principal.may("admin"), forms=deps.settings.auth == "off"
+            or overview_pages.person_of(request) is not None,
+        )  # fmt: skip
+
+    return tagged(request, await asyncio.to_thread(make), overview_pages.HTML)
+
+
+@router.post("/node/{cluster}/{node}/gpus")
+async def move(request: Request, cluster: str, node: str, deps: Given) -> Response:
+    """The form of the node's page: a GPU moved to this node. An admin's act."""
+    principal = await admit(request, deps, "admin", form=True)
+    fields = await overview_pages.read_form(request)
+    check_form(request, fields.pop("form_token", ""))
+    gpu = fields.pop("gpu", "")
+    try:
+        asked = _MOVE.validate_python({"cluster": cluster, "node": node, "gpus": [gpu], **fields})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise invalid(".".join(map(str, first["loc"])) or "form", first["msg"]) from error
+    chosen = GpuMove(asked.node, asked.gpus, asked.cluster)
+    await asyncio.to_thread(deps.ledger.move_gpus, chosen, deps.clock.wall_ms(), principal.name, asked.reason)
+    return RedirectResponse(f"/node/{quote(cluster, safe='')}/{quote(node, safe='')}", 303)

@@ -1,0 +1,398 @@
+"""Serves the home, month, team, prices, coverage and decisions pages.
+
+Names come from users: everything passes jinja2's autoescape. No scripts, nothing from elsewhere. The
+report pages are the report's own rendering with the navigation put on top.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import Annotated, Any, Literal
+from urllib.parse import parse_qs, quote, urlencode
+from zoneinfo import ZoneInfo
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+from jinja2 import Environment
+from pydantic import Field
+
+from accountant.api.answer_cache import Answer
+from accountant.api.authorization import Reading, of_everyone, team_for
+from accountant.api.dependencies import Deps, Given
+from accountant.api.known_names import check_teams
+from accountant.api.middleware import tagged
+from accountant.api.problems import Refusal, answer
+from accountant.api.query_parameters import Params, invalid
+from accountant.billing.statements import Adjustment, Correction
+from accountant.core import periods
+from accountant.core.periods import Month
+from accountant.ledger.protocols import JobKey
+from accountant.reports import html_and_pdf, report_model, report_text
+from accountant.reports.freshness import is_old, silent_clusters
+from accountant.web import page_queries, page_rows
+from accountant.web.page_queries import records
+from accountant.web.page_rows import adjusting, correcting, to_lines
+from accountant.wire import decision_text
+from accountant.wire.policy_models import Decision
+from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
+from gputally.server import page_layout
+from gputally.server.page_layout import HTML as HTML
+from gputally.server.page_layout import STYLE
+from gputally.server.sign_in import Person, to_sign_in
+
+page_router = APIRouter(include_in_schema=False)
+_SHOWN_QUARANTINED = 100
+_SHOWN_NODES = 200
+_MOST_FORM_BYTES = 10_000
+NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/jobs", "Jobs"), ("/nodes", "Nodes"),
+              ("/decisions", "Decisions"), ("/prices", "Prices"), ("/invoice", "Invoice"),
+              ("/coverage", "Coverage"))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Old:
+    """The newest record, where it is too old to speak of the present. age: in words. cluster: the one that stopped
+    reporting while others go on; empty where all records are old."""
+
+    newest_ms: int
+    age: str
+    cluster: str = ""
+
+
+class MonthParams(Params):
+    month: str | None = None
+
+
+@page_router.get("/")
+async def overview(request: Request, deps: Given, principal: Reading) -> Response:
+    if principal.teams is not None:
+        return RedirectResponse("/team/" + quote(team_for(principal, min(principal.teams)) or "", safe=""), 303)
+    at, timezone = deps.clock.wall_ms(), deps.settings.timezone
+
+    def make() -> bytes:
+        now = page_queries.now(deps)
+        shown = now.value.held
+        then = deps.newest_ms()
+        title = "Where the capacity is now" if not is_old(then, at) else "Where the capacity was"
+        answer = page_queries.month_so_far(deps, Month.of(at - 1, periods.zone(timezone)))
+        so_far = answer.value
+        return page(
+            request,
+            "/",
+            "overview.html",
+            deps,
+            now=shown,
+            now_as_of_ms=now.as_of_ms,
+            demand=now.value.demand,
+            waiting=now.value.demand.waiting,
+            any_records=deps.newest_ms() > 0,
+            proposals=len(deps.books.waiting),
+            bar=html_and_pdf.accounts(shown.accounts, title),
+            so_far=so_far,
+            as_of_ms=answer.as_of_ms,
+            lines=to_lines(so_far.month, None),
+            quarter_us=(shown.end_ms - shown.start_ms) * 1000,
+        )
+
+    return tagged(request, await asyncio.to_thread(make), HTML)
+
+
+@page_router.get("/month")
+async def this_month(deps: Given, _: Reading) -> Response:
+    zone = periods.zone(deps.settings.timezone)
+    return RedirectResponse(f"/month/{periods.month_with_records(deps.clock.wall_ms(), deps.newest_ms(), zone)}", 303)
+
+
+@page_router.get("/month/{month}")
+async def month_page(request: Request, month: str, deps: Given, principal: Reading) -> Response:
+    of_everyone(principal)
+    return await _report(request, deps, month, None)
+
+
+@page_router.get("/team/{team:path}")
+async def team_page(
+    request: Request, team: str, asked: Annotated[MonthParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    zone = periods.zone(deps.settings.timezone)
+    month = asked.month or str(periods.month_with_records(deps.clock.wall_ms(), deps.newest_ms(), zone))
+    mine = team_for(principal, team)
+    await asyncio.to_thread(check_teams, deps, principal, () if mine is None else (mine,))
+    return await _report(request, deps, month, mine)
+
+
+@page_router.get("/prices")
+async def prices_page(request: Request, deps: Given, _: Reading) -> Response:
+    book = deps.book()
+    at = deps.clock.wall_ms()
+    rows = () if book is None else book.prices
+    in_force = {price.id for price in rows if price.holds(at)}
+    return tagged(request, page(request, "/prices", "prices.html", deps, book=book, rows=rows, in_force=in_force), HTML)
+
+
+@page_router.get("/coverage")
+async def coverage_page(request: Request, deps: Given, principal: Reading) -> Response:
+    of_everyone(principal)
+    at = deps.clock.wall_ms()
+    month = Month.of(at - 1, periods.zone(deps.settings.timezone))
+    start = month.span(periods.zone(deps.settings.timezone))[0]
+
+    def make() -> bytes:
+        nodes = page_queries.coverage(deps, month)
+        return page(
+            request,
+            "/coverage",
+            "coverage.html",
+            deps,
+            nodes=nodes.value[:_SHOWN_NODES],
+            more=nodes.value[_SHOWN_NODES:],
+            as_of_ms=nodes.as_of_ms,
+            whole=page_rows.together(nodes.value),
+            quarantined=deps.ledger.quarantined(_SHOWN_QUARANTINED),
+            holes=deps.ledger.holes(_SHOWN_QUARANTINED),
+            most=_SHOWN_QUARANTINED,
+            start_ms=start,
+            end_ms=nodes.as_of_ms or at,
+        )
+
+    return tagged(request, await asyncio.to_thread(make), HTML)
+
+
+@page_router.get(STYLE)
+async def style(request: Request) -> Response:
+    """The reports' sheet and what the pages add to it."""
+    return tagged(request, page_layout.stylesheet().encode(), page_layout.CSS)
+
+
+@page_router.get("/favicon.ico")
+async def icon(request: Request) -> Response:
+    """Browsers ask for it unasked; an SVG does as well."""
+    return tagged(request, page_layout.ICON, page_layout.ICON_TYPE)
+
+
+def present(request: Request, refusal: Refusal) -> Response:
+    """A refusal as a page where a person is looking at pages, as a problem document everywhere else."""
+    wants_page = "text/html" in request.headers.get("accept", "")
+    if not wants_page or request.url.path.startswith("/v1/"):
+        return answer(refusal, request.url.path)
+    deps: Deps = request.app.state.deps
+    if refusal.slug == "unauthenticated" and deps.people() is not None and not request.url.path.startswith("/sign-"):
+        here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return RedirectResponse(to_sign_in(here), 303)
+    text = page(request, "", "refusal.html", deps, refusal=refusal)
+    return Response(text, refusal.kind.status, refusal.headers, HTML)
+
+
+def begun(text: str, at_ms: int, tz: ZoneInfo) -> Month:
+    """The month that a page was asked for. Raises Refusal for what is none, and for one to come."""
+    try:
+        month = Month.parse(text)
+    except ValueError as error:
+        raise invalid("month", str(error)) from error
+    if month.span(tz)[0] >= at_ms:
+        raise invalid("month", f"{text} has not begun")
+    return month
+
+
+async def _report(request: Request, deps: Deps, month: str, team: str | None) -> Response:
+    """The report's own page under the navigation."""
+    at, timezone = deps.clock.wall_ms(), deps.settings.timezone
+    chosen = begun(month, at, periods.zone(timezone))
+
+    def make() -> bytes:
+        kept = report_of(deps, chosen, team)
+        page = kept.value
+        bar = _render(
+            "report_bar.html",
+            deps,
+            month=chosen,
+            team=team,
+            following=chosen.next if chosen.next.span(periods.zone(timezone))[0] < at else None,
+            path="/month/" if team is None else f"/team/{quote(team, safe='')}?month=",
+            query=f"month={chosen}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
+            style=page_layout.sheet("site.css"),
+            person=person_of(request),
+            as_of_ms=kept.as_of_ms,
+        )
+        return page.replace("<body>", f"<body>{bar}", 1).encode()
+
+    return tagged(request, await asyncio.to_thread(make), HTML)
+
+
+def report_of(deps: Deps, month: Month, team: str | None) -> Answer[str]:
+    """A month's report as a page, team None: of the whole cluster."""
+    found = page_queries.readings_of(deps, month)
+
+    def rendered() -> str:
+        report = report_model.report_of(deps.ledger, deps.books, found.value.readings, month, team)
+        return html_and_pdf.render_html(report, _links(deps, month, team))
+
+    # Nothing else makes a report, so what was made of these readings once is made of them.
+    key = ("report", month, team, deps.books.status(month), page_queries.books(deps), found.value.found_ms)
+    return Answer(deps.prepared.ask(key, rendered, lambda: None).value, found.as_of_ms)
+
+
+def ahead(deps: Deps) -> None:
+    """Everything that most readers will look at and that takes long, asked before they do. Raises AccountantError.
+
+    The month before is what bills are sent for: found once, and again only where something came late for it."""
+    page_layout.make_ready(_environment(), "accountant.web")
+    timezone = periods.zone(deps.settings.timezone)
+    running = Month.of(deps.clock.wall_ms() - 1, timezone)
+    page_queries.ahead(deps, running)
+    begun, newest = deps.ledger.extent()
+    for month in (running, running.previous) if newest and begun < running.span(timezone)[0] else (running,):
+        page_queries.all_bills_of(deps, month)
+        report_of(deps, month, None)
+
+
+def _links(deps: Deps, month: Month, team: str | None) -> html_and_pdf.Links:
+    """Where the figures of a month's report lead. On a team's page to that team's own pages."""
+    booked = correcting(deps.ledger)
+
+    def act(one: Correction | Adjustment) -> str:
+        return f"/act/{booked[one] if isinstance(one, Correction) else adjusting(one)}"
+
+    def of_month(name: str) -> str:
+        return f"/month/{name}" if team is None else f"/team/{quote(team, safe='')}?month={name}"
+
+    return html_and_pdf.Links(
+        lines=to_lines(month, team),
+        job=lambda row: f"/job/{quote(JobKey(row.cluster, row.namespace, row.job).id)}",
+        team=lambda name: f"/team/{quote(name, safe='')}?month={month}",
+        month=of_month,
+        act=act,
+        jobs=f"/jobs?month={month}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
+    )
+
+
+def page(request: Request, current: str, template: str, deps: Deps, **values: Any) -> bytes:
+    return _render(template, deps, current=current, person=person_of(request), **values).encode()
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a form of ours, each once. Raises Refusal."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MOST_FORM_BYTES:
+            raise Refusal("too-large", "a form this long is none of ours")
+    return {name: values[0] for name, values in parse_qs(body.decode(errors="replace")).items()}
+
+
+def person_of(request: Request) -> Person | None:
+    """Who signed in, for the navigation; None for a token, or where anybody may look."""
+    found: Person | None = getattr(request.state, "person", None)
+    return found
+
+
+def _render(template: str, deps: Deps, **values: Any) -> str:
+    zone = periods.zone(deps.settings.timezone)
+    newest, at = deps.newest_ms(), deps.clock.wall_ms()
+    shared: dict[str, Any] = {
+        "navigation": NAVIGATION, "style_url": STYLE, "f": report_text, "zone": zone,
+        "old": Old(newest, report_text.duration(at - newest)) if is_old(newest, at) else None,
+        "silent": [
+            Old(end_ms, report_text.duration(at - end_ms), cluster)
+            for cluster, end_ms in silent_clusters(deps.ledger.newest_by_cluster(), at).items()
+        ],
+    }  # fmt: skip
+    return _environment().get_template(template).render(shared | values)
+
+
+@cache
+def _environment() -> Environment:
+    environment = page_layout.environment("accountant.web")
+    environment.globals |= {"moment": _moment, "figure": _figure, "count": _count, "job_id": _job_id}
+    environment.filters["team_name"] = report_text.name
+    environment.filters["compact"] = lambda value: json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return environment
+
+
+def _job_id(row: page_rows.Holding | page_rows.Held) -> str:
+    """In the address of the job's page."""
+    return JobKey(row.cluster, row.namespace, row.job).id
+
+
+def _count(gpus: float | None) -> str:
+    """Of what somebody posted: no figure where none can be shown."""
+    return decision_text.of_gpus(gpus)
+
+
+def _moment(at_ms: int, zone: ZoneInfo) -> str:
+    return f"{datetime.fromtimestamp(at_ms // MS_PER_SECOND, zone):%-d %b %H:%M}"
+
+
+def _figure(value: float | None) -> str:
+    """A weight: four significant digits."""
+    return report_text.NOTHING if value is None else f"{value:.4g}"
+
+
+decision_router = APIRouter(include_in_schema=False)
+SHOWN = 200
+LOOKED_AT = 10_000
+"""Decisions of the span that a choice is made from, newest first."""
+
+
+class DecisionsParams(Params):
+    """subject: a queue or a workload, by its whole name."""
+
+    kind: Literal["weight", "preemption", "hold"] | None = None
+    subject: str | None = Field(default=None, max_length=500)
+    days: int = Field(default=31, ge=1, le=366)
+
+
+def address(decision: Decision) -> str:
+    """Of its page: the instant leads to the cycle, the id to the one."""
+    return f"/decisions/{decision.at_ms}/{quote(decision.id, safe='/')}"
+
+
+@decision_router.get("/decisions")
+async def listed(
+    request: Request, asked: Annotated[DecisionsParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    of_everyone(principal)
+    at = deps.clock.wall_ms()
+
+    def make() -> bytes:
+        start = at - asked.days * MS_PER_DAY
+        known = deps.ledger.decisions(start, at + 1, LOOKED_AT, kind=asked.kind, subject=asked.subject)
+        found = [one for one in known if not decision_text.is_record(one)]
+        kinds = [(kind, _query(asked, kind)) for kind in (None, "weight", "preemption", "hold")]
+        return page(
+            request, "/decisions", "decisions.html", deps, decisions=found[:SHOWN], asked=asked, address=address,
+            more=max(0, len(found) - SHOWN), whole=len(known) == LOOKED_AT, kinds=kinds,
+            shares=decision_text.shares(records(deps.ledger, at), (asked.subject,)) if asked.subject else (),
+        )  # fmt: skip
+
+    return tagged(request, await asyncio.to_thread(make), HTML)
+
+
+@decision_router.get("/decisions/{at_ms}/{id:path}")
+async def one(request: Request, at_ms: int, id: str, deps: Given, principal: Reading) -> Response:
+    of_everyone(principal)
+
+    def make() -> bytes:
+        cycle = deps.ledger.decisions(at_ms, at_ms + 1, LOOKED_AT) if 0 <= at_ms < 2**53 else []
+        found = next((each for each in cycle if each.id == id), None)
+        if found is None:
+            raise Refusal("not-found", f"no decision {id[:200]!r} at that instant")
+        return page(
+            request,
+            "/decisions",
+            "decision.html",
+            deps,
+            one=found,
+            told=decision_text.told(found, cycle),
+            address=address,
+        )
+
+    return tagged(request, await asyncio.to_thread(make), HTML)
+
+
+def _query(asked: DecisionsParams, kind: str | None) -> str:
+    given = asked.model_dump(exclude_defaults=True) | {"kind": kind}
+    return "/decisions?" + urlencode({name: value for name, value in given.items() if value is not None})

@@ -1,0 +1,258 @@
+"""Asks the ledger for what the pages show, through the answer cache.
+
+Invariants:
+- A key holds everything an answer depends on besides the records: the span, who may see it, and the books.
+- Answers are cut to what a page can show before they are kept: a month of a large fleet has tens of thousands of jobs.
+
+It renders nothing. What is quick is asked by the pages themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from accountant.api.answer_cache import Answer
+from accountant.api.dependencies import Deps
+from accountant.billing import job_costs, statement_items, statements
+from accountant.billing.bill_columns import billed
+from accountant.billing.held_time_columns import Groups
+from accountant.billing.job_costs import Where
+from accountant.billing.statement_items import Cut
+from accountant.billing.statements import Statement
+from accountant.core import periods
+from accountant.core.periods import Month
+from accountant.ledger.protocols import GpuOwnership, Ledger
+from accountant.reports import report_model
+from accountant.reports.report_data import Readings, span_before
+from accountant.web import page_rows
+from accountant.wire import decision_text
+from accountant.wire.policy_models import Decision
+from accountant.wire.usage_models import Accounts, JobState
+from gputally.base.units import BUCKET_MS, MS_PER_DAY
+
+MOST_JOBS = 500
+NODES_DAYS = 7
+
+
+_LOOK_BACK_MS = 7 * MS_PER_DAY
+"""How old the newest record of a queue's share may be."""
+_RECORDS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What is known of who wants GPUs. watched: the cluster whose pods an API server tells this accountant, "" for
+    none; only of that one `waiting` is complete. asks: of the queues that hold no others, as the controller last
+    recorded them."""
+
+    watched: str
+    waiting: tuple[page_rows.Waiting, ...]
+    asks: tuple[decision_text.Share, ...]
+
+    @property
+    def known(self) -> bool:
+        return bool(self.watched or self.waiting or self.asks)
+
+
+@dataclass(frozen=True, slots=True)
+class AtPresent:
+    """Who holds what, and who waits."""
+
+    held: page_rows.Now
+    demand: Demand
+
+
+def records(ledger: Ledger, at_ms: int) -> list[Decision]:
+    """The newest records of what was decided about queues until an instant, for `reasons.shares`."""
+    since = at_ms - _LOOK_BACK_MS
+    return ledger.decisions(since, at_ms + 1, _RECORDS, kind="weight", subject=decision_text.EVERYTHING)
+
+
+def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> Demand:
+    """What the accountant's own watches and the controller's records say."""
+    kubernetes = deps.settings.kubernetes
+    policies = deps.ledger.policies(at_ms, at_ms + 1)
+    queues = policies[-1].policy.queues if policies else ()
+    parents = {queue.parent for queue in queues}
+    leaves = [queue.name for queue in queues if queue.name not in parents]
+    found = decision_text.shares(records(deps.ledger, at_ms), leaves) if leaves else []
+    asks = tuple(one for one in found if one.asks is not None and one.holds is not None)
+    return Demand(kubernetes.cluster if kubernetes.inventory else "", waiting, asks)
+
+
+def now(deps: Deps) -> Answer[AtPresent]:
+    """The newest settled quarter of an hour; where little is metered, the last one there was."""
+
+    def find() -> AtPresent:
+        at = deps.clock.wall_ms()
+        watermark = deps.ledger.watermark(at, page_rows.TRUSTED)
+        end = at if watermark is None else watermark
+        with deps.ledger.moment(end - BUCKET_MS, end) as moment:
+            held = page_rows.now(moment, deps.book(), end, deps.settings.timezone)
+            waiting = page_rows.waiting(moment.pods(at - 1, at, waiting=True), at)
+        return AtPresent(held, demand(deps, waiting, at))
+
+    return deps.prepared.ask(("now", books(deps)), find)
+
+
+def recorded_of(deps: Deps, month: Month) -> bool:
+    """Whether the records reach into the month; without any there are no figures of it, and no zeros either."""
+    begun, newest = deps.ledger.extent()
+    start, end = month.span(periods.zone(deps.settings.timezone))
+    return newest > start and begun < end
+
+
+def month_so_far(deps: Deps, month: Month) -> Answer[page_rows.MonthSoFar]:
+    """month: the running one."""
+
+    def find() -> page_rows.MonthSoFar:
+        return page_rows.month_so_far(deps.ledger, deps.book(), deps.clock.wall_ms(), deps.settings.timezone)
+
+    return deps.prepared.ask(("month so far", month, books(deps)), find)
+
+
+def jobs_of(deps: Deps, month: Month, where: Where) -> Answer[dict[JobState | None, page_rows.Jobs]]:
+    """By state, under None all; the dearest MOST_JOBS of each."""
+
+    def find() -> dict[JobState | None, page_rows.Jobs]:
+        at, timezone = deps.clock.wall_ms(), deps.settings.timezone
+        start, end = month.span(periods.zone(timezone))
+        with deps.ledger.moment(start, end) as moment:
+            found = job_costs.jobs(moment, deps.book(), start, min(end, at), at, where or None, timezone)
+        return page_rows.jobs_by_state(found, MOST_JOBS)
+
+    asked = tuple(sorted((name, tuple(sorted(values))) for name, values in where.items()))
+    return deps.prepared.ask(("jobs", month, asked, books(deps)), find)
+
+
+def machines(deps: Deps, days: int) -> tuple[tuple[page_rows.Machine, ...], Accounts, int | None]:
+    """The nodes of the last days, all of them together, and of when that is."""
+
+    def find() -> tuple[tuple[page_rows.Machine, ...], Accounts]:
+        at = deps.clock.wall_ms()
+        start = at - days * MS_PER_DAY
+        with deps.ledger.moment(start, at) as moment:
+            found = page_rows.machines(moment, deps.ledger.nodes(), start, at)
+        return found, page_rows.added(one.accounts for one in found)
+
+    answer = deps.prepared.ask(("machines", days, books(deps)), find)
+    return *answer.value, answer.as_of_ms
+
+
+def gpus_of(deps: Deps, cluster: str, node: str) -> tuple[GpuOwnership, ...]:
+    """GPUs that ever belonged to the node, or that it claims."""
+    return tuple(one for one in deps.ledger.gpu_owners() if one.cluster == cluster and node in one.nodes)
+
+
+def coverage(deps: Deps, month: Month) -> Answer[tuple[page_rows.NodeCoverage, ...]]:
+    """Of the running month."""
+
+    def find() -> tuple[page_rows.NodeCoverage, ...]:
+        start = month.span(periods.zone(deps.settings.timezone))[0]
+        return page_rows.by_node(deps.ledger, start, deps.clock.wall_ms())
+
+    return deps.prepared.ask(("coverage", month, books(deps)), find)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a month's reports are made of, the cluster's and every team's. found_ms: when it was read."""
+
+    found_ms: int
+    readings: Readings
+
+    @property
+    def nbytes(self) -> int:
+        return self.readings.nbytes
+
+
+def readings_of(deps: Deps, month: Month) -> Answer[Read]:
+    """One reading for all teams: whoever looks at the next one's page waits for no ledger."""
+    timezone = deps.settings.timezone
+    start, whole_end = month.span(periods.zone(timezone))
+
+    def find() -> Read:
+        at = deps.clock.wall_ms()
+        return Read(at, report_model.readings(deps.ledger, deps.books, start, min(whole_end, at), timezone, month))
+
+    # A report compares with the month before.
+    mark = _unchanged(deps, span_before(start, whole_end, periods.zone(timezone))[0], whole_end)
+    return deps.prepared.ask(("readings", month, deps.books.status(month), books(deps)), find, mark)
+
+
+@dataclass(frozen=True, slots=True)
+class Bills:
+    """A month's, cut by job, node or whatever: what every figure of its pages is itemised from. found_ms: when they
+    were found. stated: the statement that they make, without what is booked beside."""
+
+    found_ms: int
+    stated: Statement
+    groups: Groups
+
+    @property
+    def nbytes(self) -> int:
+        return self.groups.nbytes
+
+
+def bills_of(deps: Deps, month: Month, by: Cut) -> Answer[Bills]:
+    """As the records tell of it, at the prices that the books have for it."""
+    (key,), mark = _bills_keys(deps, month, (by,))
+    return deps.prepared.ask(key, lambda: _bills(deps, month, (by,))[0], mark)
+
+
+def all_bills_of(deps: Deps, month: Month) -> None:
+    """Every cut of a month's bills, for whoever asks for one: one moment of the ledger, and what they share is found
+    once."""
+    cuts = tuple(statement_items.DIMENSIONS)
+    keys, mark = _bills_keys(deps, month, cuts)
+    deps.prepared.together(keys, lambda: _bills(deps, month, cuts), mark)
+
+
+def _bills_keys(deps: Deps, month: Month, cuts: Sequence[Cut]) -> tuple[list[Hashable], Callable[[], Hashable] | None]:
+    """What each cut's bills depend on besides the records, and what tells of a month that is over that these are the
+    same."""
+    start, whole_end = month.span(periods.zone(deps.settings.timezone))
+    told = deps.books.status(month), prices_and_policy(deps)
+    return [("bills", month, by, *told) for by in cuts], _unchanged(deps, start, whole_end)
+
+
+def _unchanged(deps: Deps, start_ms: int, end_ms: int) -> Callable[[], Hashable] | None:
+    """What tells that answers about a span that is over are still the same. None for one that runs, which has another
+    end every instant."""
+    return (lambda: deps.ledger.mark(start_ms, end_ms)) if end_ms <= deps.clock.wall_ms() else None
+
+
+def _bills(deps: Deps, month: Month, cuts: Sequence[Cut]) -> list[Bills]:
+    at, timezone = deps.clock.wall_ms(), deps.settings.timezone
+    start, whole_end = month.span(periods.zone(timezone))
+    end = min(whole_end, at)
+    book = deps.books.priced_by(deps.books.kept(month))
+    with deps.ledger.moment(start, end) as moment:
+        several = billed(moment, book, start, end, [statement_items.DIMENSIONS[by] for by in cuts], timezone)
+    return [
+        Bills(at, statements.build(found.charges, book, (), start, end, timezone), found.groups) for found in several
+    ]
+
+
+def ahead(deps: Deps, month: Month) -> None:
+    """What most readers will look at besides reports, asked before they do. month: the running one. Raises
+    AccountantError."""
+    now(deps)
+    month_so_far(deps, month)
+    coverage(deps, month)
+    machines(deps, NODES_DAYS)
+    jobs_of(deps, month, {})
+
+
+def books(deps: Deps) -> Hashable:
+    """What tells one state of price book, policy and acts from another."""
+    return prices_and_policy(deps), deps.ledger.last_act()
+
+
+def prices_and_policy(deps: Deps) -> Hashable:
+    """The same without the acts."""
+    book = deps.book()
+    at = deps.clock.wall_ms()
+    policies = deps.ledger.policies(at, at + 1)
+    return book.version if book else "", policies[-1].version if policies else ""

@@ -1,0 +1,465 @@
+"""Computes the rows, totals and links that the pages show, and divides long lists into pages.
+
+Rendering (accountant.web.overview_pages) adds nothing but form. No clock and no HTTP: the instant is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final, Generic, Protocol, TypeVar
+from urllib.parse import urlencode
+
+from pydantic import TypeAdapter
+
+from accountant.billing.costs import ACCOUNTS, ALLOCATED, BILLED, PRICED_BY, Account, charges, quantify, unpriced_us
+from accountant.billing.queue_waits import KnownPod, waited
+from accountant.billing.statements import Adjustment, Correction, statement
+from accountant.core.periods import Month, zone
+from accountant.inventory.pod_facts import is_gpu_resource
+from accountant.ledger.journal import Act, Journal
+from accountant.ledger.protocols import Ledger, NodeFacts, Questions
+from accountant.prices.price_book import PriceBook
+from accountant.reports.report_rows import AccountRow, share
+from accountant.wire.policy_models import IDLE
+from accountant.wire.usage_models import Accounts, Dimension, Job, JobState, UsageLine
+from agent.wire import PodFacts
+from gputally.base.money import exact_sum
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR, US_PER_MS
+
+_OF_HOLDING: Final[tuple[Dimension, ...]] = ("cluster", "team", "namespace", "job", "gpu_model")
+TRUSTED = 0.98
+"""Coverage from which on a span counts as known."""
+MOST_HOLDERS = 40
+
+
+class Asked(Questions, Protocol):
+    """What is asked about machines: accountant.storage.snapshot.Snapshot."""
+
+    def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
+        """By cluster and node: how many GPUs were there for a part of the span."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A workload and the GPUs it holds on average over the span shown."""
+
+    cluster: str
+    team: str
+    namespace: str
+    job: str
+    gpu_model: str
+    gpus: float
+    utilisation: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """The newest quarter of an hour that is metered: [start_ms, end_ms). starting_us, gang_waiting_us: of its idle
+    time. burn_per_hour: what an hour like it costs, of what has a price; None without a price book. unpriced_gpus: of
+    those held."""
+
+    start_ms: int
+    end_ms: int
+    accounts: tuple[AccountRow, ...]
+    gpus: float
+    holders: tuple[Holding, ...]
+    held_gpus: float
+    more_holders: int
+    starting_us: int
+    gang_waiting_us: int
+    burn_per_hour: Decimal | None
+    unpriced_gpus: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Pods of a queue that ask for GPUs and are on no node. gpus: devices asked for, MIG instances and replicas among
+    them. longest_ms: since the oldest was made."""
+
+    team: str
+    queue: str
+    pods: int
+    gpus: int
+    longest_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TeamSoFar:
+    """A team's month so far. cost: payable, of what has a price; None without a price book."""
+
+    team: str
+    allocated_us: int
+    utilisation: float | None
+    share: float | None
+    cost: Decimal | None
+    unpriced_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class MonthSoFar:
+    """The running month. total: what the teams' lines add up to; None without a price book. recorded: any record is of
+    this month; without one there are no figures, and no zeros either."""
+
+    month: Month
+    teams: tuple[TeamSoFar, ...]
+    allocated_us: int
+    utilisation: float | None
+    total: Decimal | None
+    currency: str | None
+    unpriced_us: int
+    coverage: float
+    recorded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCoverage:
+    """One node's month so far. capacity without what was down."""
+
+    cluster: str
+    node: str
+    capacity_us: int
+    unmetered_us: int
+    down_us: int
+
+    @property
+    def coverage(self) -> float | None:
+        return share(self.capacity_us - self.unmetered_us, self.capacity_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A node over a span, and what it is as far as known. down: why, where it cannot be used now."""
+
+    cluster: str
+    name: str
+    models: tuple[str, ...]
+    pool: str
+    capacity_type: str
+    gpus: int
+    accounts: Accounts
+    down: str
+
+    @property
+    def utilisation(self) -> float | None:
+        return utilisation(self.accounts)
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """Jobs in one state, or all. dearest: the most expensive of `count`. total: of what has a price."""
+
+    dearest: tuple[Job, ...]
+    count: int
+    allocated_us: int
+    idle_us: int
+    total: Decimal
+    unpriced: bool
+
+
+NO_JOBS = Jobs((), 0, 0, 0, Decimal(0), unpriced=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a workload held on a node."""
+
+    team: str
+    cluster: str
+    namespace: str
+    job: str
+    accounts: Accounts
+
+
+def machines(ledger: Asked, facts: Iterable[NodeFacts], start_ms: int, end_ms: int) -> tuple[Machine, ...]:
+    """Nodes by cluster and name. gpus: devices that were known in the span."""
+    known = {(one.cluster, one.name): one for one in facts}
+    sums: dict[tuple[str, str], list[Accounts]] = {}
+    models: dict[tuple[str, str], set[str]] = {}
+    for line in ledger.usage(start_ms, end_ms, ("cluster", "node", "gpu_model")):
+        key = (line.key["cluster"], line.key["node"])
+        sums.setdefault(key, []).append(line.accounts_gpu_us)
+        models.setdefault(key, set()).add(line.key["gpu_model"])
+    devices = ledger.gpus_at(start_ms, end_ms)
+    found = []
+    for key in sorted(sums.keys() | known.keys()):
+        fact = known.get(key)
+        down = next((one.reason for one in reversed(fact.down) if one.end_ms is None), "") if fact else ""
+        found.append(
+            Machine(
+                *key,
+                models=tuple(sorted(models.get(key, ()))),
+                pool=fact.pool if fact else "",
+                capacity_type=fact.capacity_type if fact else "",
+                gpus=devices.get(key, 0),
+                accounts=added(sums.get(key, [])),
+                down=down,
+            )
+        )
+    return tuple(found)
+
+
+def jobs_by_state(found: Iterable[Job], most: int) -> dict[JobState | None, Jobs]:
+    """All under None, and those of each state that has any; the dearest first. most: that are kept of each."""
+    ordered = sorted(found, key=lambda one: (-(one.cost or 0), -one.accounts_gpu_us.allocated, one.id))
+    by_state: dict[JobState | None, list[Job]] = {None: ordered}
+    for one in ordered:
+        by_state.setdefault(one.state, []).append(one)
+    return {state: _jobs(several, most) for state, several in by_state.items()}
+
+
+def _jobs(ordered: Sequence[Job], most: int) -> Jobs:
+    known = [one.cost for one in ordered if one.cost is not None]
+    return Jobs(
+        dearest=tuple(ordered[:most]),
+        count=len(ordered),
+        allocated_us=sum(one.accounts_gpu_us.allocated for one in ordered),
+        idle_us=sum(one.accounts_gpu_us.allocated_idle for one in ordered),
+        total=exact_sum(known),
+        unpriced=len(known) < len(ordered),
+    )
+
+
+def held_by(lines: Iterable[UsageLine]) -> list[Held]:
+    """Who held anything, most first."""
+    found = [
+        Held(line.key["team"], line.key["cluster"], line.key["namespace"], line.key["job"], line.accounts_gpu_us)
+        for line in lines
+        if line.accounts_gpu_us.allocated
+    ]
+    return sorted(found, key=lambda one: (-one.accounts.allocated, one.team, one.namespace, one.job))
+
+
+def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
+    """By queue, the longest wait first."""
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for pod in pods:
+        asked, wait = gpus_asked(pod.facts), waited(pod.facts, at_ms)
+        if asked and wait.waiting:
+            found.setdefault((pod.team, pod.queue), []).append((asked, wait.queued_ms or 0))
+    rows = [
+        Waiting(
+            team, queue, len(mine), sum(asked for asked, _ in mine), max(queued for _, queued in mine),
+        )
+        for (team, queue), mine in found.items()
+    ]  # fmt: skip
+    return tuple(sorted(rows, key=lambda row: (-row.longest_ms, row.team, row.queue)))
+
+
+def now(ledger: Questions, book: PriceBook | None, end_ms: int, timezone: str) -> Now:
+    """The quarter of an hour that ends at end_ms: the newest that is settled."""
+    start, end = end_ms - BUCKET_MS, end_ms
+    finest = ledger.usage(start, end, (*_OF_HOLDING, *PRICED_BY), None, timezone)
+    sums = summed(finest)
+    phases = ledger.idle_phases(start, end, (), timezone)
+    holders = [
+        Holding(
+            line.key["cluster"], line.key["team"], line.key["namespace"], line.key["job"], line.key["gpu_model"],
+            line.accounts_gpu_us.allocated / (BUCKET_MS * US_PER_MS), utilisation(line.accounts_gpu_us),
+        )
+        for line in ledger.usage(start, end, _OF_HOLDING, None, timezone)
+        if line.accounts_gpu_us.allocated
+    ]  # fmt: skip
+    burn, without_price_us = burn_per_hour(ledger, book, start, end, timezone)
+    holders.sort(key=lambda row: (-row.gpus, row.team, row.namespace, row.job, row.gpu_model))
+    return Now(
+        start_ms=start,
+        end_ms=end,
+        accounts=account_rows(sums),
+        gpus=sums.total / (BUCKET_MS * US_PER_MS),
+        holders=tuple(holders[:MOST_HOLDERS]),
+        held_gpus=sums.allocated / (BUCKET_MS * US_PER_MS),
+        more_holders=max(0, len(holders) - MOST_HOLDERS),
+        starting_us=sum(phase.starting_us for phase in phases),
+        gang_waiting_us=sum(phase.gang_waiting_us for phase in phases),
+        burn_per_hour=burn,
+        unpriced_gpus=without_price_us / (BUCKET_MS * US_PER_MS),
+    )
+
+
+def gpus_asked(facts: PodFacts) -> int:
+    """Devices that a pod asks for; a quantity that is no whole number is one."""
+    asked = [amount for name, amount in facts.requests.items() if is_gpu_resource(name)]
+    return sum(int(amount) if amount.isdecimal() else 1 for amount in asked)
+
+
+def burn_per_hour(
+    ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str
+) -> tuple[Decimal | None, int]:
+    """What an hour at the rate of [start_ms, end_ms) costs those who hold GPUs, and the GPU-µs that have no price and
+    are not in it; None without a price book."""
+    if book is None:
+        return None, 0
+    held = [one for one in charges(ledger, book, start_ms, end_ms, (), None, timezone) if one.account in ALLOCATED]
+    parts = [part for several in quantify(((), one) for one in held).values() for part in several]
+    spent = exact_sum(part.cost for part in parts if part.cost is not None)
+    return spent * MS_PER_HOUR / (end_ms - start_ms), unpriced_us(parts)
+
+
+def month_so_far(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: str) -> MonthSoFar:
+    """Every team that held or pays for anything this month, the largest first; amounts as a statement of today would
+    bill them."""
+    month = Month.of(at_ms - 1, zone(timezone))
+    stated = statement(ledger, book, month.span(zone(timezone))[0], at_ms, timezone)
+    by_team: dict[str, dict[str, int]] = {}
+    unpriced: dict[str, int] = {}
+    for line in stated.lines:
+        if line.account in BILLED and line.team != IDLE:
+            sums = by_team.setdefault(line.team, {})
+            sums[line.account] = sums.get(line.account, 0) + line.gpu_us
+            unpriced[line.team] = unpriced.get(line.team, 0) + (line.gpu_us if line.cost is None else 0)
+    accounts = {team: Accounts(**sums) for team, sums in by_team.items()}
+    whole = Accounts(**{name: sum(getattr(one, name) for one in accounts.values()) for name in ALLOCATED})
+    rows = [
+        TeamSoFar(
+            team=team,
+            allocated_us=held.allocated,
+            utilisation=utilisation(held),
+            share=share(held.allocated, whole.allocated),
+            cost=stated.payable.get(team, Decimal(0)) if book is not None else None,
+            unpriced_us=unpriced[team],
+        )
+        for team, held in accounts.items()
+    ]
+    return MonthSoFar(
+        month=month,
+        teams=tuple(sorted(rows, key=lambda row: (-row.allocated_us, row.team))),
+        allocated_us=whole.allocated,
+        utilisation=utilisation(whole),
+        total=exact_sum(row.cost for row in rows if row.cost is not None) if book is not None else None,
+        currency=stated.currency,
+        unpriced_us=sum(unpriced.values()),
+        coverage=stated.coverage,
+        recorded=ledger.extent()[1] > month.span(zone(timezone))[0],
+    )
+
+
+def by_node(ledger: Ledger, start_ms: int, end_ms: int) -> tuple[NodeCoverage, ...]:
+    """Nodes by how much of them nobody measured, worst first."""
+    rows = [
+        NodeCoverage(
+            cluster=line.key["cluster"],
+            node=line.key["node"],
+            capacity_us=line.accounts_gpu_us.total - line.accounts_gpu_us.down,
+            unmetered_us=line.accounts_gpu_us.unmetered,
+            down_us=line.accounts_gpu_us.down,
+        )
+        for line in ledger.usage(start_ms, end_ms, ("cluster", "node"))
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.unmetered_us, row.cluster, row.node)))
+
+
+def together(nodes: Iterable[NodeCoverage]) -> NodeCoverage:
+    """All of them as one."""
+    listed = list(nodes)
+    return NodeCoverage(
+        "",
+        "",
+        sum(one.capacity_us for one in listed),
+        sum(one.unmetered_us for one in listed),
+        sum(one.down_us for one in listed),
+    )
+
+
+def account_rows(accounts: Accounts) -> tuple[AccountRow, ...]:
+    """All accounts in their order, with their share of the capacity; costs are not looked at here."""
+    values: dict[Account, int] = {name: getattr(accounts, name) for name in ACCOUNTS}
+    return tuple(AccountRow(name, gpu_us, share(gpu_us, accounts.total), Decimal(0)) for name, gpu_us in values.items())
+
+
+def utilisation(accounts: Accounts) -> float | None:
+    """Busy share of the allocated time whose use is known."""
+    return share(accounts.busy, accounts.busy + accounts.allocated_idle)
+
+
+def summed(lines: Sequence[UsageLine]) -> Accounts:
+    """Of all lines together."""
+    return added(line.accounts_gpu_us for line in lines)
+
+
+def added(several: Iterable[Accounts]) -> Accounts:
+    """Account by account."""
+    listed = list(several)
+    if len(listed) == 1:
+        return listed[0]
+    return Accounts(**{name: sum(getattr(one, name) for one in listed) for name in ACCOUNTS})
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """rows: of `count`, the first of them with number `first` (from 1). previous, following: addresses."""
+
+    rows: Sequence[T]
+    first: int
+    count: int
+    previous: str | None
+    following: str | None
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.rows) - 1
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is no other page."""
+        return len(self.rows) == self.count
+
+
+def paged(rows: Sequence[T], number: int, size: int, address: str, count: int | None = None) -> Page[T]:
+    """The page with that number, from 1; behind the end the last one. address: of a page, but for its number.
+    count: of all rows, where not all of them are at hand."""
+    pages = max(1, -(-len(rows) // size))
+    number = min(number, pages)
+    first = (number - 1) * size
+    return Page(
+        rows[first : first + size],
+        first + 1,
+        len(rows) if count is None else count,
+        f"{address}{number - 1}" if number > 1 else None,
+        f"{address}{number + 1}" if number < pages else None,
+    )
+
+
+_CORRECTIONS = TypeAdapter(tuple[Correction, ...])
+_ADJUSTMENT = TypeAdapter(Adjustment)
+
+
+def to_lines(month: Month, team: str | None) -> Callable[..., str]:
+    """The address of a figure's lines, for the month's page, or one team's."""
+
+    def address(**chosen: object) -> str:
+        return of_lines(month, chosen | ({"team": team} if team is not None else {}))
+
+    return address
+
+
+def of_lines(month: Month, query: Mapping[str, object], ending: str = "") -> str:
+    """What is None or False is not asked for. ending: of a file's address."""
+    given = {
+        name: "true" if value is True else str(value)
+        for name, value in query.items()
+        if value is not None and value is not False
+    }
+    return f"/month/{month}/lines{ending}" + (f"?{urlencode(given)}" if given else "")
+
+
+def booked(act: Act) -> tuple[tuple[Correction, ...], tuple[Adjustment, ...]]:
+    """What an act brought beside the metered time."""
+    if act.kind == "corrected":
+        return _CORRECTIONS.validate_json(act.content), ()
+    return (), (_ADJUSTMENT.validate_json(act.content),) if act.kind == "adjusted" else ()
+
+
+def correcting(journal: Journal) -> Mapping[Correction, int]:
+    """By which act each correction was booked; of equal ones the last."""
+    return {one: act.number for act in journal.acts("corrected") for one in booked(act)[0]}
+
+
+def adjusting(adjustment: Adjustment) -> int:
+    """By which act it was booked: its id ends with the number."""
+    return int(adjustment.id.rpartition("-")[2])

@@ -1,0 +1,344 @@
+"""Serves the pages behind a figure: statement lines, journal entries, the provider's invoice.
+
+Every figure of the month's and the team's page links here with the choice of statement lines that it sums up. The
+last row is the figure; nothing is left out of it, also where only the largest rows are shown.
+
+A team lead sees the lines of the own teams, and no act that has none of them.
+
+The invoice is the newest one that was kept (`gputally accountant reconcile --keep`, or a true-up).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Final, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+from pydantic import Field
+
+from accountant.api.authorization import Reading, of_everyone, team_for
+from accountant.api.dependencies import Deps, Given
+from accountant.api.middleware import tagged
+from accountant.api.problems import Refusal
+from accountant.api.query_parameters import Params
+from accountant.billing.costs import Capacity
+from accountant.billing.statement_items import (
+    DIMENSIONS,
+    LATE,
+    Cut,
+    Figure,
+    Itemised,
+    Part,
+    Row,
+    accounts_named,
+    itemise,
+)
+from accountant.billing.statements import Statement, StatementLine
+from accountant.bookkeeping.bookkeeper import ENTRIES
+from accountant.bookkeeping.invoice_reconciliation import KeptInvoice, ReconciledLine, Reconciliation
+from accountant.bookkeeping.month_closing import CannotClose
+from accountant.core import periods
+from accountant.core.periods import Month
+from accountant.ledger.journal import ActKind
+from accountant.ledger.protocols import JobKey
+from accountant.prices.price_book import PriceBook
+from accountant.reports import report_text
+from accountant.reports.output_formats import file_name
+from accountant.web import overview_pages, page_queries
+from accountant.web.page_queries import Bills, books
+from accountant.web.page_rows import booked, of_lines
+from accountant.wire.policy_models import IDLE
+from gputally.base.money import exact_sum, gpu_hours, half_unit, plain
+from gputally.base.text_escaping import for_cell
+from gputally.server.tokens_and_grants import Principal
+
+line_router = APIRouter(include_in_schema=False)
+MOST_ROWS = 200
+_CUTS: dict[Cut, str] = {
+    "team": "Team", "queue": "Queue", "job": "Job", "pod": "Pod", "user": "User", "node": "Node", "gpu": "GPU",
+    "day": "Day",
+}  # fmt: skip
+LATE_TEXT = "records that came after the month was closed"
+Choice = Literal[Capacity, "allocated", ""]
+
+
+class LinesParams(Params):
+    """by None: by team where the figure is of several, by node where nobody held it, else by job."""
+
+    team: str | None = Field(default=None, max_length=253)
+    account: Choice = ""
+    gpu_model: str | None = Field(default=None, max_length=200)
+    capacity_type: str | None = Field(default=None, max_length=50)
+    price_row: str | None = Field(default=None, max_length=200)
+    payers: bool = False
+    by: Cut | None = None
+
+    def figure(self, team: str | None) -> Figure:
+        return Figure(
+            team, accounts_named(self.account), self.gpu_model, self.capacity_type, self.price_row, self.payers
+        )
+
+
+@line_router.get("/month/{month}/lines")
+async def lines(
+    request: Request, month: str, asked: Annotated[LinesParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    team, chosen, by = _chosen(month, asked, deps, principal)
+
+    def make() -> bytes:
+        figure, cut = asked.figure(team), page_queries.bills_of(deps, chosen, by)
+        kept = deps.books.kept(chosen)
+        book = deps.books.priced_by(kept)
+        # Nothing else makes a figure, so what was made of these bills once is made of them.
+        key = ("lines", chosen, figure, by, books(deps), cut.value.found_ms)
+        found = deps.prepared.ask(key, lambda: _shown(kept, figure, cut.value), lambda: None).value
+        query = asked.model_dump(exclude_none=True, exclude_defaults=True) | ({"team": team} if team else {})
+        return overview_pages.page(
+            request, "/month", "lines.html", deps, month=chosen, team=team, asked=asked, by=by, found=found,
+            as_of_ms=cut.as_of_ms,
+            cuts=[(cut, name, of_lines(chosen, query | {"by": cut})) for cut, name in _CUTS.items()
+                  if cut != "team" or team is None],
+            file=of_lines(chosen, query | {"by": by}, ".csv"), currency=book.currency if book else None,
+            sources={price.id: price.row for price in book.prices} if book else {}, named=_named, late=LATE_TEXT,
+            whole_month=f"/team/{quote(team, safe='')}?month={chosen}" if team not in (None, IDLE) else
+            f"/month/{chosen}" if principal.teams is None else None, mine=principal.teams is not None,
+        )  # fmt: skip
+
+    return tagged(request, await asyncio.to_thread(make), overview_pages.HTML)
+
+
+@line_router.get("/month/{month}/lines.csv")
+async def lines_file(
+    request: Request, month: str, asked: Annotated[LinesParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    """Every item, none left out: exact hours and costs beside the payable minor units."""
+    team, chosen, by = _chosen(month, asked, deps, principal)
+
+    def make() -> bytes:
+        kept, cut = deps.books.kept(chosen), page_queries.bills_of(deps, chosen, by).value
+        found = itemise(kept or cut.stated, asked.figure(team), cut.groups)
+        return _lines_csv(found, deps.books.priced_by(kept), chosen, by).encode()
+
+    name = file_name("csv", str(chosen), team, "lines", by)
+    return tagged(request, await asyncio.to_thread(make), "text/csv; charset=utf-8", name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the page shows of a figure. rows: the dearest; rest: the `more` others as one."""
+
+    lines: Sequence[tuple[StatementLine, Part]]
+    whole: Part
+    rows: Sequence[Row]
+    rest: Row | None
+    more: int
+
+
+def _shown(kept: Statement | None, figure: Figure, cut: Bills) -> _Shown:
+    """kept: of a closed month the statement that the books have."""
+    found = itemise(kept or cut.stated, figure, cut.groups)
+    return _Shown(found.lines, found.whole, *found.dearest(MOST_ROWS))
+
+
+def _chosen(month: str, asked: LinesParams, deps: Deps, principal: Principal) -> tuple[str | None, Month, Cut]:
+    team = team_for(principal, asked.team)
+    chosen = overview_pages.begun(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
+    return team, chosen, asked.by or _fitting(asked, team)
+
+
+def _fitting(asked: LinesParams, team: str | None) -> Cut:
+    if team == IDLE or asked.account in ("unallocated", "unmetered", "down"):
+        return "node"
+    return "team" if team is None else "job"
+
+
+def _named(by: Cut, key: tuple[str, ...]) -> tuple[str, str, str | None]:
+    """What to call an item, what to say beneath, and the page that it has."""
+    if key == LATE:
+        return LATE_TEXT, "", None
+    names = dict(zip(DIMENSIONS[by], key, strict=True))
+    name = names[by]
+    if by in ("job", "pod"):
+        job = names["job"]
+        link = f"/job/{quote(JobKey(names['cluster'], names['namespace'], job).id)}" if job else None
+        return name, names["namespace"], link
+    if by == "queue":
+        return report_text.queue(name), "", None
+    if by in ("node", "gpu"):
+        node = names["node"]
+        link = f"/node/{quote(names['cluster'], safe='')}/{quote(node, safe='')}" if node else None
+        return name, node if by == "gpu" else names["cluster"], link
+    return name, "", None
+
+
+def _lines_csv(found: Itemised, book: PriceBook | None, month: Month, by: Cut) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    own = [name for name in DIMENSIONS[by] if name != "team"]
+    writer.writerow(
+        ["month", "team", *own, "account", "detail", "gpu_model", "capacity_type", "price_row", "price_source",
+         "currency", "unit_price", "gpu_hours", "cost", "payable"]
+    )  # fmt: skip
+    sources = {price.id: price.row.source for price in book.prices} if book else {}
+    currency = book.currency if book else ""
+    for item in found.items:
+        line = item.line
+        names = dict(zip(DIMENSIONS[by], item.key, strict=True)) if item.key != LATE else {}
+        writer.writerow(
+            [str(month), for_cell(line.team), *(for_cell(names.get(name, "")) for name in own), line.account,
+             "late" if item.key == LATE else line.detail, for_cell(line.gpu_model), for_cell(line.capacity_type),
+             for_cell(line.price_row or ""), for_cell(sources.get(line.price_row or "", "")), currency,
+             *(_plain(each) for each in (line.unit_price, item.part.gpu_hours, item.part.cost, item.part.amount))]
+        )  # fmt: skip
+    whole = found.whole
+    writer.writerow(
+        [str(month), "", *("" for _ in own), "total", "", "", "", "", "", currency, "",
+         *(_plain(each) for each in (whole.gpu_hours, whole.cost, whole.amount))]
+    )  # fmt: skip
+    return text.getvalue()
+
+
+def _plain(value: Decimal | None) -> str:
+    return "" if value is None else plain(value)
+
+
+journal_router = APIRouter(include_in_schema=False)
+WHAT: Final[Mapping[ActKind, str]] = {
+    "prices": "A price book came into force", "closed": "The month was closed",
+    "reopened": "The month was opened again",
+    "published": "The month was published", "repriced": "The month was priced again",
+    "corrected": "Late facts were booked", "refused": "Late facts were refused",
+    "adjusted": "A credit or charge was booked",
+    "invoiced": "An invoice was kept", "policy": "A policy came into force", "pods": "Facts of pods were imported",
+    "delivery": "A report was sent again", "imported": "History was imported",
+    "retired": "GPUs were taken out of the capacity",
+    "moved": "GPUs were given to another node",
+    "redated": "What a clock that was ahead dated wrongly was healed",
+}  # fmt: skip
+
+
+@journal_router.get("/act/{number}")
+async def act(request: Request, number: int, deps: Given, principal: Reading) -> Response:
+    def make() -> bytes:
+        found = deps.ledger.trail(number - 1, 1) if 0 < number < 2**62 else []
+        if not found or found[0].number != number:
+            raise Refusal("not-found", f"the books have no act {number}")
+        corrections, adjustments = booked(found[0])
+        if principal.teams is not None:
+            corrections = tuple(one for one in corrections if one.line.team in principal.teams)
+            adjustments = tuple(one for one in adjustments if one.team in principal.teams)
+            if not corrections and not adjustments:
+                raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
+        book = deps.book()
+        return overview_pages.page(
+            request, "/month", "act.html", deps, act=found[0], what=WHAT[found[0].kind], corrections=corrections,
+            adjustments=adjustments, currency=book.currency if book else None,
+            month=found[0].kind in (*ENTRIES, "invoiced"),
+            total=exact_sum([*(one.amount for one in corrections), *(one.amount for one in adjustments)]),
+            everyone=principal.teams is None,
+        )  # fmt: skip
+
+    return tagged(request, await asyncio.to_thread(make), overview_pages.HTML)
+
+
+invoice_router = APIRouter(include_in_schema=False)
+Show = Literal["all", "apart", "together", "foreign"]
+SHOWS: dict[Show, str] = {
+    "all": "all", "apart": "apart", "together": "in agreement", "foreign": "no GPU of ours",
+}  # fmt: skip
+PARTS = ("invoice", "teams", "idle", "unused_commitments", "unmatched")
+
+
+class InvoiceParams(Params):
+    """model: of the invoice's lines, as the price book writes it."""
+
+    show: Show = "all"
+    model: str | None = Field(default=None, max_length=200)
+
+    def takes(self, line: ReconciledLine, cent: Decimal) -> bool:
+        ours, apart = bool(line.gpu_model), abs(line.unmatched) >= cent
+        fits = {"all": True, "apart": ours and apart, "together": ours and not apart, "foreign": not ours}[self.show]
+        return fits and self.model in (None, line.gpu_model)
+
+
+@invoice_router.get("/invoice")
+async def newest(deps: Given, principal: Reading) -> Response:
+    """To the newest month with an invoice; without any, to the month before this one."""
+    of_everyone(principal)
+    kept = await asyncio.to_thread(deps.ledger.acts, "invoiced")
+    before = Month.of(deps.clock.wall_ms() - 1, periods.zone(deps.settings.timezone)).previous
+    return RedirectResponse(f"/invoice/{max((act.subject for act in kept), default=str(before))}", 303)
+
+
+@invoice_router.get("/invoice/{month}")
+async def against_the_books(
+    request: Request, month: str, asked: Annotated[InvoiceParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    of_everyone(principal)
+    tz = periods.zone(deps.settings.timezone)
+    chosen = overview_pages.begun(month, deps.clock.wall_ms(), tz)
+
+    def make() -> bytes:
+        kept = deps.books.invoices.newest(chosen)
+        found = _reconciled(deps, chosen, kept)
+        lines = [line for line in found.lines if asked.takes(line, half_unit(found.currency))] if found else []
+        return overview_pages.page(
+            request, "/invoice", "invoice.html", deps, month=chosen, kept=kept, found=found, lines=lines, asked=asked,
+            sums={part: exact_sum(getattr(line, part) for line in lines) for part in PARTS}, shows=SHOWS,
+            models=sorted({line.gpu_model for line in found.lines if line.gpu_model}) if found else [],
+            following=chosen.next if chosen.next.span(tz)[0] < deps.clock.wall_ms() else None, parts=PARTS,
+            cent=half_unit(found.currency) if found else None,
+        )  # fmt: skip
+
+    return tagged(request, await asyncio.to_thread(make), overview_pages.HTML)
+
+
+@invoice_router.get("/invoice/{month}/lines.csv")
+async def as_file(
+    request: Request, month: str, asked: Annotated[InvoiceParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    of_everyone(principal)
+    chosen = overview_pages.begun(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
+
+    def make() -> bytes:
+        found = _reconciled(deps, chosen, deps.books.invoices.newest(chosen))
+        if found is None:
+            raise Refusal("not-found", f"no invoice of {chosen} was kept")
+        return _invoice_csv(
+            found, [line for line in found.lines if asked.takes(line, half_unit(found.currency))]
+        ).encode()
+
+    name = file_name("csv", str(chosen), "invoice")
+    return tagged(request, await asyncio.to_thread(make), "text/csv; charset=utf-8", name)
+
+
+def _reconciled(deps: Deps, month: Month, kept: KeptInvoice | None) -> Reconciliation | None:
+    if kept is None:
+        return None
+    try:
+        return deps.books.reconcile(month, kept.invoice)
+    except CannotClose as error:
+        raise Refusal("books-refuse", str(error)) from error
+
+
+def _invoice_csv(found: Reconciliation, lines: list[ReconciledLine]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerow(["month", "items", "gpu_model", "region", "capacity_type", "currency", *PARTS, "gpu_hours", "rate"])
+    for line in lines:
+        names = (for_cell(each) for each in ("; ".join(line.items), line.gpu_model, line.region, line.capacity_type))
+        writer.writerow(
+            [found.month, *names, found.currency, *(plain(getattr(line, part)) for part in PARTS),
+             plain(gpu_hours(line.gpu_us)), "" if line.rate is None else plain(line.rate)]
+        )  # fmt: skip
+    sums = (plain(exact_sum(getattr(line, part) for line in lines)) for part in PARTS)
+    hours = plain(exact_sum(gpu_hours(line.gpu_us) for line in lines))
+    writer.writerow([found.month, "total", "", "", "", found.currency, *sums, hours, ""])
+    return text.getvalue()

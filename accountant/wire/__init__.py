@@ -1,0 +1,1 @@
+"""Defines the models that the accountant publishes: policies, usage, decisions and API answers."""

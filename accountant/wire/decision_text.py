@@ -1,0 +1,423 @@
+"""Explains a recorded decision in words and numbers, for the pages of both servers.
+
+Everything is read from the decision itself and from those of the same cycle, as the controller posted them; nothing is
+decided again. What was posted is somebody else's JSON: whatever is missing, or is no number, is left out and never
+guessed. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+from accountant.wire.policy_models import Decision
+from gputally.base.number_format import MINUS, NOTHING, gpus, hours, percent
+
+_MOST: Final = 10**20
+"""No figure of a decision is as large; not-a-number is not smaller."""
+
+
+def amount(value: float | None, unit: str) -> str:
+    """A measure of a window in its unit."""
+    if value is None or value < 0:
+        return NOTHING
+    return f"{hours(round(value))} GPU-h" if unit == "gpu_us" else f"{value:,.0f} {unit}".rstrip()
+
+
+def limit(value: Any) -> str:
+    """GPUs, of which -1 are without end."""
+    found = number(value)
+    return "unlimited" if found == -1 else of_gpus(value)
+
+
+def of_gpus(value: Any) -> str:
+    """A number of GPUs."""
+    found = number(value)
+    return NOTHING if found is None else gpus(found)
+
+
+def tenths(value: Any) -> str:
+    """With one decimal."""
+    found = number(value)
+    return NOTHING if found is None else f"{Decimal(str(found)):,.1f}"
+
+
+def four(value: float) -> str:
+    """Four significant digits: a weight, a share of the law's own."""
+    return f"{value:.4g}"
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) or not text else ".")
+
+
+def text_of(value: Any) -> str:
+    """As it is; the sign for nothing where there is none."""
+    return NOTHING if value is None or value == "" else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def number(value: Any) -> float | None:
+    """A figure that can be shown, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _MOST:
+        return None
+    return float(value)
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Empty where it is none."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def listed(value: Any) -> Sequence[Any]:
+    """Empty where it is none."""
+    return value if isinstance(value, list | tuple) else ()
+
+
+EVERYTHING: Final = "*"
+"""Subject of a cycle's record, and of a hold."""
+_STEPS: Final = (
+    ("n", "Fair share", "its configured weight among the queues that compete for what is left over quotas"),
+    ("u", "Used", "what it used of the window's capacity"),
+    ("k", "Feedback k", "how strongly the difference counts (policy)"),
+    ("p", "Share with history", "what the law makes of both"),
+    ("proportional", "The law's answer", "that share as a weight, the competitors' together as configured"),
+    ("lower", "Lower bound", "least that the policy lets it be"),
+    ("upper", "Upper bound", "most that the policy lets it be"),
+    ("previous", "In force before", "what the scheduler had"),
+    ("stepped", "After the step bound", "how far one cycle may move it"),
+    ("value", "New weight", "after hold-down and deadband"),
+)
+_CAUSES: Final = {
+    "policy": "Policy", "capacity": "Capacity", "usage": "Its own usage", "demand": "Its own demand",
+    "others": "Usage and demand of others", "memory": "What the law remembers",
+    "pace": "Pace: step bound, hold-down, deadband",
+}  # fmt: skip
+_RATIOS: Final = frozenset({"n", "u"})
+_OUTCOMES: Final = {
+    "preempts": "Others give way for it.", "denied": "Nobody gives way for it, so it goes on waiting.",
+    "room": "There is room for it already.",
+}  # fmt: skip
+_TRIGGERS: Final = {
+    "waits": "because it waits", "latency": "because a latency is over its threshold",
+    "by hand": "because a person asked for room", "idle": "because what is held stands idle",
+}  # fmt: skip
+_DONE: Final = {
+    "applied": "It was written to the scheduler.", "would-apply": "A dry run: nothing was written.",
+    "contested": "Somebody else owns that field, so it was not written.", "refused": "The cluster refused it.",
+    "gone": "The object was gone.", "unavailable": "The cluster did not answer.", "deferred": "It was put off.",
+    "stopped": "It was stopped.", "would-stop": "A dry run: nothing was stopped.",
+    "blocked": "It could not be stopped.",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table. text: how many of the first columns are words. strong: rows that are about the decision's subject."""
+
+    title: str
+    lead: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    text: int = 1
+    strong: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """title: the question that is answered. related: other decisions of the cycle, each with what it is."""
+
+    title: str
+    sentences: tuple[str, ...]
+    facts: tuple[tuple[str, str], ...] = ()
+    grids: tuple[Grid, ...] = ()
+    related: tuple[tuple[str, Decision], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a queue had when a cycle was last recorded, in GPUs. used: of the window's capacity. cycle: the record."""
+
+    queue: str
+    cycle: Decision
+    holds: float | None
+    asks: float | None
+    due: float | None
+    weight: float | None
+    used: float | None
+
+    @property
+    def left(self) -> float | None:
+        """GPUs that it is due and does not hold; negative where it holds more."""
+        return None if self.due is None or self.holds is None else self.due - self.holds
+
+
+def told(decision: Decision, cycle: Sequence[Decision]) -> Told:
+    """cycle: the decisions of the same instant, this one among them or not."""
+    inputs = decision.inputs
+    if decision.kind == "hold":
+        return Told("Why weights were held", (sentence(decision.reason), "The last good weights stay in force."))
+    record = _record(decision, cycle)
+    if decision.kind == "weight":
+        return _cycle(decision, cycle) if "window" in inputs else _weight(decision, record)
+    if "verdict" in inputs:
+        return _verdict(decision, record, cycle)
+    if "claimant" in inputs:
+        return _victim(decision, cycle)
+    return Told(
+        "What the preemptions were decided from", (), _free(inputs), _accounts(inputs), _others(decision, cycle)
+    )
+
+
+def shares(decisions: Iterable[Decision], queues: Sequence[str]) -> list[Share]:
+    """Of these queues, from the newest record of each target that knows them. decisions: newest first."""
+    found: dict[tuple[str, str], Share] = {}
+    for decision in decisions:
+        if decision.kind == "weight" and decision.subject == EVERYTHING:
+            for queue in queues:
+                if queue in mapping(decision.inputs.get("standings")):
+                    found.setdefault((queue, decision.target), _share(queue, decision))
+    return [found[key] for key in sorted(found)]
+
+
+def is_record(decision: Decision) -> bool:
+    """A cycle's inputs: what other decisions refer to, and none of its own."""
+    return decision.subject == EVERYTHING and decision.kind != "hold"
+
+
+def _weight(decision: Decision, record: Decision | None) -> Told:
+    inputs, subject = decision.inputs, decision.subject
+    parts = mapping(inputs.get("explanation"))
+    dry = decision.mode == "dry-run"
+    if decision.value is None:
+        first = f"The weight of {subject} was left to its own."
+    elif decision.previous is None:
+        first = f"The weight of {subject} {'would be' if dry else 'was'} set to {four(decision.value)}."
+    else:
+        went = "would go" if dry else "went"
+        first = f"The weight of {subject} {went} from {four(decision.previous)} to {four(decision.value)}."
+    sentences = [first]
+    used, due = number(parts.get("u")), number(parts.get("n"))
+    window = mapping(record.inputs.get("window")) if record else {}
+    if used is not None and due is not None:
+        beside = "more than" if used > due else "less than"
+        held = "just" if percent(used) == percent(due) else beside
+        sentences.append(
+            f"Over the window it used {percent(used)} of what its siblings and it could use, {held} its fair share "
+            f"of {percent(due)}."
+        )
+    sentences.append(sentence(decision.reason))
+    sentences += [sentence(str(note)) for note in listed(parts.get("notes")) if str(note) not in decision.reason]
+    sentences += filter(None, [_DONE.get(str(inputs.get("result")), "")])
+    sentences += [sentence(str(inputs["detail"]))] if inputs.get("detail") else []
+    usage, capacity, unit = number(parts.get("usage")), number(parts.get("capacity")), str(window.get("unit", ""))
+    rows = []
+    for name, title, meaning in _STEPS:
+        value = number(parts.get(name))
+        if value is not None:
+            words = _of_kai(parts) or meaning if name == "p" else meaning
+            rows.append((title, words, percent(value, 2) if name in _RATIOS else four(value)))
+    if usage is not None and capacity is not None and rows:
+        rows.insert(1, ("Usage", f"of {amount(capacity, unit)} in the window", amount(usage, unit)))
+    grids = [
+        Grid("From history to weight", "Each figure follows from those above it.", ("Step", "What it is", "Figure"),
+             tuple(rows), 2)
+    ]  # fmt: skip
+    trace = tuple((str(name), four(figure)) for name, each in mapping(parts.get("trace")).items()
+                  if (figure := number(each)) is not None)  # fmt: skip
+    if trace:
+        grids.append(Grid(f"The law {parts.get('law', '')}, step by step", "Its own numbers, as they arose.",
+                          ("Name", "Figure"), trace))  # fmt: skip
+    grids.insert(0, _change(mapping(inputs.get("change")), number(decision.value)))
+    facts = [("Object", str(inputs.get("object", ""))), ("Published as", text_of(inputs.get("published")))]
+    grids += _queues(record, subject)
+    return Told(
+        f"Why the weight of {subject} changed",
+        tuple(sentences),
+        (*(fact for fact in facts if fact[1]), *_window(record)),
+        tuple(grid for grid in grids if grid.rows),
+        (("the whole cycle", record),) if record else (),
+    )
+
+
+def _change(change: Mapping[str, Any], value: float | None) -> Grid:
+    """The parts of a weight's change since the decision before; they add up to it."""
+    before = number(change.get("before"))
+    rows: list[tuple[str, ...]] = []
+    if before is not None and value is not None:
+        parts = [(name, number(part)) for name, part in mapping(change.get("parts")).items()]
+        moved = sorted(((name, part) for name, part in parts if part), key=lambda row: -abs(row[1]))
+        rows = [
+            ("Weight at the decision before", four(before)),
+            *((_CAUSES.get(name, name), f"{'+' if part > 0 else MINUS}{four(abs(part))}") for name, part in moved),
+            ("New weight", four(value)),
+        ]
+    lead = "The inputs of the decision before were replaced by those of this one, one after the other."
+    return Grid("What moved it since the decision before", lead, ("What", "Weight"), tuple(rows))
+
+
+def _of_kai(parts: Mapping[str, Any]) -> str:
+    """KAI's own formula with its numbers; "" under another law."""
+    n, u, k = (number(parts.get(name)) for name in ("n", "u", "k"))
+    if parts.get("law", "kai") != "kai" or n is None or u is None or k is None:
+        return ""
+    return f"max(0, n + k (n − U)) = max(0, {four(n)} + {four(k)} × ({four(n)} − {four(u)}))"
+
+
+def _cycle(decision: Decision, cycle: Sequence[Decision]) -> Told:
+    return Told(
+        "What the weights were computed from",
+        ("One window of usage, and what every queue asked for and held at that instant.",),
+        _window(decision),
+        tuple(_queues(decision, None)),
+        _others(decision, cycle),
+    )
+
+
+def _verdict(decision: Decision, record: Decision | None, cycle: Sequence[Decision]) -> Told:
+    verdict = mapping(decision.inputs.get("verdict"))
+    size, trigger = number(verdict.get("gpus")), str(verdict.get("trigger", ""))
+    asked = f"{gpus(size)} GPUs" if size is not None else "GPUs"
+    first = f"{decision.subject} asks for {asked} {_TRIGGERS.get(trigger, '')}".rstrip()
+    outcome = str(verdict.get("outcome", ""))
+    victims = [mapping(each) for each in listed(verdict.get("victims"))]
+    spared = [mapping(each) for each in listed(verdict.get("spared"))]
+    grids = [
+        Grid("Who gives way", "", ("Workload", "Team", "Ground", "Why", "GPUs", "GPU-hours lost"), tuple(
+            (_gang(each), text_of(each.get("team")), text_of(each.get("ground")), text_of(each.get("reason")),
+             of_gpus(each.get("gpus")), tenths(each.get("lost_gpu_hours"))) for each in victims), 4),
+        Grid("Who was looked at and stays", "", ("Workload", "Queue", "Why"), tuple(
+            (text_of(each.get("key")), text_of(each.get("queue")), text_of(each.get("reason"))) for each in spared), 3),
+        *(_accounts(record.inputs, str(verdict.get("queue", ""))) if record else ()),
+    ]  # fmt: skip
+    title = f"Why {decision.subject} {'may start' if outcome in ('preempts', 'room') else 'waits'}"
+    return Told(
+        title,
+        (first + ".", _OUTCOMES.get(outcome, ""), sentence(decision.reason)),
+        (("Queue", text_of(verdict.get("queue"))), *(_free(record.inputs) if record else ())),
+        tuple(grid for grid in grids if grid.rows),
+        _others(decision, [one for one in cycle if one.id.startswith(f"{decision.id}/") or one is record]),
+    )
+
+
+def _victim(decision: Decision, cycle: Sequence[Decision]) -> Told:
+    inputs = decision.inputs
+    pods = [str(each) for each in listed(inputs.get("pods"))]
+    gave_up = number(decision.value)
+    size = f"{gpus(gave_up)} GPUs" if gave_up is not None else "its GPUs"
+    part = "" if inputs.get("whole", True) else " of what it held"
+    gave = "would give" if decision.mode == "dry-run" else "gave"
+    sentences = (
+        f"{decision.subject} {gave} way with {size}{part} for {text_of(inputs.get('claimant'))}.",
+        sentence(decision.reason),
+        _DONE.get(str(inputs.get("result", "")), ""),
+        sentence(str(inputs.get("detail") or "")),
+    )
+    claims = [one for one in cycle if decision.id.startswith(f"{one.id}/") and "verdict" in one.inputs]
+    record = _record(decision, cycle)
+    return Told(
+        f"Why {decision.subject} was preempted",
+        tuple(filter(None, sentences)),
+        (
+            ("For", text_of(inputs.get("claimant"))), ("Ground", text_of(inputs.get("ground"))),
+            ("Queue", text_of(inputs.get("queue"))), ("Team", text_of(inputs.get("team"))),
+            ("Work lost", f"{tenths(inputs.get('lost_gpu_hours'))} GPU-hours"), ("Pods", ", ".join(pods) or NOTHING),
+        ),
+        tuple(_accounts(record.inputs, str(inputs.get("queue", ""))) if record else ()),
+        (*(("the claim it gave way for", one) for one in claims), *((("the whole cycle", record),) if record else ())),
+    )  # fmt: skip
+
+
+def _others(decision: Decision, cycle: Sequence[Decision]) -> tuple[tuple[str, Decision], ...]:
+    """What was decided in the same cycle, the record last."""
+    mine = [one for one in cycle if one.id != decision.id and (one.id + "/").startswith(_cycle_id(decision) + "/")]
+    named = [(f"{one.subject}: {one.reason}", one) for one in mine if not is_record(one)]
+    return (*named, *(("the whole cycle", one) for one in mine if is_record(one)))
+
+
+def _record(decision: Decision, cycle: Sequence[Decision]) -> Decision | None:
+    named = _cycle_id(decision)
+    return next((one for one in cycle if one.id == named and is_record(one)), None)
+
+
+def _cycle_id(decision: Decision) -> str:
+    return str(decision.inputs.get("cycle", decision.id))
+
+
+def _queues(record: Decision | None, subject: str | None) -> list[Grid]:
+    """What every queue used, asked, held and was due."""
+    if record is None:
+        return []
+    names = sorted(mapping(record.inputs.get("standings")))
+    window = mapping(record.inputs.get("window"))
+    usage, unit = mapping(window.get("usage")), str(window.get("unit", ""))
+    found = [_share(name, record) for name in names]
+    rows = tuple(
+        (
+            one.queue,
+            amount(number(usage.get(one.queue)), unit),
+            percent(one.used),
+            *(of_gpus(each) for each in (one.asks, one.holds, one.due)),
+            four(one.weight) if one.weight is not None else NOTHING,
+        )
+        for one in found
+    )
+    lead = "Used over the window; asked for, held and due in GPUs at that instant. A parent holds its children's."
+    columns = ("Queue", "Used", "Of capacity", "Asks", "Holds", "Due", "Weight then")
+    strong = frozenset(i for i, one in enumerate(found) if one.queue == subject)
+    return [Grid("Every queue then", lead, columns, rows, 1, strong)]
+
+
+def _share(queue: str, record: Decision) -> Share:
+    standing = mapping(mapping(record.inputs.get("standings")).get(queue))
+    window = mapping(record.inputs.get("window"))
+    usage, capacity = number(mapping(window.get("usage")).get(queue)), number(window.get("capacity"))
+    return Share(
+        queue, record, number(standing.get("allocated")), number(standing.get("requested")),
+        number(mapping(record.inputs.get("due")).get(queue)), number(standing.get("weight")),
+        usage / capacity if usage is not None and capacity else None,
+    )  # fmt: skip
+
+
+def _window(record: Decision | None) -> tuple[tuple[str, str], ...]:
+    window = mapping(record.inputs.get("window")) if record else {}
+    if not window:
+        return ()
+    start, end, half = (number(window.get(name)) for name in ("start_ms", "end_ms", "half_life_s"))
+    length = f"{(end - start) / 86_400_000:,.1f} days" if start is not None and end is not None else ""
+    facts = [
+        ("Window", f"{window.get('kind', '')}, {length}" + (f", half-life {half / 86_400:,.1f} days" if half else "")),
+        ("Measured", f"{window.get('measure', '')}, {percent(number(window.get('coverage')), 2)} of it metered"),
+        ("Capacity", amount(number(window.get("capacity")), str(window.get("unit", "")))),
+    ]
+    size = number(record.inputs.get("gpus")) if record else None
+    return (*facts, *((("GPUs then", gpus(size)),) if size is not None else ()))
+
+
+def _accounts(inputs: Mapping[str, Any], queue: str = "") -> tuple[Grid, ...]:
+    """GPUs of every queue in a situation."""
+    names, rows = [], []
+    for name, account in sorted(mapping(mapping(inputs.get("situation")).get("accounts")).items()):
+        for stock in map(mapping, mapping(mapping(account).get("stocks")).values()):
+            names.append(name)
+            rows.append((name, *(limit(stock.get(part)) for part in ("deserved", "share", "limit", "allocated"))))
+            break
+    strong = frozenset(i for i, name in enumerate(names) if name == queue)
+    columns = ("Queue", "Guaranteed", "Due", "Limit", "Holds")
+    lead = "In GPUs, at that instant."
+    return (Grid("Every queue then", lead, columns, tuple(rows), 1, strong),) if rows else ()
+
+
+def _free(inputs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    free = [
+        figure for each in mapping(mapping(inputs.get("situation")).get("free")).values() if (figure := number(each))
+    ]
+    return (("Free then", f"{gpus(sum(free))} GPUs on {len(free)} nodes"),) if "situation" in inputs else ()
+
+
+def _gang(victim: Mapping[str, Any]) -> str:
+    gang = mapping(victim.get("gang"))
+    return f"{gang.get('namespace', '')}/{gang.get('name', '')}" if gang else NOTHING

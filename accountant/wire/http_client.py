@@ -1,0 +1,207 @@
+"""Calls the accountant's HTTP API with a token file and a CA bundle; every failure is one line.
+
+The standard library's client: it follows no redirect, reads no proxy variable, and never prints the token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import shutil
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+from pydantic import BaseModel
+
+from accountant.wire.usage_models import CostAnswer, JobsAnswer, UsageAnswer
+from gputally.base import atomic_file
+from gputally.base.errors import AccountantError
+
+_TIMEOUT_SECONDS = 120
+M = TypeVar("M", bound=BaseModel)
+Paged = TypeVar("Paged", UsageAnswer, CostAnswer, JobsAnswer)
+Query = Mapping[str, str | Sequence[str] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Knocked:
+    """status: HTTP. reason: its words where it is not 200. date_ms: what time the other side says it is, in whole
+    seconds; None where it does not."""
+
+    status: int
+    reason: str
+    date_ms: int | None
+
+
+class Unanswered(AccountantError):
+    """No usable answer: the address, and what it said or why it could not."""
+
+
+def read_token(path: Path) -> str:
+    """The token a file holds. Raises Unanswered."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unanswered(f"token file {path}: {getattr(error, 'strerror', None) or 'not text'}") from error
+
+
+class Remote:
+    """The accountant at `url` (http or https). ca_file: authorities trusted instead of the system's, PEM.
+
+    Raises Unanswered for an address that is none, or a file that holds no certificate."""
+
+    def __init__(self, url: str, token: str | None = None, ca_file: Path | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Unanswered(f"not an address: {url!r} (write for example http://127.0.0.1:8080)")
+        self._context = trusting(ca_file) if parts.scheme == "https" else None
+        self._url = url.rstrip("/")
+        self._parts = parts
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def get(self, path: str, query: Query | None = None) -> bytes:
+        """The body of a 200 answer; parameters that are None are left out."""
+        given = [
+            (name, value)
+            for name, values in (query or {}).items()
+            if values is not None
+            for value in ([values] if isinstance(values, str) else values)
+        ]
+        return self._send("GET", path, given)
+
+    def send(
+        self, model: type[M], path: str, body: bytes, media_type: str, query: Query | None = None, encoding: str = ""
+    ) -> M:
+        """POST a body; the JSON answer as a model. encoding: of the body, `gzip` or none."""
+        given = [(name, value) for name, value in (query or {}).items() if isinstance(value, str)]
+        return self._as(model, path, self._send("POST", path, given, body, media_type, encoding))
+
+    def act(self, model: type[M], path: str, content: Mapping[str, object]) -> M:
+        """POST JSON; the JSON answer as a model."""
+        return self.send(model, path, json.dumps(content).encode(), "application/json")
+
+    def knock(self, path: str) -> Knocked:
+        """What a GET is answered with, refusals included. Raises Unanswered where nobody answers."""
+        with self._opened("GET", self._parts.path.rstrip("/") + quote(path), None, self._headers) as response:
+            body = response.read()
+            return Knocked(
+                response.status,
+                "" if response.status == 200 else _reason(body, response.reason),
+                _date_ms(response.getheader("Date", "")),
+            )
+
+    def save(self, path: str, to: Path) -> None:
+        """The body of a 200 answer into a file, however large."""
+        try:
+            to.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file.replacing(to) as file, self._answered("GET", path, ()) as response:
+                shutil.copyfileobj(response, file)
+        except OSError as error:
+            raise Unanswered(f"{to}: {error.strerror or error}") from error
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        given: Sequence[tuple[str, str]],
+        body: bytes | None = None,
+        media_type: str = "",
+        encoding: str = "",
+    ) -> bytes:
+        with self._answered(method, path, given, body, media_type, encoding) as response:
+            return response.read()
+
+    @contextlib.contextmanager
+    def _answered(
+        self,
+        method: str,
+        path: str,
+        given: Sequence[tuple[str, str]],
+        body: bytes | None = None,
+        media_type: str = "",
+        encoding: str = "",
+    ) -> Iterator[http.client.HTTPResponse]:
+        """An answer of 200, open."""
+        target = self._parts.path.rstrip("/") + quote(path) + ("?" + urlencode(given) if given else "")
+        headers = {**self._headers, **({"Content-Type": media_type} if media_type else {})}
+        if encoding:
+            headers["Content-Encoding"] = encoding
+        with self._opened(method, target, body, headers) as response:
+            if response.status != 200:
+                raise Unanswered(f"{self._url}{path}: {response.status} {_reason(response.read(), response.reason)}")
+            yield response
+
+    @contextlib.contextmanager
+    def _opened(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Whatever is answered, open."""
+        connection = self._connection()
+        try:
+            connection.request(method, target, body, dict(headers))
+            yield connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise Unanswered(f"{self._url}: {_why(error)}") from error
+        finally:
+            connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host = self._parts.hostname or ""
+        if self._context is not None:
+            return http.client.HTTPSConnection(host, self._parts.port, timeout=_TIMEOUT_SECONDS, context=self._context)
+        return http.client.HTTPConnection(host, self._parts.port, timeout=_TIMEOUT_SECONDS)
+
+    def ask(self, model: type[M], path: str, query: Query | None = None) -> M:
+        """A JSON answer as a model."""
+        return self._as(model, path, self.get(path, query))
+
+    def _as(self, model: type[M], path: str, body: bytes) -> M:
+        try:
+            return model.model_validate_json(body)
+        except ValueError as error:
+            raise Unanswered(f"{self._url}{path}: not the answer of an accountant of this release") from error
+
+    def pages(self, model: type[Paged], path: str, query: Query) -> Iterator[Paged]:
+        """An answer page by page, to the last; there is at least one."""
+        following: str | None = None
+        while True:
+            answer = self.ask(model, path, query if following is None else {**query, "page": following})
+            yield answer
+            following = answer.next_page
+            if following is None:
+                return
+
+
+def trusting(ca_file: Path | None) -> ssl.SSLContext:
+    """Authorities of a file, the system's without one. Raises Unanswered."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError as error:
+        raise Unanswered(f"authorities {ca_file}: no certificate in it") from error
+    except OSError as error:
+        raise Unanswered(f"authorities {ca_file}: {error.strerror}") from error
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _date_ms(text: str) -> int | None:
+    try:
+        return round(parsedate_to_datetime(text).timestamp() * 1000)
+    except ValueError:
+        return None
+
+
+def _reason(body: bytes, phrase: str) -> str:
+    try:
+        problem = json.loads(body)
+        return f"{problem['title']}: {problem['detail']}"
+    except (ValueError, KeyError, TypeError):
+        return phrase

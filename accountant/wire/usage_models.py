@@ -1,0 +1,263 @@
+"""Defines the answers about usage, cost, windows, budgets, jobs and decisions.
+
+Frozen pydantic models. Integers carry their unit in the name; money is a decimal string with a currency. Others
+import these names from `accountant.wire.policy_models`.
+
+Frozen pydantic models. Integers carry their unit in the name; money is an exact decimal in the book's currency. A
+cost is None where some of the time has no price; `unpriced_gpu_us` says how much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Literal
+
+from gputally.server.config_models import Exact, Model
+
+Dimension = Literal[
+    "team", "queue", "namespace", "job", "pod", "container", "user", "gpu_model", "gpu", "node", "cluster", "pool",
+    "region", "zone", "instance_type", "capacity_type", "mig_profile", "day", "hour",
+]  # fmt: skip
+
+
+class Accounts(Model):
+    """GPU-microseconds by account: exactly one account each, adding up to the capacity."""
+
+    busy: int = 0
+    allocated_idle: int = 0
+    allocated_unknown: int = 0
+    unallocated: int = 0
+    unmetered: int = 0
+    down: int = 0
+
+    @property
+    def allocated(self) -> int:
+        return self.busy + self.allocated_idle + self.allocated_unknown
+
+    @property
+    def total(self) -> int:
+        return self.allocated + self.unallocated + self.unmetered + self.down
+
+
+class UsageLine(Model):
+    """One group of an answer. Memos stand outside the accounts' sum.
+
+    node_down_us: the part of `down` for which the GPU's node was out of service; the rest a GPU was lost on a node
+    that served. None: not told apart.
+
+    memory_mib_s: of allocated time whose memory is known; None where none is. memory_unknown_us: the allocated time
+    whose memory is unknown.
+
+    starting_us, gang_waiting_us, running_idle_us: the sorts of `allocated_idle`, adding up to it. reserved_unused_us:
+    unallocated time that this queue (or team) was guaranteed and did not use. All four only where a breakdown was
+    asked for."""
+
+    key: dict[str, str]
+    accounts_gpu_us: Accounts = Accounts()
+    node_down_us: int | None = None
+    borrowed_busy_us: int = 0
+    unattributed_busy_us: int = 0
+    memory_mib_s: int | None = 0
+    memory_unknown_us: int = 0
+    energy_uj: int = 0
+    starting_us: int | None = None
+    gang_waiting_us: int | None = None
+    running_idle_us: int | None = None
+    reserved_unused_us: int | None = None
+
+
+def known_memory(mib_s: int, unknown_us: int, allocated_us: int) -> int | None:
+    """The memory of a sum; None where that of all of its allocated time is unknown."""
+    return None if unknown_us and unknown_us >= allocated_us else mib_s
+
+
+def coverage(lines: Sequence[UsageLine]) -> float:
+    """Metered share of the capacity without `down`, of lines that are all of a span's; 1 where there is none."""
+    total = sum(line.accounts_gpu_us.total - line.accounts_gpu_us.down for line in lines)
+    unmetered = sum(line.accounts_gpu_us.unmetered for line in lines)
+    return (total - unmetered) / total if total else 1.0
+
+
+class UsageAnswer(Model):
+    start_ms: int
+    end_ms: int
+    by: tuple[str, ...]
+    lines: tuple[UsageLine, ...]
+    next_page: str | None = None
+    coverage: float
+    note: str = ""
+    """Why the span is not the one that a reader expects; "" where it is."""
+
+
+class CostLine(Model):
+    """cost None: some of this group's GPU time has no price; `unpriced_gpu_us` says how much."""
+
+    key: dict[str, str]
+    gpu_us: int
+    cost: Exact | None
+    unpriced_gpu_us: int = 0
+
+
+class CostAnswer(Model):
+    start_ms: int
+    end_ms: int
+    by: tuple[str, ...]
+    currency: str | None
+    price_book_version: str
+    lines: tuple[CostLine, ...]
+    total: Exact | None
+    unpriced_gpu_us: int
+    next_page: str | None = None
+    note: str = ""
+
+
+class BudgetState(Model):
+    """A budget of the policy in force and what the month has used of it, up to as_of_ms. spent and ratio None:
+    unknown, because some of the time has no price. threshold: the highest that is reached. forecast: for the whole
+    month at the rate of its days so far, with the bounds of the middle 80 %; None while days are few.
+
+    exhausted_ms: when it was used up, or will be at that rate; None where that is not in this month.
+    exhausted_earliest_ms, exhausted_latest_ms: the bounds of the middle 80 %, None where a bound lies beyond the
+    month; all three the same where it is used up already."""
+
+    name: str
+    queue: str | None
+    team: str | None
+    month: str
+    unit: str
+    limit: Decimal
+    spent: Decimal | None
+    ratio: float | None
+    threshold: float | None
+    forecast: float | None
+    forecast_low: float | None
+    forecast_high: float | None
+    exhausted_ms: int | None = None
+    exhausted_earliest_ms: int | None = None
+    exhausted_latest_ms: int | None = None
+    as_of_ms: int
+
+
+JobState = Literal["waiting", "running", "ended"]
+
+
+class Job(Model):
+    """A workload and what it did in the span that was asked for.
+
+    state: waiting, no pod of it was ever on a node; ended, all are over (of holders that are no pods: it holds nothing
+    any more). teams: who pays, by the policy in force at the time. created_ms, ended_ms: of the first and the last of
+    its pods; held_from_ms, held_until_ms: of holding GPUs, ended hours rounded outwards. waited_ms: the longest that
+    one of its pods was in its queue, so far. accounts_gpu_us: of held time. gpus, burn_per_hour: what it holds, and
+    costs an hour, over the last minutes on record. epochs: how many it reported."""
+
+    id: str
+    cluster: str
+    namespace: str
+    job: str
+    teams: tuple[str, ...]
+    queues: tuple[str, ...]
+    users: tuple[str, ...]
+    state: JobState
+    pods: int
+    pods_running: int
+    created_ms: int | None
+    held_from_ms: int | None
+    held_until_ms: int | None
+    ended_ms: int | None
+    waited_ms: int | None
+    gpu_models: tuple[str, ...]
+    accounts_gpu_us: Accounts
+    gpus: Exact
+    cost: Exact | None
+    unpriced_gpu_us: int
+    burn_per_hour: Exact | None
+    epochs: int
+
+
+class JobsAnswer(Model):
+    """total_cost: exact sum of the jobs' costs, of all pages; None as soon as one is unknown."""
+
+    start_ms: int
+    end_ms: int
+    currency: str | None
+    price_book_version: str
+    jobs: tuple[Job, ...]
+    total_gpu_us: int
+    total_cost: Exact | None
+    next_page: str | None = None
+    note: str = ""
+
+
+class JobPart(Model):
+    """A job's time at one price. unit_price None: it has none."""
+
+    gpu_model: str
+    capacity_type: str
+    gpu_us: int
+    gpu_hours: Exact
+    unit_price: Exact | None
+    cost: Exact | None
+
+
+class EpochLine(Model):
+    """What a job used and cost from the report before to this one, [start_ms, end_ms).
+
+    epoch None: what came after the last report, which no epoch has yet."""
+
+    epoch: int | None
+    start_ms: int
+    end_ms: int
+    gpu_us: int
+    cost: Exact | None
+    unpriced_gpu_us: int
+
+
+class JobAnswer(Model):
+    """One job over its whole life, or the span that was asked for. parts and epochs each add up to it exactly."""
+
+    start_ms: int
+    end_ms: int
+    currency: str | None
+    price_book_version: str
+    job: Job
+    parts: tuple[JobPart, ...]
+    epochs: tuple[EpochLine, ...]
+
+
+class DoneSpan(Model):
+    """A chunk that was noted."""
+
+    epoch: str
+    start_ms: int
+    end_ms: int
+
+
+class MeteredSpan(Model):
+    """Agents booked records of this node from start_ms to end_ms: an import leaves the whole span alone."""
+
+    node: str
+    start_ms: int
+    end_ms: int
+
+
+class ImportMark(Model):
+    """The highest number of a node's import that is committed."""
+
+    node: str
+    epoch: str
+    durable_seq: int
+
+
+class ImportState(Model):
+    """How far an import came, and what it leaves alone."""
+
+    done: tuple[DoneSpan, ...]
+    marks: tuple[ImportMark, ...]
+    metered: tuple[MeteredSpan, ...]
+
+
+class Noted(Model):
+    """new: false where this chunk was noted before."""
+
+    new: bool

@@ -1,1 +1,0 @@
-"""Jobs: from waiting through progress to their end, and what they cost."""

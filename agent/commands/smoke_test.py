@@ -1,0 +1,432 @@
+"""Runs `gputally agent smoke`: puts a known load on a GPU through CUDA and checks that the agent sees it.
+
+Holds device memory and keeps the GPU busy through the CUDA driver, and reads NVML the way the agent does. Run
+as a pod, it answers whether each pod gets, and is billed for, its own memory. What was expected and what was
+seen is printed, check by check; what cannot be seen from here is said to be unknown and is no failure.
+Exit codes: 0 all as expected, 1 something is not, 2 wrong call, 3 no GPU.
+
+The driver's library is loaded when it is first asked for. Nothing here is used for metering: it makes the
+load that `agent.commands.smoke_test` then looks for with the agent's own eyes. One thread only.
+
+Source of the calls: cuda.h (CUDA driver API); the kernel is PTX, which the driver compiles for its GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from agent.core.errors import AgentError, DriverReplaced
+from agent.core.readings import DeviceReading, InstanceReading, ProcessReading, Reading, Snapshot, Unavailable
+from agent.wire import Holder
+from gputally.base import json_log
+from gputally.base.clock import Clock, SystemClock
+from gputally.base.command_output import OUTPUTS, Output, show
+from gputally.base.text_escaping import for_terminal
+from gputally.base.units import MS_PER_SECOND, US_PER_MS
+
+if TYPE_CHECKING:
+    from agent.main_loop import Source
+
+LIBRARY = "libcuda.so.1"
+_NO_DEVICE = 100
+_BLOCKS_PER_MULTIPROCESSOR, _THREADS = 1, 64
+_MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+
+# Every thread looks at the GPU's nanosecond clock until its time is over. Addressed for any GPU since Maxwell.
+_KERNEL = b"""
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry spin(.param .u64 nanoseconds)
+{
+    .reg .pred %again;
+    .reg .b64 %limit, %start, %now, %spent;
+    ld.param.u64 %limit, [nanoseconds];
+    mov.u64 %start, %globaltimer;
+loop:
+    mov.u64 %now, %globaltimer;
+    sub.u64 %spent, %now, %start;
+    setp.lt.u64 %again, %spent, %limit;
+    @%again bra loop;
+    ret;
+}
+\0"""
+
+
+class CudaFault(AgentError):
+    """A call of the CUDA driver failed."""
+
+
+class NoCuda(CudaFault):
+    """There is no CUDA driver here, or no GPU that this process may use."""
+
+
+class Cuda:
+    """One device with a context of its own; a context manager. Raises NoCuda, CudaFault.
+
+    ordinal: of the devices this process may use. library: for another driver than the system's."""
+
+    def __init__(self, ordinal: int = 0, library: str = LIBRARY) -> None:
+        try:
+            self._driver = ctypes.CDLL(library)
+        except OSError as error:
+            raise NoCuda(f"{library} cannot be loaded: {error}") from error
+        self._context = ctypes.c_void_p()
+        self._memory = ctypes.c_uint64()
+        self._kernel = ctypes.c_void_p()
+        self._device = ctypes.c_int()
+        self._call("cuInit", 0)
+        self._call("cuDeviceGet", ctypes.byref(self._device), ordinal)
+        count = ctypes.c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(count), _MULTIPROCESSORS, self._device)
+        self._blocks = max(count.value, 1) * _BLOCKS_PER_MULTIPROCESSOR
+
+    def __enter__(self) -> Cuda:
+        self._call("cuCtxCreate_v2", ctypes.byref(self._context), 0, self._device)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._context.value is not None:
+            self._driver.cuCtxDestroy_v2(self._context)
+            self._context = ctypes.c_void_p()
+
+    def uuid(self) -> str:
+        """`8-4-4-4-12` hex digits of the GPU or, where the process was given one, of the MIG instance."""
+        raw = (ctypes.c_ubyte * 16)()
+        self._call("cuDeviceGetUuid_v2", raw, self._device)
+        digits = bytes(raw).hex()
+        return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+    def allocate(self, size: int) -> None:
+        """Hold `size` bytes of device memory, written to, until the context ends."""
+        self._call("cuMemAlloc_v2", ctypes.byref(self._memory), ctypes.c_size_t(size))
+        self._call("cuMemsetD8_v2", self._memory, ctypes.c_ubyte(0xA5), ctypes.c_size_t(size))
+        self._call("cuCtxSynchronize")
+
+    def spin(self, milliseconds: int) -> None:
+        """Keep every multiprocessor at work that long, after what was asked before; returns at once."""
+        if self._kernel.value is None:
+            module = ctypes.c_void_p()
+            self._call("cuModuleLoadData", ctypes.byref(module), _KERNEL)
+            self._call("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"spin")
+        limit = ctypes.c_uint64(milliseconds * 1_000_000)
+        parameters = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(limit), ctypes.c_void_p))
+        grid = (self._blocks, 1, 1, _THREADS, 1, 1, 0)
+        self._call("cuLaunchKernel", self._kernel, *grid, None, parameters, None)
+
+    def finish(self) -> None:
+        """Wait for all that was asked."""
+        self._call("cuCtxSynchronize")
+
+    def _call(self, name: str, *arguments: object) -> None:
+        try:
+            function = getattr(self._driver, name)
+        except AttributeError as error:
+            raise CudaFault(f"{name}: this CUDA driver does not have it") from error
+        code = function(*arguments)
+        if code == _NO_DEVICE:
+            raise NoCuda("no GPU that this process may use")
+        if code:
+            raise CudaFault(f"{name}: {self._reason(code)}")
+
+    def _reason(self, code: int) -> str:
+        text = ctypes.c_char_p()
+        self._driver.cuGetErrorString(code, ctypes.byref(text))
+        return text.value.decode("ascii", "replace") if text.value else f"CUDA error {code}"
+
+
+PASS, FAIL, NO_GPU = 0, 1, 3
+MIB = 1024 * 1024
+GRANULE_MIB = 2
+"""What the driver hands out memory in."""
+MIN_BUSY_PERCENT = 80
+"""A device of one's own is busy all the time; its sampler sees the edges a little late."""
+_CHUNK_MS = 250  # a display's watchdog ends kernels after seconds
+_SETTLE_MS = 1_000  # the driver publishes its readings about that often
+_SIZE = re.compile(r"(\d+)(MiB|GiB)")
+_TIME = re.compile(r"(\d+)(ms|s|m)")
+_SIZES = {"MiB": MIB, "GiB": 1024 * MIB}
+_TIMES = {"ms": 1, "s": 1_000, "m": 60_000}
+
+Verdict = Literal["ok", "FAILED", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked for."""
+
+    name: str
+    expected: str
+    seen: str
+    verdict: Verdict
+
+
+class Load(Protocol):
+    """What makes the load: `agent.commands.smoke_test.Cuda`."""
+
+    def uuid(self) -> str: ...
+
+    def allocate(self, size: int) -> None: ...
+
+    def spin(self, milliseconds: int) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What one snapshot says about this process and the device it runs on."""
+
+    at_ms: int
+    device: DeviceReading | None
+    instance: InstanceReading | None
+    process: ProcessReading | None
+    pids: tuple[int, ...]
+    holders: tuple[Holder, ...]
+
+
+def size(text: str) -> int:
+    """Bytes of `512MiB` or `2GiB`. Raises ValueError."""
+    match = _SIZE.fullmatch(text)
+    if match is None or int(match[1]) == 0:
+        raise ValueError(f"expected a size like 512MiB or 2GiB, got {text!r}")
+    return int(match[1]) * _SIZES[match[2]]
+
+
+def duration_ms(text: str) -> int:
+    """Milliseconds of `10s`, `500ms` or `2m`. Raises ValueError."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected a time like 10s, 500ms or 2m, got {text!r}")
+    return int(match[1]) * _TIMES[match[2]]
+
+
+def examine(
+    load: Load, source: Source, clock: Clock, pid: int, holder: Holder | None, memory: int, busy_ms: int
+) -> tuple[Check, ...]:
+    """Make the load and look for it. holder: whose this process is, None where that cannot be said.
+
+    Raises CudaFault."""
+    uuid = load.uuid()
+
+    def look() -> _View:
+        return _view(source.snapshot(clock.wall_ms()), uuid, pid)
+
+    def pause(milliseconds: int) -> None:
+        clock.wait(milliseconds / MS_PER_SECOND, threading.Event())
+
+    pause(_SETTLE_MS)
+    before = look()
+    load.allocate(memory)
+    pause(_SETTLE_MS)
+    after = look()
+    checks = [_device(uuid, after), *_mig(uuid, after), _pid(pid, after), _memory(memory, before, after)]
+    if holder is not None:
+        checks.append(_holder(holder, after))
+    if busy_ms:
+        checks.append(_busy(after, _keep_busy(load, look, pause, busy_ms)))
+    return tuple(checks)
+
+
+def _keep_busy(load: Load, look: Callable[[], _View], pause: Callable[[int], None], busy_ms: int) -> _View:
+    """Busy for that long, seen at the end. Readings in between, so that no sample of the driver is lost."""
+    spent = 0
+    view: _View | None = None
+    while spent < busy_ms or view is None:
+        chunk = max(min(_CHUNK_MS, busy_ms - spent), 1)
+        load.spin(chunk)
+        pause(chunk)
+        spent += chunk
+        view = look()
+    load.finish()
+    return view
+
+
+def _view(snapshot: Snapshot, uuid: str, pid: int) -> _View:
+    for device in snapshot.devices:
+        mig = next((m for m in device.gpu.mig if _digits(m.uuid) == uuid), None)
+        if mig is None and _digits(device.gpu.uuid) != uuid:
+            continue
+        place = mig.uuid if mig else ""
+        instance = next((i for i in device.instances if i.mig_uuid == place), None)
+        here = [p for p in device.processes if p.mig_uuid == place and p.running]
+        process = next((p for p in here if p.pid == pid), None)
+        holders = tuple(r.holder for r in device.holders if r.mig_uuid == place)
+        return _View(snapshot.at_ms, device, instance, process, tuple(p.pid for p in here), holders)
+    return _View(snapshot.at_ms, None, None, None, (), ())
+
+
+def _device(uuid: str, view: _View) -> Check:
+    if view.device is None:
+        return Check("device", uuid, "not listed by NVML", "FAILED")
+    gpu = view.device.gpu
+    return Check("device", uuid, f"GPU {gpu.index}, {gpu.model}", "ok")
+
+
+def _mig(uuid: str, view: _View) -> tuple[Check, ...]:
+    """Only where the process was given an instance."""
+    if view.device is None or view.instance is None:
+        return ()
+    mig = next(m for m in view.device.gpu.mig if m.uuid == view.instance.mig_uuid)
+    return (Check("MIG instance", uuid, f"{mig.profile}, GPU instance {mig.gi}", "ok"),)
+
+
+def _pid(pid: int, view: _View) -> Check:
+    if view.process is not None:
+        return Check("process", str(pid), str(pid), "ok")
+    return Check("process", str(pid), ", ".join(map(str, view.pids)) or "none", "FAILED")
+
+
+def _memory(wanted: int, before: _View, after: _View) -> Check:
+    """What the process has more than before, so that its context does not count."""
+    low, high = wanted // MIB, -(-wanted // (GRANULE_MIB * MIB)) * GRANULE_MIB + 1  # NVML's bytes are cut to MiB
+    expected = f"{low} MiB more"
+    had = before.process.memory_mib if before.process else Unavailable("process not seen")
+    has = after.process.memory_mib if after.process else Unavailable("process not seen")
+    if isinstance(has, Unavailable) or isinstance(had, Unavailable):
+        reason = has if isinstance(has, Unavailable) else had
+        hidden = after.process is not None and before.process is not None
+        return Check("memory", expected, str(getattr(reason, "reason", reason)), "unknown" if hidden else "FAILED")
+    more = has - had
+    return Check("memory", expected, f"{more} MiB more", "ok" if low - 1 <= more <= high else "FAILED")
+
+
+def _holder(expected: Holder, view: _View) -> Check:
+    seen = ", ".join(_called(holder) for holder in view.holders) or "nobody"
+    found = any((h.kind, h.uid) == (expected.kind, expected.uid) for h in view.holders)
+    if found:
+        return Check("holder", _called(expected), _called(expected), "ok")
+    private = expected.kind != "process" and any(h.kind == "process" for h in view.holders)
+    if private and view.process is not None:
+        return Check("holder", _called(expected), "a process: control groups are private here", "unknown")
+    return Check("holder", _called(expected), seen, "FAILED")
+
+
+def _busy(before: _View, after: _View) -> Check:
+    """On a device of its own: the device's busy time; beside others: its own, which may be anything above 0."""
+    span_us = (after.at_ms - before.at_ms) * US_PER_MS
+    alone = len(after.pids) <= 1
+    expected = f"{MIN_BUSY_PERCENT} % or more" if alone else "more than 0 %"
+    first, last = _counter(before, alone), _counter(after, alone)
+    if isinstance(first, Unavailable) or isinstance(last, Unavailable):
+        reason = first if isinstance(first, Unavailable) else last
+        return Check("busy", expected, reason.reason if isinstance(reason, Unavailable) else "", "unknown")
+    percent = min((last - first) * 100 // max(span_us, 1), 100) if last >= first else 0
+    enough = percent >= MIN_BUSY_PERCENT if alone else percent > 0
+    return Check("busy", expected, f"{percent} %", "ok" if enough else "FAILED")
+
+
+def _counter(view: _View, alone: bool) -> Reading:
+    if view.device is None:
+        return Unavailable("device not listed")
+    if not alone:
+        return view.process.busy_us if view.process else Unavailable("process not seen")
+    if view.instance is None:
+        return view.device.busy_us
+    if isinstance(view.instance.busy_us, Unavailable):
+        return view.instance.busy_us
+    mig = next(m for m in view.device.gpu.mig if m.uuid == view.instance.mig_uuid)
+    return view.instance.busy_us * view.device.gpu.compute_slices // mig.compute
+
+
+def _called(holder: Holder) -> str:
+    name = holder.name or holder.uid
+    return f"{holder.kind} {holder.namespace}/{name}" if holder.namespace else f"{holder.kind} {name}"
+
+
+def _digits(uuid: str) -> str:
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
+
+
+def table(checks: Sequence[Check]) -> str:
+    """The checks, aligned, with one line of summary."""
+    head = Check("CHECK", "EXPECTED", "SEEN", "ok")
+    widths = [max(len(getattr(check, column)) for check in (head, *checks)) for column in ("name", "expected", "seen")]
+    lines = []
+    for check in (head, *checks):
+        verdict = "RESULT" if check is head else check.verdict
+        cells = (check.name, check.expected, check.seen)
+        lines.append("  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), verdict]))
+    counts = {verdict: sum(check.verdict == verdict for check in checks) for verdict in ("ok", "FAILED", "unknown")}
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    return "\n".join([*lines, "", f"{'FAILED' if counts['FAILED'] else 'passed'}: {summary}"])
+
+
+def tell(checks: Sequence[Check], output: Output) -> None:
+    """Print them. The table needs no library, for the agent's image has none for it."""
+    if output == "table":
+        sys.stdout.write(table(checks) + "\n")
+    else:
+        show(output, lambda: "", [asdict(check) for check in checks])
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The arguments of `gputally agent smoke`."""
+    parser = commands.add_parser(
+        "smoke",
+        help="make a known load and check that it is seen",
+        description="Hold GPU memory, keep the GPU busy, and check that the agent's reading of NVML shows it. "
+        "Exit code 0: it does; 1: it does not; 2: wrong call; 3: no GPU.",
+    )
+    parser.add_argument("--memory", default="512MiB", metavar="SIZE", help="Memory to hold (default 512MiB).")
+    parser.add_argument("--busy", default="0s", metavar="TIME", help="Keep the GPU busy that long (default: not).")
+    parser.add_argument("--device", type=int, default=0, metavar="N", help="Which of the visible GPUs (default 0).")
+    parser.add_argument(
+        "--pod-uid",
+        default=os.environ.get("POD_UID", ""),
+        metavar="UID",
+        help="The pod this runs in; default: the variable POD_UID, else what the control group says.",
+    )
+    parser.add_argument("--proc", default="/proc", help="The process table (default /proc).")
+    parser.add_argument("--output", choices=OUTPUTS, default="table", help="How to print the checks.")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The command; returns its exit code."""
+    from agent.devices.driver_lifecycle import Gpus
+    from agent.devices.nvml_library import Driver
+    from agent.holders.node_source import NodeSource
+    from agent.holders.process_cgroups import ProcessTable
+
+    try:
+        memory, busy_ms = size(arguments.memory), duration_ms(arguments.busy)
+    except ValueError as error:
+        sys.stderr.write(for_terminal(f"gputally agent smoke: {error}\n"))
+        return 2
+    json_log.configure("ERROR")
+    processes = ProcessTable(Path(arguments.proc))
+    source = NodeSource(Gpus(Driver()), processes)
+    holder = processes.holder(os.getpid())
+    if arguments.pod_uid:
+        holder = Holder(kind="pod", uid=arguments.pod_uid)
+    try:
+        return report(Cuda(arguments.device), source, SystemClock(), holder, memory, busy_ms, arguments.output)
+    except NoCuda as error:
+        sys.stderr.write(for_terminal(f"gputally agent smoke: {error}\n"))
+        return NO_GPU
+    except (CudaFault, DriverReplaced) as error:
+        sys.stderr.write(for_terminal(f"gputally agent smoke: {error}\n"))
+        return FAIL
+    finally:
+        source.close()
+
+
+def report(
+    cuda: Cuda, source: Source, clock: Clock, holder: Holder | None, memory: int, busy_ms: int, output: Output = "table"
+) -> int:
+    """Examine, print, and answer the exit code. Raises NoCuda, CudaFault."""
+    source.snapshot(clock.wall_ms())  # so that the counters have begun before the load does
+    with cuda:
+        checks = examine(cuda, source, clock, os.getpid(), holder, memory, busy_ms)
+    tell(checks, output)
+    return FAIL if any(check.verdict == "FAILED" for check in checks) else PASS

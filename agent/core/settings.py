@@ -1,0 +1,351 @@
+"""Defines every setting of the agent with its bounds and sources, and what each privilege level hides.
+
+One frozen Struct, each setting with its meaning and bounds beside it; flags, environment names
+(`GPUTALLY_AGENT_` + upper case), `--print-config` and the error messages are derived from it. A fault is
+answered with its place: `file:line`, the variable or the flag. Nothing is silently ignored.
+
+A level is what the operator granted (the chart's `agent.privilege`), not what is tried: at `allocation` the
+driver's process numbers are the host's and would name some other process in the agent's own table, so they
+are not looked at. What the driver tells at a level that does not promise it is not hidden, and what it refuses
+at a level that does is. Pure.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
+from msgspec import Meta
+
+from agent.core.errors import SettingsError
+from agent.core.readings import KAI, SOLE, SYSTEMS, DeviceReading, PrivilegeLevel, Unavailable
+from gputally.base import yaml_file
+from gputally.base.units import BUCKET_MS
+
+ENV_PREFIX = "GPUTALLY_AGENT_"
+API_OFF = "off"
+"""The `api_url` that means: do without the API server."""
+_BUCKET_S = BUCKET_MS // 1000
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every setting of the agent; durations carry their unit in the name."""
+
+    cluster: Annotated[
+        str, Meta(min_length=1, max_length=253, description="Name of the cluster this node belongs to.")
+    ] = "default"
+    node: Annotated[
+        str, Meta(max_length=253, description="Name of this node; empty: NODE_NAME, else the host name.")
+    ] = ""
+    url: Annotated[str, Meta(description="Base URL of the accountant; empty: keep everything in the spool.")] = ""
+    token_file: Annotated[
+        str, Meta(description="File with the bearer token, read again when it changes; empty: none is sent.")
+    ] = ""
+    ca_file: Annotated[
+        str,
+        Meta(
+            description="PEM file of the authorities the accountant's certificate may come from, read again when "
+            "renewed; empty: the system's."
+        ),
+    ] = ""
+    client_cert: Annotated[
+        str,
+        Meta(description="PEM file of the certificate shown to the accountant, read again when renewed; empty: none."),
+    ] = ""
+    client_key: Annotated[str, Meta(description="PEM file of its key.")] = ""
+    spool: Annotated[
+        str, Meta(description="Folder of the outbox; empty: /var/lib/gputally for root, else the user's state folder.")
+    ] = ""
+    spool_max_mib: Annotated[
+        int, Meta(ge=1, le=1_048_576, description="Most the outbox may hold, MiB; the oldest is kept.")
+    ] = 512
+    spool_max_days: Annotated[
+        int, Meta(ge=1, le=366, description="How old the oldest undelivered record may get, days.")
+    ] = 7
+    interval_s: Annotated[
+        int, Meta(ge=1, le=_BUCKET_S, description="Length of an interval, seconds; must divide 900.")
+    ] = 60
+    sample_s: Annotated[
+        float, Meta(gt=0, le=5, description="Time between two readings, seconds; the driver forgets after 10.")
+    ] = 2.0
+    ship_s: Annotated[
+        float, Meta(gt=0, le=3600, description="Time between two uploads while all is well, seconds.")
+    ] = 30.0
+    batch_rows: Annotated[int, Meta(ge=1, le=100_000, description="Most records in one upload.")] = 2_000
+    batch_kib: Annotated[
+        int, Meta(ge=1, le=65_536, description="Most payload in one upload before compression, KiB.")
+    ] = 1_000
+    timeout_s: Annotated[
+        float, Meta(gt=0, le=300, description="How long an upload may stay without an answer, seconds.")
+    ] = 30.0
+    grace_s: Annotated[
+        float, Meta(ge=0, le=600, description="How long a stopping agent tries to deliver the rest, seconds.")
+    ] = 20.0
+    month_zone: Annotated[
+        str, Meta(description="Time zone of the billing month; intervals are cut at its month edges.")
+    ] = "UTC"
+    accounting: Annotated[
+        bool,
+        Meta(
+            description="Switch the driver's accounting mode on: busy time per process that misses nothing. "
+            "It concerns the whole host, stays on, and needs CAP_SYS_ADMIN."
+        ),
+    ] = False
+    privilege: Annotated[
+        PrivilegeLevel,
+        Meta(
+            description="What was granted on Kubernetes: allocation (the kubelet's word and the devices), process (the "
+            "host's processes too: hostPID), profiling (the driver's profiling counters too)."
+        ),
+    ] = "allocation"
+    gpu_sharing: Annotated[
+        str,
+        Meta(
+            description="Sharing systems of this node, separated by commas: kai (KAI's and Run:ai's reservation "
+            "pods), hami (HAMi's virtual devices); empty: pods hold what the kubelet says."
+        ),
+    ] = KAI
+    kubelet_socket: Annotated[
+        str, Meta(description="The kubelet's PodResources socket; mount its folder, since the socket is made anew.")
+    ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    api_url: Annotated[
+        str, Meta(description="URL of the API server; empty: the one of this cluster; off: it is not asked.")
+    ] = ""
+    api_token_file: Annotated[
+        str, Meta(description="File with the token for api_url, read again when it changes; empty: none is sent.")
+    ] = ""
+    api_ca_file: Annotated[str, Meta(description="PEM file of the authorities of api_url; empty: the system's.")] = ""
+    pod_labels: Annotated[
+        str, Meta(description="Labels of pods that are sent on, separated by commas; `*` stands for anything.")
+    ] = "team,project,cost-center,app.kubernetes.io/*,kai.scheduler/*,kueue.x-k8s.io/*"
+    release_s: Annotated[
+        float, Meta(gt=0, le=86_400, description="How long SIGUSR1 lets go of the driver, seconds.")
+    ] = 60.0
+    standalone: Annotated[
+        bool, Meta(description="Without Kubernetes: holders are Slurm steps, containers and processes.")
+    ] = False
+    simulated: Annotated[str, Meta(description="Scenario file of a simulated node, instead of NVML.")] = ""
+    pods: Annotated[str, Meta(description="YAML file that says which pods hold which GPUs of this node.")] = ""
+    proc: Annotated[str, Meta(description="Where the host's process table is mounted.")] = "/proc"
+    pod_logs: Annotated[
+        str, Meta(description="Where the kubelet's log folders are mounted: they say what a pod is called.")
+    ] = "/var/log/pods"
+    release_file: Annotated[
+        str, Meta(description="While this file exists the driver is let go, so that MIG can be reconfigured.")
+    ] = ""
+    hpc_jobs: Annotated[
+        str, Meta(description="Folder that says which jobs hold which GPUs, as dcgm-exporter reads it; empty: none.")
+    ] = ""
+    dcgm_url: Annotated[
+        str,
+        Meta(
+            description="Metrics page of this node's dcgm-exporter, http://HOST:9400/metrics, for what NVML does not "
+            "show; empty: none."
+        ),
+    ] = ""
+    dcgm_names: Annotated[
+        bool, Meta(description="Show a subset of the metrics under dcgm-exporter's names too, each pod its own share.")
+    ] = False
+    listen: Annotated[str, Meta(description="Address of /metrics and /livez.")] = "0.0.0.0"  # noqa: S104 - a scraper comes from elsewhere
+    port: Annotated[int, Meta(ge=0, le=65_535, description="Port of /metrics and /livez; 0: any free one.")] = 9401
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Least level of what is logged.")
+    ] = "info"
+
+    @property
+    def sharing_systems(self) -> frozenset[str]:
+        """Of `gpu_sharing`."""
+        return frozenset(listed(self.gpu_sharing))
+
+    @property
+    def sees_processes(self) -> bool:
+        """Whether the driver's process numbers mean something here."""
+        return not self.on_kubernetes or self.privilege != "allocation"
+
+    @property
+    def on_kubernetes(self) -> bool:
+        """Whether the kubelet says who holds what: where nothing else was chosen."""
+        return not (self.standalone or self.pods or self.hpc_jobs or self.simulated)
+
+    def node_name(self, environ: Mapping[str, str]) -> str:
+        """`node`, else what Kubernetes or the host calls this machine."""
+        return self.node or environ.get("NODE_NAME", "") or socket.gethostname()
+
+    def spool_path(self, environ: Mapping[str, str], *, root: bool) -> Path:
+        """The outbox file. root: whether the agent runs as root."""
+        if self.spool:
+            return Path(self.spool) / "outbox.sqlite"
+        if root:
+            return Path("/var/lib/gputally/outbox.sqlite")
+        state = environ.get("XDG_STATE_HOME") or f"{environ.get('HOME', '.')}/.local/state"
+        return Path(state) / "gputally" / "outbox.sqlite"
+
+
+def names() -> tuple[str, ...]:
+    return Settings.__struct_fields__
+
+
+def kind(name: str) -> Any:
+    """The annotated type of one setting."""
+    return _types(annotated=True)[name]
+
+
+def description(name: str) -> str:
+    return next(m.description for m in kind(name).__metadata__ if isinstance(m, Meta)) or ""
+
+
+def is_switch(name: str) -> bool:
+    """Whether the flag takes no value."""
+    return bool(_types()[name] is bool)
+
+
+def metavar(name: str) -> str:
+    """What --help shows for the value."""
+    return {"int": "N", "float": "SECONDS"}.get(_types()[name].__name__, "TEXT")
+
+
+@cache
+def _types(*, annotated: bool = False) -> Mapping[str, Any]:
+    """Of all settings: evaluating them takes as long as all else that a start does with its arguments."""
+    return get_type_hints(Settings, include_extras=annotated)
+
+
+def load(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:
+    """Merge the layers. `flags` maps setting names to what was given. Raises SettingsError, one line per fault."""
+    values: dict[str, object] = {}
+    places: dict[str, str] = {}
+    faults: list[str] = []
+
+    def take(place: str, name: str, value: object, *, strict: bool) -> None:
+        try:
+            values[name] = msgspec.convert(value, kind(name), strict=strict)
+            places[name] = place
+        except msgspec.ValidationError as error:
+            faults.append(f"{place}: {name}: {str(error).removesuffix(' - at `$`')}")
+
+    for place, name, value in _file_layer(config, faults):
+        take(place, name, value, strict=True)
+    for variable in sorted(environ):
+        if variable.startswith(ENV_PREFIX):
+            name = variable.removeprefix(ENV_PREFIX).lower()
+            if name in names():
+                take(variable, name, environ[variable], strict=False)
+            else:
+                faults.append(f"{variable}: no such setting")
+    for name, value in flags.items():
+        take(flag(name), name, value, strict=False)
+    faults += _contradictions(values, places)
+    if faults:
+        raise SettingsError("\n".join(faults))
+    return msgspec.convert(values, Settings)
+
+
+def flag(name: str) -> str:
+    """`interval_s` is `--interval`: units are left to the description."""
+    return "--" + name.removesuffix("_s").replace("_", "-")
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The parts of a list that is written with commas."""
+    return tuple(part for part in (part.strip() for part in text.split(",")) if part)
+
+
+def render(settings: Settings) -> str:
+    """The settings in force as a YAML file, each under its description."""
+    lines: list[str] = []
+    for name in names():
+        value = msgspec.json.encode(getattr(settings, name)).decode()  # JSON scalars are YAML scalars
+        lines += [f"# {description(name)}", f"{name}: {value}"]
+    return "\n".join(lines) + "\n"
+
+
+def _file_layer(config: Path | None, faults: list[str]) -> list[tuple[str, str, object]]:
+    if config is None:
+        return []
+    try:
+        document = yaml_file.read(config)
+    except yaml_file.FileFault as fault:
+        faults += fault.faults
+        return []
+    if document.data is None:
+        return []
+    if not isinstance(document.data, dict):
+        faults.append(f"{document.place(())}: expected settings as `name: value`")
+        return []
+    found: list[tuple[str, str, object]] = []
+    for key, value in document.data.items():
+        if key in names():
+            found.append((document.place((key,)), key, value))
+        else:
+            faults.append(f"{document.place((str(key),))}: unknown setting {key!r}")
+    return found
+
+
+def _contradictions(values: Mapping[str, object], places: Mapping[str, str]) -> list[str]:
+    """What no single bound can say."""
+    faults: list[str] = []
+    interval = values.get("interval_s")
+    if isinstance(interval, int) and _BUCKET_S % interval:
+        faults.append(f"{places['interval_s']}: interval_s: {interval} does not divide {_BUCKET_S}")
+    zone = values.get("month_zone")
+    if isinstance(zone, str):
+        try:
+            ZoneInfo(zone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            faults.append(f"{places['month_zone']}: month_zone: unknown time zone {zone!r}")
+    sharing = values.get("gpu_sharing")
+    if isinstance(sharing, str) and (unknown := sorted(set(listed(sharing)) - SYSTEMS)):
+        faults.append(
+            f"{places['gpu_sharing']}: gpu_sharing: unknown sharing system {unknown[0]!r}; known are "
+            + ", ".join(sorted(SYSTEMS))
+        )
+    chosen = [name for name in ("standalone", "simulated", "pods", "hpc_jobs") if values.get(name)]
+    if len(chosen) > 1:
+        faults.append(f"{places[chosen[1]]}: {chosen[1]}: cannot be combined with {chosen[0]}")
+    if bool(values.get("client_cert")) != bool(values.get("client_key")):
+        given = "client_cert" if values.get("client_cert") else "client_key"
+        faults.append(f"{places[given]}: {given}: client_cert and client_key go together")
+    if values.get("accounting") and not chosen and values.get("privilege", "allocation") == "allocation":
+        faults.append(f"{places['accounting']}: accounting: needs privilege process or profiling")
+    return faults
+
+
+_BUSY = ("pod-busy-on-shared-gpus", "how busy each pod is on a GPU that several share")
+_MEMORY = ("pod-memory-on-shared-gpus", "how much memory each pod uses on a GPU that several share")
+_STRANGERS = ("processes-outside-kubernetes", "who uses a GPU without having been given it")
+_MIG = ("mig-utilisation", "how busy MIG instances are, unless a DCGM exporter says so")
+_ALL = (_BUSY, _MEMORY, _STRANGERS, _MIG)
+
+_UNSEEN: dict[PrivilegeLevel, tuple[tuple[str, str], ...]] = {
+    "allocation": _ALL,
+    "process": (_MIG,),
+    "profiling": (),
+}
+
+
+def unseen(level: PrivilegeLevel, devices: Sequence[DeviceReading] = ()) -> tuple[str, ...]:
+    """What cannot be seen at `level`, as labels, and where there are devices, what is not seen of them."""
+    hidden = {label for label, _ in _UNSEEN[level]}
+    instances = [instance for device in devices for instance in device.instances]
+    if instances:
+        hidden.discard(_MIG[0])
+        if any(isinstance(instance.busy_us, Unavailable) for instance in instances):
+            hidden.add(_MIG[0])
+    for device in devices:
+        if device.unlisted:
+            hidden |= {_BUSY[0], _MEMORY[0], _STRANGERS[0]}
+        if any(isinstance(holder.busy_us, Unavailable) and holder.busy_us != SOLE for holder in device.holders):
+            hidden.add(_BUSY[0])
+        if any(isinstance(holder.memory_mib, Unavailable) for holder in device.holders):
+            hidden.add(_MEMORY[0])
+    return tuple(label for label, _ in _ALL if label in hidden)
+
+
+def explained(level: PrivilegeLevel) -> str:
+    """The same in words, for the log."""
+    return "; ".join(text for _, text in _UNSEEN[level]) or "nothing"

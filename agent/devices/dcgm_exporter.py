@@ -1,0 +1,286 @@
+"""Reads a dcgm-exporter on this node for figures that NVML does not show on this GPU.
+
+That is multiprocessor and tensor activity, and how busy MIG instances are, on GPUs before Hopper. Whatever
+NVML showed stays, and what it showed once is never filled: the two count from different origins. The
+exporter's figures are averages it renews now and then (every 30 s by default): they are integrated over time
+here like any gauge, and unknown once they are too old. Fetched on a thread of its own, bounded in size and
+time, with a pause after repeated failures.
+
+Only (GPU uuid, GPU instance) -> value is taken. Its pod labels say who held the device at another moment and
+are never looked at. A device that several pods share is listed several times there, partly as copies of the
+whole and partly as shares: the largest value is the device's. Pure: no exception escapes but ValueError
+for text that is no exposition.
+
+Source of names and units: dcgm-exporter, etc/default-counters.csv; DCGM 4.6, dcgm_fields.h (renames).
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import math
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Literal, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from agent.core.errors import SettingsError
+from agent.core.readings import DeviceReading, InstanceReading, Reading, Snapshot, Unavailable
+from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_SECOND, US_PER_MS
+
+Field = Literal["busy", "sm_active", "tensor_active"]
+Place = tuple[str, int | None]
+"""(GPU uuid, id of the GPU instance or None for the whole device)."""
+Ratios = Mapping[Place, Mapping[Field, float]]
+"""Ratios from 0 to 1 of the device or of the instance itself."""
+
+_FIELDS: Mapping[str, Field] = {
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": "busy",
+    "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO": "busy",
+    "DCGM_FI_DEV_GPU_UTIL": "busy",
+    "DCGM_FI_DEV_GPU_UTIL_RATIO": "busy",
+    "DCGM_FI_PROF_SM_ACTIVE": "sm_active",
+    "DCGM_FI_PROF_SM_UTIL_RATIO": "sm_active",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "tensor_active",
+    "DCGM_FI_PROF_TENSOR_UTIL_RATIO": "tensor_active",
+}
+_PERCENT_FIELDS = frozenset({"DCGM_FI_DEV_GPU_UTIL"})
+_OVERSHOOT = 2.0
+"""A ratio of an instance is read as high as 1.3 (NVIDIA/DCGM issue 152); beyond this it is a percentage."""
+_PERCENT = 100
+_INSTANCE = re.compile(r"[0-9]{1,4}")
+
+
+def read(text: str) -> Ratios:
+    """Parse an exposition. Raises ValueError where it is none; samples that make no sense are left out."""
+    found: dict[Place, dict[Field, float]] = {}
+    try:
+        samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    except Exception as error:  # the parser raises whatever its string handling runs into
+        raise ValueError(f"not a Prometheus exposition: {error}") from error
+    for place, field, ratio in _ratios(samples):
+        values = found.setdefault(place, {})
+        values[field] = max(values.get(field, 0.0), ratio)
+    return found
+
+
+def _ratios(samples: Iterable[Sample]) -> Iterable[tuple[Place, Field, float]]:
+    for sample in samples:
+        field = _FIELDS.get(sample.name)
+        uuid = sample.labels.get("UUID") or sample.labels.get("uuid")
+        if field is None or not uuid:
+            continue
+        value = sample.value
+        if not math.isfinite(value) or value < 0:
+            continue
+        percent = sample.name in _PERCENT_FIELDS or value > _OVERSHOOT
+        ratio = value / _PERCENT if percent else value
+        if ratio > _OVERSHOOT:  # one of DCGM's codes for "no value", which are huge numbers
+            continue
+        instance = sample.labels.get("GPU_I_ID", "")
+        if not instance:
+            yield (uuid, None), field, min(ratio, 1.0)
+        elif _INSTANCE.fullmatch(instance):
+            yield (uuid, int(instance)), field, min(ratio, 1.0)
+
+
+log = logging.getLogger("agent.devices.dcgm_exporter")
+
+PERIOD_MS = 10 * MS_PER_SECOND
+PAUSE_MS = 30 * MS_PER_SECOND
+FAILURES_BEFORE_PAUSE = 3
+MAX_AGE_MS = 90 * MS_PER_SECOND
+"""Three of the exporter's own default periods."""
+MAX_BYTES = 8 * 1024 * 1024
+TIMEOUT_S = 2.0
+_PPM = 1_000_000
+_BOUNDS: tuple[Field, ...] = ("busy", "sm_active")
+
+Fetch = Callable[[], str]
+"""One scrape; raises OSError, http.client.HTTPException or ValueError."""
+
+
+class Inner(Protocol):
+    """The source whose snapshots are filled."""
+
+    def snapshot(self, at_ms: int) -> Snapshot: ...
+
+    def close(self) -> None: ...
+
+
+def fetch_from(url: str) -> Fetch:
+    """Scrapes an exporter. Raises SettingsError for anything but a plain http:// address."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise SettingsError(f"dcgm_url: expected http://HOST:PORT/metrics, got {url!r}")
+    host, port, path = parts.hostname, parts.port or 80, parts.path or "/metrics"
+
+    def fetch() -> str:
+        connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+        try:
+            connection.request("GET", path, headers={"Accept": "text/plain"})
+            answer = connection.getresponse()
+            body = answer.read(MAX_BYTES + 1)
+        finally:
+            connection.close()
+        if answer.status != http.client.OK:
+            raise ValueError(f"HTTP {answer.status}")
+        if len(body) > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES} bytes")
+        return body.decode("utf-8", "replace")
+
+    return fetch
+
+
+class Exporter:
+    """The newest figures of one dcgm-exporter. `refresh` is one bounded step; `start` repeats it on a thread."""
+
+    def __init__(self, fetch: Fetch, clock: Clock) -> None:
+        self._fetch = fetch
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ratios: Ratios = {}
+        self._read_ms: int | None = None
+        self._failure = "not read yet"
+        self._took_ms = 0
+        self._failures = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def refresh(self) -> int:
+        """Scrape once; the milliseconds to wait before the next time."""
+        began_ms = self._clock.monotonic_ms()
+        try:
+            ratios = read(self._fetch())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._failures += 1
+            failure = f"{type(error).__name__}: {error}"[:200]
+            if self._failures == 1:
+                log.warning("dcgm-exporter does not answer", extra={"reason": failure})
+            with self._lock:
+                self._failure = failure
+            return PAUSE_MS if self._failures >= FAILURES_BEFORE_PAUSE else PERIOD_MS
+        with self._lock:
+            self._ratios, self._read_ms, self._failure = ratios, self._clock.monotonic_ms(), ""
+            self._took_ms = self._read_ms - began_ms
+        self._failures = 0
+        return PERIOD_MS
+
+    def latest(self) -> tuple[Ratios, str, int]:
+        """What the exporter said last, nothing once that is too old; why its last answer failed; and how many
+        milliseconds its last good one took."""
+        with self._lock:
+            fresh = self._read_ms is not None and self._clock.monotonic_ms() - self._read_ms <= MAX_AGE_MS
+            return (self._ratios if fresh else {}), self._failure, self._took_ms
+
+    def start(self) -> None:
+        """Scrape until `close`."""
+        self._thread = threading.Thread(target=self._run, name="dcgm", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread; it may still be inside its last scrape."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=TIMEOUT_S)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._clock.wait(self.refresh() / MS_PER_SECOND, self._stop)
+
+
+class WithDcgm:
+    """`agent.main_loop.Source`: another source's snapshots, filled."""
+
+    def __init__(self, inner: Inner, exporter: Exporter) -> None:
+        self._inner = inner
+        self._exporter = exporter
+        self._sums: dict[tuple[Place, Field], int] = {}
+        self._shown: set[tuple[Place, Field]] = set()
+        """What NVML showed at least once."""
+        self._at_ms: int | None = None
+
+    def snapshot(self, at_ms: int) -> Snapshot:
+        """Raises what the inner source raises."""
+        snapshot = self._inner.snapshot(at_ms)
+        ratios, failure, took_ms = self._exporter.latest()
+        elapsed_us = 0 if self._at_ms is None else max(at_ms - self._at_ms, 0) * US_PER_MS
+        self._at_ms = at_ms
+        ratios = {place: _bounded(place, values) for place, values in ratios.items()}
+        for place, values in ratios.items():
+            for field, ratio in values.items():
+                key = place, field
+                self._sums[key] = self._sums.get(key, 0) + round(ratio * _PPM) * elapsed_us
+        devices = tuple(self._filled(device, ratios) for device in snapshot.devices)
+        sources, took = (*snapshot.sources, ("dcgm", failure)), (*snapshot.took_ms, ("dcgm", took_ms))
+        return replace(snapshot, devices=devices, sources=sources, took_ms=took)
+
+    def close(self) -> None:
+        """Let go of the exporter and of the inner source."""
+        self._exporter.close()
+        self._inner.close()
+
+    def _filled(self, device: DeviceReading, ratios: Ratios) -> DeviceReading:
+        gpu = device.gpu
+        if device.health != "ok" or not any(uuid == gpu.uuid for uuid, _ in ratios):
+            return device
+        if not gpu.mig_enabled:
+            place = gpu.uuid, None
+            by_dcgm = self._is_missing(device.busy_us, place, "busy", ratios)
+            return msgspec.structs.replace(
+                device,
+                busy_us=self._or(device.busy_us, place, "busy", ratios),
+                sm_active_us=self._or(device.sm_active_us, place, "sm_active", ratios),
+                tensor_active_us=self._or(device.tensor_active_us, place, "tensor_active", ratios),
+                method="dcgm" if by_dcgm and device.method == "device" else device.method,
+            )
+        return msgspec.structs.replace(
+            device, instances=tuple(self._instance(device, i, ratios) for i in device.instances)
+        )
+
+    def _instance(self, device: DeviceReading, instance: InstanceReading, ratios: Ratios) -> InstanceReading:
+        """A GPU instance cut into several compute instances has one figure for all of them: it says nothing."""
+        gpu = device.gpu
+        mig = next((m for m in gpu.mig if m.uuid == instance.mig_uuid), None)
+        if mig is None or sum(m.gi == mig.gi for m in gpu.mig) > 1:
+            return instance
+        place = gpu.uuid, mig.gi
+        part = mig.compute, gpu.compute_slices
+        filled = instance
+        if self._is_missing(instance.busy_us, place, "busy", ratios):
+            filled = msgspec.structs.replace(instance, busy_us=self._sum(place, "busy", *part), method="dcgm")
+        return msgspec.structs.replace(
+            filled,
+            sm_active_us=self._or(instance.sm_active_us, place, "sm_active", ratios, *part),
+            tensor_active_us=self._or(instance.tensor_active_us, place, "tensor_active", ratios, *part),
+        )
+
+    def _or(self, known: Reading, place: Place, field: Field, ratios: Ratios, compute: int = 1, of: int = 1) -> Reading:
+        return self._sum(place, field, compute, of) if self._is_missing(known, place, field, ratios) else known
+
+    def _is_missing(self, known: Reading, place: Place, field: Field, ratios: Ratios) -> bool:
+        """Whether NVML does not show it, and never did, and the exporter does. What NVML ought to tell and refuses is
+        unknown: an exporter beside the same driver may show what it read before."""
+        if isinstance(known, Unavailable):
+            if known.refused:
+                return False
+        else:
+            self._shown.add((place, field))
+        return (place, field) not in self._shown and field in ratios.get(place, {})
+
+    def _sum(self, place: Place, field: Field, compute: int, of: int) -> int:
+        return self._sums[place, field] * compute // (_PPM * of)
+
+
+def _bounded(place: Place, values: Mapping[Field, float]) -> Mapping[Field, float]:
+    """An instance's engine ratio tops out at one slice of several (NVIDIA/DCGM issue 138): where more
+    multiprocessors than that were active, theirs is the better lower bound of how busy it was."""
+    known = [values[field] for field in _BOUNDS if field in values]
+    return {**values, "busy": max(known)} if place[1] is not None and known else values

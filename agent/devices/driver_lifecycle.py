@@ -1,0 +1,399 @@
+"""Opens and closes the driver, finds GPUs again after a reset, releases the driver on request, and restarts the agent
+after a driver upgrade.
+
+A machine without a driver is a fact, not an error: it is asked again every 30 s to 5 min. One lost GPU
+leaves the others alone, and so does one whose driver call hangs; a library that lost its footing is started
+again, and what that does not mend while others answer is one GPU's own affair. The driver is let go while
+anybody asks for it, because neither MIG nor the driver itself can be changed while it is held. GPUs once seen
+stay listed, unread, until they answer again: that time is known to be unknown.
+
+SIGUSR1 is for whoever reconfigures a machine by hand or by a script of their own, without labels and without
+access to the spool folder: the driver is free with the next sample and is taken again by itself, so that a
+forgotten signal does not end the metering.
+
+The library that fits the old driver stays mapped, so nothing but a new process can go on: same program, same
+arguments, same process number, same spool; the meter goes on where it closed. Should even that one find
+the library that does not fit (in a container the new one is only there after the container was started again),
+it ends, and its supervisor does the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from agent.core.errors import DriverReplaced
+from agent.core.readings import DeviceReading, Gpu, Snapshot
+from agent.devices.gpu_device import Access, Device, total_mib
+from agent.devices.gpu_health import Events
+from agent.devices.nvml_library import Driver, Fault, Lost, Refused, Restart, Stuck, Watchdog
+from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
+
+log = logging.getLogger("agent.devices.driver_lifecycle")
+
+RETRY_MIN_MS = 30 * MS_PER_SECOND
+RETRY_MAX_MS = 5 * MS_PER_MINUTE
+REVIVE_MS = MS_PER_MINUTE
+HANG_S = 5.0
+"""How long one GPU may take to answer everything; the slowest known part, a MIG lookup, takes under one."""
+LIBRARY_HANG_S = 60.0
+"""How long the library may take to start: without persistence mode it wakes every GPU."""
+SET_BACK_MS = 250
+"""A wall clock that lost more than this between two readings was set back; less comes of disciplining it."""
+_NO_ANSWER = "the driver does not answer"
+_LIBRARY, _EVENTS = "library", "events"
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """One reading of the machine. failure: why nothing could be read ("" = the driver answered).
+    events_failure: why errors that the driver reports may be missing ("": they are all here)."""
+
+    devices: tuple[DeviceReading, ...]
+    failure: str
+    events_failure: str = ""
+
+
+class Gpus:
+    """See the module's text. One thread only, but for `release` and `reacquire`.
+
+    restarted: this process was begun because the driver was replaced under the one before it; should the
+    library not fit the driver even now, only a new container or machine image can help.
+    hang_s: see HANG_S. clock: the system's, by which the driver dates its samples, and GPM's are dated."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        release_file: Path | None = None,
+        *,
+        access: Access | None = None,
+        restarted: bool = False,
+        hang_s: float = HANG_S,
+        clock: Clock | None = None,
+    ) -> None:
+        self._driver = driver
+        self._release_file = release_file
+        self._access = access or Access()
+        self._events = Events(driver)
+        self._watchdog = Watchdog()
+        self._hang_s = hang_s
+        self._clock = clock
+        self._line_ms: int | None = None
+        """Wall time less monotonic time at the last reading."""
+        self._up = False
+        self._was_up = restarted
+        self._failure = ""
+        self._retry_ms = RETRY_MIN_MS
+        self._next_try_ms = 0
+        self._revive_at_ms = self._search_at_ms = 0
+        self._passed_over: list[Fault] = []
+        """What kept the last start from taking GPUs up: another one may."""
+        self._silent: dict[str, str] = {}
+        self._restarted_ms: dict[str, int] = {}
+        """When the library was last started again for the sake of a group of calls."""
+        self._devices: dict[str, Device] = {}
+        self._origin = ""
+        self._attempt: object = None
+        self._released: set[str] = set()
+
+    def release(self, why: str) -> None:
+        """Let go of the driver with the next reading and leave it alone until `reacquire(why)`.
+
+        Whoever asks is told apart by `why`, which is shown as the reason: the driver is taken again when
+        all of them have withdrawn. May be called from any thread."""
+        self._released.add(why)
+
+    def reacquire(self, why: str) -> None:
+        """Withdraw a release. May be called from any thread."""
+        self._released.discard(why)
+
+    def look_again(self) -> None:
+        """Somebody named a device that is not known: look for MIG instances sooner than by itself."""
+        for device in self._devices.values():
+            device.look_again()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no driver is held at the moment."""
+        return not self._up
+
+    def read(self, at_ms: int) -> Scan:
+        """Everything now. Raises agent.core.errors.DriverReplaced when only a new process can go on."""
+        self._origin = self._origin or str(at_ms)
+        if self._was_set_back():
+            log.warning("the system clock was set back: samples of the driver count from here on")
+            for device in self._devices.values():
+                device.clock_set_back()
+        released = self._release_reason()
+        if released:
+            self._stop(forget=True)
+            self._failure, self._next_try_ms = released, at_ms
+            return self._blind()
+        if not self._up and (at_ms < self._next_try_ms or not self._start(at_ms)):
+            return self._blind()
+        try:
+            return self._scan(at_ms)
+        except Fault as fault:
+            log.warning("NVML is started again", extra={"reason": str(fault)})
+            self._failure, self._next_try_ms = str(fault), at_ms
+            self._stop(forget=True)
+            return self._blind()
+
+    def _was_set_back(self) -> bool:
+        if self._clock is None:
+            return False
+        before_ms = self._line_ms
+        self._line_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
+        return before_ms is not None and self._line_ms < before_ms - SET_BACK_MS
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        self._stop(forget=True)
+        self._watchdog.close()
+
+    def _release_reason(self) -> str:
+        reasons = sorted(self._released)  # a copy: others add to it meanwhile
+        if reasons:
+            return f"released: {reasons[0]}"
+        wanted = self._release_file is not None and self._release_file.exists()
+        return "released on request" if wanted else ""
+
+    # --- the library -----------------------------------------------------------------------------
+
+    def _start(self, at_ms: int) -> bool:
+        try:
+            self._attempt = attempt = object()
+            found = self._watchdog.call(_LIBRARY, self._library_s, partial(self._bring_up, attempt))
+            self._up = True
+            for handle, gpu in found:
+                device = self._devices.get(gpu.uuid)
+                if device is None:
+                    device = Device(self._driver, self._events, gpu, self._origin, self._access, self._clock)
+                    self._devices[gpu.uuid] = device
+                self._watchdog.call(gpu.uuid, self._hang_s, partial(device.open, handle, gpu))
+            opened = {gpu.uuid for _, gpu in found}
+            for uuid in self._devices.keys() - opened:
+                self._devices[uuid].miss(self._passed_over)
+        except (Fault, DriverReplaced, Stuck) as fault:
+            if isinstance(fault, DriverReplaced) and self._was_up:
+                raise  # a fresh process would only find the same library: there it is one more way of no driver
+            self._attempt = None
+            reason = _NO_ANSWER if isinstance(fault, Stuck) else str(fault)
+            if self._failure != reason:
+                log.warning("no NVIDIA driver answers; asking again later", extra={"reason": reason})
+            self._failure = reason
+            self._stop(forget=True)
+            self._next_try_ms = at_ms + self._retry_ms
+            self._retry_ms = min(self._retry_ms * 2, RETRY_MAX_MS)
+            return False
+        log.info("NVML answers", extra={"gpus": len(self._devices)})
+        self._failure, self._retry_ms, self._was_up = "", RETRY_MIN_MS, True
+        self._revive_at_ms, self._search_at_ms = at_ms + REVIVE_MS, at_ms + RETRY_MAX_MS
+        return True
+
+    def _bring_up(self, attempt: object) -> list[tuple[Any, Gpu]]:
+        """Start the library and see what there is. An attempt that was given up undoes itself."""
+        self._driver.call("nvmlInit")
+        if self._attempt is not attempt:
+            self._driver.call("nvmlShutdown")
+            return []
+        try:
+            return self._enumerate()
+        except (Fault, DriverReplaced):
+            self._driver.call("nvmlShutdown")
+            raise
+
+    def _stop(self, *, forget: bool) -> None:
+        """Shut the library down. Under a call that hangs that would hang too: then it is tried again later."""
+        if not self._up:
+            return
+        if self._watchdog.stuck:
+            log.warning("NVML cannot be let go: a call hangs in the driver")
+            return
+        try:
+            self._watchdog.call(_LIBRARY, self._library_s, partial(self._shut_down, forget=forget))
+        except (Fault, DriverReplaced, Stuck) as fault:
+            log.info("NVML did not shut down", extra={"reason": str(fault)})
+        self._up = False
+
+    def _shut_down(self, *, forget: bool) -> None:
+        for device in self._devices.values():
+            device.close(forget=forget)
+        self._events.close()
+        self._driver.call("nvmlShutdown")
+
+    @property
+    def _library_s(self) -> float:
+        return LIBRARY_HANG_S / HANG_S * self._hang_s
+
+    def _enumerate(self) -> list[tuple[Any, Gpu]]:
+        """Every GPU that can be opened and names itself. One that cannot leaves the others alone: if it was seen
+        before it stays listed, without a handle. Raises Fault, DriverReplaced."""
+        version = self._text("nvmlSystemGetDriverVersion")
+        found: list[tuple[Any, Gpu]] = []
+        self._passed_over = []
+        for index in range(self._driver.call("nvmlDeviceGetCount")):
+            try:
+                handle = self._driver.call("nvmlDeviceGetHandleByIndex", index)
+                found.append((handle, self._describe(handle, index, version)))
+            except Fault as fault:
+                log.warning("a GPU cannot be read", extra={"index": index, "reason": str(fault)})
+                self._passed_over.append(fault)
+        if not found and self._passed_over and not isinstance(self._passed_over[-1], Lost):
+            raise self._passed_over[-1]
+        return found
+
+    def _describe(self, handle: Any, index: int, version: str) -> Gpu:
+        """What a GPU is. What it refuses to tell stays what it told before. Raises Refused where it has no name."""
+        uuid = str(self._driver.call("nvmlDeviceGetUUID", handle))
+        known = self._devices[uuid].gpu if uuid in self._devices else None
+        model = self._text("nvmlDeviceGetName", handle) or (known.model if known else "")
+        if not model:
+            model = str(self._driver.call("nvmlDeviceGetName", handle))
+        size = total_mib(self._driver, handle)
+        minor = self._driver.figure("nvmlDeviceGetMinorNumber", handle)
+        return Gpu(
+            uuid=uuid,
+            index=index,
+            model=model,
+            memory_mib=size if isinstance(size, int) else known.memory_mib if known else None,
+            pci_bus_id=self._pci_bus_id(handle) or (known.pci_bus_id if known else ""),
+            driver_version=version or (known.driver_version if known else ""),
+            minor=minor if isinstance(minor, int) else known.minor if known else None,
+        )
+
+    def _text(self, name: str, *arguments: Any) -> str:
+        """ "" where the driver does not tell."""
+        try:
+            return str(self._driver.call(name, *arguments))
+        except Refused:
+            return ""
+
+    def _pci_bus_id(self, handle: Any) -> str:
+        try:
+            bus_id = self._driver.call("nvmlDeviceGetPciInfo", handle).busId
+        except Refused:
+            return ""
+        return bus_id.decode() if isinstance(bus_id, bytes) else str(bus_id)
+
+    # --- the devices -----------------------------------------------------------------------------
+
+    def _scan(self, at_ms: int) -> Scan:
+        devices = self._ordered()
+        calls: list[tuple[str, Callable[[], DeviceReading | None]]] = [(_EVENTS, partial(self._events.poll, at_ms))]
+        calls += [(device.gpu.uuid, partial(device.read, at_ms)) for device in devices]
+        heard, *outcomes = self._watchdog.run(calls, self._hang_s)
+        answered = any(not isinstance(outcome, Exception) for outcome in outcomes)
+        for (group, _), outcome in zip(calls, (heard, *outcomes), strict=True):
+            if not isinstance(outcome, Exception) or isinstance(outcome, (Lost, Stuck)):
+                continue
+            if not (answered and self._stays(group, outcome, at_ms)):
+                raise outcome
+        readings: list[DeviceReading] = []
+        lost = False
+        for device, outcome in zip(devices, outcomes, strict=True):
+            reason = (
+                _NO_ANSWER if isinstance(outcome, Stuck) else str(outcome) if isinstance(outcome, Exception) else ""
+            )
+            self._say(device.gpu, reason)
+            lost = lost or isinstance(outcome, Lost)
+            if isinstance(outcome, Exception) or outcome is None:
+                readings.append(device.unread(reason or _NO_ANSWER, lost=isinstance(outcome, Lost)))
+            else:
+                readings.append(outcome)
+        revive = at_ms >= (self._revive_at_ms if lost else self._search_at_ms)
+        if (lost or self._passed_over) and revive and not self._watchdog.stuck:
+            self._stop(forget=False)  # a GPU that was reset answers only after a new start
+            self._start(at_ms)
+        return Scan(tuple(r for d, r in zip(devices, readings, strict=True) if d.known), "", self._events.failure)
+
+    def _say(self, gpu: Gpu, reason: str) -> None:
+        """That a GPU does not answer any more ("": it does again), once."""
+        if reason == self._silent.get(gpu.uuid, ""):
+            return
+        self._silent[gpu.uuid] = reason
+        if reason:
+            log.warning("a GPU does not answer", extra={"uuid": gpu.uuid, "index": gpu.index, "reason": reason})
+        else:
+            log.info("a GPU answers again", extra={"uuid": gpu.uuid, "index": gpu.index})
+
+    def _stays(self, group: str, fault: Exception, at_ms: int) -> bool:
+        """Whether the library was started again for this group lately: once more would not mend it either."""
+        if not isinstance(fault, Restart):
+            return False
+        if at_ms - self._restarted_ms.get(group, at_ms - RETRY_MAX_MS) < RETRY_MAX_MS:
+            return True
+        self._restarted_ms[group] = at_ms
+        return False
+
+    def _blind(self) -> Scan:
+        return Scan(tuple(device.unread(self._failure) for device in self._ordered() if device.known), self._failure)
+
+    def _ordered(self) -> list[Device]:
+        return sorted(self._devices.values(), key=lambda device: (device.gpu.index, device.gpu.uuid))
+
+
+BY_SIGNAL = "signal"
+
+
+class Holding(Protocol):
+    """A source that holds the driver: `agent.holders.node_source.NodeSource`."""
+
+    def snapshot(self, at_ms: int) -> Snapshot: ...
+    def release(self, why: str) -> None: ...
+    def reacquire(self, why: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Releasable:
+    """`agent.main_loop.Source` around another one. hold_s: how long one request lets go."""
+
+    def __init__(self, source: Holding, clock: Clock, hold_s: float) -> None:
+        self._source = source
+        self._clock = clock
+        self._hold_ms = round(hold_s * MS_PER_SECOND)
+        self._until_ms: int | None = None
+
+    def let_go(self) -> None:
+        """Free the driver with the next sample; a further request starts the time anew. Safe in a signal handler."""
+        self._until_ms = self._clock.monotonic_ms() + self._hold_ms
+        self._source.release(BY_SIGNAL)
+
+    def snapshot(self, at_ms: int) -> Snapshot:
+        """See agent.main_loop.Source."""
+        until_ms = self._until_ms
+        if until_ms is not None and self._clock.monotonic_ms() >= until_ms:
+            self._until_ms = None
+            self._source.reacquire(BY_SIGNAL)
+            log.info("driver taken again after a signal")
+        return self._source.snapshot(at_ms)
+
+    def close(self) -> None:
+        """See agent.main_loop.Source."""
+        self._source.close()
+
+
+RESTARTED = "GPUTALLY_RESTARTED"
+"""Set in the environment of a process that took another one's place."""
+SETTLED_S = 60
+"""A process that lived this long did find a library that fits: the next exchange is another matter."""
+
+
+def was_restarted(environ: MutableMapping[str, str]) -> bool:
+    """Whether this process took another one's place; asked once, so that the next is told anew."""
+    return environ.pop(RESTARTED, "") != ""
+
+
+def restart() -> NoReturn:
+    """Become a fresh process with the same arguments. Raises OSError where the program is gone."""
+    os.environ[RESTARTED] = "1"
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command line

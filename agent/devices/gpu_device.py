@@ -1,0 +1,427 @@
+"""Reads one physical GPU: counters, gauges, MIG instances and processes.
+
+Handles come and go with the library (`open`, `close`); what is known of the GPU stays, and so do counters
+unless the driver may have been restarted. What cannot be read is Unavailable with its reason. It must not
+know who a process belongs to. A reading that fails is its own failure, whatever code it fails with; the GPU is lost,
+the library has to start again or the driver was replaced only where the handle or the count says the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from agent.core.readings import (
+    Condition,
+    DeviceReading,
+    Gpu,
+    InstanceReading,
+    Reading,
+    Recovery,
+    RecoveryAction,
+    Unavailable,
+)
+from agent.devices.gpm_mig_activity import Gpm
+from agent.devices.gpu_health import RECOVERY, Events
+from agent.devices.mig_layout import Instance, MigLayout
+from agent.devices.nvml_library import Driver, Fault, Lost, Refused, Restart
+from agent.devices.utilization import BusyCounter, EnergyCounter, Processes, ProcessSampler
+from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_SECOND
+
+log = logging.getLogger("agent.devices.gpu_device")
+
+CONDITION_EVERY_MS = 10 * MS_PER_SECOND
+"""Clocks, temperature and the like: for people, who do not need them twice a second."""
+_MIB = 1024 * 1024
+_PERCENT = 100
+_GPU_IS_LOST = 15
+_OPEN = "nvmlDeviceGetHandleByIndex"
+_DRIVER_ASKS: dict[int, RecoveryAction] = {
+    1: "reset_gpu", 2: "drain_node", 4: "reset_gpu", 6: "reset_gpu", 7: "drain_node",
+}  # fmt: skip
+"""nvmlDeviceGpuRecoveryAction_t: 1 reset, 2 reboot of the node, 4 drain and reset, 6 reset of the bus, 7 reboot of the
+system. 3 (stop peer-to-peer) and 5 (IMEX domain) leave the GPU itself working."""
+_SAMPLE = ("timeStamp", "sampleValue")
+_NO_MIG_RATE = Unavailable("MIG: no utilisation")
+_SHARED_GI = Unavailable("GPM: shares its GPU instance")
+
+
+_GRACE = re.compile(r"\bG[BH](\d{2,3})\b")
+"""GH200, GB200, GB300, GB10: a GPU beside a Grace CPU."""
+
+
+def total_mib(driver: Driver, handle: Any) -> Reading:
+    """The size of a GPU's memory. A driver that refuses the older function may answer the newer one."""
+    name = "nvmlDeviceGetMemoryInfo"
+    size = driver.figure(name, handle, read=lambda info: int(info.total) // _MIB)
+    if isinstance(size, Unavailable):
+        size = driver.figure(name, handle, driver.constant("nvmlMemory_v2"), read=lambda info: int(info.total) // _MIB)
+    return size or Unavailable(f"{name}: no size")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What the agent may look at. processes: process numbers mean something here (it sees the host's).
+    gpm: the performance counters. enable_accounting: switch accounting mode on, for the whole host."""
+
+    processes: bool = True
+    gpm: bool = True
+    enable_accounting: bool = False
+
+
+class Device:
+    """One GPU. origin: makes this run's counters distinct from those of an earlier run. clock: see
+    agent.devices.gpm_mig_activity."""
+
+    def __init__(
+        self, driver: Driver, events: Events, gpu: Gpu, origin: str, access: Access, clock: Clock | None = None
+    ) -> None:
+        self.gpu = gpu
+        self._driver = driver.another()
+        self._events = events
+        self._origin = origin
+        self._access = access
+        self._epoch = 0
+        self._handle: Any = None
+        self._missing = ""
+        """Why there is no handle, where that does not mean that the GPU is lost."""
+        self._energy = EnergyCounter()
+        self._busy = BusyCounter()
+        self._has_ring = self._ringless = False
+        self._coherent: bool | None = None
+        """Whether the GPU's memory is one with the system's (None: not asked yet)."""
+        self._facts_ms: int | None = None
+        self._mig = MigLayout(self._driver)
+        self._gpm = Gpm(self._driver, clock)
+        self._sampler = ProcessSampler(self._driver, gpu.uuid, enable_accounting=access.enable_accounting)
+        self._clock_set_back = self._sampler_behind = False
+        """What was not told yet that the clock was set back: the ring of samples, the sampler of processes."""
+        self._condition = Condition()
+        self._condition_ms: int | None = None
+        self._row_remap_pending: bool | None = None
+        self._recoveries: tuple[Recovery, ...] = ()
+        self._victims: set[int] | None = None
+        """Processes that ran when a contained memory error was reported and run still; None: not known yet."""
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known how the GPU is cut; before, nothing can be said of who holds how much of it."""
+        return self._mig.known
+
+    def open(self, handle: Any, gpu: Gpu) -> None:
+        """Use a fresh handle of the same GPU."""
+        self._handle = handle
+        self.gpu = replace(
+            gpu, mig=self.gpu.mig, mig_enabled=self.gpu.mig_enabled, compute_slices=self.gpu.compute_slices
+        )
+        self._events.listen(gpu.uuid, handle)
+
+    def miss(self, faults: Sequence[Fault]) -> None:
+        """The library started without this GPU. faults: why GPUs were passed over, without their names: it is lost
+        unless one of them may be there."""
+        there = [fault for fault in faults if not isinstance(fault, Lost)]
+        self._missing = str(there[0]) if there else ""
+
+    def close(self, *, forget: bool) -> None:
+        """Handles are void from here on; call it while the library is still there.
+        forget: the driver may restart, so its counters begin anew."""
+        self._handle = None
+        self._mig.void()
+        self._gpm.close(forget=forget)
+        self._condition_ms = None
+        if forget:
+            self._events.mend(self.gpu.uuid)  # the GPU may be reset meanwhile; if not, the driver says so again
+            self._victims = None
+            self._epoch += 1
+            self._energy = EnergyCounter()
+            self._busy = BusyCounter(gaps=self._busy.gaps)
+            self._has_ring = self._ringless = False
+            self._sampler.forget()
+
+    def clock_set_back(self) -> None:
+        """The system clock was set back, and the driver dates its samples by it."""
+        self._clock_set_back = self._sampler_behind = True
+
+    def look_again(self) -> None:
+        """Somebody named an instance that is not known: there may be a new layout nobody reported."""
+        self._mig.missed = True
+
+    def read(self, at_ms: int) -> DeviceReading:
+        """Everything now. Raises Lost, Restart, DriverReplaced."""
+        if self._handle is None:
+            if self._missing:
+                return self.unread(self._missing)
+            raise Lost(_GPU_IS_LOST, _OPEN)
+        self._driver.doubts.clear()
+        reading = self._read(at_ms)
+        if self._driver.doubts:
+            self._confirm(reading.silent)
+        return reading
+
+    def _confirm(self, silent: bool) -> None:
+        """A function said that more is wrong than its own answer. Raises Lost, Restart or DriverReplaced where the
+        library or the handle says so too, and the first or the last of them where the GPU answers nothing."""
+        doubts = list(self._driver.doubts.values())
+        self._driver.call("nvmlDeviceGetCount")
+        with suppress(Refused):
+            self._driver.call(_OPEN, self.gpu.index)
+        for doubt in doubts:
+            if silent and not isinstance(doubt, Restart):
+                raise doubt
+
+    def _read(self, at_ms: int) -> DeviceReading:
+        memory = self._memory(self._handle)
+        self._refresh_facts(at_ms)
+        self._refresh_mig(at_ms)
+        energy = self._energy_uj(at_ms)
+        before_us = self._busy.value_us
+        busy = self._busy_us(at_ms)
+        if self._sampler_behind:
+            self._sampler.clock_set_back(self._handle, at_ms)
+            self._sampler_behind = False
+        activity = self._activity(at_ms)
+        instances = tuple(self._instance(instance, at_ms) for instance in self._mig.instances)
+        processes = Processes()
+        if self._access.processes:
+            processes = self._sampler.read(
+                self._handle,
+                self._mig,
+                at_ms,
+                period_us=self._busy.period_us,
+                device_busy=isinstance(busy, int) and busy > before_us,
+            )
+        if self._is_coherent():
+            memory = self._held_memory(processes)
+            instances = tuple(
+                msgspec.structs.replace(i, memory_mib=self._held_memory(processes, i.mig_uuid)) for i in instances
+            )
+        condition = self._refresh_condition(at_ms)
+        condition = replace(condition, recoveries=self._recover(condition, processes))
+        return DeviceReading(
+            gpu=self.gpu,
+            health="lost" if any(recovery.unusable for recovery in condition.recoveries) else "ok",
+            counter_epoch=f"{self._origin}.{self._epoch}",
+            busy_us=busy,
+            energy_uj=energy,
+            memory_used_mib=memory,
+            power_mw=self._driver.figure("nvmlDeviceGetPowerUsage", self._handle),
+            sm_active_us=activity if isinstance(activity, Unavailable) else activity[0],
+            tensor_active_us=activity if isinstance(activity, Unavailable) else activity[1],
+            sample_gaps=self._busy.gaps,
+            instances=instances,
+            method="allocation" if self.gpu.mig_enabled else "device",
+            processes=processes.readings,
+            unlisted=processes.unlisted,
+            condition=condition,
+        )
+
+    def unread(self, reason: str, *, lost: bool = False) -> DeviceReading:
+        """What is known of the GPU while it cannot be read."""
+        why = Unavailable(reason)
+        condition = Condition(why, why, why, why, why, why, self._events.xids(self.gpu.uuid))
+        recoveries = self._recover(self._condition, None)
+        return DeviceReading(
+            gpu=self.gpu,
+            health="lost" if lost or any(recovery.unusable for recovery in recoveries) else "ok",
+            counter_epoch=f"{self._origin}.{self._epoch}",
+            busy_us=why,
+            energy_uj=why,
+            memory_used_mib=why,
+            power_mw=why,
+            sm_active_us=why,
+            tensor_active_us=why,
+            sample_gaps=self._busy.gaps,
+            condition=replace(condition, recoveries=recoveries),
+        )
+
+    def _memory(self, handle: Any) -> Reading:
+        """Used MiB. Version 2 leaves out what the driver reserves for itself; older drivers lack it."""
+        name, version = "nvmlDeviceGetMemoryInfo", self._driver.constant("nvmlMemory_v2")
+        used = self._driver.figure(name, handle, version, read=lambda info: int(info.used) // _MIB)
+        if isinstance(used, Unavailable):
+            used = self._driver.figure(name, handle, read=lambda info: int(info.used) // _MIB)
+        return used
+
+    def _refresh_facts(self, at_ms: int) -> None:
+        """Ask again for what the driver did not tell when the GPU was opened."""
+        if None not in (self.gpu.memory_mib, self.gpu.minor):
+            return
+        if self._facts_ms is not None and at_ms - self._facts_ms < CONDITION_EVERY_MS:
+            return
+        self._facts_ms = at_ms
+        if self.gpu.memory_mib is None and isinstance(size := total_mib(self._driver, self._handle), int):
+            self.gpu = replace(self.gpu, memory_mib=size)
+        if self.gpu.minor is None:
+            minor = self._driver.figure("nvmlDeviceGetMinorNumber", self._handle)
+            if isinstance(minor, int):
+                self.gpu = replace(self.gpu, minor=minor)
+
+    def _is_coherent(self) -> bool:
+        """Whether CPU and GPU have one address space in hardware. Where the driver does not say, the model does."""
+        if self._coherent is None:
+            mode = self._driver.figure("nvmlDeviceGetAddressingMode", self._handle)
+            if isinstance(mode, int):
+                self._coherent = mode == self._driver.constant("NVML_DEVICE_ADDRESSING_MODE_ATS")
+            else:
+                self._coherent = _GRACE.search(self.gpu.model) is not None
+        return self._coherent
+
+    def _held_memory(self, processes: Processes, mig_uuid: str | None = None) -> Reading:
+        """Used MiB of coherent memory. What the driver calls used is all that the system keeps there, its cache of
+        files too: only processes tell what the GPU's users hold. mig_uuid: of one instance (None: of the GPU)."""
+        if not self._access.processes:
+            return Unavailable("coherent memory: processes are not looked at")
+        for place, why in processes.unlisted:
+            if mig_uuid in (None, place):
+                return Unavailable(f"coherent memory: {why}")
+        total = 0
+        for process in processes.readings:
+            if not process.running or mig_uuid not in (None, process.mig_uuid):
+                continue
+            if isinstance(process.memory_mib, Unavailable):
+                return Unavailable(f"coherent memory of a process: {process.memory_mib.reason}")
+            total += process.memory_mib
+        return total
+
+    def _energy_uj(self, at_ms: int) -> Reading:
+        energy = self._driver.figure("nvmlDeviceGetTotalEnergyConsumption", self._handle)
+        if isinstance(energy, Unavailable):
+            return energy
+        if not self._energy.take(at_ms, energy):
+            self._epoch += 1
+        return self._energy.value_uj
+
+    def _busy_us(self, at_ms: int) -> Reading:
+        """The driver's sample ring, integrated. No samples means idle only where the rate can be read, and the rate
+        stands in only on a GPU that never had a ring."""
+        try:
+            rate = int(self._driver.call("nvmlDeviceGetUtilizationRates", self._handle).gpu)
+        except Refused as fault:
+            self._busy.lose(at_ms)
+            return _NO_MIG_RATE if self.gpu.mig_enabled else Unavailable(str(fault), refused=not fault.unsupported)
+        kind = self._driver.constant("NVML_GPU_UTILIZATION_SAMPLES")
+        samples: list[tuple[int, int]] | None
+        since_us = 0 if self._clock_set_back else self._busy.last_seen_us
+        try:
+            _, ring = self._driver.call("nvmlDeviceGetSamples", self._handle, kind, since_us)
+            samples = [(at_us, value.uiVal) for at_us, value in (self._driver.fields(s, *_SAMPLE) for s in ring)]
+        except Refused as fault:
+            if fault.empty:
+                samples = []
+            elif fault.unsupported and not self._has_ring:
+                samples = None
+                self._say_no_ring(str(fault))
+            else:
+                self._busy.lose(at_ms)
+                return Unavailable(str(fault), refused=True)
+        self._has_ring = samples is not None
+        if self._clock_set_back:
+            self._clock_set_back = False
+            self._busy.start_over(at_ms, [dated_us for dated_us, _ in samples or ()])
+            return self._busy.value_us
+        return self._busy.take(at_ms, samples, min(rate, _PERCENT))
+
+    def _say_no_ring(self, reason: str) -> None:
+        if not self._ringless:
+            log.warning("a GPU keeps no samples of how busy it is; its rate stands in for them",
+                        extra={"uuid": self.gpu.uuid, "reason": reason})  # fmt: skip
+        self._ringless = True
+
+    def _activity(self, at_ms: int) -> tuple[int, int] | Unavailable:
+        if self.gpu.mig_enabled:
+            return Unavailable("MIG: each instance has its own")
+        if not self._access.gpm:
+            return Unavailable("GPM is not allowed")
+        found = self._gpm.read(self._handle, at_ms)
+        return found if isinstance(found, Unavailable) else (found.sm_active_us, found.tensor_active_us)
+
+    def _instance(self, instance: Instance, at_ms: int) -> InstanceReading:
+        memory = self._memory(instance.handle)
+        uuid, why = instance.facts.uuid, None
+        if not self._access.gpm:
+            why = Unavailable("GPM is not allowed")
+        elif not instance.alone:
+            why = _SHARED_GI
+        found = why or self._gpm.read(self._handle, at_ms, uuid, instance.facts.gi)
+        if isinstance(found, Unavailable):
+            return InstanceReading(uuid, found, memory, found, found, method="allocation")
+        part, whole = instance.gi_slices, self._mig.slices
+        times = (found.busy_us, found.sm_active_us, found.tensor_active_us)
+        busy, sm, tensor = (time * part // whole for time in times)
+        return InstanceReading(uuid, busy, memory, sm, tensor, method="gpm")
+
+    def _refresh_mig(self, at_ms: int) -> None:
+        changed = self._events.mig_changed(self.gpu.uuid)
+        if self._mig.refresh(self._handle, at_ms, changed=changed):
+            facts = self._mig.facts
+            self.gpu = replace(self.gpu, mig=facts, mig_enabled=self._mig.enabled, compute_slices=self._mig.slices)
+            self._gpm.keep({m.uuid for m in facts} if self._mig.enabled else {""})
+
+    def _refresh_condition(self, at_ms: int) -> Condition:
+        xids = self._events.xids(self.gpu.uuid)
+        if self._condition_ms is not None and at_ms - self._condition_ms < CONDITION_EVERY_MS:
+            if xids != self._condition.xids:
+                self._condition = replace(self._condition, xids=xids)
+            return self._condition
+        self._condition_ms = at_ms
+        figure, constant, handle = self._driver.figure, self._driver.constant, self._handle
+        since_load = constant("NVML_VOLATILE_ECC")
+        ecc = "nvmlDeviceGetTotalEccErrors"
+        self._condition = Condition(
+            temperature_c=figure("nvmlDeviceGetTemperature", handle, constant("NVML_TEMPERATURE_GPU")),
+            sm_clock_mhz=figure("nvmlDeviceGetClockInfo", handle, constant("NVML_CLOCK_SM")),
+            memory_clock_mhz=figure("nvmlDeviceGetClockInfo", handle, constant("NVML_CLOCK_MEM")),
+            throttle_reasons=figure("nvmlDeviceGetCurrentClocksEventReasons", handle),
+            ecc_corrected=figure(ecc, handle, constant("NVML_MEMORY_ERROR_TYPE_CORRECTED"), since_load),
+            ecc_uncorrected=figure(ecc, handle, constant("NVML_MEMORY_ERROR_TYPE_UNCORRECTED"), since_load),
+            xids=xids,
+            recoveries=self._asked_by_driver(),
+            row_remap_pending=self._row_remap_pending,
+        )
+        return self._condition
+
+    def _asked_by_driver(self) -> tuple[Recovery, ...]:
+        """What the driver itself asks for: that lasts over a restart of the agent."""
+        self._row_remap_pending = None
+        found = []
+        with suppress(Refused):
+            _, _, pending, failed = self._driver.call("nvmlDeviceGetRemappedRows", self._handle)
+            self._row_remap_pending = bool(pending)
+            if failed:
+                found.append(Recovery("reset_gpu", "row remapping failed"))
+        with suppress(Refused):
+            field = self._driver.constant("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")
+            (value,) = self._driver.call("nvmlDeviceGetFieldValues", self._handle, [field])
+            action = _DRIVER_ASKS.get(int(value.value.uiVal)) if value.nvmlReturn == 0 else None
+            if action is not None:
+                found.append(Recovery(action, "driver"))
+        return tuple(found)
+
+    def _recover(self, condition: Condition, processes: Processes | None) -> tuple[Recovery, ...]:
+        """What is to be done to the GPU. A program's restart is, as soon as all that ran at the error have ended."""
+        xids = self._events.unmended(self.gpu.uuid)
+        contained = [xid for xid in xids if RECOVERY[xid] == "restart_app"]
+        if not contained:
+            self._victims = None
+        elif processes is not None and self._access.processes and not processes.unlisted:
+            running = {process.pid for process in processes.readings if process.running}
+            self._victims = running if self._victims is None else self._victims & running
+            if not self._victims:
+                self._events.mend(self.gpu.uuid, *contained)
+                self._victims, xids = None, self._events.unmended(self.gpu.uuid)
+        found = (
+            *(r for r in condition.recoveries if not r.cause.startswith("xid ")),
+            *(Recovery(RECOVERY[xid], f"xid {xid}") for xid in xids),
+        )
+        if found != self._recoveries:
+            log.warning("what a GPU needs changed", extra={"uuid": self.gpu.uuid,
+                        "needs": ", ".join(f"{r.action} ({r.cause})" for r in found) or "nothing"})  # fmt: skip
+            self._recoveries = found
+        return found

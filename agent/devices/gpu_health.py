@@ -1,0 +1,142 @@
+"""Counts the XID errors that the driver reports, and decides which device errors make a GPU lost.
+
+One event set for all GPUs, emptied at every reading without waiting, so no second thread holds the
+driver. Counts belong to the GPU's uuid and outlive the library. A GPU or a driver without events is no fault; events
+that the driver has and does not give are one: `failure`.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import Any, Final
+
+from agent.core.errors import DriverReplaced
+from agent.core.readings import RecoveryAction, XidCount
+from agent.devices.nvml_library import Driver, Fault, Refused
+
+log = logging.getLogger("agent.devices.gpu_health")
+
+MAX_AT_ONCE = 64
+MAX_KINDS = 64
+_XID, _MIG_CHANGED = "nvmlEventTypeXidCriticalError", "nvmlEventMigConfigChange"
+_TIMEOUT = 10
+
+RECOVERY: Final[dict[int, RecoveryAction]] = {
+    48: "reset_gpu",
+    64: "reset_gpu",
+    79: "drain_node",
+    94: "restart_app",
+    95: "reset_gpu",
+    119: "reset_gpu",
+    120: "reset_gpu",
+}
+"""What the XID catalogue says must be done at once: 48 double-bit ECC error, 64 row remapping failed, 79 fallen off
+the bus, 94 contained and 95 uncontained memory error, 119 and 120 the GPU's system processor does not answer."""
+
+
+class Events:
+    """The node's events."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._set: Any = None
+        self._uuids: dict[int, str] = {}
+        self._xids: dict[str, dict[int, XidCount]] = {}
+        self._unmended: dict[str, set[int]] = {}
+        self._changed: set[str] = set()
+        self._unheard: dict[str, str] = {}
+        """GPUs whose events cannot be had, with the reason."""
+        self._broken = ""
+
+    @property
+    def failure(self) -> str:
+        """Why events may be missing ("": they are all here)."""
+        return self._broken or next(iter(self._unheard.values()), "")
+
+    def listen(self, uuid: str, handle: Any) -> None:
+        """Register a GPU. Without events it is metered all the same."""
+        self._uuids[self._driver.address(handle)] = uuid
+        self._unheard.pop(uuid, None)
+        wanted = self._driver.constant(_XID) | self._driver.constant(_MIG_CHANGED)
+        try:
+            if self._set is None:
+                self._set = self._driver.call("nvmlEventSetCreate")
+            supported = self._driver.call("nvmlDeviceGetSupportedEventTypes", handle)
+            if supported & wanted:
+                self._driver.call("nvmlDeviceRegisterEvents", handle, supported & wanted, self._set)
+        except Fault as fault:  # what concerns more than events is told by the next reading
+            if not (isinstance(fault, Refused) and fault.unsupported):
+                log.warning("a GPU's events are not reported", extra={"uuid": uuid, "reason": str(fault)})
+                self._unheard[uuid] = str(fault)
+
+    def poll(self, at_ms: int) -> None:
+        """Take what has been reported since the last call. An event that cannot be taken leaves those behind it."""
+        if self._set is None:
+            return
+        broken = ""
+        for _ in range(MAX_AT_ONCE):
+            try:
+                event = self._driver.call("nvmlEventSetWait_v2", self._set, 0)
+            except Refused as fault:
+                if fault.code == _TIMEOUT:
+                    break
+                broken = str(fault)
+                continue
+            uuid = self._uuid(event.device)
+            if not uuid:
+                broken = "an event names no GPU that is known"
+                log.warning("an event of an unknown GPU", extra={"type": event.eventType, "data": event.eventData})
+                continue
+            if event.eventType & self._driver.constant(_XID):
+                self._count(uuid, int(event.eventData), at_ms)
+            if event.eventType & self._driver.constant(_MIG_CHANGED):
+                self._changed.add(uuid)
+        if broken and broken != self._broken:
+            log.warning("events of the driver may be missing", extra={"reason": broken})
+        self._broken = broken
+
+    def unmended(self, uuid: str) -> tuple[int, ...]:
+        """The errors since the GPU's driver was last let go or started again that ask for an action, by number."""
+        return tuple(sorted(self._unmended.get(uuid, ())))
+
+    def mend(self, uuid: str, *xids: int) -> None:
+        """The action for these errors was taken (none named: for all)."""
+        if not xids:
+            self._unmended.pop(uuid, None)
+        self._unmended.get(uuid, set()).difference_update(xids)
+
+    def xids(self, uuid: str) -> tuple[XidCount, ...]:
+        """The errors of one GPU, by number."""
+        return tuple(count for _, count in sorted(self._xids.get(uuid, {}).items()))
+
+    def mig_changed(self, uuid: str) -> bool:
+        """Whether the GPU's MIG layout changed since this was last asked."""
+        changed = uuid in self._changed
+        self._changed.discard(uuid)
+        return changed
+
+    def close(self) -> None:
+        """Give the set back, while the library is still there."""
+        if self._set is not None:
+            with suppress(Fault, DriverReplaced):  # the library may be gone, and the set with it
+                self._driver.call("nvmlEventSetFree", self._set)
+        self._set = None
+        self._uuids.clear()
+
+    def _uuid(self, handle: Any) -> str:
+        """A handle's GPU; the driver is asked where the handle was not given out here. "": unknown."""
+        address = self._driver.address(handle)
+        if address not in self._uuids:
+            try:
+                self._uuids[address] = str(self._driver.call("nvmlDeviceGetUUID", handle))
+            except Refused:
+                return ""
+        return self._uuids[address]
+
+    def _count(self, uuid: str, xid: int, at_ms: int) -> None:
+        if xid in RECOVERY:
+            self._unmended.setdefault(uuid, set()).add(xid)
+        known = self._xids.setdefault(uuid, {})
+        if xid in known or len(known) < MAX_KINDS:
+            known[xid] = XidCount(xid, known[xid].count + 1 if xid in known else 1, at_ms)

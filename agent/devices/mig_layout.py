@@ -1,0 +1,116 @@
+"""Lists the MIG instances of a GPU, and notices when the layout changes.
+
+A lookup takes 50 to 100 ms on some machines, so the list is read when MIG is switched, when the driver
+reports a change, soon after somebody named an instance that is not in it, and once a minute. A lookup that
+fails changes nothing and is repeated: an instance taken for gone would leave its holder with the whole GPU.
+Instances are told apart by their uuid, whatever its form: numbers are used again after a repartitioning. It
+must not know what runs on them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from agent.core.readings import MigInstance
+from agent.devices.nvml_library import Driver, Refused
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
+
+RESCAN_MS = MS_PER_MINUTE
+LOOK_MS = 10 * MS_PER_SECOND
+"""So soon where an instance is missing that may not exist at all."""
+DEFAULT_SLICES = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One MIG device with its handle. gi_slices: compute slices of its GPU instance; alone: whether it is
+    the only compute instance in there, so that what the GPU instance does is what it does."""
+
+    handle: Any
+    facts: MigInstance
+    gi_slices: int
+    alone: bool
+
+
+class MigLayout:
+    """What is cut out of one GPU."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._scanned_ms: int | None = None
+        self.known = False
+        """Whether there was a lookup that succeeded."""
+        self.enabled = False
+        self.slices = DEFAULT_SLICES
+        self.instances: tuple[Instance, ...] = ()
+        self.missed = False
+        """Whether somebody named an instance that was not found since the last lookup."""
+
+    @property
+    def facts(self) -> tuple[MigInstance, ...]:
+        return tuple(instance.facts for instance in self.instances)
+
+    def void(self) -> None:
+        """Handles are gone; the next reading looks again."""
+        self.instances = ()
+        self._scanned_ms = None
+
+    def refresh(self, handle: Any, at_ms: int, *, changed: bool = False) -> bool:
+        """Look again where that is due; whether it was. A GPU that refuses its mode is as it was before, and one
+        that never told it is not known to be whole, unless it knows no modes."""
+        try:
+            enabled = int(self._driver.call("nvmlDeviceGetMigMode", handle)[0]) == 1
+        except Refused as fault:
+            if not (self.known or fault.unsupported):
+                return False
+            enabled = self.enabled
+        holds_ms = LOOK_MS if self.missed and enabled else RESCAN_MS
+        due = changed or self._scanned_ms is None or at_ms - self._scanned_ms >= holds_ms
+        if enabled == self.enabled and not due:
+            return False
+        try:
+            count = self._driver.call("nvmlDeviceGetMaxMigDeviceCount", handle) if enabled else 0
+            found = tuple(self._look_up(handle, count))
+        except Refused:
+            self._scanned_ms = None
+            return False
+        self._scanned_ms, self.missed = at_ms, False
+        inside = Counter(instance.facts.gi for instance in found)
+        self.known, self.enabled, self.slices = True, enabled, count or DEFAULT_SLICES
+        self.instances = tuple(
+            Instance(i.handle, i.facts, i.gi_slices, inside[i.facts.gi] == 1 and i.facts.compute == i.gi_slices)
+            for i in found
+        )
+        return True
+
+    def _look_up(self, parent: Any, count: int) -> Iterator[Instance]:
+        """Raises Refused where an instance is there and does not say what it is."""
+        for index in range(count):
+            try:
+                handle = self._driver.call("nvmlDeviceGetMigDeviceHandleByIndex", parent, index)
+            except Refused as fault:
+                if fault.nothing_there:  # a hole in the numbering
+                    continue
+                raise
+            attributes = self._driver.call("nvmlDeviceGetAttributes", handle)
+            instance = MigInstance(
+                uuid=str(self._driver.call("nvmlDeviceGetUUID", handle)),
+                profile=_profile(str(self._driver.call("nvmlDeviceGetName", handle)), attributes),
+                gi=self._driver.call("nvmlDeviceGetGpuInstanceId", handle),
+                ci=self._driver.call("nvmlDeviceGetComputeInstanceId", handle),
+                compute=attributes.computeInstanceSliceCount,
+                memory_mib=attributes.memorySizeMB,
+            )
+            yield Instance(handle, instance, attributes.gpuInstanceSliceCount, alone=False)
+
+
+def _profile(name: str, attributes: Any) -> str:
+    """`1g.10gb` from the instance's name; built from its slices where the driver does not say."""
+    named = re.search(r"\bMIG (\S+)$", name)
+    if named:
+        return named.group(1)
+    return f"{attributes.gpuInstanceSliceCount}g.{round(attributes.memorySizeMB / 1024)}gb"

@@ -1,0 +1,307 @@
+"""Loads NVML, calls it with a time limit and translates its error codes; the only importer of pynvml.
+
+The binding is imported when the driver is first asked, so that a machine without one pays nothing.
+Every call raises one of four things, and the caller decides by the kind alone: `Refused` concerns this
+call, `Lost` this GPU, `Restart` the whole library, `agent.core.errors.DriverReplaced` the process. Only the functions
+that start the library, count the GPUs and open one raise the last three. What any other function answers is
+its own refusal: a broken power sensor may answer "unknown error" for ever, on a GPU that works. Where its code
+says more, it is kept in `Driver.doubts`, and the reader of that GPU confirms it.
+
+Source of the codes: nvml.h (NVIDIA Management Library), nvmlReturn_t.
+
+A wedged GPU lets a call hang inside the kernel, where nothing can interrupt it. So calls are made on a worker
+thread; one that does not come back in time is left behind with its thread, its group is refused until it does,
+and a new worker serves the rest. In the good case a whole round of calls is one hand-over and no new thread.
+What a group touches belongs to its call until that returns: do not share state between groups.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from agent.core.errors import DriverReplaced
+from agent.core.readings import Reading, Unavailable
+
+_REASONS = {
+    0: "nothing to read", 1: "nvml uninitialized", 2: "invalid argument", 3: "not supported", 4: "no permission",
+    6: "not found", 7: "insufficient size", 8: "insufficient power", 9: "driver not loaded", 10: "timeout",
+    11: "interrupt issue", 12: "libnvidia-ml.so.1 not found", 13: "function not found", 15: "gpu is lost",
+    16: "gpu needs a reset", 17: "operating system", 18: "driver replaced", 19: "in use", 21: "no data",
+    27: "not ready", 28: "gpu not found", 29: "invalid state", 999: "unknown nvml error",
+}  # fmt: skip
+_SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND, _FUNCTION_NOT_FOUND, _REPLACED = 0, 2, 3, 6, 13, 18
+_NO_PERMISSION, _INSUFFICIENT_SIZE = 4, 7
+_EXPECTED, _MOST_PROCESSES = 32, 65_536
+_NOT_REPORTED = 2**64 - 1
+_LOST = frozenset({15, 16, 28})
+_RESTART = frozenset({1, 999})
+_SPEAK_FOR_MORE = frozenset({"nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"})
+"""The functions whose failure concerns more than their own answer."""
+
+
+class Fault(Exception):
+    """An NVML call failed. `code` is its nvmlReturn_t; `str()` is a reason fit for a label: it names the function."""
+
+    def __init__(self, code: int, function: str) -> None:
+        super().__init__(f"{_REASONS.get(code, 'nvml error')} ({function}, {code})")
+        self.code = code
+
+
+class Refused(Fault):
+    """This call is not to be had here: unsupported, not permitted, nothing found."""
+
+    @property
+    def missing(self) -> bool:
+        """Whether the library is older than the function."""
+        return self.code == _FUNCTION_NOT_FOUND
+
+    @property
+    def unsupported(self) -> bool:
+        """Whether this GPU, as it is now, will not answer it later either."""
+        return self.code in (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
+
+    @property
+    def denied(self) -> bool:
+        """Whether this process lacks the privilege for it."""
+        return self.code == _NO_PERMISSION
+
+    @property
+    def empty(self) -> bool:
+        """Whether it is an answer: there is nothing to tell."""
+        return self.code in (_SUCCESS, _NOT_FOUND)
+
+    @property
+    def nothing_there(self) -> bool:
+        """Whether what was asked for does not exist."""
+        return self.code in (_INVALID_ARGUMENT, _NOT_FOUND)
+
+
+class Lost(Fault):
+    """This GPU does not answer; the others may."""
+
+
+class Restart(Fault):
+    """The library must be shut down and started again."""
+
+
+class _Process(ctypes.Structure):
+    """nvmlProcessInfo_t."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("memory", ctypes.c_ulonglong),
+        ("gi", ctypes.c_uint),
+        ("ci", ctypes.c_uint),
+    )
+
+
+def _concerns_more(code: int, function: str) -> Fault | DriverReplaced | None:
+    """What a code says about the GPU, the library or the process; None for one that concerns the call alone."""
+    if code == _REPLACED:
+        return DriverReplaced("the NVIDIA driver was replaced; the agent must be started again")
+    return Lost(code, function) if code in _LOST else Restart(code, function) if code in _RESTART else None
+
+
+class Driver:
+    """NVML through the real binding. One thread at a time.
+
+    doubts: what refusals said about more than their own call since `doubts` was last cleared, by code."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self.doubts: dict[int, Fault | DriverReplaced] = {}
+
+    def another(self) -> Driver:
+        """The same library, for a reader with doubts of its own."""
+        return Driver()
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """One NVML call. Raises Refused, Lost, Restart, DriverReplaced."""
+        nvml = self._binding()
+        try:
+            return getattr(nvml, name)(*arguments)
+        except nvml.NVMLError as error:
+            raise self._fault(error.value, name) from error
+        except nvml.NVMLLibraryMismatchError as error:  # how the binding reports a missing symbol
+            raise Refused(_FUNCTION_NOT_FOUND, name) from error
+
+    def figure(self, name: str, *arguments: Any, read: Callable[[Any], int] = int) -> Reading:
+        """One number, or why there is none."""
+        try:
+            return read(self.call(name, *arguments))
+        except Refused as fault:
+            return Unavailable(str(fault))
+
+    def constant(self, name: str) -> int:
+        """A constant of nvml.h."""
+        return int(getattr(self._binding(), name))
+
+    def structure(self, name: str) -> Any:
+        """An empty structure of nvml.h."""
+        return getattr(self._binding(), name)()
+
+    @staticmethod
+    def fields(structure: Any, *names: str) -> tuple[Any, ...]:
+        """Numbers of a structure, past the binding's own access, which looks for text in every one of them."""
+        kind = type(structure)
+        return tuple([getattr(kind, name).__get__(structure) for name in names])
+
+    def processes(self, name: str, handle: Any) -> list[tuple[int, int | None]]:
+        """(pid, bytes of memory or None) of a list of processes. name: the function's in the library, version 3.
+
+        Asked past the binding, which makes an object of every process at ten times the cost. Raises like `call`."""
+        try:
+            function = getattr(self._binding().nvmlLib, name)
+        except AttributeError as error:
+            raise Refused(_FUNCTION_NOT_FOUND, name) from error
+        count = ctypes.c_uint(_EXPECTED)
+        while True:
+            room = count.value
+            found = (_Process * room)()
+            code = function(handle, ctypes.byref(count), found)
+            if code == 0:
+                return [(p.pid, None if p.memory == _NOT_REPORTED else p.memory) for p in found[: count.value]]
+            if code != _INSUFFICIENT_SIZE or room > _MOST_PROCESSES:
+                raise self._fault(code, name)
+            count.value = max(count.value, room) * 2  # more may begin meanwhile
+
+    @staticmethod
+    def address(handle: Any) -> int:
+        """What tells a handle from another: NVML hands out the same one for the same GPU."""
+        return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+    def _fault(self, code: int, function: str) -> Fault | DriverReplaced:
+        more = _concerns_more(code, function)
+        if more is None:
+            return Refused(code, function)
+        if function in _SPEAK_FOR_MORE:
+            return more
+        self.doubts[code] = more
+        return Refused(code, function)
+
+    def _binding(self) -> Any:
+        if self._nvml is None:
+            import pynvml
+
+            self._nvml = pynvml
+        return self._nvml
+
+
+_Result = TypeVar("_Result")
+
+IMPATIENCE = 5
+"""A driver is likely to hang as a whole: after the first call that does, the others get this part of the time."""
+
+
+class Stuck(Exception):
+    """A call of this group has not come back."""
+
+
+class Watchdog:
+    """One caller at a time. Groups are names; there are at most as many hung threads as groups."""
+
+    def __init__(self) -> None:
+        self._worker: _Worker | None = None
+        self._hung: dict[str, _Worker] = {}
+
+    @property
+    def stuck(self) -> tuple[str, ...]:
+        """The groups whose call has not come back."""
+        for group in [group for group, worker in self._hung.items() if worker.ended]:
+            del self._hung[group]
+        return tuple(self._hung)
+
+    def call(self, group: str, limit_s: float, action: Callable[[], _Result]) -> _Result:
+        """What `action` returns or raises. Raises Stuck, at once where the group hangs already."""
+        (outcome,) = self.run([(group, action)], limit_s)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def run(self, calls: Sequence[tuple[str, Callable[[], _Result]]], limit_s: float) -> list[_Result | Exception]:
+        """One outcome per call, in order: what it returned, the exception it raised, or Stuck.
+
+        limit_s: how long one call may take; a hang is noticed after at most twice that."""
+        hung = self.stuck
+        outcomes: list[_Result | Exception] = [Stuck(group) for group, _ in calls]
+        waiting = [number for number, (group, _) in enumerate(calls) if group not in hung]
+        while waiting:
+            worker = self._worker or _Worker()
+            self._worker = worker
+            done = worker.work(_Round([calls[number][1] for number in waiting]), limit_s)
+            for number, outcome in zip(waiting, done, strict=False):
+                outcomes[number] = outcome
+            waiting = waiting[len(done) :]
+            if waiting:
+                self._hung[calls[waiting.pop(0)][0]] = worker
+                self._worker = None
+                limit_s /= IMPATIENCE
+        return outcomes
+
+    def close(self) -> None:
+        """Let the idle worker go."""
+        if self._worker is not None:
+            self._worker.tasks.put(None)
+            self._worker = None
+
+
+class _Round(Generic[_Result]):
+    """Calls to make one after the other. given_up: the worker stops after the call it is in."""
+
+    def __init__(self, actions: Sequence[Callable[[], _Result]]) -> None:
+        self.actions = actions
+        self.lock = threading.Lock()
+        self.outcomes: list[_Result | Exception] = []
+        self.given_up = False
+
+    def make(self) -> bool:
+        """Whether all of them were made."""
+        for action in self.actions:
+            outcome: _Result | Exception
+            try:
+                outcome = action()
+            except Exception as error:  # noqa: BLE001 - it is raised where the call was asked for
+                outcome = error
+            with self.lock:
+                if self.given_up:
+                    return False
+                self.outcomes.append(outcome)
+        return True
+
+
+class _Worker:
+    """A daemon thread: one that hangs must not keep the process."""
+
+    def __init__(self) -> None:
+        self.tasks: SimpleQueue[_Round[object] | None] = SimpleQueue()
+        self._finished: SimpleQueue[None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="nvml", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def work(self, task: _Round[_Result], limit_s: float) -> list[_Result | Exception]:
+        """The outcomes so far, when all are there or the next one does not come."""
+        self.tasks.put(task)  # type: ignore[arg-type]
+        made = 0
+        while True:
+            try:
+                self._finished.get(timeout=limit_s)
+                return task.outcomes
+            except Empty:
+                with task.lock:
+                    if len(task.outcomes) == made:
+                        task.given_up = True
+                        return list(task.outcomes)
+                    made = len(task.outcomes)
+
+    def _serve(self) -> None:
+        while (task := self.tasks.get()) is not None and task.make():
+            self._finished.put(None)
+            del task

@@ -1,0 +1,524 @@
+"""Turns utilization samples, the energy counter and per-process figures into counters that never decrease.
+
+A driver keeps a short ring of (timestamp, percent) samples and forgets them after some ten seconds, so
+a gauge read now and then misses most of what happened. Here every sample stands for the time since
+the one before it. What was missed is counted as a gap and never guessed: the counter stands still over it.
+Invariants: the counter never decreases and never grows faster than the reader's time.
+Pure: integers only, no clock, no I/O.
+
+Pure: integers only, no clock, no I/O.
+
+Busy time comes from two places: the per-process sampler, whose ring is shared by all and forgets, and accounting
+mode, which is exact where it is on. Both are given; whoever divides the device chooses. A process is
+listed once more after its end. Processes that compute and those that draw are two lists, and a process may be in both.
+A list that is refused says nothing: the processes of that place are unknown until it is given again. Only "not found"
+means that no process was busy. It must not know whom a process belongs to.
+
+Unlike the per-process sampler it forgets nothing between two readings, and it keeps a process a while after
+its end (128 of them), so that one that lived between two readings is found as well. Version 2 gives running sums;
+version 1 only says after a process ended how busy it was over its whole life, in whole percents: that is used
+for those that were never seen alive and for nobody else.
+Source: open-gpu-kernel-modules, gpu_acct.c: sumGpuUtil adds a sample's utilisation (hundredths of a percent)
+to the process it names; ended processes are listed only where the agent shares the host's process numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median_low
+from typing import Any
+
+from agent.core.readings import ProcessReading, Reading, Unavailable
+from agent.devices.mig_layout import MigLayout
+from agent.devices.nvml_library import Driver, Refused
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND, US_PER_MS
+
+LATE_US = 3_000_000
+"""How late the samples of a busy device may come. Source: open-gpu-kernel-modules, kernel_gsp.c: once a second."""
+RATE_HOLDS_US = 5_000_000
+"""How long a rate may stand for the time around it, where a driver has no ring."""
+_PERIODS_BEFORE_GAP = 3
+_FALLBACK_PERIOD_US = 1_000_000  # slowest sampling NVML documents; used until a period was seen
+_PERCENT = 100
+
+
+class BusyCounter:
+    """The busy time of one device since it was first read. Timestamps may have any origin."""
+
+    def __init__(self, *, gaps: int = 0) -> None:
+        self.last_seen_us = 0
+        """Newest timestamp the driver returned: what to ask for next (0: everything)."""
+        self.gaps = gaps
+        """How often samples were missing."""
+        self.period_us: int | None = None
+        """Time between two samples of the driver; None until it was seen."""
+        self._void: frozenset[int] = frozenset()
+        """Timestamps that are counted or given up, although they are later than `last_seen_us`."""
+        self._percent_us = 0
+        self._reported_us = 0
+        self._covered_us: int | None = None
+        self._waiting_us = 0
+        self._at_ms: int | None = None
+
+    @property
+    def value_us(self) -> int:
+        """What `take` returned last."""
+        return self._reported_us
+
+    def take(self, at_ms: int, samples: Sequence[tuple[int, int]] | None, rate: int) -> int:
+        """Account for the time since the last call and return the counter in microseconds.
+
+        samples: (timestamp in microseconds, percent) newer than `last_seen_us`, in any order; empty
+        when the driver has none, None where it keeps none at all. rate: percent at this moment: it tells
+        an idle device from samples that are late, and stands in where none are kept."""
+        elapsed_us = 0 if self._at_ms is None else (at_ms - self._at_ms) * US_PER_MS
+        limit_us = self._reported_us + elapsed_us + self._waiting_us
+        if samples is None:
+            self._by_rate(elapsed_us, rate)
+        else:
+            ordered = sorted(
+                s for s in samples if 0 <= s[1] <= _PERCENT and s[0] > self.last_seen_us and s[0] not in self._void
+            )
+            if not ordered:
+                self._without_samples(elapsed_us, rate)
+            else:
+                if self._at_ms is not None:
+                    self._integrate(ordered, elapsed_us + self._waiting_us)
+                self.last_seen_us = self._covered_us = ordered[-1][0]
+                self._waiting_us = 0
+        self._at_ms = at_ms
+        # The newest sample may be a little younger or older than the last time; what is ahead waits.
+        self._reported_us = min(self._percent_us // _PERCENT, limit_us)
+        return self._reported_us
+
+    def lose(self, at_ms: int) -> None:
+        """It is not known what the device did since the last call; the next one counts from here on."""
+        self._at_ms, self._covered_us, self._waiting_us = at_ms, None, 0
+
+    def start_over(self, at_ms: int, known: Iterable[int]) -> None:
+        """The clock that dates the samples was set back: what was done since the last call is a gap, and samples count
+        from here on. known: the timestamps of all samples that the driver has now."""
+        self.lose(at_ms)
+        self._void, self.last_seen_us = frozenset(known), 0
+        self.gaps += 1
+
+    def _by_rate(self, elapsed_us: int, rate: int) -> None:
+        if elapsed_us > RATE_HOLDS_US:
+            self.gaps += 1
+        else:
+            self._percent_us += rate * elapsed_us
+
+    def _without_samples(self, elapsed_us: int, rate: int) -> None:
+        """An idle device has none. A busy one has them later, unless they are lost."""
+        if not rate and not self._waiting_us:
+            if self._covered_us is not None:
+                self._covered_us += elapsed_us
+            return
+        self._waiting_us += elapsed_us
+        if self._waiting_us > LATE_US:
+            self.gaps += 1
+            if self._covered_us is not None:
+                self._covered_us += self._waiting_us
+            self._waiting_us = 0
+
+    def _integrate(self, ordered: Sequence[tuple[int, int]], elapsed_us: int) -> None:
+        covered = self._covered_us
+        if covered is None:  # idle since the first reading: older samples belong to before it
+            covered = ordered[-1][0] - elapsed_us
+        steps = [b[0] - a[0] for a, b in pairwise(ordered)]
+        if steps:
+            self.period_us = median_low(steps)
+        period_us = self.period_us or _FALLBACK_PERIOD_US
+        missed = False
+        for timestamp, percent in ordered:
+            step = timestamp - covered
+            if step <= 0:
+                continue
+            if step > _PERIODS_BEFORE_GAP * period_us:
+                missed = True
+                step = period_us
+            self._percent_us += percent * step
+            covered = timestamp
+        self.gaps += missed
+
+
+RANGE_MJ = 1 << 32
+"""Where a counter of 32 bits wraps; NVML's type is wider, what fills it need not be."""
+MAX_POWER_MW = 4_000_000
+"""More than any GPU draws: a figure counts, and a smaller one is a wrap, only if this explains it."""
+_SHORTEST_MS = 1_000
+"""The driver renews the figure now and then: of a shorter time it may say that of a longer one."""
+_MICROJOULES_PER_MILLIJOULE = 1_000
+
+
+class EnergyCounter:
+    """Microjoules since the driver's own origin. NVML counts millijoules since the driver was loaded."""
+
+    def __init__(self) -> None:
+        self.value_uj = 0
+        self._last: tuple[int, int] | None = None
+
+    def take(self, at_ms: int, millijoules: int) -> bool:
+        """Take a reading over; False: the driver's counter began anew, and so does `value_uj`."""
+        before, self._last = self._last, (at_ms, millijoules)
+        gained_mj = self._gained(before, at_ms, millijoules)
+        if gained_mj is None:
+            self.value_uj = millijoules * _MICROJOULES_PER_MILLIJOULE
+            return before is None
+        self.value_uj += gained_mj * _MICROJOULES_PER_MILLIJOULE
+        return True
+
+    @staticmethod
+    def _gained(before: tuple[int, int] | None, at_ms: int, millijoules: int) -> int | None:
+        if before is None:
+            return None
+        gained_mj = millijoules - before[1]
+        if gained_mj < 0:
+            gained_mj += RANGE_MJ
+        plausible_uj = MAX_POWER_MW * max(at_ms - before[0], _SHORTEST_MS)  # mW x ms = uJ
+        return gained_mj if 0 <= gained_mj * _MICROJOULES_PER_MILLIJOULE <= plausible_uj else None
+
+
+log = logging.getLogger("agent.devices.utilization")
+
+SWEEP_MS = 5 * MS_PER_SECOND
+"""How often ended processes are looked through: the driver forgets them by number, not by age."""
+ASK_AGAIN_MS = MS_PER_MINUTE
+"""How often an accounting mode that is off is asked for again: somebody may have switched it on."""
+_OFF = Unavailable("accounting mode is off")
+_ONLY_AT_THE_END = Unavailable("accounting: this driver tells only after the end")
+_LEFT_NO_TRACE = Unavailable("accounting: ended processes are not shown to this agent")
+_NO_PERIOD = Unavailable("accounting: the time between two samples is not known yet")
+_COUNTS_FROM_HERE = Unavailable("accounting: counts from this reading on")
+_FULL_SCALE = 10_000
+
+
+@dataclass(slots=True)
+class Accounted:
+    """What accounting says of the time since the previous reading.
+
+    times: busy microseconds per process; ended: those that were never seen alive."""
+
+    times: dict[int, Reading] = field(default_factory=dict)
+    ended: dict[int, int] = field(default_factory=dict)
+    otherwise: Unavailable = _OFF
+    """Of a process that is in neither."""
+
+
+class Accounting:
+    """One GPU's accounting. enable: switch it on where it is off; it stays on, for the whole host."""
+
+    def __init__(self, driver: Driver, *, enable: bool = False) -> None:
+        self._driver = driver
+        self._enable = enable
+        self._on = False
+        self._version_2 = True
+        self._asked_ms: int | None = None
+        self._swept_ms: int | None = None
+        self._sums: dict[int, tuple[int, int]] = {}
+        """Per process its start and the sum already counted."""
+        self._refused: set[int] = set()
+        """The processes whose sums the driver refused when they were asked for last."""
+
+    def forget(self) -> None:
+        """The driver was let go: the mode may have changed, and what ran meanwhile is not ours to count."""
+        self._on, self._version_2 = False, True
+        self._asked_ms = None
+        self.skip()
+
+    def skip(self) -> None:
+        """Who runs is not known: what was counted up to the next reading is nobody's."""
+        self._swept_ms = None
+        self._sums.clear()
+        self._refused.clear()
+
+    def read(
+        self, handle: Any, at_ms: int, alive: Collection[int], gone: Collection[int], period_us: int | None
+    ) -> Accounted:
+        """alive, gone: processes running now, and those that ran at the previous reading but not now.
+        period_us: time between two of the device's samples, where it is known."""
+        if not self._is_on(handle, at_ms):
+            return Accounted()
+        found = Accounted(otherwise=_ONLY_AT_THE_END if not self._version_2 else _LEFT_NO_TRACE)
+        first = self._swept_ms is None
+        if self._version_2:
+            for pid in (*alive, *gone):
+                self._count(handle, pid, period_us, found.times, first)
+        if first or at_ms - (self._swept_ms or 0) >= SWEEP_MS:
+            self._swept_ms = at_ms
+            self._sweep(handle, period_us, {*alive, *gone}, found, first)
+        return found
+
+    def _is_on(self, handle: Any, at_ms: int) -> bool:
+        if not self._on and (self._asked_ms is None or at_ms - self._asked_ms >= ASK_AGAIN_MS):
+            self._asked_ms = at_ms
+            mode = self._driver.figure("nvmlDeviceGetAccountingMode", handle)
+            if mode == 0 and self._enable:
+                try:
+                    self._driver.call("nvmlDeviceSetAccountingMode", handle, 1)
+                    log.info("accounting mode was switched on")
+                    mode = 1
+                except Refused as fault:
+                    log.warning("accounting mode cannot be switched on; the driver lets CAP_SYS_ADMIN do it",
+                                extra={"reason": str(fault)})  # fmt: skip
+                    self._enable = False
+            self._on = mode == 1
+        return self._on
+
+    def _count(self, handle: Any, pid: int, period_us: int | None, times: dict[int, Reading], first: bool) -> None:
+        try:
+            stats = self._driver.call("nvmlDeviceGetAccountingStats_v2", handle, pid)
+        except Refused as fault:
+            if fault.missing and not self._sums:
+                self._version_2 = False
+            elif not fault.empty:
+                self._refused.add(pid)
+                times[pid] = Unavailable(str(fault))
+            return
+        start, total = int(stats.startTime), int(stats.sumGpuUtil)
+        known = self._sums.get(pid)
+        # The sum has grown over more than this step: it was refused, or this is the first reading.
+        if pid in self._refused or (first and known is None):
+            self._refused.discard(pid)
+            self._sums[pid], times[pid] = (start, total), _COUNTS_FROM_HERE
+            return
+        # Another start is another process with the same number.
+        before = known[1] if known is not None and known[0] == start else 0
+        self._sums[pid] = start, total
+        gained = max(total - before, 0)
+        times[pid] = _NO_PERIOD if gained and period_us is None else gained * (period_us or 0) // _FULL_SCALE
+
+    def _sweep(self, handle: Any, period_us: int | None, seen: set[int], found: Accounted, first: bool) -> None:
+        """Those that began and ended between two readings."""
+        try:
+            listed = set(self._driver.call("nvmlDeviceGetAccountingPids", handle))
+        except Refused as fault:
+            self._on = not fault.unsupported  # MIG forces it off
+            self.skip()
+            return
+        for pid in sorted(listed - seen):
+            if self._version_2:
+                times: dict[int, Reading] = {}
+                self._count(handle, pid, period_us, times, first)
+                busy = times.get(pid, 0)
+                if isinstance(busy, int) and busy:
+                    found.ended[pid] = busy
+            else:
+                self._whole_life(handle, pid, found, first)
+        if not self._version_2:
+            for pid in seen:  # seen alive: the sampler's figures are finer than whole percents of a life
+                self._sums[pid] = 0, 0
+        self._sums = {pid: known for pid, known in self._sums.items() if pid in listed or pid in seen}
+
+    def _whole_life(self, handle: Any, pid: int, found: Accounted, first: bool) -> None:
+        try:
+            stats = self._driver.call("nvmlDeviceGetAccountingStats", handle, pid)
+        except Refused:
+            return
+        if stats.isRunning or (pid in self._sums and self._sums[pid][0] in (0, int(stats.startTime))):
+            return
+        self._sums[pid] = int(stats.startTime), 0
+        busy = int(stats.gpuUtilization) * int(stats.time) * US_PER_MS // 100
+        if busy and not first:
+            found.ended[pid] = busy
+
+
+_MIB = 1024 * 1024
+_SAMPLERS = ("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo")
+"""The second is newer, and on some drivers the only one that answers."""
+_SILENT_READINGS = 5
+"""So often may a busy device with processes show none of them at work before the other sampler is asked."""
+RING_MS = 15 * MS_PER_SECOND
+"""How long the driver keeps samples at most. Source: NVML_GPU_UTILIZATION_SAMPLES, 72 or 100 of them in some 10 s."""
+_COMPUTE, _MPS = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"
+_GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses_v3"
+_ASK_EVERY = 5
+"""A list of graphics processes or MPS clients that was empty is read again when a compute process comes or goes, and
+otherwise with every fifth reading."""
+_NO_MIG_RATE = Unavailable("MIG: no per-process utilisation")
+_CLOCK_SET_BACK = Unavailable("the system clock was set back", refused=True)
+_ENDED = Unavailable("ended")
+_NOT_REPORTED = Unavailable("not reported")
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes of one GPU. unlisted: see agent.core.readings.DeviceReading."""
+
+    readings: tuple[ProcessReading, ...] = ()
+    unlisted: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A running process. place: the MIG instance's uuid or ""."""
+
+    place: str
+    memory: Reading
+    mps_client: bool
+    graphics: bool
+
+
+class ProcessSampler:
+    """One GPU's processes. enable_accounting: see agent.devices.utilization."""
+
+    def __init__(self, driver: Driver, uuid: str, *, enable_accounting: bool = False) -> None:
+        self._driver = driver
+        self._uuid = uuid
+        self._accounting = Accounting(driver, enable=enable_accounting)
+        self._alive: dict[int, str] = {}
+        self._samplers = list(_SAMPLERS)
+        self._no_rate = Unavailable("no per-process utilisation")
+        self._answered = False
+        """Whether the first of the samplers ever answered: then a refusal does not mean that the GPU lacks it."""
+        self._seen_us = 0
+        self._at_ms: int | None = None
+        self._unknown_until_ms = 0
+        self._void: frozenset[tuple[int, int]] = frozenset()
+        """(pid, timestamp) of what the driver had before the clock was set back."""
+        self._silent = 0
+        self._readings = -1
+        self._filled: set[tuple[str, str]] = set()
+        """(list, place) of the lists that are read every time: they had processes, or were refused."""
+        self._answering: set[str] = set()
+        """Places that told their graphics processes: one that refuses later does not lack them."""
+        self._listed: dict[str, list[int]] = {}
+
+    def forget(self) -> None:
+        """The driver was let go: what it counted is void."""
+        self._accounting.forget()
+        self._alive.clear()
+        self._filled.clear()
+        self._answering.clear()
+        self._listed.clear()
+        self._readings = -1
+        self._samplers, self._answered = list(_SAMPLERS), False
+        self._seen_us, self._at_ms, self._silent = 0, None, 0
+
+    def clock_set_back(self, handle: Any, at_ms: int) -> None:
+        """The clock that dates the samples was set back: samples of before it stand beside later ones with earlier
+        dates, until the driver's ring of them has come round."""
+        listed: list[Any] = []
+        if self._samplers:
+            with suppress(Refused):
+                listed = self._driver.call(self._samplers[0], handle, 0)
+        self._void = frozenset(self._driver.fields(sample, "pid", "timeStamp") for sample in listed)
+        self._seen_us, self._unknown_until_ms = 0, at_ms + RING_MS
+
+    def read(self, handle: Any, mig: MigLayout, at_ms: int, *, period_us: int | None, device_busy: bool) -> Processes:
+        """period_us: between two samples of the device; device_busy: whether it did anything since."""
+        running: dict[int, _Running] = {}
+        unlisted: dict[str, str] = {}
+        self._readings += 1
+        places = [(i.handle, i.facts.uuid) for i in mig.instances] if mig.enabled else [(handle, "")]
+        for place, uuid in places:
+            try:
+                running.update(self._running(place, uuid))
+            except Refused as fault:
+                unlisted[uuid] = str(fault)
+        rates = _NO_MIG_RATE if mig.enabled else self._rates(handle, at_ms, bool(running) and device_busy)
+        if "" in unlisted:  # whose the figures are is not known, and never will be
+            self._accounting.skip()
+            return Processes((), tuple(unlisted.items()))
+        before = {pid: uuid for pid, uuid in self._alive.items() if uuid not in unlisted}
+        gone = sorted(before.keys() - running.keys())
+        accounted = self._accounting.read(handle, at_ms, sorted(running), gone, period_us)
+        readings = []
+        for pid in sorted(running):
+            one = running[pid]
+            busy = rates if isinstance(rates, Unavailable) else rates.get(pid, 0)
+            exact = accounted.times.get(pid, accounted.otherwise)
+            reading = ProcessReading(
+                pid, one.place, one.memory, busy, exact, mps_client=one.mps_client, graphics=one.graphics
+            )
+            readings.append(reading)
+        for pid in gone:
+            busy = rates if isinstance(rates, Unavailable) else rates.get(pid, 0)
+            exact = accounted.times.get(pid, accounted.otherwise)
+            readings.append(ProcessReading(pid, before[pid], 0, busy, exact, running=False))
+        for pid, exact in sorted(accounted.ended.items()):
+            readings.append(ProcessReading(pid, "", _ENDED, _ENDED, exact, running=False))
+        self._alive = {pid: uuid for pid, uuid in self._alive.items() if uuid in unlisted}
+        self._alive.update({pid: one.place for pid, one in running.items()})
+        return Processes(tuple(readings), tuple(unlisted.items()))
+
+    def _running(self, handle: Any, place: str) -> dict[int, _Running]:
+        """The processes of a place by pid. Raises Refused where one of the lists is unknown."""
+        listed = self._driver.processes(_COMPUTE, handle)
+        pids = [pid for pid, _ in listed]
+        due = self._listed.get(place) != pids or self._readings % _ASK_EVERY == 0
+        drawing = self._also(_GRAPHICS, handle, place, due, lacks=place not in self._answering)
+        clients = self._also(_MPS, handle, place, due, lacks=(_MPS, place) not in self._filled)
+        self._listed[place] = pids
+        drawers, served = {pid for pid, _ in drawing}, {pid for pid, _ in clients}
+        used: dict[int, int | None] = {}
+        for pid, memory in (*listed, *drawing, *clients):  # each list tells all of a process's memory
+            used[pid] = max((m for m in (used.get(pid), memory) if m is not None), default=None)
+        return {
+            pid: _Running(place, _NOT_REPORTED if memory is None else memory // _MIB, pid in served, pid in drawers)
+            for pid, memory in used.items()
+        }
+
+    def _also(self, name: str, handle: Any, place: str, due: bool, *, lacks: bool) -> list[tuple[int, int | None]]:
+        """A list that is empty in most places. due: whether one that was empty is read. lacks: whether "not supported"
+        means that the place has no such list, and so no such processes. Raises Refused."""
+        key = name, place
+        if not due and key not in self._filled:
+            return []
+        try:
+            found = self._driver.processes(name, handle)
+        except Refused as fault:
+            if not (fault.empty or (fault.unsupported and lacks)):
+                self._filled.add(key)  # so that it is read every time until it answers
+                raise
+            found = []
+        else:
+            if name == _GRAPHICS:
+                self._answering.add(place)
+        (self._filled.add if found else self._filled.discard)(key)
+        return found
+
+    def _rates(self, handle: Any, at_ms: int, expected: bool) -> dict[int, int] | Unavailable:
+        """Busy microseconds per process since the previous reading: a sampled percentage of that time.
+        Above 100 it is garbage, dropped and not clamped. After a refusal the next answer stands for the time
+        since the refusal only."""
+        if not self._samplers:
+            return self._no_rate
+        if at_ms <= self._unknown_until_ms:
+            self._at_ms = at_ms
+            return _CLOCK_SET_BACK
+        elapsed_ms = 0 if self._at_ms is None else at_ms - self._at_ms
+        listed = []
+        try:
+            listed = self._driver.call(self._samplers[0], handle, self._seen_us)
+        except Refused as fault:
+            if fault.unsupported and not self._answered:
+                self._lack(str(fault))
+                return self._rates(handle, at_ms, expected)
+            if not fault.empty:
+                self._at_ms = at_ms
+                return Unavailable(str(fault), refused=True)
+        self._answered = True
+        found = [self._driver.fields(sample, "pid", "timeStamp", "smUtil") for sample in listed]
+        if self._void:
+            found = [each for each in found if each[:2] not in self._void]
+        self._silent = self._silent + 1 if expected and not found else 0
+        if self._silent > _SILENT_READINGS and len(self._samplers) > 1:
+            self._lack("no process was seen at work")
+        self._seen_us = max([self._seen_us, *(at_us for _, at_us, _ in found)])
+        self._at_ms = at_ms
+        return {pid: busy * elapsed_ms * US_PER_MS // _PERCENT for pid, _, busy in found if busy <= _PERCENT}
+
+    def _lack(self, reason: str) -> None:
+        """Go on with the next sampler, until the driver is let go."""
+        lacking = self._samplers.pop(0)
+        self._answered = False
+        self._no_rate = Unavailable(f"no per-process utilisation: {reason}")
+        log.warning(
+            "a GPU does not tell how busy each process is; the next method is asked",
+            extra={"uuid": self._uuid, "function": lacking, "reason": reason, "methods_left": len(self._samplers)},
+        )

@@ -1,0 +1,406 @@
+"""Decodes the few fields of API objects that the agent needs, and reduces a pod to its facts.
+
+Everything else is stepped over, so objects of newer servers are understood; what cannot be read is
+`Unreadable`, never a crash. Names are Kubernetes' own, in snake case. Pure.
+Source: kubernetes.io, API reference v1.36, Pod and Node.
+
+Which queue it names is `gputally.base.pod_queue_labels`' to say.
+Pure: no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+import msgspec
+
+from agent.wire import Owner, PodFacts
+from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
+
+
+class Unreadable(ValueError):
+    """JSON that is not the object it should be."""
+
+
+class OwnerReference(msgspec.Struct, rename="camel"):
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+
+
+class Meta(msgspec.Struct, rename="camel"):
+    uid: str
+    namespace: str
+    name: str
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    owner_references: list[OwnerReference] | None = None
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+
+
+class Resources(msgspec.Struct, rename="camel"):
+    requests: dict[str, str | int | float] | None = None
+    limits: dict[str, str | int | float] | None = None
+
+
+class Container(msgspec.Struct, rename="camel"):
+    name: str = ""
+    resources: Resources | None = None
+    restart_policy: str | None = None
+
+
+class Spec(msgspec.Struct, rename="camel"):
+    node_name: str = ""
+    scheduler_name: str = ""
+    priority: int | None = None
+    containers: list[Container] | None = None
+    init_containers: list[Container] | None = None
+    resource_claims: list[msgspec.Raw] | None = None
+
+
+class Instant(msgspec.Struct, rename="camel"):
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class State(msgspec.Struct, rename="camel"):
+    running: Instant | None = None
+    terminated: Instant | None = None
+
+
+class ContainerStatus(msgspec.Struct, rename="camel"):
+    name: str = ""
+    container_id: str | None = msgspec.field(default=None, name="containerID")
+    state: State | None = None
+    last_state: State | None = None
+
+
+class Condition(msgspec.Struct, rename="camel"):
+    type: str = ""
+    status: str = ""
+    last_transition_time: datetime | None = None
+
+
+class PodStatus(msgspec.Struct, rename="camel"):
+    phase: str | None = None
+    conditions: list[Condition] | None = None
+    container_statuses: list[ContainerStatus] | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
+
+
+class Pod(msgspec.Struct, rename="camel"):
+    metadata: Meta
+    spec: Spec
+    status: PodStatus | None = None
+
+
+class NodeMeta(msgspec.Struct):
+    """Of objects without a namespace."""
+
+    name: str
+    labels: dict[str, str] | None = None
+
+
+class Node(msgspec.Struct):
+    metadata: NodeMeta
+
+
+class Attribute(msgspec.Struct):
+    """An attribute of a device; of its kinds only the text is read."""
+
+    string: str | None = None
+
+
+class SliceDevice(msgspec.Struct):
+    name: str
+    attributes: dict[str, Attribute] | None = None
+
+
+class Pool(msgspec.Struct):
+    name: str = ""
+
+
+class SliceSpec(msgspec.Struct):
+    driver: str
+    pool: Pool
+    devices: list[SliceDevice] | None = None
+
+
+class ResourceSlice(msgspec.Struct):
+    metadata: NodeMeta
+    spec: SliceSpec
+
+
+class ClaimResult(msgspec.Struct, rename="camel"):
+    pool: str = ""
+    device: str = ""
+    admin_access: bool | None = None
+
+
+class ClaimDevices(msgspec.Struct):
+    results: list[ClaimResult] | None = None
+
+
+class ClaimAllocation(msgspec.Struct):
+    devices: ClaimDevices | None = None
+
+
+class ClaimStatus(msgspec.Struct):
+    allocation: ClaimAllocation | None = None
+
+
+class ResourceClaim(msgspec.Struct):
+    """Which devices a claim was given, and how."""
+
+    status: ClaimStatus | None = None
+
+
+class Event(msgspec.Struct):
+    """One line of a watch. object: of the watched kind, or a Status where type is ERROR."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class ListMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+    # The way to the next page; "continue" is a word of Python's.
+    more: str = msgspec.field(default="", name="continue")
+
+
+class Listing(msgspec.Struct):
+    """One page of a list, its items left for later."""
+
+    metadata: ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+class Status(msgspec.Struct):
+    """What the API server says of a request it refuses."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class _Versioned(msgspec.Struct):
+    metadata: ListMeta
+
+
+_T = TypeVar("_T")
+
+
+_DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind)
+    for kind in (Pod, Node, Listing, Event, Status, ResourceSlice, ResourceClaim, _Versioned)
+}
+
+
+def decode(data: bytes | msgspec.Raw, kind: type[_T]) -> _T:
+    """Raises Unreadable."""
+    try:
+        value: _T = _DECODERS[kind].decode(data)
+        return value
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Unreadable(f"no {kind.__name__}: {error}") from error
+
+
+def decode_pod(data: bytes | msgspec.Raw) -> Pod:
+    """Raises Unreadable."""
+    return decode(data, Pod)
+
+
+def resource_version(data: bytes | msgspec.Raw) -> str:
+    """Of any object. Raises Unreadable."""
+    return decode(data, _Versioned).metadata.resource_version
+
+
+MAX_LABELS = 64
+MAX_LABEL_CHARS = 256
+GPU_FRACTION, GPU_MEMORY, GPU_GROUP = "gpu-fraction", "gpu-memory", "runai-gpu-group"
+CONFIG_HASH = "kubernetes.io/config.hash"
+_GPU_RESOURCES = ("nvidia.com/", "gpu.nvidia.com/")
+_TEMPLATE_HASH = "pod-template-hash"
+_OVER = frozenset({"Succeeded", "Failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """facts: what is told to the accountant. over: it holds nothing any more. containers: in the order of
+    the spec; container_ids: their names by what the runtime calls them, as far as they ran. config_hash: what
+    the control group of a static pod is called by. fraction, memory_mib: the
+    part of a GPU a fraction scheduler gave it (None: not declared); groups: the shared GPUs it is on.
+    limits: GPU resources by container, as its limits say. by_kai: KAI or Run:ai places it. bound: it has its node.
+    wants_gpu: whether its facts are worth telling."""
+
+    facts: PodFacts
+    over: bool
+    running: bool
+    containers: tuple[str, ...]
+    container_ids: Mapping[str, str] = field(default_factory=dict)
+    config_hash: str = ""
+    fraction: str = ""
+    memory_mib: str = ""
+    groups: tuple[str, ...] = ()
+    limits: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    by_kai: bool = False
+    bound: bool = False
+    wants_gpu: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(namespace, name)."""
+        return self.facts.namespace, self.facts.name
+
+    @property
+    def reserves(self) -> bool:
+        """Whether it only keeps a GPU for the pods that share it."""
+        return self.facts.namespace in RESERVATION_NAMESPACES
+
+
+def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
+    """From the JSON of a v1 Pod. allowed_labels: keys, or patterns with `*`, that leave the node.
+
+    Raises agent.holders.api_objects.Unreadable."""
+    found = decode_pod(pod)
+    meta, spec, status = found.metadata, found.spec, found.status or PodStatus()
+    labels, annotations = meta.labels or {}, meta.annotations or {}
+    phase = status.phase or ""
+    requests = _requests(spec, annotations)
+    containers = tuple(container.name for container in spec.containers or ())
+    groups = _groups(labels)
+    over = phase in _OVER
+    facts = PodFacts(
+        seq=0,
+        uid=meta.uid,
+        namespace=meta.namespace,
+        name=meta.name,
+        node=node,
+        labels=_allowed(labels, allowed_labels),
+        owners=_owners(meta.owner_references or ()),
+        workload=_workload(meta.owner_references or (), labels),
+        queue_ref=queue_ref(meta.namespace, spec.scheduler_name, labels, annotations),
+        priority=spec.priority,
+        requests=requests,
+        created_ms=_ms(meta.creation_timestamp),
+        scheduled_ms=_scheduled_ms(status),
+        started_ms=_first_start_ms(status),
+        ended_ms=_last_end_ms(status) if over else None,
+        observed_ms=0,
+    )
+    return PodView(
+        facts=facts,
+        over=over,
+        running=phase == "Running" and meta.deletion_timestamp is None,
+        containers=containers,
+        container_ids=_container_ids(status),
+        config_hash=annotations.get(CONFIG_HASH, ""),
+        fraction=requests.get(GPU_FRACTION, ""),
+        memory_mib=requests.get(GPU_MEMORY, ""),
+        groups=groups,
+        limits=_limits(spec),
+        by_kai=placed_by(spec.scheduler_name) == "kai",
+        bound=bool(spec.node_name),
+        wants_gpu=bool(requests or groups or spec.resource_claims),
+    )
+
+
+def _allowed(labels: Mapping[str, str], allowed: Sequence[str]) -> dict[str, str]:
+    kept = sorted(key for key in labels if any(fnmatchcase(key, pattern) for pattern in allowed))
+    return {key: labels[key][:MAX_LABEL_CHARS] for key in kept[:MAX_LABELS]}
+
+
+def _owners(references: Sequence[OwnerReference]) -> tuple[Owner, ...]:
+    """The controller first: it is the nearest of the chain, and of more the pod does not know."""
+    ordered = sorted(references, key=lambda owner: not owner.controller)
+    return tuple(Owner(kind=o.kind, name=o.name, uid=o.uid) for o in ordered[:1])
+
+
+def _workload(references: Sequence[OwnerReference], labels: Mapping[str, str]) -> str:
+    """A Deployment gives its name and a hash to its ReplicaSet, and the hash to the pods as a label."""
+    for owner in _owners(references):
+        template = labels.get(_TEMPLATE_HASH, "")
+        if owner.kind == "ReplicaSet" and template and owner.name.endswith(f"-{template}"):
+            return f"Deployment/{owner.name.removesuffix(f'-{template}')}"
+        return f"{owner.kind}/{owner.name}"
+    return ""
+
+
+def _requests(spec: Spec, annotations: Mapping[str, str]) -> dict[str, str]:
+    """GPU resources as the scheduler counts them: what runs together added up, or the largest init container.
+
+    Source: kubernetes.io, "Sidecar Containers", resource sharing within containers."""
+    together: dict[str, int] = {}
+    before: dict[str, int] = {}
+    odd: dict[str, str] = {}
+    init = [c for c in spec.init_containers or () if c.restart_policy != "Always"]
+    sidecars = [c for c in spec.init_containers or () if c.restart_policy == "Always"]
+    for container in [*(spec.containers or ()), *sidecars, *init]:
+        resources = container.resources or Resources()
+        for name, quantity in {**(resources.limits or {}), **(resources.requests or {})}.items():
+            text = str(quantity)
+            if not name.startswith(_GPU_RESOURCES):
+                continue
+            if not (text.isascii() and text.isdigit() and len(text) < 10):
+                odd[name] = text[:64]
+            elif container in init:
+                before[name] = max(before.get(name, 0), int(text))
+            else:
+                together[name] = together.get(name, 0) + int(text)
+    found = {name: str(max(together.get(name, 0), before.get(name, 0))) for name in together.keys() | before.keys()}
+    declared = {key: annotations[key][:64] for key in (GPU_FRACTION, GPU_MEMORY) if annotations.get(key)}
+    return dict(sorted({**{k: v for k, v in found.items() if v != "0"}, **odd, **declared}.items()))
+
+
+def _limits(spec: Spec) -> dict[str, dict[str, str]]:
+    """Extended resources are not overcommitted, so a request without a limit is one; neither can be changed later."""
+    found: dict[str, dict[str, str]] = {}
+    for container in (*(spec.init_containers or ()), *(spec.containers or ())):
+        resources = container.resources or Resources()
+        asked = {**(resources.requests or {}), **(resources.limits or {})}
+        found[container.name] = {key: str(value)[:64] for key, value in asked.items() if key.startswith(_GPU_RESOURCES)}
+    return found
+
+
+def _groups(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """One group per shared GPU; a pod on several has one label for each."""
+    several = sorted(value for key, value in labels.items() if key.startswith(f"{GPU_GROUP}/"))
+    return tuple(several) or ((labels[GPU_GROUP],) if labels.get(GPU_GROUP) else ())
+
+
+def _container_ids(status: PodStatus) -> dict[str, str]:
+    """`containerd://9b30...` is told from others by what comes behind the runtime."""
+    statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
+    return {s.container_id.rpartition("//")[2]: s.name for s in statuses if s.container_id}
+
+
+def _scheduled_ms(status: PodStatus) -> int | None:
+    for condition in status.conditions or ():
+        if condition.type == "PodScheduled" and condition.status == "True":
+            return _ms(condition.last_transition_time)
+    return None
+
+
+def _first_start_ms(status: PodStatus) -> int | None:
+    """When its first container ran; one that restarted keeps its last start but one in last_state."""
+    states = [state for c in status.container_statuses or () for state in (c.state, c.last_state) if state]
+    instants = [instant for state in states for instant in (state.running, state.terminated) if instant]
+    return min((ms for instant in instants if (ms := _ms(instant.started_at)) is not None), default=None)
+
+
+def _last_end_ms(status: PodStatus) -> int | None:
+    ends = [c.state.terminated for c in status.container_statuses or () if c.state and c.state.terminated]
+    return max((ms for end in ends if (ms := _ms(end.finished_at)) is not None), default=None)
+
+
+def _ms(at: datetime | None) -> int | None:
+    """None also for the zero time Go writes for "never"."""
+    if at is None or at.tzinfo is None or at.year < 1971:
+        return None
+    return round(at.timestamp() * 1000)

@@ -1,0 +1,330 @@
+"""Reads who holds GPUs from a pods file, or from the HPC job files that a batch system's prolog writes.
+
+pods:
+      - uid: 5f0ce1b2-7a41-4c0e-9d55-0123456789ab    # required, like namespace and name
+        namespace: vision
+        name: train-0
+        labels: {team: vision}
+        owners: [{kind: Job, name: train, uid: 7c1d}]
+        workload: Job/train                           # default: the last owner
+        queue_ref: kai:vision
+        priority: 100
+        requests: {nvidia.com/gpu: "1"}
+        created: 2026-10-01T08:00:00Z                 # likewise scheduled, started, ended; all optional
+        devices:
+          - gpu: GPU-2f6c...                          # uuid, or the index on this node
+            mig: MIG-91e0...                          # where it holds an instance
+            container: main
+            sharing: time-slicing                     # or mps, fraction, dra
+            of: 4                                     # replicas the device is cut into ...
+            replicas: 1                               # ... of which it has this many
+            fraction: 0.5                             # for fraction and dra
+
+A pod holds its devices from `started` (else `scheduled`, else always) to `ended`. The file is read
+again when it changes; a fault leaves the last good reading in force and is reported with file:line.
+
+One file per GPU, named by its index (`0`) or, for a MIG instance, by index and GPU instance (`0.1`); one job id
+per line. Source: dcgm-exporter, DCGM_HPC_JOB_MAPPING_DIR. Jobs of one file share its device equally, as
+nothing there says otherwise. The folder is read anew with every reading, bounded. A GPU without a file has no job.
+A file that cannot be read or understood says nothing: its GPU keeps the jobs that were read last, and its holders are
+unknown until the file can be read again. Without the folder that is so for every GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.core.readings import Allocation, Gpu, Unavailable
+from agent.wire import Holder, Owner, PodFacts, SharingMode
+from gputally.base.atomic_file import stamp
+from gputally.base.yaml_file import Document, FileFault, Key, convert, read
+
+_PPM = 1_000_000
+Name = Annotated[str, Meta(min_length=1, max_length=253)]
+Count = Annotated[int, Meta(ge=1, le=1024)]
+
+
+class _Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    gpu: str | int
+    mig: str = ""
+    container: str = ""
+    sharing: SharingMode | None = None
+    of: Count | None = None
+    replicas: Count = 1
+    fraction: Decimal | None = None
+
+
+class _Pod(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    uid: Name
+    namespace: Name
+    name: Name
+    labels: dict[str, str] = {}
+    owners: tuple[Owner, ...] = ()
+    workload: str = ""
+    queue_ref: str = ""
+    priority: int | None = None
+    requests: dict[str, str] = {}
+    created: datetime | None = None
+    scheduled: datetime | None = None
+    started: datetime | None = None
+    ended: datetime | None = None
+    devices: tuple[_Device, ...] = ()
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pods: tuple[_Pod, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPod:
+    """A pod as it should be called. containers: the names of its containers by the runtime's ids."""
+
+    uid: str
+    namespace: str
+    name: str
+    containers: Mapping[str, str] = field(default_factory=dict)
+
+    def called(self, holder: Holder) -> Holder:
+        """The holder a control group names, as everybody else calls it; a container it does not know stays an id."""
+        names = [name for long_id, name in self.containers.items() if long_id.startswith(holder.container)]
+        container = names[0] if len(names) == 1 else holder.container
+        return Holder(kind="pod", uid=self.uid, namespace=self.namespace, name=self.name, container=container)
+
+
+@dataclass(frozen=True, slots=True)
+class Pods:
+    """One reading: facts of every pod, and what the running ones hold (Unavailable: nobody could say).
+    fault: why the file was not taken. sources: where it came from, each with its failure. known: pods by
+    what a control group may call them: their uid, and a static pod's configuration hash.
+    took_ms: how long those took that are timed. unresolved: devices that are held and not among those asked for.
+    unknown: why it is not known who holds a GPU, by its uuid; its allocations are the last known ones."""
+
+    facts: tuple[PodFacts, ...]
+    allocations: tuple[Allocation, ...] | Unavailable
+    fault: str = ""
+    sources: tuple[tuple[str, str], ...] = ()
+    known: Mapping[str, KnownPod] = field(default_factory=dict)
+    took_ms: tuple[tuple[str, int], ...] = ()
+    unresolved: tuple[str, ...] = ()
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
+class PodsFile:
+    """See the module's text. Raises FileFault at the first reading only: later ones keep the last good file."""
+
+    def __init__(self, path: Path, node: str) -> None:
+        self._path = path
+        self._node = node
+        self._pods = _parse(read(path))
+        self._stamp = stamp(path)
+        self._fault = ""
+
+    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
+        """What holds at `at_ms`. An index in the file is looked up among `gpus`."""
+        found = stamp(self._path)
+        if found != self._stamp:
+            self._stamp = found
+            try:
+                self._pods, self._fault = _parse(read(self._path)), ""
+            except FileFault as fault:
+                self._fault = "; ".join(fault.faults)
+        uuids = {str(gpu.index): gpu.uuid for gpu in gpus}
+        facts = tuple(self._facts(pod, at_ms) for pod in self._pods)
+        held = tuple(
+            _allocation(pod, device, uuids) for pod in self._pods if _holds(pod, at_ms) for device in pod.devices
+        )
+        return Pods(facts, held, self._fault)
+
+    def _facts(self, pod: _Pod, at_ms: int) -> PodFacts:
+        outermost = f"{pod.owners[-1].kind}/{pod.owners[-1].name}" if pod.owners else ""
+        return PodFacts(
+            seq=0,
+            uid=pod.uid,
+            namespace=pod.namespace,
+            name=pod.name,
+            node=self._node,
+            labels=pod.labels,
+            owners=pod.owners,
+            workload=pod.workload or outermost,
+            queue_ref=pod.queue_ref,
+            priority=pod.priority,
+            requests=pod.requests,
+            created_ms=_ms(pod.created),
+            scheduled_ms=_ms(pod.scheduled),
+            started_ms=_ms(pod.started),
+            ended_ms=_ms(pod.ended),
+            observed_ms=at_ms,
+        )
+
+
+def _parse(document: Document) -> tuple[_Pod, ...]:
+    """Raises FileFault with the line of every fault."""
+    if document.data is None:
+        return ()
+    pods = convert(document, _File).pods
+    faults: list[str] = []
+    seen: dict[str, int] = {}
+    for index, pod in enumerate(pods):
+        for path, reason in _contradictions(pod):
+            faults.append(f"{document.place(('pods', index, *path))}: {reason}")
+        if pod.uid in seen:
+            faults.append(f"{document.place(('pods', index, 'uid'))}: pod {pod.uid} is item {seen[pod.uid]} already")
+        seen[pod.uid] = index
+    if faults:
+        raise FileFault(faults)
+    return pods
+
+
+def _contradictions(pod: _Pod) -> Iterator[tuple[tuple[Key, ...], str]]:
+    """What no single type can say, each with its path inside the pod."""
+    for name in ("created", "scheduled", "started", "ended"):
+        at = getattr(pod, name)
+        if at is not None and at.tzinfo is None:
+            yield (name,), f"{name}: an instant needs its offset, for example 2026-10-01T08:00:00Z"
+    for index, device in enumerate(pod.devices):
+        place = ("devices", index)
+        if device.fraction is not None and not 0 < device.fraction <= 1:
+            yield (*place, "fraction"), f"fraction: more than 0 and at most 1, not {device.fraction}"
+        if device.of is not None and device.replicas > device.of:
+            yield (*place, "replicas"), f"replicas: {device.replicas} of {device.of}"
+        if device.sharing is None and (device.of is not None or device.fraction is not None):
+            yield place, "sharing: missing, although the device is said to be shared"
+
+
+def _holds(pod: _Pod, at_ms: int) -> bool:
+    since, until = _ms(pod.started or pod.scheduled), _ms(pod.ended)
+    return (since is None or since <= at_ms) and (until is None or at_ms < until)
+
+
+def _allocation(pod: _Pod, device: _Device, uuids: dict[str, str]) -> Allocation:
+    return Allocation(
+        gpu_uuid=uuids.get(str(device.gpu), str(device.gpu)),
+        holder=Holder(kind="pod", uid=pod.uid, namespace=pod.namespace, name=pod.name, container=device.container),
+        mig_uuid=device.mig,
+        sharing=device.sharing,
+        sharing_replicas=device.of or 0,
+        replicas=device.replicas,
+        fraction_ppm=None if device.fraction is None else int(device.fraction * _PPM),
+    )
+
+
+def _ms(at: datetime | None) -> int | None:
+    return None if at is None else round(at.timestamp() * 1000)
+
+
+MAX_FILES = 1_024
+MAX_FILE_BYTES = 64 * 1024
+MAX_JOBS = 256
+_NAME = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
+MAX_FAULTS = 8
+"""So many faults are named; of the others their number."""
+_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\[\]+-]{0,63}")
+
+
+class HpcJobs:
+    """Who holds what by the mapping folder; shaped like `agent.holders.holder_files.PodsFile`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._last: dict[str, tuple[Allocation, ...]] = {}
+        """What each file said when it could be read last."""
+
+    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:  # noqa: ARG002 - the folder has no times
+        """What the folder says now."""
+        try:
+            with os.scandir(self._root) as entries:
+                names = sorted(entry.name for entry in entries if _NAME.fullmatch(entry.name))
+        except OSError as error:
+            fault = f"{self._root}: {error.strerror}"
+            return Pods((), self._held(gpus), fault, unknown={gpu.uuid: fault for gpu in gpus})
+        faults: list[str] = []
+        unknown: dict[str, str] = {}
+        unresolved: list[str] = []
+        self._last = {name: held for name, held in self._last.items() if name in names}
+        for number, name in enumerate(names):
+            try:
+                if number >= MAX_FILES:
+                    raise ValueError(f"not read: the folder has more than {MAX_FILES} files")
+                self._last[name] = tuple(_allocations(name, self._jobs(name), gpus))
+            except FileNotFoundError:  # its last job ended since the folder was listed
+                self._last.pop(name, None)
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                fault = f"{self._root / name}: {reason}"
+                faults.append(fault)
+                if (gpu := _gpu(name, gpus)) is not None:
+                    unknown.setdefault(gpu.uuid, fault)
+                if isinstance(error, _NoInstance):
+                    unresolved.append(name)
+        return Pods((), self._held(gpus), _joined(faults), unresolved=tuple(unresolved), unknown=unknown)
+
+    def _held(self, gpus: Sequence[Gpu]) -> tuple[Allocation, ...]:
+        """What the files said last, of the devices that there are."""
+        devices = {(gpu.uuid, "") for gpu in gpus} | {(gpu.uuid, mig.uuid) for gpu in gpus for mig in gpu.mig}
+        held = (allocation for name in sorted(self._last) for allocation in self._last[name])
+        return tuple(allocation for allocation in held if (allocation.gpu_uuid, allocation.mig_uuid) in devices)
+
+    def _jobs(self, name: str) -> tuple[str, ...]:
+        """Raises OSError, and ValueError for what is no list of jobs."""
+        with (self._root / name).open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise ValueError(f"more than {MAX_FILE_BYTES} bytes")
+        return parse_jobs(text.decode("utf-8", "replace"))
+
+
+def parse_jobs(text: str) -> tuple[str, ...]:
+    """The job ids of one file, each once, in order. Raises ValueError for a line that is none."""
+    jobs: dict[str, None] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        job = line.strip()
+        if not job:
+            continue
+        if not _JOB.fullmatch(job):
+            raise ValueError(f"line {number}: not a job id: {job[:64]!r}")
+        jobs[job] = None
+        if len(jobs) > MAX_JOBS:
+            raise ValueError(f"more than {MAX_JOBS} jobs")
+    return tuple(jobs)
+
+
+class _NoInstance(ValueError):
+    """A file names a MIG instance that is not known: perhaps it is new."""
+
+
+def _joined(faults: Sequence[str]) -> str:
+    more = len(faults) - MAX_FAULTS
+    return "; ".join([*faults[:MAX_FAULTS], *([f"{more} more files"] if more > 0 else [])])
+
+
+def _gpu(name: str, gpus: Sequence[Gpu]) -> Gpu | None:
+    """The GPU of a file."""
+    index = int(name.partition(".")[0])
+    return next((gpu for gpu in gpus if gpu.index == index), None)
+
+
+def _allocations(name: str, jobs: Sequence[str], gpus: Sequence[Gpu]) -> Iterator[Allocation]:
+    """Raises ValueError for a device that this machine has not got."""
+    gpu, instance = _gpu(name, gpus), name.partition(".")[2]
+    if gpu is None:
+        if jobs:
+            raise ValueError("no such GPU here")
+        return
+    mig_uuid = ""
+    if instance and jobs:
+        mig_uuid = next((mig.uuid for mig in gpu.mig if mig.gi == int(instance)), "")
+        if not mig_uuid:
+            raise _NoInstance("no such GPU instance here")
+    for job in jobs:
+        holder = Holder(kind="slurm", uid=job, name=f"job {job}")
+        yield Allocation(gpu.uuid, holder, mig_uuid, sharing="processes" if len(jobs) > 1 else None)

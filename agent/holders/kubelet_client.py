@@ -1,0 +1,324 @@
+"""Asks the kubelet's gRPC socket for its device assignments on a thread of its own.
+
+A kubelet that is slow, restarting or rate limiting must never hold up the sampling: readers see the last
+answer with its age. Devices stay with running containers while a kubelet restarts, so an answer counts for
+half a minute after it could not be renewed; then nobody knows any more who holds what.
+It must not know what a device is called elsewhere or which pods are still alive.
+
+The kubelet's socket is the only gRPC the agent speaks, and grpcio would cost every node some 20 MiB for
+it. What is spoken: HTTP/2 POST, five bytes of prefix, the status in the trailers. Flow control windows
+are given back as data arrives, answers are bounded, a connection that a restarted server left behind is
+replaced once within a call (the calls are reads). No compression is offered, so none is accepted.
+It must not know what a message means. One thread at a time.
+Source: gRPC over HTTP2 (grpc.io, PROTOCOL-HTTP2), RFC 9113.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.exceptions
+
+from agent.core.errors import AgentError
+from agent.holders import kubelet_pod_resources
+from agent.holders.kubelet_pod_resources import Devices, Malformed, PodResources
+from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""What the kubelet's own client accepts at most."""
+RESOURCE_EXHAUSTED, UNIMPLEMENTED = 8, 12
+"""Of gRPC's status codes."""
+_PREFIX_BYTES = 5
+_READ_BYTES = 64 * 1024
+_MAX_STREAM_ID = 2**31 - 1
+
+
+class RpcUnavailable(AgentError):
+    """No complete answer came: no socket, refused, reset, timed out, or not gRPC."""
+
+
+class RpcFailed(AgentError):
+    """The server answered with a status other than OK; `code` as in the gRPC specification."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"gRPC status {code}: {message}" if message else f"gRPC status {code}")
+        self.code = code
+
+
+class _Stale(Exception):
+    """The connection ended before the call was answered; another one may do."""
+
+
+@dataclass(slots=True)
+class _Answer:
+    data: bytearray
+    status: str | None = None
+    message: str = ""
+    http_status: str = "200"
+    last: bool = False
+
+
+class UnaryChannel:
+    """Calls methods of the server at the unix socket `path`. timeout_s bounds a call as a whole."""
+
+    def __init__(self, path: Path, clock: Clock, timeout_s: float = 5.0) -> None:
+        self._path = path
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._socket: socket.socket | None = None
+        self._h2: h2.connection.H2Connection | None = None
+        self._deadline_ms = 0
+
+    def call(self, method: str, message: bytes = b"") -> bytes:
+        """The answer's message. method: `/package.Service/Method`. Raises RpcUnavailable, RpcFailed."""
+        self._deadline_ms = self._clock.monotonic_ms() + round(self._timeout_s * MS_PER_SECOND)
+        kept = self._h2 is not None
+        try:
+            return self._call(method, message)
+        except _Stale as stale:
+            if not kept:
+                raise RpcUnavailable(f"{self._path}: {stale}") from stale
+        try:
+            return self._call(method, message)
+        except _Stale as stale:
+            raise RpcUnavailable(f"{self._path}: {stale}") from stale
+
+    def close(self) -> None:
+        """Hang up. Idempotent; the next call connects anew."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+        self._socket = self._h2 = None
+
+    def _call(self, method: str, message: bytes) -> bytes:
+        done = False
+        try:
+            connection, stream = self._send(method, message)
+            answer = self._receive(connection, stream)
+            done = not answer.last and stream < _MAX_STREAM_ID - 2
+        except TimeoutError as error:
+            raise RpcUnavailable(f"{self._path}: no answer within {self._timeout_s:g} s") from error
+        except OSError as error:
+            raise _Stale(error.strerror or type(error).__name__) from error
+        except h2.exceptions.H2Error as error:
+            # Also what a server says on its way out: after its GOAWAY the library takes no further frame.
+            raise _Stale(f"not HTTP/2 as agreed: {type(error).__name__}") from error
+        finally:
+            if not done:
+                self.close()
+        return self._message(answer)
+
+    def _connect(self) -> h2.connection.H2Connection:
+        if self._h2 is None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            self._socket.settimeout(self._timeout_s)
+            try:
+                self._socket.connect(str(self._path))
+            except OSError as error:
+                raise RpcUnavailable(f"{self._path}: {error.strerror or error}") from error
+            config = h2.config.H2Configuration(client_side=True, header_encoding=None)
+            self._h2 = h2.connection.H2Connection(config)
+            self._h2.initiate_connection()
+        return self._h2
+
+    def _send(self, method: str, message: bytes) -> tuple[h2.connection.H2Connection, int]:
+        connection = self._connect()
+        stream = connection.get_next_available_stream_id()
+        headers = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", method),
+            (":authority", "localhost"),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+            ("grpc-timeout", f"{round(self._timeout_s * MS_PER_SECOND)}m"),
+        ]
+        connection.send_headers(stream, headers)
+        connection.send_data(stream, b"\0" + len(message).to_bytes(4, "big") + message, end_stream=True)
+        self._flush(connection)
+        return connection, stream
+
+    def _flush(self, connection: h2.connection.H2Connection) -> None:
+        assert self._socket is not None
+        out = connection.data_to_send()
+        if out:
+            self._socket.sendall(out)
+
+    def _receive(self, connection: h2.connection.H2Connection, stream: int) -> _Answer:
+        assert self._socket is not None
+        answer = _Answer(bytearray())
+        while True:
+            if self._clock.monotonic_ms() > self._deadline_ms:
+                raise TimeoutError
+            data = self._socket.recv(_READ_BYTES)
+            if not data:
+                raise _Stale("the server hung up")
+            ended = False
+            for event in connection.receive_data(data):
+                ended = self._take(connection, stream, event, answer) or ended
+            self._flush(connection)
+            if ended:
+                return answer
+
+    def _take(
+        self, connection: h2.connection.H2Connection, stream: int, event: h2.events.Event, answer: _Answer
+    ) -> bool:
+        """Add one event to the answer; whether it was the last of our stream."""
+        if isinstance(event, h2.events.ConnectionTerminated):
+            # What the server had begun it may finish; the connection is good for nothing after that.
+            answer.last = True
+            if event.last_stream_id is not None and event.last_stream_id < stream:
+                raise _Stale("the server is going away")
+        elif getattr(event, "stream_id", None) != stream:
+            return False
+        elif isinstance(event, h2.events.DataReceived):
+            answer.data += event.data or b""
+            if len(answer.data) > MAX_MESSAGE_BYTES + _PREFIX_BYTES:
+                raise RpcUnavailable(f"{self._path}: answer larger than {MAX_MESSAGE_BYTES} bytes")
+            connection.acknowledge_received_data(event.flow_controlled_length or 0, stream)
+        elif isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
+            for name, value in event.headers or ():
+                text = value.decode("utf-8", "replace")
+                if name == b"grpc-status":
+                    answer.status = text
+                elif name == b"grpc-message":
+                    answer.message = unquote(text)[:200]
+                elif name == b":status":
+                    answer.http_status = text
+        elif isinstance(event, h2.events.StreamReset):
+            code = event.error_code
+            if code == h2.errors.ErrorCodes.REFUSED_STREAM:
+                raise _Stale("the server refused the call")
+            raise RpcUnavailable(f"{self._path}: the server broke the call off ({code})")
+        return isinstance(event, h2.events.StreamEnded)
+
+    def _message(self, answer: _Answer) -> bytes:
+        if answer.http_status != "200":
+            raise RpcUnavailable(f"{self._path}: HTTP {answer.http_status}")
+        if answer.status is None or not answer.status.isascii() or not answer.status.isdigit():
+            raise RpcUnavailable(f"{self._path}: an answer without a status")
+        if answer.status != "0":
+            raise RpcFailed(int(answer.status[:9]), answer.message)
+        data = bytes(answer.data)
+        if len(data) < _PREFIX_BYTES or data[0] != 0 or int.from_bytes(data[1:5], "big") != len(data) - _PREFIX_BYTES:
+            raise RpcUnavailable(f"{self._path}: not exactly one uncompressed message")
+        return data[_PREFIX_BYTES:]
+
+
+log = logging.getLogger("agent.holders.kubelet_client")
+
+POLL_MS = 5 * MS_PER_SECOND
+"""Source: the kubelet answers 100 calls a second to all its clients together, burst 10."""
+MAX_BACKOFF_MS = MS_PER_MINUTE
+VALID_MS = 30 * MS_PER_SECOND
+OFFER_MS = MS_PER_MINUTE
+"""How often it is asked what it could give away, which changes with the device plugin only."""
+
+
+class Channel(Protocol):
+    """A way to call the kubelet: `agent.holders.kubelet_client.UnaryChannel`."""
+
+    def call(self, method: str, message: bytes = b"") -> bytes: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The last answer. pods: who was given what. offered: the devices that can be given, empty where an old
+    kubelet does not say. at_ms: monotonic time of the answer, None before the first. failure: why the
+    latest attempt brought none ("" = it did)."""
+
+    pods: tuple[PodResources, ...] = ()
+    offered: tuple[Devices, ...] = ()
+    at_ms: int | None = None
+    failure: str = "not asked yet"
+    took_ms: int = 0
+
+
+class Kubelet:
+    """Polls the kubelet at `socket`; `run` is its thread, `poll` one step of it."""
+
+    def __init__(self, socket: Path, clock: Clock, channel: Channel | None = None) -> None:
+        self._channel: Channel = channel or UnaryChannel(socket, clock)
+        self._clock = clock
+        self._given = Given()
+        self._failures = 0
+        self._offer_due_ms = 0
+        self._wake = threading.Event()
+
+    def given(self) -> Given:
+        """The last answer; from any thread."""
+        return self._given
+
+    def unknown_for(self) -> str:
+        """Why it is not known who holds what; "" while an answer is recent enough."""
+        given = self._given
+        if given.at_ms is not None and self._clock.monotonic_ms() - given.at_ms <= VALID_MS:
+            return ""
+        return f"kubelet: {given.failure}" if given.failure else "kubelet: no recent answer"
+
+    def ask_soon(self) -> None:
+        """Something changed: do not wait for the next turn. From any thread."""
+        self._wake.set()
+
+    def poll(self) -> Given:
+        """Ask once; a failure keeps the earlier answer beside its reason."""
+        now_ms = self._clock.monotonic_ms()
+        try:
+            pods = kubelet_pod_resources.decode_list(self._channel.call(kubelet_pod_resources.SERVICE + "List"))
+            offered = self._given.offered
+            if now_ms >= self._offer_due_ms:
+                offered = self._ask_offered()
+                self._offer_due_ms = now_ms + OFFER_MS
+        except (RpcUnavailable, RpcFailed, Malformed) as error:
+            self._failed(error)
+        else:
+            if self._failures:
+                log.info("the kubelet answers", extra={"pods": len(pods)})
+            self._failures = 0
+            self._given = Given(pods, offered, now_ms, "", self._clock.monotonic_ms() - now_ms)
+        return self._given
+
+    def run(self, stop: threading.Event) -> None:
+        """Poll until `stop` is set; `close` wakes it."""
+        while not stop.is_set():
+            self._wake.clear()
+            self.poll()
+            self._clock.wait(self._pause_ms() / MS_PER_SECOND, self._wake)
+        self._channel.close()
+
+    def close(self) -> None:
+        """Let `run` look at its `stop`."""
+        self._wake.set()
+
+    def _pause_ms(self) -> int:
+        return min(POLL_MS << min(self._failures, 8), MAX_BACKOFF_MS) if self._failures > 3 else POLL_MS
+
+    def _ask_offered(self) -> tuple[Devices, ...]:
+        """Kubelets before 1.23 do not know the call: then it is not known how many parts a device has."""
+        try:
+            return kubelet_pod_resources.decode_allocatable(
+                self._channel.call(kubelet_pod_resources.SERVICE + "GetAllocatableResources")
+            )
+        except RpcFailed as error:
+            if error.code == RESOURCE_EXHAUSTED:
+                raise
+            return ()
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        if self._failures == 1:
+            log.warning("the kubelet does not say who holds what", extra={"reason": str(error)})
+        self._given = replace(self._given, failure=str(error))

@@ -1,0 +1,408 @@
+"""Lists and watches objects of the API server over plain HTTPS, and keeps this node's pods in memory.
+
+The Kubernetes client would cost every node 40 MiB for two requests. The service account's token is read
+again when the kubelet renews its file; lines and pages are bounded; a dead network is noticed by TCP's
+keep-alive long before a watch would time out. It must not know what an object means.
+
+The protocol of the API server's watches: go on from the last resource version after every break, bookmarks
+move it while nothing happens, 410 Gone means that it is too old and everything is listed anew. Failures
+back off with jitter, so that a thousand nodes do not come back at once. What was known stays known
+meanwhile, and `failure` says since when it may be old.
+Source: kubernetes.io, "Efficient detection of changes".
+
+Fed by a `agent.holders.lean_list_watch.Reflector`; read from the sampling thread, which takes a snapshot and never
+waits. A pod that came and went between two samples is told all the same. Bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import logging
+import random
+import socket
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlencode
+
+import msgspec
+
+from agent.core.errors import AgentError, SettingsError, TokenUnavailable
+from agent.core.lean_http_client import TokenFile, connection_to
+from agent.holders import api_objects
+from agent.holders.api_objects import PodView, Unreadable
+from agent.holders.bound_pods import BoundPods
+from agent.wire import PodFacts
+from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+MAX_PAGE_BYTES = 64 * 1024 * 1024
+MAX_LINE_BYTES = 4 * 1024 * 1024
+"""An object is at most 1.5 MiB (source: etcd's request limit)."""
+TIMEOUT_S = 30.0
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+
+
+class ApiUnavailable(AgentError):
+    """The API server did not answer, or not with what was asked for. status: of the answer, 0 without one."""
+
+    def __init__(self, reason: str, status: int = 0, retry_after_s: int = 0) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class ApiServer:
+    """url: https://host:port. ca_file: PEM of its authorities. token_file: None where it wants none.
+
+    Each request has a connection of its own, so threads may share it. Raises SettingsError for a url or a
+    CA file that cannot be used."""
+
+    def __init__(self, url: str, ca_file: Path | None, token_file: Path | None) -> None:
+        connection_to(url, ca_file, TIMEOUT_S)  # refused now rather than by every request
+        self._url = url
+        self._ca_file = ca_file
+        self._token = TokenFile(token_file) if token_file is not None else None
+        self._mutex = threading.Lock()
+        self._open: set[http.client.HTTPConnection] = set()
+        self._closed = False
+
+    def page(self, path: str, parameters: Mapping[str, str]) -> bytes:
+        """The whole answer to a GET. Raises ApiUnavailable."""
+        with self._request(path, parameters, TIMEOUT_S) as response:
+            data = response.read(MAX_PAGE_BYTES + 1)
+            if len(data) > MAX_PAGE_BYTES:
+                raise ApiUnavailable(f"an answer larger than {MAX_PAGE_BYTES} bytes")
+            return data
+
+    def lines(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> Iterator[bytes]:
+        """The answer to a GET line by line as it comes, at most `timeout_s` apart. Raises ApiUnavailable."""
+        with self._request(path, parameters, timeout_s) as response:
+            while line := response.readline(MAX_LINE_BYTES + 1):
+                if len(line) > MAX_LINE_BYTES:
+                    raise ApiUnavailable(f"a line larger than {MAX_LINE_BYTES} bytes")
+                yield line
+
+    def close(self) -> None:
+        """Break off what is going on; nothing can be asked afterwards. From any thread."""
+        with self._mutex:
+            self._closed = True
+            for connection in self._open:
+                if connection.sock is not None:
+                    with contextlib.suppress(OSError):
+                        connection.sock.shutdown(socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def _request(
+        self, path: str, parameters: Mapping[str, str], timeout_s: float
+    ) -> Iterator[http.client.HTTPResponse]:
+        connection, prefix = connection_to(self._url, self._ca_file, timeout_s)
+        try:
+            headers = {"Accept": "application/json", "User-Agent": "gputally-agent"}
+            if self._token is not None:
+                headers["Authorization"] = f"Bearer {self._token.read()}"
+            connection.connect()
+            self._watch_over(connection)
+            connection.request("GET", f"{prefix}{path}?{urlencode(parameters)}", headers=headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise _refused(response)
+            yield response
+        except TokenUnavailable as error:
+            raise ApiUnavailable(str(error)) from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise ApiUnavailable(f"API server unreachable: {_reason(error)}") from error
+        finally:
+            with self._mutex:
+                self._open.discard(connection)
+            connection.close()
+
+    def _watch_over(self, connection: http.client.HTTPConnection) -> None:
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        with self._mutex:
+            if self._closed:
+                raise ApiUnavailable("closed")
+            self._open.add(connection)
+
+
+def in_cluster(environ: Mapping[str, str], account: Path = ACCOUNT) -> ApiServer:
+    """The API server of the cluster this container runs in. Raises SettingsError outside of one.
+
+    Source: kubernetes.io, "Accessing the Kubernetes API from a Pod"."""
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        raise SettingsError("not in a cluster: KUBERNETES_SERVICE_HOST is not set")
+    if ":" in host:
+        host = f"[{host}]"
+    return ApiServer(f"https://{host}:{port}", account / "ca.crt", account / "token")
+
+
+def _refused(response: http.client.HTTPResponse) -> ApiUnavailable:
+    try:
+        said = api_objects.decode(response.read(64 * 1024), api_objects.Status).message[:200]
+    except api_objects.Unreadable:
+        said = response.reason
+    after = response.getheader("Retry-After", "").strip()
+    retry_after_s = min(int(after[:6]), 3600) if after.isascii() and after.isdigit() else 0
+    return ApiUnavailable(f"API server: HTTP {response.status} {said}", response.status, retry_after_s)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error.args[-1]) if error.args else type(error).__name__
+
+
+log = logging.getLogger("agent.holders.lean_list_watch")
+
+PAGE_ITEMS = 500
+WATCH_S = 300
+"""The server ends a watch after this long, give or take a fifth."""
+SHORT_MS = MS_PER_SECOND
+"""A watch without a word that ends within this is a failure: asked again at once it would be a busy loop."""
+BACKOFF_BASE_MS = MS_PER_SECOND
+BACKOFF_CAP_MS = MS_PER_MINUTE
+ABSENT_MS = 10 * MS_PER_MINUTE
+FORBIDDEN, NOT_FOUND, GONE = 403, 404, 410
+_CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
+_SYSTEM_RANDOM = random.SystemRandom()
+
+
+class Api(Protocol):
+    """Where objects come from: `agent.holders.lean_list_watch.ApiServer`."""
+
+    def page(self, path: str, parameters: Mapping[str, str]) -> bytes: ...
+    def lines(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> Iterator[bytes]: ...
+
+
+class Store(Protocol):
+    """What takes the objects. Items are JSON; one that cannot be read is the store's to step over."""
+
+    def replace(self, items: Sequence[bytes]) -> None:
+        """These are all of them."""
+        ...
+
+    def apply(self, change: str, item: bytes) -> None:
+        """ADDED, MODIFIED or DELETED."""
+        ...
+
+
+class Reflector:
+    """Keeps `store` like the objects at `path` that `selector` (a field selector) chooses.
+
+    synced: whether it was listed once. failure: why the latest attempt broke off ("" = it goes on).
+    took_ms: how long the last list took; what follows it comes by itself.
+    optional: the cluster may not have such objects at all, which is no failure and asked again now and then."""
+
+    def __init__(
+        self,
+        api: Api,
+        path: str,
+        selector: str,
+        store: Store,
+        clock: Clock,
+        jitter: Callable[[], float] = _SYSTEM_RANDOM.random,
+        *,
+        optional: bool = False,
+    ) -> None:
+        self._optional = optional
+        self.synced = False
+        self.failure = "not listed yet"
+        self.took_ms = 0
+        self._api = api
+        self._path = path
+        self._selector = {"fieldSelector": selector}
+        self._store = store
+        self._clock = clock
+        self._jitter = jitter
+        self._version = ""
+        self._failures = 0
+
+    def run(self, stop: threading.Event) -> None:
+        """`step` until `stop` is set, with pauses after failures."""
+        while not stop.is_set():
+            pause_ms = self.step()
+            if pause_ms:
+                self._clock.wait(pause_ms / MS_PER_SECOND, stop)
+
+    def step(self) -> int:
+        """List where that is needed, then watch until the watch ends. How long to wait before the next one, ms."""
+        try:
+            if not self._version:
+                self._list()
+            self._watch()
+        except (ApiUnavailable, api_objects.Unreadable) as error:
+            return self._failed(error)
+        return 0
+
+    def _list(self) -> None:
+        items: list[bytes] = []
+        more, began_ms = "", self._clock.monotonic_ms()
+        while True:
+            # Version 0: from the server's cache, where one node's pods are found without reading all.
+            page = {"limit": str(PAGE_ITEMS), "continue": more} if more else {"resourceVersion": "0"}
+            found = api_objects.decode(self._api.page(self._path, {**self._selector, **page}), api_objects.Listing)
+            items += [bytes(item) for item in found.items or ()]
+            more = found.metadata.more
+            if not more:
+                break
+        self._store.replace(items)
+        self._version = found.metadata.resource_version
+        self.took_ms = self._clock.monotonic_ms() - began_ms
+        self.synced = True
+        self.failure = ""
+
+    def _watch(self) -> None:
+        lasts_s = round(WATCH_S * (0.8 + 0.4 * self._jitter()))
+        parameters = {
+            **self._selector,
+            "watch": "true",
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(lasts_s),
+        }
+        began_ms, quiet = self._clock.monotonic_ms(), True
+        for line in self._api.lines(self._path, parameters, lasts_s + 30):
+            self._take(api_objects.decode(line, api_objects.Event))
+            quiet = False
+        if quiet and self._clock.monotonic_ms() - began_ms < SHORT_MS:
+            raise ApiUnavailable("watch: ended as soon as it began")
+        self._well()
+
+    def _take(self, event: api_objects.Event) -> None:
+        if event.type == "ERROR":
+            status = api_objects.decode(event.object, api_objects.Status)
+            raise ApiUnavailable(f"watch: {status.message or status.reason}"[:200], status.code)
+        version = api_objects.resource_version(event.object)
+        if event.type in _CHANGES:
+            self._store.apply(event.type, bytes(event.object))
+        self._version = version or self._version
+        self._well()
+
+    def _well(self) -> None:
+        if self._failures:
+            log.info("the API server is followed again", extra={"path": self._path})
+        self._failures = 0
+        self.failure = ""
+
+    def _failed(self, error: ApiUnavailable | api_objects.Unreadable) -> int:
+        status = error.status if isinstance(error, ApiUnavailable) else GONE
+        if status == NOT_FOUND and self._optional:
+            self.failure = ""
+            return ABSENT_MS
+        if status == GONE:
+            self._version = ""  # too old, or not to be read on from: everything anew
+        if status == GONE and not self._failures:
+            self._failures = 1
+            return 0
+        self._failures += 1
+        if not self.failure or self._failures == 1:
+            log.warning("the API server cannot be followed", extra={"path": self._path, "reason": str(error)})
+        self.failure = str(error)
+        ceiling = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS << min(self._failures - 1, 16))
+        if status == FORBIDDEN:
+            ceiling = BACKOFF_CAP_MS  # nobody grants a right within a second
+        asked_ms = error.retry_after_s * MS_PER_SECOND if isinstance(error, ApiUnavailable) else 0
+        return max(ceiling // 2 + round(self._jitter() * ceiling / 2), asked_ms)
+
+
+PATH = "/api/v1/pods"
+TELL_GONE_MS = 5 * MS_PER_MINUTE
+MAX_PODS = 5_000
+Key = tuple[str, str]
+
+
+class PodStore:
+    """`agent.holders.lean_list_watch.Store` of one node's pods. labels: keys or patterns of what may leave the node.
+
+    on_change: called after every change of a pod that may hold a GPU. bound: what pods declared when they were bound;
+    what their owners change later counts for nothing."""
+
+    def __init__(
+        self,
+        node: str,
+        labels: Sequence[str],
+        clock: Clock,
+        on_change: Callable[[], None] = lambda: None,
+        bound: BoundPods | None = None,
+    ) -> None:
+        self._bound = bound or BoundPods()
+        self.unreadable = 0
+        self._node = node
+        self._labels = labels
+        self._clock = clock
+        self._on_change = on_change
+        self._mutex = threading.Lock()
+        self._views: dict[Key, PodView] = {}
+        self._gone: dict[str, tuple[PodView, int]] = {}
+
+    def replace(self, items: Sequence[bytes]) -> None:
+        """These are all pods; those known before and not among them ended at a time nobody saw."""
+        views = {view.key: view for item in items[:MAX_PODS] if (view := self._read(item)) is not None}
+        with self._mutex:
+            for key, view in self._views.items():
+                if key not in views or views[key].facts.uid != view.facts.uid:
+                    self._bury(view)
+            self._views = views
+        self._bound.keep_only(view.facts.uid for view in views.values())
+        self._on_change()
+
+    def apply(self, change: str, item: bytes) -> None:
+        """See agent.holders.lean_list_watch.Store."""
+        view = self._read(item)
+        if view is None:
+            return
+        with self._mutex:
+            views = dict(self._views)
+            known = views.get(view.key)
+            if change == "DELETED":
+                if known is None or known.facts.uid == view.facts.uid:
+                    views.pop(view.key, None)
+                self._bound.forget(view.facts.uid)
+                self._bury(view)
+            elif view.key in views or len(views) < MAX_PODS:
+                if known is not None and known.facts.uid != view.facts.uid:
+                    self._bury(known)
+                views[view.key] = view
+            self._views = views
+        if view.wants_gpu:
+            self._on_change()
+
+    def views(self) -> Mapping[Key, PodView]:
+        """The pods there are, by namespace and name. Not to be changed."""
+        return self._views
+
+    def gone(self) -> Collection[Key]:
+        """Namespace and name of the pods that were deleted lately."""
+        with self._mutex:
+            return {view.key for view, _ in self._gone.values()} - self._views.keys()
+
+    def facts(self, at_ms: int, holders: Collection[str]) -> tuple[PodFacts, ...]:
+        """Facts of the pods that want a GPU, and of those whose uid is among `holders`."""
+        now_ms = self._clock.monotonic_ms()
+        with self._mutex:
+            for uid in [uid for uid, (_, until_ms) in self._gone.items() if until_ms <= now_ms]:
+                del self._gone[uid]
+            views = [*self._views.values(), *(view for view, _ in self._gone.values())]
+        told = {v.facts.uid: v.facts for v in views if v.wants_gpu or v.facts.uid in holders}
+        return tuple(msgspec.structs.replace(told[uid], observed_ms=at_ms) for uid in sorted(told))
+
+    def _read(self, item: bytes) -> PodView | None:
+        try:
+            return self._bound.as_bound(api_objects.read(item, self._node, self._labels))
+        except Unreadable as error:
+            self.unreadable += 1
+            log.warning("a pod that cannot be read", extra={"reason": str(error)[:200]})
+            return None
+
+    def _bury(self, view: PodView) -> None:
+        if len(self._gone) >= MAX_PODS:
+            del self._gone[next(iter(self._gone))]
+        ended_ms = view.facts.ended_ms or self._clock.wall_ms()
+        facts = msgspec.structs.replace(view.facts, ended_ms=ended_ms)
+        until_ms = self._clock.monotonic_ms() + TELL_GONE_MS
+        self._gone[facts.uid] = replace(view, facts=facts, over=True, running=False), until_ms

@@ -1,0 +1,199 @@
+"""Maps a process id to a pod, Slurm step or container through its control group.
+
+In this order: a pod or Slurm step, whichever is the outer one, a container, else the process itself; the
+user is told for Slurm jobs and processes. Read from a process table whose root is an argument
+(`/host/proc` in a container). A process is told from a later one with the same number by its start time, and
+its answer is remembered, because one that just ended has no control group any more. It must not know what
+a GPU is.
+
+`/var/log/pods/NAMESPACE_NAME_UID/` exists for every pod the kubelet runs, static ones under the uid
+that their control group shows. Read-only, bounded, and absent outside Kubernetes, which is no fault.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from agent.wire import Holder
+from gputally.base.units import MS_PER_SECOND
+
+MAX_FILE_BYTES = 64 * 1024
+MAX_REMEMBERED = 4_096
+
+# Unanchored: prefixes differ by runtime, driver and namespace. Source: kubelet cgroup names (cgroupfs and
+# systemd drivers; the latter writes '_' for '-'); a static pod's uid is 32 hex digits (its config hash).
+_POD = re.compile(
+    r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])"
+)
+_CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
+_RUNTIME = re.compile(r"(docker|libpod|cri-containerd|crio|containerd)[-/:](?:conmon-)?(?=[0-9a-f]{64})")
+# Source: Slurm cgroup/v1 and cgroup/v2 plugins: .../job_123/step_0/...; batch, extern and interactive are steps too.
+# Anchored where Slurm itself makes them: below a folder of its own a user may call things as it likes.
+_SLURM = re.compile(
+    r"^(?:\d+:[^:]*:)?(?:/slurm[^/]*/uid_\d+|(?:/[^/:]+\.slice)*/[^/:]*slurmstepd\.scope)/job_(\d+)(?:/step_(\w+))?",
+    re.MULTILINE,
+)
+_RUNTIME_NAMES = {"libpod": "podman", "cri-containerd": "containerd", "crio": "cri-o"}
+_SHORT_ID = 12
+
+
+@dataclass(frozen=True, slots=True)
+class PodMatch:
+    """A pod named in a control group path, and the container after it ("" = none)."""
+
+    uid: str
+    container_id: str
+
+
+def pods_in(cgroup: str) -> tuple[PodMatch, ...]:
+    """Every pod named in the text of /proc/PID/cgroup, in path order: runtimes nest, outermost first."""
+    found: dict[str, PodMatch] = {}
+    for line in cgroup.splitlines():
+        matches = list(_POD.finditer(line))
+        for i, match in enumerate(matches):
+            until = matches[i + 1].start() if i + 1 < len(matches) else len(line)
+            container = _CONTAINER.search(line, match.end(), until)
+            uid = match.group(1).replace("_", "-")
+            found.setdefault(uid, PodMatch(uid, container.group(1) if container else ""))
+    return tuple(found.values())
+
+
+def container_in(cgroup: str) -> tuple[str, str] | None:
+    """(runtime, id) of the innermost container outside Kubernetes; the runtime is "" where it is not named."""
+    for line in cgroup.splitlines():
+        ids = _CONTAINER.findall(line)
+        if ids:
+            runtimes = _RUNTIME.findall(line)
+            runtime = runtimes[-1] if runtimes else ""
+            return _RUNTIME_NAMES.get(runtime, runtime), ids[-1]
+    return None
+
+
+def holder_in(cgroup: str, known_pods: Collection[str] = ()) -> Holder | None:
+    """Who a control group belongs to; None for a plain process.
+
+    known_pods: uids this node's kubelet knows; of nested pods the first known one counts, else the
+    outermost: the outer agent bills the outer pod."""
+    job = _SLURM.search(cgroup)
+    if job:
+        return Holder(kind="slurm", uid=job.group(1), name=f"job {job.group(1)}", container=job.group(2) or "")
+    pods = pods_in(cgroup)
+    if pods:
+        pod = next((p for p in pods if p.uid in known_pods), pods[0])
+        return Holder(kind="pod", uid=pod.uid, container=pod.container_id[:_SHORT_ID])
+    container = container_in(cgroup)
+    if container:
+        runtime, container_id = container
+        return Holder(kind="container", uid=container_id, namespace=runtime, name=container_id[:_SHORT_ID])
+    return None
+
+
+class ProcessTable:
+    """The holders of processes, by their number. root: usually /proc; it must be the host's."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._remembered: dict[int, tuple[str, Holder]] = {}
+        self._users: dict[str, str] = {}
+
+    def holder(self, pid: int, known_pods: Collection[str] = (), *, same: bool = False) -> Holder | None:
+        """Who the process belongs to; one that ended is who it was. None: it is not in this table.
+
+        same: the caller has had it in sight since it asked last, so that the number cannot be another's."""
+        known = self._remembered.get(pid)
+        if same and known is not None:
+            return known[1]
+        start = self._start_time(pid)
+        if known is not None and start in ("", known[0]):
+            return known[1]
+        if not start:
+            return None
+        holder = holder_in(self._read(pid, "cgroup"), known_pods) or self._process(pid, start)
+        if holder.kind == "slurm":
+            holder = msgspec.structs.replace(holder, namespace=self._job_user(holder.uid, pid))
+        while len(self._remembered) >= MAX_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+        self._remembered[pid] = (start, holder)
+        return holder
+
+    def _process(self, pid: int, start: str) -> Holder:
+        name = self._read(pid, "comm").strip() or f"pid {pid}"
+        return Holder(kind="process", uid=f"{pid}:{start}", namespace=self._user(pid), name=name)
+
+    def _job_user(self, job: str, pid: int) -> str:
+        """Whose job it is: the user of the first process seen of it, so that a job is one holder."""
+        while len(self._users) >= MAX_REMEMBERED:
+            del self._users[next(iter(self._users))]
+        return self._users.setdefault(job, self._user(pid))
+
+    def _start_time(self, pid: int) -> str:
+        """Field 22 of /proc/PID/stat, counted after the last ')': a command may contain anything."""
+        fields = self._read(pid, "stat").rpartition(")")[2].split()
+        return fields[19] if len(fields) > 19 else ""
+
+    def _user(self, pid: int) -> str:
+        uid = re.search(r"^Uid:\s+(\d+)", self._read(pid, "status"), re.MULTILINE)
+        if uid is None:
+            return ""
+        try:
+            return pwd.getpwuid(int(uid.group(1))).pw_name
+        except (KeyError, OverflowError):
+            return uid.group(1)
+
+    def _read(self, pid: int, name: str) -> str:
+        """One file of a process, "" where it is gone. Plain descriptors: this runs for every process and sample."""
+        try:
+            descriptor = os.open(f"{self._root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return ""
+        try:
+            return os.read(descriptor, MAX_FILE_BYTES).decode("utf-8", "replace")
+        except OSError:  # it ended between the two calls
+            return ""
+        finally:
+            os.close(descriptor)
+
+
+RESCAN_MS = 10 * MS_PER_SECOND
+MAX_PODS = 10_000
+
+
+class PodName(NamedTuple):
+    namespace: str
+    name: str
+
+
+class PodLogs:
+    """Names by pod uid. root: usually /var/log/pods."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._names: dict[str, PodName] = {}
+        self._next_ms = 0
+
+    def names(self, at_ms: int) -> dict[str, PodName]:
+        """Every pod with a folder, at most ten seconds old."""
+        if at_ms >= self._next_ms:
+            self._next_ms = at_ms + RESCAN_MS
+            self._names = self._scan()
+        return self._names
+
+    def _scan(self) -> dict[str, PodName]:
+        found: dict[str, PodName] = {}
+        try:
+            with os.scandir(self._root) as entries:
+                for entry in entries:
+                    parts = entry.name.split("_")  # none of the three may contain one
+                    if len(parts) == 3 and all(parts) and len(found) < MAX_PODS:
+                        found[parts[2]] = PodName(parts[0], parts[1])
+        except OSError:
+            return {}
+        return found

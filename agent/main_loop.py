@@ -1,0 +1,371 @@
+"""Runs the agent's two rhythms on two threads: sample the node, and upload closed intervals.
+
+Two rhythms on two threads: sampling must never wait for the network, since the driver forgets after
+ten seconds. `sample` and `ship` are single bounded steps, so that tests and the demo drive them on a
+virtual clock. A source that fails costs the readings of that moment and nothing else; a spool that
+fails is replaced by bounded memory until it works again, oldest kept. No reading is interpreted here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from agent.core.errors import ClockSetBack, DriverReplaced, OutboxUnavailable
+from agent.core.readings import Snapshot
+from agent.core.settings import Settings, unseen
+from agent.core.steady_clock import SteadyClock
+from agent.metering.clock_slew import Timeline
+from agent.metering.meter import ClosedSet, Meter, moved
+from agent.metrics.exporter import AgentMetrics
+from agent.metrics.metric_families import Operations
+from agent.upload.clock_lines import WRONG_MS
+from agent.upload.spool import OUTBOX_FULL, SPOOL_UNWRITABLE, Loss, Outbox, Stats, extent
+from agent.upload.uploader import ShipResult, Uploader
+from agent.wire import PodFacts
+from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_SECOND
+
+log = logging.getLogger("agent.main_loop")
+
+MAX_BACKLOG_ROWS = 20_000
+"""Rows kept in memory while the spool cannot be written: some hours of a busy node, about 20 MiB."""
+STALE_SAMPLES = 10
+"""After this many sampling periods without a finished sample the agent calls itself dead."""
+_MIN_STALE_MS = 60 * MS_PER_SECOND
+
+
+class Source(Protocol):
+    """What shows a node: the real machine, a simulated one."""
+
+    def snapshot(self, at_ms: int) -> Snapshot:
+        """Everything at `at_ms` (UTC milliseconds, never decreasing). What cannot be read is Unavailable."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the hardware."""
+        ...
+
+
+@dataclass(slots=True)
+class Health:
+    """Counters of the agent itself, for its metrics. Written by the loop only."""
+
+    intervals_closed: int = 0
+    samples_failed: int = 0
+    last_sample_ok: bool = False
+    last_sample_took_ms: int = 0
+    backlog_rows: int = 0
+    backlog_lost_rows: int = 0
+    spool_failure: str = ""
+    uploads: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unspooled:
+    sets: tuple[ClosedSet, ...]
+    facts: tuple[PodFacts, ...]
+    rows: int
+
+
+class Agent:
+    """One node's agent. `shutdown` closes the source, the uploader and the outbox given to it.
+
+    metrics is fed with every turn; on_sample is called with every snapshot, after it was metered."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        source: Source,
+        outbox: Outbox,
+        uploader: Uploader,
+        clock: Clock,
+        *,
+        metrics: AgentMetrics | None = None,
+        on_sample: Callable[[Snapshot], None] | None = None,
+    ) -> None:
+        self.health = Health()
+        self._settings = settings
+        self._source = source
+        self._outbox = outbox
+        self._uploader = uploader
+        self._clock = clock
+        self._metrics = metrics
+        self._on_sample = on_sample
+        self._lines = uploader.lines
+        if isinstance(clock, SteadyClock):
+            last = self._lines.last
+            clock.ask(self._lines.opinion, None if last is None else last.line_ms)
+        self._timeline = Timeline(clock)
+        interval_ms = settings.interval_s * MS_PER_SECOND
+        self._meter = Meter(interval_ms, ZoneInfo(settings.month_zone), boot_id=uploader.boot_id)
+        self._leapt_ms = self._clock_steps = 0
+        self._resumed = False
+        self._facts: dict[str, tuple[PodFacts, PodFacts]] = {}
+        """By uid what was spooled last, as it was shown and what of it counts."""
+        self._forgotten = 0
+        """Of the outbox, when these facts were looked at last."""
+        self._backlog: deque[_Unspooled] = deque()
+        self._lost: Loss | None = None
+        self._alive_ms = clock.monotonic_ms()
+
+    # --- one step each ---------------------------------------------------------------------------
+
+    def sample(self) -> Snapshot | None:
+        """Read, meter and spool once; None when the source failed. Raises DriverReplaced and ClockSetBack."""
+        at_ms = self._timeline.now_ms()
+        self._require_clock()
+        began_ms = self._clock.monotonic_ms()
+        try:
+            snapshot = self._source.snapshot(at_ms)
+        except DriverReplaced:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a source does, the other readings go on
+            self._failed(error)
+            return None
+        first = not self._resumed
+        self._leap()
+        closed = self._resume(snapshot) if first else self._meter.observe(snapshot)
+        self._spool(closed, self._news(snapshot), always=first)
+        now_ms = self._clock.monotonic_ms()
+        health = self.health
+        health.last_sample_ok, health.last_sample_took_ms = True, now_ms - began_ms
+        self._alive_ms = now_ms
+        if self._metrics is not None:
+            self._metrics.observe(snapshot, closed)
+            self._metrics.operate(self._operations(snapshot))
+        if self._on_sample is not None:
+            self._on_sample(snapshot)
+        return snapshot
+
+    def ship(self, upto: int | None = None) -> ShipResult:
+        """One attempt to deliver, nothing newer than `upto`; a spool that cannot be read is a result to retry, not
+        an error."""
+        try:
+            result = self._uploader.ship(upto)
+        except OutboxUnavailable as error:
+            log.warning("the spool cannot be read", extra={"reason": str(error)})
+            result = ShipResult("retry", retry_in_ms=MS_PER_SECOND, detail=str(error))
+        if result.outcome not in ("idle", "waiting"):
+            self.health.uploads[result.outcome] = self.health.uploads.get(result.outcome, 0) + 1
+        return result
+
+    def alive(self) -> bool:
+        """Whether sampling still happens; a call that hangs in the driver makes this False."""
+        limit_ms = max(_MIN_STALE_MS, round(self._settings.sample_s * MS_PER_SECOND) * STALE_SAMPLES)
+        return self._clock.monotonic_ms() - self._alive_ms <= limit_ms
+
+    # --- the loops -------------------------------------------------------------------------------
+
+    def run(self, stop: threading.Event) -> None:
+        """Sample here and ship on a second thread until `stop` is set, then shut down.
+
+        Raises DriverReplaced and ClockSetBack, after a clean shutdown that delivers nothing: the next process does."""
+        shipping = threading.Thread(target=self._ship_loop, args=(stop,), name="ship", daemon=True)
+        shipping.start()
+        period_ms = round(self._settings.sample_s * MS_PER_SECOND)
+        deliver = True
+        try:
+            while not stop.is_set():
+                self.sample()
+                # On multiples of the period, so that snapshots and interval edges coincide.
+                self._clock.wait((period_ms - self._timeline.now_ms() % period_ms) / MS_PER_SECOND, stop)
+        except (DriverReplaced, ClockSetBack):
+            deliver = False
+            raise
+        finally:
+            stop.set()
+            self.shutdown(shipping, deliver=deliver)
+
+    def shutdown(self, shipping: threading.Thread | None = None, *, deliver: bool = True) -> None:
+        """Close the open intervals, spool them, deliver what the grace period allows, let go of everything.
+
+        shipping: the thread that may still be in the middle of an upload; if it stays there, what is left
+        is delivered by the next start. deliver: False leaves all of it to the next start."""
+        deadline_ms = self._clock.monotonic_ms() + round(self._settings.grace_s * MS_PER_SECOND)
+        now_ms = self._timeline.now_ms()
+        self._leap()
+        self._spool(self._meter.flush(now_ms), ())
+        if shipping is not None:
+            shipping.join(timeout=self._settings.grace_s if deliver else 0)
+        if deliver and (shipping is None or not shipping.is_alive()):
+            self._deliver(deadline_ms)
+        if self._backlog:
+            log.critical("stopped with unspooled intervals", extra={"rows": self.health.backlog_rows})
+        self._source.close()
+        self._uploader.close()
+        self._outbox.close()
+
+    def _deliver(self, deadline_ms: int) -> None:
+        nobody = threading.Event()
+        while (left_ms := deadline_ms - self._clock.monotonic_ms()) > 0:
+            result = self.ship()
+            if result.outcome == "idle":
+                return
+            if not result.progress:
+                self._clock.wait(min(max(result.retry_in_ms, 1), left_ms) / MS_PER_SECOND, nobody)
+
+    def _ship_loop(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            try:
+                result = self.ship()
+            except Exception:  # an agent that meters and never ships again would be found out too late
+                log.exception("shipping failed")
+                result = ShipResult("retry")
+            if not result.progress:
+                pause_s = result.retry_in_ms / MS_PER_SECOND if result.retry_in_ms else self._settings.ship_s
+                self._clock.wait(pause_s, stop)
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _operations(self, snapshot: Snapshot) -> Operations:
+        """The agent's own state, for its metrics."""
+        failures, took_ms = dict(snapshot.sources), dict(snapshot.took_ms)
+        collectors: dict[str, tuple[bool | None, float | None]] = {
+            name: (
+                not failures[name] if name in failures else None,
+                took_ms[name] / MS_PER_SECOND if name in took_ms else None,
+            )
+            for name in failures.keys() | took_ms.keys()
+        }
+        collectors["outbox"] = (not self.health.spool_failure, None)
+        stats = Stats()
+        try:
+            stats = self._outbox.stats()
+        except OutboxUnavailable:
+            collectors["outbox"] = (False, None)
+        return Operations(
+            nvml_up=not failures["nvml"] if "nvml" in failures else None,
+            outbox_rows=stats.unsent_rows,
+            outbox_bytes=stats.bytes,
+            outbox_oldest_age_s=stats.oldest_age_ms / MS_PER_SECOND,
+            uploads=dict(self.health.uploads),
+            parked={**self._uploader.parked, OUTBOX_FULL: stats.lost_sets, SPOOL_UNWRITABLE: stats.unspooled_sets},
+            collectors=collectors,
+            sample_s=self.health.last_sample_took_ms / MS_PER_SECOND,
+            unspooled_rows=self.health.backlog_rows,
+            unspooled_lost_rows=self.health.backlog_lost_rows,
+            privilege=self._settings.privilege if self._settings.on_kubernetes else "",
+            unseen=unseen(self._settings.privilege, snapshot.devices),
+        )
+
+    def _failed(self, error: Exception) -> None:
+        self.health.samples_failed += 1
+        if self.health.last_sample_ok or self.health.samples_failed == 1:
+            log.warning("the source failed", extra={"reason": f"{type(error).__name__}: {error}"})
+        self.health.last_sample_ok = False
+        self._alive_ms = self._clock.monotonic_ms()
+
+    def _require_clock(self) -> None:
+        """Raises ClockSetBack where the clock was far ahead and the accountant says that it is right now."""
+        ahead_ms = -self._timeline.offset_ms
+        if ahead_ms > WRONG_MS and self._lines.opinion(self._clock.wall_ms() - self._clock.monotonic_ms()):
+            raise ClockSetBack(f"the clock was {ahead_ms // MS_PER_SECOND} s ahead and is right now: starting anew")
+
+    def _line_ms(self) -> int:
+        """What the time of the meter is ahead of the monotonic clock."""
+        return self._timeline.now_ms() - self._clock.monotonic_ms()
+
+    def _leap(self) -> None:
+        """Keep out of the books what the wall clock was set ahead by since this was last asked."""
+        timeline = self._timeline
+        if timeline.step_count != self._clock_steps:
+            self._clock_steps = timeline.step_count
+            log.warning("the wall clock was set", extra={"by_ms": timeline.steps[-1].offset_ms})
+        by_ms, self._leapt_ms = timeline.leapt_ms - self._leapt_ms, timeline.leapt_ms
+        if by_ms:
+            self._spool(self._meter.leap(by_ms), ())
+            with suppress(OutboxUnavailable):
+                self._lines.begin(self._line_ms())
+                self._date_again()
+
+    def _date_again(self) -> None:
+        """Date what was dated by a wrong clock of this boot, where the accountant agrees with the right one."""
+        line_ms = self._line_ms()
+        if self._lines.opinion(line_ms) and (count := self._lines.date_again(line_ms)):
+            log.warning("records that a wrong clock dated are dated again", extra={"records": count})
+
+    def _resume(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
+        """The first snapshot of this process: go on where an earlier one of the same boot ended."""
+        self._resumed = True
+        line_ms = self._line_ms()
+        try:
+            state = self._outbox.meter_state()
+            last = self._lines.last
+            if state is not None and last is not None and abs(line_ms - last.line_ms) > WRONG_MS:
+                state = moved(state, self._uploader.boot_id, line_ms - last.line_ms)
+            self._date_again()
+            self._lines.begin(line_ms)
+        except OutboxUnavailable as error:
+            log.warning("no earlier state to go on from", extra={"reason": str(error)})
+            state = None
+        return self._meter.observe(snapshot) if state is None else self._meter.resume(state, snapshot)
+
+    def _news(self, snapshot: Snapshot) -> tuple[PodFacts, ...]:
+        """Facts that are new or changed since they were spooled; when they were observed is no change. All of them
+        again where the accountant lost what nobody has any more: whose these pods are was told in it."""
+        if (forgotten := self._outbox.forgotten) != self._forgotten:
+            self._forgotten = forgotten
+            self._facts.clear()
+        news = tuple(facts for facts in snapshot.facts if self._is_news(facts))
+        gone = self._facts.keys() - {facts.uid for facts in snapshot.facts}
+        for uid in gone:
+            del self._facts[uid]
+        return news
+
+    def _is_news(self, facts: PodFacts) -> bool:
+        known = self._facts.get(facts.uid)
+        return known is None or (known[0] is not facts and known[1] != _essence(facts))
+
+    def _spool(self, closed: tuple[ClosedSet, ...], facts: tuple[PodFacts, ...], *, always: bool = False) -> None:
+        """Hand over what is new, behind what could not be spooled earlier. always: the state at least."""
+        self.health.intervals_closed += sum(len(c.rows) for c in closed)
+        if closed or facts or always:
+            self._keep(_Unspooled(closed, facts, sum(len(c.rows) for c in closed) + len(facts)))
+        while self._backlog and self._store(self._backlog[0]):
+            self.health.backlog_rows -= self._backlog.popleft().rows
+        if self._lost is not None and not self._backlog:
+            with suppress(OutboxUnavailable):  # it stays lost, and is declared another time
+                self._outbox.declare(self._lost)
+                self._lost = None
+
+    def _keep(self, new: _Unspooled) -> None:
+        if self.health.backlog_rows + new.rows > MAX_BACKLOG_ROWS:
+            self.health.backlog_lost_rows += new.rows
+            lost = extent(new.sets, len(new.facts), self._clock.wall_ms())
+            self._lost = lost if self._lost is None else self._lost + lost
+            return
+        self._backlog.append(new)
+        self.health.backlog_rows += new.rows
+        self._facts.update({fact.uid: (fact, _essence(fact)) for fact in new.facts})
+
+    def _store(self, oldest: _Unspooled) -> bool:
+        """Append to the outbox; False while it cannot be written. The meter's state goes with the newest
+        sets only: stored earlier it would claim that sets are spooled which are still in memory."""
+        state = self._meter.state() if len(self._backlog) == 1 else None
+        try:
+            done = self._outbox.append(oldest.sets, oldest.facts, state)
+        except OutboxUnavailable as error:
+            if not self.health.spool_failure:
+                log.critical("the spool cannot be written: metering goes on in memory", extra={"reason": str(error)})
+            self.health.spool_failure = str(error)
+            return False
+        if self.health.spool_failure:
+            log.info("the spool can be written again", extra={"backlog_rows": self.health.backlog_rows})
+            self.health.spool_failure = ""
+        if done.refused_facts:
+            for fact in oldest.facts:
+                self._facts.pop(fact.uid, None)  # to be offered again
+        return True
+
+
+def _essence(facts: PodFacts) -> PodFacts:
+    return msgspec.structs.replace(facts, seq=0, observed_ms=0)

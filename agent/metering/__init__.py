@@ -1,0 +1,1 @@
+"""Turns readings into intervals of usage. Pure: no I/O, no logging."""

@@ -1,0 +1,258 @@
+"""Splits the busy time, activity and energy of a GPU among its holders by the rules for whole, time-sliced, MPS and
+MIG GPUs.
+
+Invariants: the capacities of a layout add up to span x 1 GPU, the busy shares to the device's busy
+time and the energy shares to its energy, all in whole units and none negative, whatever the readings
+claim. The result depends on the values given, never on their order.
+Pure: no clock, no I/O, no state beyond a cache of divisions already made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import lcm
+from typing import Any
+
+from agent.core.readings import Allocation, Gpu, MigInstance
+from agent.wire import Holder, Sharing, Slice
+from gputally.base.units import US_PER_MS, apportion
+
+_PPM = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One row of a GPU while nobody comes or goes: a holder's part, or the unheld rest (holder None).
+
+    key: what its readings are found by. exclusive: the sole holder of an unshared device, to whom all
+    of the device's time must belong when nothing finer can be read."""
+
+    key: tuple[str, str, str]
+
+    holder: Holder | None
+    mig_uuid: str
+    slice: Slice | None
+    sharing: Sharing | None
+    exclusive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A whole GPU, one MIG instance, or the compute slices outside every instance (`outside`).
+
+    weight: its part of the device, over the sum of all parts. weights: those of its shares.
+    first: position of its first share in the layout."""
+
+    mig_uuid: str
+    outside: bool
+    weight: int
+    first: int
+    shares: tuple[Share, ...]
+    weights: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one GPU is divided among its holders. Shares are in canonical order."""
+
+    gpu: Gpu
+    allocations: tuple[Allocation, ...]
+    parts: tuple[Part, ...]
+    shares: tuple[Share, ...]
+    positions: dict[tuple[str, str, str], int]
+    """Where the share of a holder stands, by `Share.key`; unheld shares are not in it."""
+    whole: bool
+    """The GPU is one part, without MIG instances."""
+    methods: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What `agent.metering.reading_deltas` worked out about this layout once and for all."""
+    _capacities: dict[int, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    def capacities(self, span_ms: int) -> tuple[int, ...]:
+        """GPU-microseconds of each share over a span: they add up to span_ms * 1000 exactly.
+
+        The device is divided among its parts first, each part then among its shares, both by largest
+        remainder; so an instance's rows add up to the instance however it is shared."""
+        known = self._capacities.get(span_ms)
+        if known is None:
+            known = self._divide(span_ms * US_PER_MS)
+            if len(self._capacities) < 64:  # most spans are the interval's own; odd ones must not pile up
+                self._capacities[span_ms] = known
+        return known
+
+    def _divide(self, span_us: int) -> tuple[int, ...]:
+        amounts = apportion(span_us, [part.weight for part in self.parts])
+        return tuple(
+            amount for part, whole in zip(self.parts, amounts, strict=True) for amount in apportion(whole, part.weights)
+        )
+
+
+def reading_key(holder: Holder, mig_uuid: str) -> tuple[str, str, str]:
+    """Readings and allocations come from different places and may not agree on names: uids decide."""
+    return holder.uid, holder.container, mig_uuid
+
+
+def lay_out(gpu: Gpu, allocations: Iterable[Allocation]) -> Layout:
+    """Divide a GPU among its holders.
+
+    Without MIG the GPU is one part. With MIG every instance is a part of compute / compute_slices of
+    the device, and the slices outside every instance are one more, unheld. (Should a driver report
+    instances that exceed the device, they are scaled down to it.) An allocation that names no
+    instance the device has stands on the part outside.
+    """
+    ordered = tuple(sorted(allocations, key=_order))
+    layouts: list[tuple[MigInstance | None, int, list[Allocation]]]
+    if gpu.mig_enabled or gpu.mig:
+        instances = sorted(gpu.mig, key=lambda m: (m.gi, m.ci, m.uuid))
+        names = {m.uuid for m in instances}
+        layouts = [(m, m.compute, [a for a in ordered if a.mig_uuid == m.uuid]) for m in instances]
+        outside = gpu.compute_slices - sum(m.compute for m in instances)
+        strays = [a for a in ordered if a.mig_uuid not in names]
+        if outside > 0 or strays or not instances:
+            layouts.append((None, max(outside, 0) if instances else 1, strays))
+    else:
+        layouts = [(None, 1, list(ordered))]
+    parts: list[Part] = []
+    shares: list[Share] = []
+    for instance, weight, claims in layouts:
+        inner, weights = _share_out(gpu, instance, claims)
+        mig_uuid = instance.uuid if instance else ""
+        outside_mig = instance is None and bool(gpu.mig)
+        parts.append(Part(mig_uuid, outside_mig, weight, len(shares), tuple(inner), tuple(weights)))
+        shares.extend(inner)
+    positions = {share.key: i for i, share in enumerate(shares) if share.holder is not None}
+    whole = len(parts) == 1 and not parts[0].mig_uuid
+    return Layout(gpu, ordered, tuple(parts), tuple(shares), positions, whole)
+
+
+def _order(allocation: Allocation) -> tuple[str, ...]:
+    h = allocation.holder
+    return allocation.mig_uuid, h.kind, h.namespace, h.name, h.container, h.uid
+
+
+def _share_out(
+    gpu: Gpu, instance: MigInstance | None, allocations: Sequence[Allocation]
+) -> tuple[list[Share], list[int]]:
+    """The shares of one part and their weights.
+
+    A holder declares its part by fraction_ppm or by replicas / sharing_replicas; one that declares
+    nothing counts as 1 / number of holders. What is left is unheld; more than the whole is scaled down.
+    """
+    mig_uuid = instance.uuid if instance else ""
+    piece = _slice(gpu, instance) if instance else None
+    holders: dict[tuple[str, str, str], list[Allocation]] = {}
+    for allocation in allocations:
+        holders.setdefault(reading_key(allocation.holder, mig_uuid), []).append(allocation)
+    fractions = [_declared(claims) or (1, len(holders)) for claims in holders.values()]
+    whole = lcm(*(denominator for _, denominator in fractions))
+    weights = [numerator * whole // denominator for numerator, denominator in fractions]
+    shares = []
+    for key, claims in holders.items():
+        first = claims[0]
+        sharing = Sharing(first.sharing, first.sharing_replicas) if first.sharing else None
+        shares.append(Share(key, first.holder, mig_uuid, piece, sharing, sharing is None and len(holders) == 1))
+    rest = whole - sum(weights)
+    if rest > 0:
+        shares.append(Share(("", "", mig_uuid), None, mig_uuid, piece, None, False))
+        weights.append(rest)
+    return shares, weights
+
+
+def _declared(claims: Sequence[Allocation]) -> tuple[int, int] | None:
+    """The part one holder declares, as a fraction; None where it declares none.
+
+    A container that was given two replicas may be listed once with both or twice with one."""
+    numerator, denominator = 0, 1
+    declared = False
+    for claim in claims:
+        if claim.fraction_ppm is not None:
+            n, d = max(claim.fraction_ppm, 0), _PPM
+        elif claim.sharing_replicas > 0:
+            n, d = max(claim.replicas, 0), claim.sharing_replicas
+        else:
+            continue
+        declared = True
+        numerator, denominator = numerator * d + n * denominator, denominator * d
+    return (numerator, denominator) if declared else None
+
+
+def _slice(gpu: Gpu, instance: MigInstance) -> Slice:
+    return Slice(
+        profile=instance.profile,
+        gi=instance.gi,
+        ci=instance.ci,
+        compute=instance.compute,
+        compute_of=gpu.compute_slices,
+        memory_mib=instance.memory_mib,
+        memory_of_mib=gpu.memory_mib or 0,
+    )
+
+
+def attribute_busy(
+    layout: Layout, device: int, parts: Sequence[int], claims: Sequence[int], strangers: Sequence[int]
+) -> tuple[list[int], int]:
+    """Make the holders' claims fit the device: (busy per share, unattributed), adding up to `device`.
+
+    All in microseconds. `parts`: what each part was read busy. `claims`: what each share's holder was
+    read busy, 0 where it is unheld or unknown. `strangers`: what others were read busy on each part.
+    Readings that exceed what contains them are scaled down together (the per-process figures of a
+    driver are samples, so they only say who used how much of it); what nobody claims is unattributed.
+    """
+    if len(claims) == 1:  # most GPUs are one part with one holder
+        limit = min(parts[0], device)
+        claim = claims[0]
+        if claim + strangers[0] > limit:
+            claim = apportion(limit, [claim, strangers[0]])[0]
+        return [claim], device - claim
+    if sum(parts) > device:
+        parts = apportion(device, parts)
+    busy = list(claims)
+    for part, limit, others in zip(layout.parts, parts, strangers, strict=True):
+        end = part.first + len(part.shares)
+        claimed = sum(busy[part.first : end])
+        if claimed + others > limit:
+            busy[part.first : end] = apportion(limit, [*busy[part.first : end], others])[:-1]
+    return busy, device - sum(busy)
+
+
+def attribute_activity(
+    part: Part, activity_us: int, busy: Sequence[int], rest_us: int, capacities: Sequence[int]
+) -> list[int]:
+    """SM or tensor activity of one part: microseconds per share, then those of nobody, adding up to `activity_us`.
+
+    busy and capacities: of the part's shares; rest_us: busy time on the part that nobody owns. Drivers count
+    activity per device or instance only, so on a shared one it goes by busy time: an estimate, which says
+    nothing about who used the tensor cores. Activity in a stretch without busy time goes by allocation.
+    """
+    weights = [*busy, rest_us]
+    if not any(weights):
+        weights = [c if s.holder is not None else 0 for s, c in zip(part.shares, capacities, strict=True)]
+        weights.append(0 if any(weights) else 1)
+    return apportion(activity_us, weights)
+
+
+def attribute_energy(energy_uj: int, active_uj: int, busy: Sequence[int], capacities: Sequence[int]) -> list[int]:
+    """Energy per row in microjoules, adding up to `energy_uj`.
+
+    The active part goes by busy time, the idle part by allocation: an idle GPU is heated by whoever
+    holds it, the unheld row included. Source: the active / idle split of Kepler's GPU power model.
+    """
+    if len(busy) == 1:
+        return [energy_uj]
+    active = active_uj if any(busy) else 0
+    idle_parts = apportion(energy_uj - active, capacities)
+    if not active:
+        return idle_parts
+    return [a + b for a, b in zip(apportion(active, busy), idle_parts, strict=True)]
+
+
+def active_energy(energy_uj: int, span_ms: int, busy_us: int, idle_power_mw: int | None) -> int:
+    """The part of a device's energy spent because it was busy, in microjoules.
+
+    What exceeds its idle power (the lowest read while it did nothing, as in Kepler's power model); until
+    that is known, the share of the time that it was busy."""
+    if busy_us == 0 or span_ms == 0:
+        return 0
+    if idle_power_mw is not None:
+        return max(energy_uj - idle_power_mw * span_ms, 0)
+    return energy_uj * min(busy_us, span_ms * US_PER_MS) // (span_ms * US_PER_MS)

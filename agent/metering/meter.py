@@ -1,0 +1,452 @@
+"""Turns snapshots into closed usage intervals, and carries its state over a restart.
+
+What a snapshot shows holds until the next one. Spans close at multiples of the interval, at local
+month edges and, for all rows of a GPU at once, when anything about who holds it changes. Sets of one
+GPU never overlap, and while it is watched their capacities add up to the time exactly.
+Nothing is claimed that was not seen: time before the holders were first known and the unheld time of
+a restart or a silence make no rows.
+Pure: deterministic, no clock, no I/O; sequence numbers are the outbox's.
+
+Stored with the closed sets in one transaction, so it never claims more than is spooled. It is worth
+something within one boot of the node only: a reboot ends every holder.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import cast
+from zoneinfo import ZoneInfo
+
+import msgspec
+from msgspec import Raw, Struct
+
+from agent.core.readings import Allocation, DeviceReading, Gpu, Snapshot, Unavailable
+from agent.metering.busy_time_attribution import Layout, Share, lay_out
+from agent.metering.interval_totals import Figures, Tally
+from agent.metering.reading_deltas import Holders, index_holders, measure
+from agent.wire import UNATTRIBUTED, Gap, Health, UsageInterval
+from gputally.base.units import BUCKET_MS, MS_PER_MINUTE, MS_PER_SECOND
+
+_VERSION = 1
+
+
+class Held(msgspec.Struct, frozen=True):
+    """One GPU as it was at its last closed end."""
+
+    closed_ms: int
+    health: Health
+    gpu: Gpu
+    allocations: tuple[Allocation, ...]
+    idle_power_mw: int | None = None
+
+    def moved(self, by_ms: int) -> Held:
+        """The same with its closed end as much later."""
+        return msgspec.structs.replace(self, closed_ms=self.closed_ms + by_ms)
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A `Held` whose larger parts are encoded already: they outlast many a closed end."""
+
+    closed_ms: int
+    health: Health
+    gpu: msgspec.Raw
+    allocations: msgspec.Raw
+    idle_power_mw: int | None
+
+
+class _State(msgspec.Struct, frozen=True):
+    version: int
+    boot_id: str
+    gpus: tuple[Held, ...]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_State)
+
+
+def encode(boot_id: str, gpus: Iterable[Held | Kept]) -> bytes:
+    # Encoded, a Kept is the Held that it stands for.
+    return _ENCODER.encode(_State(_VERSION, boot_id, cast(tuple[Held, ...], tuple(gpus))))
+
+
+def encode_part(part: Gpu | tuple[Allocation, ...]) -> msgspec.Raw:
+    """A part of a `Kept`."""
+    return msgspec.Raw(_ENCODER.encode(part))
+
+
+def moved(state: bytes, boot_id: str, by_ms: int) -> bytes:
+    """A saved state as much later, for a clock that was set."""
+    return encode(boot_id, [held.moved(by_ms) for held in decode(state, boot_id)])
+
+
+def decode(state: bytes, boot_id: str) -> tuple[Held, ...]:
+    """The GPUs of a saved state; none where it is of another boot or version, or cannot be read."""
+    try:
+        saved = _DECODER.decode(state)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return ()
+    return saved.gpus if (saved.version, saved.boot_id) == (_VERSION, boot_id) else ()
+
+
+_GONE = Unavailable("device gone")
+_NOT_OBSERVED = Unavailable("not observed")
+
+
+class ClosedSet(Struct, frozen=True, gc=False):
+    """The rows of one GPU over one span, seq = 0: the outbox numbers them."""
+
+    rows: tuple[UsageInterval, ...]
+
+
+class _Open:
+    """One GPU that is being watched: its open span and the last reading."""
+
+    __slots__ = (
+        "_encoded",
+        "allocations",
+        "holders",
+        "idle_power_mw",
+        "layout",
+        "reading",
+        "start_ms",
+        "tally",
+        "unsure",
+    )
+
+    def __init__(
+        self,
+        reading: DeviceReading,
+        holders: Holders,
+        allocations: tuple[Allocation, ...],
+        start_ms: int,
+        idle_power_mw: int | None,
+        layout: Layout | None = None,
+        unsure: str = "",
+    ) -> None:
+        """layout: of these allocations, where it is at hand. unsure: why it is not known that its unheld shares are
+        unheld ("" = it is known)."""
+        self.reading = reading
+        self.holders = holders
+        self.allocations = allocations
+        self.layout = layout or lay_out(reading.gpu, allocations)
+        self.start_ms = start_ms
+        self.tally = Tally(self.layout)
+        self.idle_power_mw = idle_power_mw
+        self.unsure = unsure
+        self._encoded: tuple[Raw, Raw] | None = None
+        """The GPU and its allocations as they are kept."""
+
+    def go_on(self, reading: DeviceReading, holders: Holders, allocations: tuple[Allocation, ...]) -> None:
+        """From this reading, with the same layout."""
+        self.reading, self.holders = reading, holders
+        if allocations != self.allocations:  # the same in another order
+            self.allocations, self._encoded = allocations, None
+
+    def kept(self) -> Kept:
+        """What `held` at the last closed end comes to."""
+        if self._encoded is None:
+            self._encoded = encode_part(self.reading.gpu), encode_part(self.allocations)
+        return Kept(self.start_ms, self.reading.health, *self._encoded, self.idle_power_mw)
+
+    def held(self, closed_ms: int) -> Held:
+        return Held(closed_ms, self.reading.health, self.reading.gpu, self.allocations, self.idle_power_mw)
+
+    def close(self, end_ms: int) -> ClosedSet:
+        """The rows of the span. Where it is not known whether the rest is unheld, the holders known last have theirs,
+        and the rest stays unmetered, as after a restart."""
+        if self.unsure:
+            kept = [i for i, share in enumerate(self.layout.shares) if share.holder is not None]
+            closed = _unread(self.layout, self.reading.health, kept, self.start_ms, end_ms, self.unsure)
+            self.start_ms = end_ms
+            self.tally = Tally(self.layout)
+            return closed
+        rows = _rows(self.layout, self.reading, self.tally, self.start_ms, end_ms, self.idle_power_mw)
+        self.start_ms = end_ms
+        self.tally = Tally(self.layout)
+        return ClosedSet(rows)
+
+
+class Meter:
+    """Turns the snapshots of one node into closed sets.
+
+    interval_ms must divide 15 minutes. boot_id ties a saved state to one boot of the node.
+    silence_ms: when no snapshot came for longer (default: three intervals, at least five minutes),
+    the time between is treated like a restart, since holders may have come and gone unseen.
+    """
+
+    def __init__(
+        self, interval_ms: int, month_zone: ZoneInfo, *, boot_id: str = "", silence_ms: int | None = None
+    ) -> None:
+        if interval_ms <= 0 or BUCKET_MS % interval_ms:
+            raise ValueError(f"the interval must divide 15 minutes, got {interval_ms} ms")
+        self._interval_ms = interval_ms
+        self._zone = month_zone
+        self._boot_id = boot_id
+        self._silence_ms = max(3 * interval_ms, 5 * MS_PER_MINUTE) if silence_ms is None else silence_ms
+        self._month_edge_ms = 0
+        self._month_from_ms = 0
+        self._at_ms: int | None = None
+        self._open: dict[str, _Open] = {}
+        self._listed: tuple[Allocation, ...] | None = None
+        self._allocations: dict[str, tuple[Allocation, ...]] | None = None
+        """The same by GPU."""
+        self._unknown_holders = ""
+        self._unknown_of: dict[str, str] = {}
+        """The same of single GPUs."""
+        self._carry: dict[str, Held] = {}
+
+    def observe(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
+        """Close everything up to snapshot.at_ms that ends at a cut or with a change of ownership.
+
+        A snapshot that is not later than the last one is ignored."""
+        at_ms = snapshot.at_ms
+        if self._at_ms is not None and at_ms <= self._at_ms:
+            return ()
+        closed: list[ClosedSet] = []
+        if self._at_ms is not None and at_ms - self._at_ms > self._silence_ms:
+            closed += self.flush(self._at_ms)
+        if not isinstance(snapshot.allocations, Unavailable) and snapshot.allocations != self._listed:
+            self._listed, self._allocations = snapshot.allocations, _by_gpu(snapshot.allocations)
+        closed += self._follow(snapshot)
+        closed += self._begin(snapshot)
+        self._unknown_holders = snapshot.allocations.reason if isinstance(snapshot.allocations, Unavailable) else ""
+        self._unknown_of = dict(snapshot.unknown_holders)
+        self._at_ms = at_ms
+        return tuple(closed)
+
+    def _follow(self, snapshot: Snapshot) -> list[ClosedSet]:
+        """Go on with the devices that were watched until now."""
+        if self._at_ms is None or not self._open or self._allocations is None:
+            return []
+        at_ms = snapshot.at_ms
+        closed: list[ClosedSet] = []
+        unknown = dict(snapshot.unknown_holders)
+        devices = {device.gpu.uuid: device for device in snapshot.devices}
+        instants = self._instants(self._at_ms, at_ms)
+        cut = self._is_cut(instants)
+        for uuid, open_ in list(self._open.items()):
+            after = devices.get(uuid)
+            index = index_holders(after) if after else {}
+            closed += self._advance(open_, after or _GONE, index, instants, cut)
+            claims = self._allocations.get(uuid, ())
+            layout = _layout_now(open_, after, claims)
+            unsure = ""
+            if layout is not None and any(share.holder is None for share in layout.shares):
+                unsure = unknown.get(uuid, "")  # that nobody holds these shares is not known any more
+            if unsure and layout is not None and not layout.positions:
+                layout = None
+            if after is not None and layout is open_.layout and bool(unsure) == bool(open_.unsure):
+                open_.go_on(after, index, claims)
+                continue
+            if open_.start_ms < at_ms:
+                closed.append(open_.close(at_ms))
+            if after is None or layout is None:
+                del self._open[uuid]
+            else:
+                self._open[uuid] = _Open(after, index, claims, at_ms, open_.idle_power_mw, layout, unsure)
+        return closed
+
+    def _begin(self, snapshot: Snapshot) -> list[ClosedSet]:
+        """Start to watch the devices that are new here, as soon as it is known who holds what."""
+        if self._allocations is None:
+            return []
+        closed: list[ClosedSet] = []
+        unknown = dict(snapshot.unknown_holders)
+        for device in snapshot.devices:
+            uuid = device.gpu.uuid
+            if uuid in self._open or uuid in unknown:
+                continue
+            held = self._carry.pop(uuid, None)
+            claims = self._allocations.get(uuid, ())
+            power_mw = held.idle_power_mw if held else None
+            self._open[uuid] = _Open(device, index_holders(device), claims, snapshot.at_ms, power_mw)
+            if held is not None and not isinstance(snapshot.allocations, Unavailable):
+                closed += self._carried(held, self._open[uuid], snapshot.at_ms)
+        if snapshot.devices:
+            # A device that is not listed among others has ended; one whose holders are unknown waits.
+            self._carry = {uuid: held for uuid, held in self._carry.items() if uuid in unknown}
+        return closed
+
+    def flush(self, at_ms: int) -> tuple[ClosedSet, ...]:
+        """Close the open rest of every GPU at `at_ms` (not before the last snapshot) and stop watching.
+
+        What lies after the last snapshot was not read: a gap."""
+        if self._at_ms is None:
+            return ()
+        end_ms = max(at_ms, self._at_ms)
+        closed: list[ClosedSet] = []
+        instants = self._instants(self._at_ms, end_ms)
+        cut = self._is_cut(instants)
+        for open_ in self._open.values():
+            if end_ms > self._at_ms:
+                closed += self._advance(open_, _NOT_OBSERVED, {}, instants, cut)
+            if open_.start_ms < end_ms:
+                closed.append(open_.close(end_ms))
+        self._carry.update({uuid: open_.held(end_ms) for uuid, open_ in self._open.items()})
+        self._open.clear()
+        self._at_ms = end_ms
+        return tuple(closed)
+
+    def leap(self, by_ms: int) -> tuple[ClosedSet, ...]:
+        """The clock was set ahead since the last snapshot: close what is open, and go on as much later.
+
+        That time did not pass, so nobody held anything in it; what really passed since is carried."""
+        if self._at_ms is None:
+            return ()
+        closed = self.flush(self._at_ms)
+        self._carry = {uuid: held.moved(by_ms) for uuid, held in self._carry.items()}
+        self._at_ms += by_ms
+        return closed
+
+    def state(self) -> bytes:
+        """Who held what up to the last closed end: store it in the transaction that stores the sets."""
+        return encode(self._boot_id, [*self._carry.values(), *[open_.kept() for open_ in self._open.values()]])
+
+    def resume(self, state: bytes, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
+        """Start from a saved state, then observe the first snapshot after the restart.
+
+        Holders that still hold the same device get rows from their last closed end to the first
+        snapshot that knows the holders (method `carried`, nothing read); unheld time is not carried.
+        A state of another boot, another version or that cannot be read is ignored."""
+        gpus = decode(state, self._boot_id)
+        if gpus and not self._open:
+            self._carry = {held.gpu.uuid: held for held in gpus}
+            # Had the wall clock been set back meanwhile, rows would overlap those closed before.
+            closed_ms = max(held.closed_ms for held in gpus)
+            if closed_ms > snapshot.at_ms:
+                self._at_ms = closed_ms
+        return self.observe(snapshot)
+
+    def _advance(
+        self, open_: _Open, after: DeviceReading | Unavailable, index: Holders, instants: Sequence[int], cut: bool
+    ) -> list[ClosedSet]:
+        """Add what happened between the first and the last of `instants`, closing at those between and, where it is
+        a `cut`, at the last one."""
+        step = measure(open_.layout, open_.reading, after, open_.holders, index)
+        if step.idle_power_mw is not None:
+            known_mw = open_.idle_power_mw
+            open_.idle_power_mw = step.idle_power_mw if known_mw is None else min(known_mw, step.idle_power_mw)
+        last = instants[-1]
+        gap = self._unknown_holders or self._unknown_of.get(open_.layout.gpu.uuid, "")
+        if len(instants) == 2:
+            open_.tally.add(step, instants[0], last, gap)
+            return [open_.close(last)] if cut else []
+        closed = []
+        for piece, (start, end) in zip(step.pieces(open_.layout, instants), pairwise(instants), strict=True):
+            open_.tally.add(piece, start, end, gap)
+            if cut or end != last:
+                closed.append(open_.close(end))
+        return closed
+
+    def _carried(self, held: Held, now: _Open, at_ms: int) -> list[ClosedSet]:
+        """Sets over [held.closed_ms, at_ms) for the holders that are the same before and after."""
+        if held.closed_ms >= at_ms or held.gpu.model != now.layout.gpu.model or held.health != now.reading.health:
+            return []
+        layout = lay_out(held.gpu, held.allocations)
+        present = set(now.layout.shares)
+        kept = [i for i, share in enumerate(layout.shares) if share.holder is not None and share in present]
+        if not kept:
+            return []
+        closed = []
+        instants = self._instants(held.closed_ms, at_ms)
+        for start, end in pairwise(instants):
+            closed.append(_unread(layout, held.health, kept, start, end, _NOT_OBSERVED.reason))
+        return closed
+
+    def _instants(self, start_ms: int, end_ms: int) -> list[int]:
+        """start, the cuts between, end."""
+        instants = [start_ms]
+        while (cut := self._cut_after(instants[-1])) < end_ms:
+            instants.append(cut)
+        instants.append(end_ms)
+        return instants
+
+    def _is_cut(self, instants: Sequence[int]) -> bool:
+        """Whether the last of these is one too."""
+        return instants[-1] == self._cut_after(instants[-2])
+
+    def _cut_after(self, at_ms: int) -> int:
+        if not self._month_from_ms <= at_ms < self._month_edge_ms:
+            self._month_from_ms, self._month_edge_ms = at_ms, next_month_ms(at_ms, self._zone)
+        return min((at_ms // self._interval_ms + 1) * self._interval_ms, self._month_edge_ms)
+
+
+def next_month_ms(at_ms: int, zone: ZoneInfo) -> int:
+    """The first instant of the next calendar month of `zone`, UTC milliseconds."""
+    local = datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC).astimezone(zone)
+    year, month = (local.year + 1, 1) if local.month == 12 else (local.year, local.month + 1)
+    return int(datetime(year, month, 1, tzinfo=zone).timestamp()) * MS_PER_SECOND
+
+
+def _by_gpu(allocations: tuple[Allocation, ...]) -> dict[str, tuple[Allocation, ...]]:
+    found: defaultdict[str, list[Allocation]] = defaultdict(list)
+    for allocation in allocations:
+        found[allocation.gpu_uuid].append(allocation)
+    return {uuid: tuple(claims) for uuid, claims in found.items()}
+
+
+def _layout_now(open_: _Open, after: DeviceReading | None, claims: tuple[Allocation, ...]) -> Layout | None:
+    """The layout that holds from a reading on: the very same where the rows of the GPU go on as they are, None where
+    the device is gone. The order of a source's list means nothing."""
+    if after is None:
+        return None
+    before = open_.reading
+    same = before.health == after.health and (before.gpu is after.gpu or before.gpu == after.gpu)
+    if same and claims == open_.allocations:
+        return open_.layout
+    layout = lay_out(after.gpu, claims)
+    return open_.layout if same and layout == open_.layout else layout
+
+
+def _rows(
+    layout: Layout, reading: DeviceReading, tally: Tally, start_ms: int, end_ms: int, idle_power_mw: int | None
+) -> tuple[UsageInterval, ...]:
+    capacities = layout.capacities(end_ms - start_ms)
+    figures, unattributed = tally.settle(capacities, idle_power_mw)
+    span = (layout.gpu, reading.health, start_ms, end_ms)
+    rows = [
+        _row(*span, share, capacity, figure)
+        for share, capacity, figure in zip(layout.shares, capacities, figures, strict=True)
+    ]
+    if unattributed is not None:
+        rows.append(_row(*span, _NOBODY, 0, unattributed))
+    return tuple(rows)
+
+
+def _unread(layout: Layout, health: Health, kept: Sequence[int], start_ms: int, end_ms: int, reason: str) -> ClosedSet:
+    """Rows of the shares `kept` over a span in which nothing was read; the others have none."""
+    capacities = layout.capacities(end_ms - start_ms)
+    unread = Figures(None, None, None, None, None, (Gap(start_ms, end_ms, reason),), "carried")
+    span = (layout.gpu, health, start_ms, end_ms)
+    return ClosedSet(tuple(_row(*span, layout.shares[i], capacities[i], unread) for i in kept))
+
+
+_NOBODY = Share(("", "", ""), UNATTRIBUTED, "", None, None, False)
+
+
+def _row(
+    gpu: Gpu, health: Health, start_ms: int, end_ms: int, share: Share, capacity: int, figures: Figures
+) -> UsageInterval:
+    return UsageInterval(
+        seq=0,
+        start_ms=start_ms,
+        end_ms=end_ms,
+        gpu_uuid=gpu.uuid,
+        gpu_model=gpu.model,
+        slice=share.slice,
+        holder=share.holder,
+        sharing=share.sharing,
+        health=health,
+        capacity_us=capacity,
+        allocated_us=0 if share.holder is None else capacity,
+        busy_us=figures.busy_us,
+        sm_active_us=figures.sm_active_us,
+        tensor_active_us=figures.tensor_active_us,
+        memory_mib_s=figures.memory_mib_s,
+        energy_uj=figures.energy_uj,
+        method=figures.method,
+        gaps=figures.gaps,
+    )

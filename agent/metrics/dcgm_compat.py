@@ -1,0 +1,188 @@
+"""Exports a subset of dcgm-exporter's metric names for existing dashboards.
+
+Off by default. The figures are those of the last closed interval and the last snapshot, so pods that share
+a device add up to it; what describes the device as a whole (temperature, clocks, errors) is shown once,
+under the pod that has it to itself or under none. Never read back by anything of ours.
+
+Source of names, units and labels: dcgm-exporter, etc/default-counters.csv and its metric rendering.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from agent.core.readings import DeviceReading, Gpu, Reading, Snapshot, Unavailable
+from agent.metering.meter import ClosedSet
+from agent.metrics.metric_families import Family
+from agent.wire import UsageInterval
+from gputally.base.units import US_PER_MS
+
+_LABELS = (
+    "gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "Hostname",
+    "namespace", "pod", "container",
+)  # fmt: skip
+_UJ_PER_MJ = 1_000
+_PERCENT = 100
+Labels = tuple[str, ...]
+
+
+class _Share:
+    """What the last interval put on one series, and its energy so far. None: unknown."""
+
+    __slots__ = (
+        "busy_us", "energy_uj", "in_instance", "sm_active_us", "span_us", "tensor_active_us", "total_uj", "whole_us",
+    )  # fmt: skip
+
+    def __init__(self, row: UsageInterval, total_uj: int) -> None:
+        piece = row.slice
+        self.span_us = (row.end_ms - row.start_ms) * US_PER_MS
+        self.whole_us = self.span_us * piece.compute // piece.compute_of if piece else self.span_us
+        self.in_instance = piece is not None
+        self.total_uj = total_uj
+        self.busy_us: int | None = None
+        self.sm_active_us: int | None = None
+        self.tensor_active_us: int | None = None
+        self.energy_uj: int | None = None
+
+    def add(self, row: UsageInterval) -> None:
+        self.busy_us = _plus(self.busy_us, row.busy_us)
+        self.sm_active_us = _plus(self.sm_active_us, row.sm_active_us)
+        self.tensor_active_us = _plus(self.tensor_active_us, row.tensor_active_us)
+        self.energy_uj = _plus(self.energy_uj, row.energy_uj)
+        self.total_uj += row.energy_uj or 0
+
+
+class DcgmOutput:
+    """The compatibility series, beside the agent's own. Safe to scrape while it is fed."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._lock = threading.Lock()
+        self._snapshot = Snapshot(0, (), ())
+        self._shares: dict[str, dict[Labels, _Share]] = {}
+
+    def observe(self, snapshot: Snapshot, sets: Sequence[ClosedSet]) -> None:
+        """Take over a snapshot and the sets that closed with it."""
+        with self._lock:
+            self._snapshot = snapshot
+            gpus = {device.gpu.uuid: device.gpu for device in snapshot.devices}
+            for closed in sets:
+                uuid = closed.rows[0].gpu_uuid
+                if uuid in gpus:
+                    self._shares[uuid] = self._read(gpus[uuid], closed.rows, self._shares.get(uuid, {}))
+            for gone in self._shares.keys() - gpus.keys():
+                del self._shares[gone]
+
+    def _read(self, gpu: Gpu, rows: Sequence[UsageInterval], before: Mapping[Labels, _Share]) -> dict[Labels, _Share]:
+        """One set's rows by series; rows of one series (unheld and nobody's) are one. Energy goes on counting."""
+        shares: dict[Labels, _Share] = {}
+        for row in rows:
+            labels = _row_labels(gpu, row, self._node)
+            earlier = before.get(labels)
+            share = shares.get(labels) or _Share(row, earlier.total_uj if earlier else 0)
+            share.add(row)
+            shares[labels] = share
+        return shares
+
+    def collect(self) -> Iterable[Family]:
+        """One scrape."""
+        with self._lock:
+            return list(self._families())
+
+    def _families(self) -> Iterator[Family]:
+        util = _gauge("DEV_GPU_UTIL", "GPU utilization (in %); of a sharing pod, its share of the GPU.")
+        engine = _gauge("PROF_GR_ENGINE_ACTIVE", "Ratio of time the device or instance was active.")
+        active = _gauge("PROF_SM_ACTIVE", "Ratio of multiprocessors active.")
+        tensor = _gauge("PROF_PIPE_TENSOR_ACTIVE", "Ratio of time the tensor cores were active.")
+        power = _gauge("DEV_POWER_USAGE", "Power draw (in W); of a sharing pod, what was put on it.")
+        for device in self._snapshot.devices:
+            for labels, share in self._shares.get(device.gpu.uuid, {}).items():
+                if not share.in_instance:
+                    _ratio(util, labels, share.busy_us, share.span_us, _PERCENT)
+                _ratio(engine, labels, share.busy_us, share.whole_us)
+                _ratio(active, labels, share.sm_active_us, share.whole_us)
+                _ratio(tensor, labels, share.tensor_active_us, share.whole_us)
+                _ratio(power, labels, share.energy_uj, share.span_us)  # microjoules over microseconds are watts
+        energy = Family(
+            "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy (in mJ) since the agent began.", "untyped", _LABELS
+        )
+        for shares in self._shares.values():
+            for labels, share in shares.items():
+                energy.add(labels, share.total_uj / _UJ_PER_MJ)
+        yield from (util, engine, active, tensor, power, energy)
+        yield from self._memory()
+        yield from self._condition()
+
+    def _memory(self) -> Iterator[Family]:
+        """Used memory per holder, what nobody is known to use on its own line, and what is free."""
+        used, free = _gauge("DEV_FB_USED", "Memory used (in MiB)."), _gauge("DEV_FB_FREE", "Memory free (in MiB).")
+        for device in self._snapshot.devices:
+            total, gpu = device.memory_used_mib, device.gpu
+            if isinstance(total, Unavailable):
+                continue
+            if gpu.memory_mib is not None:
+                free.add(_labels(gpu, self._node), max(gpu.memory_mib - total, 0))
+            for reading in device.holders:
+                if not isinstance(reading.memory_mib, Unavailable):
+                    mig = next((m for m in gpu.mig if m.uuid == reading.mig_uuid), None)
+                    place = (mig.profile, str(mig.gi)) if mig else ("", "")
+                    holder = reading.holder
+                    who = holder.namespace, holder.name or holder.uid, holder.container
+                    used.add(_labels(gpu, self._node, *place, *who), reading.memory_mib)
+                    total -= reading.memory_mib
+            used.add(_labels(gpu, self._node), max(total, 0))
+        yield from (used, free)
+
+    def _condition(self) -> Iterator[Family]:
+        temperature = _gauge("DEV_GPU_TEMP", "GPU temperature (in C).")
+        sm_clock = _gauge("DEV_SM_CLOCK", "SM clock frequency (in MHz).")
+        memory_clock = _gauge("DEV_MEM_CLOCK", "Memory clock frequency (in MHz).")
+        xid = _gauge("DEV_XID_ERRORS", "Value of the last XID error encountered.")
+        for device in self._snapshot.devices:
+            labels, condition = self._whole(device), device.condition
+            _put(temperature, labels, condition.temperature_c)
+            _put(sm_clock, labels, condition.sm_clock_mhz)
+            _put(memory_clock, labels, condition.memory_clock_mhz)
+            last = max(condition.xids, key=lambda error: error.last_ms, default=None)
+            xid.add(labels, last.xid if last else 0)
+        yield from (temperature, sm_clock, memory_clock, xid)
+
+    def _whole(self, device: DeviceReading) -> Labels:
+        shares = self._shares.get(device.gpu.uuid, {})
+        return next(iter(shares)) if len(shares) == 1 else _labels(device.gpu, self._node)
+
+
+def _row_labels(gpu: Gpu, row: UsageInterval, node: str) -> Labels:
+    place = (row.slice.profile, str(row.slice.gi)) if row.slice else ("", "")
+    holder = row.holder
+    if holder is None or holder.kind == "unattributed":
+        return _labels(gpu, node, *place)
+    return _labels(gpu, node, *place, holder.namespace, holder.name or holder.uid, holder.container)
+
+
+def _labels(
+    gpu: Gpu, node: str, profile: str = "", gi: str = "", namespace: str = "", pod: str = "", container: str = ""
+) -> Labels:
+    index = str(gpu.index)
+    return (
+        index, gpu.uuid, gpu.pci_bus_id, f"nvidia{index}", gpu.model, profile, gi, node, namespace, pod, container,
+    )  # fmt: skip
+
+
+def _gauge(name: str, text: str) -> Family:
+    return Family(f"DCGM_FI_{name}", text, "gauge", _LABELS)
+
+
+def _ratio(family: Family, labels: Labels, value: int | None, whole: int, times: int = 1) -> None:
+    if value is not None and whole:
+        family.add(labels, value * times / whole)
+
+
+def _put(family: Family, labels: Labels, value: Reading) -> None:
+    if not isinstance(value, Unavailable):
+        family.add(labels, value)
+
+
+def _plus(total: int | None, value: int | None) -> int | None:
+    return total if value is None else (total or 0) + value

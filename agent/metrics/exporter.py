@@ -1,0 +1,237 @@
+"""Keeps the counters of closed intervals and serves `/metrics` and `/livez`.
+
+Counters are sums of closed rows, so pods plus unattributed add up to the device here as they do in the
+ledger; gauges are the last snapshot. A scrape reads and computes nothing. The series of a holder that is
+gone stay for two scrapes after its last value, then leave; where nobody scrapes, after a while. What the
+series are called and how they are drawn is `agent.metrics.metric_families`.
+Totals start at zero with the process, as Prometheus expects of counters.
+
+At most four requests at a time, five seconds each; nothing is computed here but the text of what the
+collectors already know. Answers 404 for anything else. Must not block the sampling thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from agent.core.errors import PortUnavailable
+from agent.core.readings import Snapshot, Unavailable
+from agent.metering.meter import ClosedSet
+from agent.metrics import metric_families
+from agent.metrics.metric_families import Family, Operations, Place, PodKey, TextFormat, Total, names
+from agent.wire import Holder, PodFacts, UsageInterval
+from gputally.base.units import MS_PER_MINUTE
+
+if TYPE_CHECKING:
+    from agent.metrics.dcgm_compat import DcgmOutput
+
+__all__ = ["SCRAPES_AFTER_END", "AgentMetrics", "Operations"]
+
+SCRAPES_AFTER_END = 2
+"""How often the series of a holder that is gone are still shown: the last value must be seen once even
+if one scrape fails."""
+UNSCRAPED_MS = 10 * MS_PER_MINUTE
+"""How long they are kept for a scrape that does not come: memory must not grow with everybody who was ever here."""
+
+
+class _Life:
+    """What a series of something that is gone since `since_ms` has left."""
+
+    __slots__ = ("scrapes", "since_ms")
+
+    def __init__(self, since_ms: int) -> None:
+        self.since_ms = since_ms
+        self.scrapes = SCRAPES_AFTER_END
+
+    def ends(self, at_ms: int, scraped: int) -> bool:
+        """Time, and as many scrapes, went by without it."""
+        self.scrapes -= scraped
+        return self.scrapes <= 0 or at_ms - self.since_ms >= UNSCRAPED_MS
+
+
+class AgentMetrics:
+    """The agent's metrics. Safe to scrape while it is being fed.
+
+    compatible: series under other names, fed and shown with these."""
+
+    def __init__(self, node: str, version: str, compatible: DcgmOutput | None = None) -> None:
+        self._node = node
+        self._version = version
+        self._lock = threading.Lock()
+        self._text = TextFormat()
+        self._snapshot = Snapshot(0, (), Unavailable("not read yet"))
+        self._operations = Operations()
+        self._closed = 0
+        self._devices: dict[str, Total] = {}
+        self._pods: dict[PodKey, Total] = {}
+        self._newest: dict[Place, PodKey] = {}
+        self._facts: dict[str, PodFacts] = {}
+        self._lives: dict[PodKey | tuple[str, str], _Life] = {}
+        self._instances: dict[tuple[str, int, int], str] = {}
+        self._looked_through_ms = 0
+        self._compatible = compatible
+
+    def observe(self, snapshot: Snapshot, sets: Sequence[ClosedSet]) -> None:
+        """Take over a snapshot and the sets that closed with it."""
+        if self._compatible is not None:
+            self._compatible.observe(snapshot, sets)
+        with self._lock:
+            for closed in sets:
+                self._closed += len(closed.rows)
+                for row in closed.rows:
+                    self._add(row)
+            # The rows of a device that was repartitioned name its former instances: look them up first.
+            for device in snapshot.devices:
+                for instance in device.gpu.mig:
+                    self._instances[device.gpu.uuid, instance.gi, instance.ci] = instance.uuid
+            self._snapshot = snapshot
+            self._facts.update({facts.uid: facts for facts in snapshot.facts})
+            if snapshot.at_ms - self._looked_through_ms >= MS_PER_MINUTE:
+                self._looked_through_ms = snapshot.at_ms
+                self._retire(scraped=0)
+
+    def operate(self, operations: Operations) -> None:
+        """Take over the state of the agent itself."""
+        with self._lock:
+            self._operations = operations
+
+    def exposition(self) -> bytes:
+        """One scrape, in the Prometheus text format."""
+        return self._text.render(self.collect())
+
+    def collect(self) -> Iterable[Family]:
+        """One scrape."""
+        with self._lock:
+            drawn = [
+                *metric_families.of_devices(self._snapshot, self._devices, self._node),
+                *metric_families.of_pods(self._snapshot, self._pods, self._newest, self._facts.values()),
+                *metric_families.of_the_agent(
+                    replace(self._operations, intervals_closed=self._closed), self._version, self._node
+                ),
+            ]
+            self._retire(scraped=1)
+        return drawn if self._compatible is None else [*drawn, *self._compatible.collect()]
+
+    def _add(self, row: UsageInterval) -> None:
+        self._devices.setdefault(row.gpu_uuid, Total()).add_device(row)
+        self._lives.pop(("gpu", row.gpu_uuid), None)
+        if row.holder is None or row.holder.kind == "unattributed":
+            return
+        mig = self._instances.get((row.gpu_uuid, row.slice.gi, row.slice.ci), "") if row.slice else ""
+        key = self._key(row, row.holder, mig)
+        self._pods.setdefault(key, Total()).add(row)
+        self._newest[key[:5]] = key
+        self._lives.pop(key, None)
+
+    def _key(self, row: UsageInterval, holder: Holder, mig_uuid: str) -> PodKey:
+        """A row without busy time says nothing of a method: it goes where the last one went."""
+        place, sharing = (row.gpu_uuid, mig_uuid, *names(holder)), row.sharing.mode if row.sharing else ""
+        last = self._newest.get(place)
+        if row.busy_us is None and last is not None and last[5] == sharing:
+            return last
+        return (*place, sharing, row.method)
+
+    def _retire(self, scraped: int) -> None:
+        """Count scrapes against everything that is gone, and forget what was shown enough or for long."""
+        allocations, at_ms = self._snapshot.allocations, self._snapshot.at_ms
+        if isinstance(allocations, Unavailable):
+            return
+        present = {(a.gpu_uuid, a.mig_uuid, *names(a.holder)) for a in allocations}
+        for key in [key for key in self._pods if key[:5] not in present]:
+            if self._lives.setdefault(key, _Life(at_ms)).ends(at_ms, scraped):
+                del self._pods[key], self._lives[key]
+                if self._newest.get(key[:5]) == key:
+                    del self._newest[key[:5]]
+        holders = {a.holder.uid for a in allocations}
+        for uid in list(self._facts):
+            if uid in holders:
+                self._lives.pop(("pod", uid), None)
+            elif self._lives.setdefault(("pod", uid), _Life(at_ms)).ends(at_ms, scraped):
+                del self._facts[uid], self._lives["pod", uid]
+        listed = {device.gpu.uuid for device in self._snapshot.devices}
+        for uuid in [uuid for uuid in self._devices if uuid not in listed]:
+            if self._lives.setdefault(("gpu", uuid), _Life(at_ms)).ends(at_ms, scraped):
+                del self._devices[uuid], self._lives["gpu", uuid]
+
+
+MAX_REQUESTS = 4
+TIMEOUT_S = 5.0
+
+
+class Exposition:
+    """Serves until `close`. text: one scrape; alive: what /livez asks. Raises PortUnavailable."""
+
+    def __init__(self, host: str, port: int, text: Callable[[], bytes], alive: Callable[[], bool]) -> None:
+        handler = type("Handler", (_Handler,), {"text": staticmethod(text), "alive": staticmethod(alive)})
+        try:
+            self._server = _Server((host, port), handler)
+        except OSError as error:
+            raise PortUnavailable(f"metrics port {host}:{port} cannot be opened: {error.strerror}") from error
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 16
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._slots = threading.BoundedSemaphore(MAX_REQUESTS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._slots.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is nothing to report."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    text: Callable[[], bytes]
+    alive: Callable[[], bool]
+    timeout = TIMEOUT_S
+    server_version = "gputally-agent"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            from agent.metrics.metric_families import CONTENT_TYPE
+
+            # Whatever else a scraper would take: every one takes this, and nothing is quicker to write.
+            self._answer(200, CONTENT_TYPE, self.text())
+        elif path == "/livez":
+            alive = self.alive()
+            self._answer(200 if alive else 503, "text/plain", b"ok\n" if alive else b"sampling stands still\n")
+        else:
+            self._answer(404, "text/plain", b"/metrics or /livez\n")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are not events."""
+
+    def _answer(self, status: int, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)

@@ -1,0 +1,442 @@
+"""Declares every Prometheus metric family of GPUs, MIG instances, holders and the agent, and writes them in the text
+format.
+
+Base units, counters first, a help text that ends in a full stop. Those of the GPUs are `agent.metrics.metric_families`:
+device and pod series have different names, so that no query adds them up by mistake. A pod's uid is on
+its `_info` series only. How busy time was come by (`method`) and how the GPU is shared (`sharing`) are labels of the
+holder's series, and either may change while it runs. A counter holds only the rows of its own labels: what goes
+to and fro between two of them is counted once in a sum over both. A gauge stands under the newest labels alone.
+Pure.
+
+One series per device (per error code and the like), never one per pod: those are `agent.metrics.metric_families`. A
+reading that is not to be had is no series, and never 0. Pure.
+
+A node with a hundred pods has a thousand series, most of whose labels are the same in every scrape: their
+text is remembered, and only the numbers are written anew. The client library, which makes an object of every
+label set, takes several times as long for a scrape and a quarter of the agent's start. What is written here, its
+own parser reads back. Names are ours and valid.
+Source: Prometheus exposition formats, text format 0.0.4.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, isnan
+from operator import attrgetter
+from typing import Literal
+
+from agent.core.readings import DeviceReading, HolderReading, Reading, Snapshot, Unavailable
+from agent.wire import Holder, PodFacts, UsageInterval
+from gputally.base.units import MS_PER_SECOND
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_REMEMBERED = 5_000
+"""Label sets of one family; its label names are always the same."""
+
+Kind = Literal["counter", "gauge", "untyped"]
+
+
+class Family:
+    """The series of one name. name: with the `_total` of a counter; labels: their names, of every series."""
+
+    __slots__ = ("kind", "labels", "name", "series", "text")
+
+    def __init__(self, name: str, text: str, kind: Kind, labels: Sequence[str] = ()) -> None:
+        self.name = name
+        self.text = text
+        self.kind = kind
+        self.labels = tuple(labels)
+        self.series: list[tuple[tuple[str, ...], float]] = []
+
+    def add(self, labels: tuple[str, ...], value: float) -> None:
+        """One series more. labels: its values in the order of the names."""
+        self.series.append((labels, value))
+
+
+class TextFormat:
+    """Remembers the text of label sets. May be used by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._texts: dict[str, dict[tuple[str, ...], str]] = {}
+
+    def render(self, families: Iterable[Family]) -> bytes:
+        """One scrape."""
+        lines: list[str] = []
+        for family in families:
+            name = family.name
+            text = family.text.replace("\\", r"\\").replace("\n", r"\n")
+            lines.append(f"# HELP {name} {text}\n# TYPE {name} {family.kind}\n")
+            known = self._texts.setdefault(name, {})
+            for labels, value in family.series:
+                series = known.get(labels) or self._remember(known, family, labels)
+                number = float(value)
+                lines.append(f"{series} {number!r}\n" if -inf < number < inf else f"{series} {_odd(number)}\n")
+        return "".join(lines).encode()
+
+    def _remember(self, known: dict[tuple[str, ...], str], family: Family, labels: tuple[str, ...]) -> str:
+        named = sorted(zip(family.labels, labels, strict=True))
+        pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in named)
+        text = f"{family.name}{{{pairs}}}" if named else family.name
+        with self._lock:
+            if len(known) >= MAX_REMEMBERED:
+                known.clear()  # pods come and go; the living ones are back with the next scrape
+            known[labels] = text
+        return text
+
+
+def _odd(value: float) -> str:
+    return "NaN" if isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+PREFIX = "gputally_"
+MIB = 1_048_576
+MICRO = 1_000_000
+_POD = ("gpu_uuid", "mig_uuid", "namespace", "pod", "container", "sharing", "method")
+_UNREAD = Unavailable("not read")
+PodKey = tuple[str, str, str, str, str, str, str]
+"""(gpu uuid, MIG uuid, namespace, pod, container, sharing, method): the labels of one holder on one device."""
+Place = tuple[str, ...]
+"""The first five of them: which holder on which device, however it is shared and read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """The state of the agent itself, handed over by its loop after every turn.
+
+    nvml_up None: there is no NVML here (a simulated or imported source). collectors: per source its success (None: it
+    is a part of another) and how many seconds its last reading took (None: it is not timed); sample_s: that of
+    everything. unspooled_rows: kept in memory while the spool cannot be written; unspooled_lost_rows: had no room
+    there. privilege: the level granted on Kubernetes, "" elsewhere; unseen: what cannot be seen at it."""
+
+    nvml_up: bool | None = None
+    outbox_rows: int = 0
+    outbox_bytes: int = 0
+    outbox_oldest_age_s: float = 0.0
+    uploads: Mapping[str, int] = field(default_factory=dict)
+    parked: Mapping[str, int] = field(default_factory=dict)
+    collectors: Mapping[str, tuple[bool | None, float | None]] = field(default_factory=dict)
+    sample_s: float = 0.0
+    intervals_closed: int = 0
+    unspooled_rows: int = 0
+    unspooled_lost_rows: int = 0
+    privilege: str = ""
+    unseen: tuple[str, ...] = ()
+
+
+class Total:
+    """Accumulated figures of one device or of one holder on it, in wire units; None: never known."""
+
+    __slots__ = (
+        "allocated_us", "busy_us", "energy_uj", "memory_mib_s", "share_ppm", "sm_active_us", "tensor_active_us",
+        "unattributed_us", "unheld_uj", "unheld_us",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.allocated_us = 0
+        self.unheld_us = 0
+        self.unattributed_us = 0
+        self.unheld_uj = 0
+        self.share_ppm = 0
+        self.busy_us: int | None = None
+        self.sm_active_us: int | None = None
+        self.tensor_active_us: int | None = None
+        self.memory_mib_s: int | None = None
+        self.energy_uj: int | None = None
+
+    def add(self, row: UsageInterval) -> None:
+        """One row of the holder."""
+        self.allocated_us += row.allocated_us
+        self.share_ppm = row.allocated_us * MS_PER_SECOND // max(row.end_ms - row.start_ms, 1)
+        self.busy_us = _sum(self.busy_us, row.busy_us)
+        self.sm_active_us = _sum(self.sm_active_us, row.sm_active_us)
+        self.tensor_active_us = _sum(self.tensor_active_us, row.tensor_active_us)
+        self.memory_mib_s = _sum(self.memory_mib_s, row.memory_mib_s)
+        self.energy_uj = _sum(self.energy_uj, row.energy_uj)
+
+    def add_device(self, row: UsageInterval) -> None:
+        """One row of the device, whoever's."""
+        self.add(row)
+        if row.holder is None:
+            self.unheld_us += row.capacity_us
+        elif row.holder.kind == "unattributed":
+            self.unattributed_us += row.busy_us or 0
+        if row.holder is None or row.holder.kind == "unattributed":
+            self.unheld_uj += row.energy_uj or 0
+
+
+def names(holder: Holder) -> tuple[str, str, str]:
+    """(namespace, pod, container) labels of a holder; one without a name goes by its uid."""
+    return holder.namespace, holder.name or holder.uid, holder.container
+
+
+def of_pods(
+    snapshot: Snapshot, sums: Mapping[PodKey, Total], newest: Mapping[Place, PodKey], facts: Iterable[PodFacts]
+) -> Iterator[Family]:
+    """Families of the holders, and who the pods are. newest: under which labels a holder stands on a device now."""
+    ordered = sorted(sums.items())
+    now = [(key, total) for key, total in ordered if newest.get(key[:5]) == key]
+    for name, text, attribute, per in (
+        ("pod_gpu_allocated_seconds", "GPU time given to the holder.", "allocated_us", MICRO),
+        ("pod_gpu_busy_seconds", "Physical-GPU time the holder was busy.", "busy_us", MICRO),
+        ("pod_gpu_sm_active_seconds", "Multiprocessor activity put on the holder; on a shared GPU by busy time.",
+         "sm_active_us", MICRO),
+        ("pod_gpu_tensor_active_seconds", "Tensor core activity put on the holder; on a shared GPU by busy time.",
+         "tensor_active_us", MICRO),
+        ("pod_gpu_energy_joules", "Energy put on the holder: active energy by busy time, idle by allocation.",
+         "energy_uj", MICRO),
+    ):  # fmt: skip
+        yield totals(counter(name, text, _POD), ordered, attribute, per)
+    byte_seconds = counter("pod_gpu_memory_byte_seconds", "Device memory the holder used, over time.", _POD)
+    for labels, total in ordered:
+        if total.memory_mib_s is not None:
+            byte_seconds.add(labels, total.memory_mib_s * MIB)
+    yield byte_seconds
+    share = gauge("pod_gpu_share_ratio", "Part of the GPU given to the holder in the last interval, 0 to 1.", _POD)
+    for labels, total in now:
+        share.add(labels, total.share_ppm / MICRO)
+    yield share
+    memory = gauge("pod_gpu_memory_used_bytes", "Device memory the holder uses.", _POD)
+    current = {_place(d, r): r.memory_mib for d in snapshot.devices for r in d.holders}
+    for labels, _ in now:
+        put(memory, labels, current.get(labels[:5], _UNREAD), MIB)
+    yield memory
+    info = gauge(
+        "pod_info",
+        "A pod that holds a GPU here, and who it works for; always 1.",
+        ("namespace", "pod", "uid", "node", "workload", "queue"),
+    )
+    for fact in sorted(facts, key=lambda fact: fact.uid):
+        info.add((fact.namespace, fact.name, fact.uid, fact.node, fact.workload, fact.queue_ref), 1)
+    yield info
+
+
+def _place(device: DeviceReading, reading: HolderReading) -> Place:
+    return device.gpu.uuid, reading.mig_uuid, *names(reading.holder)
+
+
+def of_the_agent(ops: Operations, version: str, node: str) -> Iterator[Family]:
+    """Families of the agent itself and of its sources."""
+    yield _single(counter("agent_intervals_closed", "Usage rows closed by the meter."), ops.intervals_closed)
+    uploads = counter("agent_uploads", "Uploads by result.", ("result",))
+    parked = counter("agent_rows_parked", "Records the accountant cannot take, by reason.", ("reason",))
+    for family, values in ((uploads, ops.uploads), (parked, ops.parked)):
+        for name, value in sorted(values.items()):
+            family.add((name,), value)
+        yield family
+    if ops.nvml_up is not None:
+        yield _single(gauge("nvml_up", "1 while the NVIDIA driver answers."), ops.nvml_up)
+    yield _single(gauge("agent_outbox_rows", "Records that wait for the accountant."), ops.outbox_rows)
+    yield _single(gauge("agent_outbox_bytes", "Size of the outbox."), ops.outbox_bytes)
+    yield _single(
+        gauge("agent_outbox_oldest_age_seconds", "Age of the oldest record that waits."), ops.outbox_oldest_age_s
+    )
+    yield _single(
+        gauge("agent_unspooled_rows", "Rows kept in memory because the spool cannot be written."), ops.unspooled_rows
+    )
+    yield _single(
+        counter("agent_unspooled_lost_rows", "Rows lost because the spool could not be written and memory was full."),
+        ops.unspooled_lost_rows,
+    )
+    if ops.privilege:
+        level = gauge("agent_privilege_info", "The level of privilege the agent was given; always 1.", ("level",))
+        level.add((ops.privilege,), 1)
+        unseen = gauge(
+            "agent_unseen",
+            "What the agent does not see, for lack of privilege or because the driver refuses it; always 1.",
+            ("what",),
+        )
+        for what in ops.unseen:
+            unseen.add((what,), 1)
+        yield from (level, unseen)
+    yield _single(gauge("agent_sample_duration_seconds", "How long the last reading of everything took."), ops.sample_s)
+    success = gauge("collector_success", "1 where the source answered last time.", ("collector",))
+    duration = gauge("collector_duration_seconds", "How long its last reading took.", ("collector",))
+    for name, (succeeded, seconds) in sorted(ops.collectors.items()):
+        if succeeded is not None:
+            success.add((name,), succeeded)
+        if seconds is not None:
+            duration.add((name,), seconds)
+    yield from (success, duration)
+    build = gauge("agent_build_info", "The running agent, and its node; always 1.", ("version", "node"))
+    build.add((version, node), 1)
+    yield build
+
+
+def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Family:
+    """A family under our prefix."""
+    return Family(PREFIX + name, text, "gauge", labels)
+
+
+def counter(name: str, text: str, labels: Sequence[str] = ()) -> Family:
+    """`name` without the `_total` that is added here."""
+    return Family(f"{PREFIX}{name}_total", text, "counter", labels)
+
+
+def _single(family: Family, value: float) -> Family:
+    family.add((), value)
+    return family
+
+
+def totals(family: Family, sums: Iterable[tuple[tuple[str, ...], Total]], attribute: str, per: int) -> Family:
+    """A series for each total that is known, in units of 1/`per`."""
+    value_of = attrgetter(attribute)
+    family.series = [(labels, value / per) for labels, total in sums if (value := value_of(total)) is not None]
+    return family
+
+
+def put(family: Family, labels: tuple[str, ...], value: Reading, times: int = 1, per: int = 1) -> None:
+    """Unknown is no series, and never 0."""
+    if not isinstance(value, Unavailable):
+        family.add(labels, value * times / per if per != 1 else value * times)
+
+
+def _sum(total: int | None, value: int | None) -> int | None:
+    return total if value is None else (total or 0) + value
+
+
+_GPU = ("gpu_uuid",)
+_MEGAHERTZ = 1_000_000
+# Source: nvml.h, nvmlClocksEventReason*. An idle GPU and one with set application clocks are not held down.
+_THROTTLE_REASONS = (
+    (0x04, "software power cap"),
+    (0x08, "hardware slowdown"),
+    (0x10, "sync boost"),
+    (0x20, "software thermal slowdown"),
+    (0x40, "hardware thermal slowdown"),
+    (0x80, "hardware power brake"),
+)
+
+
+def of_devices(snapshot: Snapshot, sums: Mapping[str, Total], node: str) -> Iterator[Family]:
+    """Families of the physical GPUs, one series each (per error code and the like)."""
+    readings = snapshot.devices
+    info = gauge(
+        "gpu_info",
+        "A GPU of this node; always 1.",
+        ("gpu_uuid", "gpu_index", "gpu_model", "pci_bus_id", "driver_version", "node"),
+    )
+    slices = gauge(
+        "gpu_mig_info", "A MIG instance of a GPU; always 1.", ("gpu_uuid", "mig_uuid", "profile", "gi", "ci")
+    )
+    for device in readings:
+        gpu = device.gpu
+        info.add((gpu.uuid, str(gpu.index), gpu.model, gpu.pci_bus_id, gpu.driver_version, node), 1)
+        for instance in gpu.mig:
+            labels = (gpu.uuid, instance.uuid, instance.profile, str(instance.gi), str(instance.ci))
+            slices.add(labels, 1)
+    yield from (info, slices)
+    yield from _device_counters(sums)
+    gaps = counter("gpu_sample_gaps", "Stretches the driver's sample buffer had lost before it was read.", _GPU)
+    for device in readings:
+        gaps.add((device.gpu.uuid,), device.sample_gaps)
+    yield gaps
+    yield from _error_counters(readings)
+    yield from _device_gauges(readings)
+    yield from _condition(readings)
+    yield _disagreements(snapshot)
+
+
+def _device_counters(sums: Mapping[str, Total]) -> Iterator[Family]:
+    ordered = [((uuid,), total) for uuid, total in sorted(sums.items())]
+    for name, text, attribute, per in (
+        ("gpu_busy_seconds", "Time the GPU was busy, whoever used it.", "busy_us", MICRO),
+        ("gpu_sm_active_seconds", "Time the GPU's multiprocessors were active, averaged over them.", "sm_active_us",
+         MICRO),
+        ("gpu_tensor_active_seconds", "Time the GPU's tensor cores were active.", "tensor_active_us", MICRO),
+        ("gpu_energy_joules", "Energy the GPU used.", "energy_uj", MICRO),
+        ("gpu_unattributed_busy_seconds", "Busy time that belongs to no known holder.", "unattributed_us", MICRO),
+        ("gpu_allocated_seconds", "GPU time that was given to holders.", "allocated_us", MICRO),
+        ("gpu_unallocated_seconds", "GPU time that nobody held.", "unheld_us", MICRO),
+        ("gpu_unallocated_energy_joules", "Energy that was put on no holder.", "unheld_uj", MICRO),
+    ):  # fmt: skip
+        yield totals(counter(name, text, _GPU), ordered, attribute, per)
+
+
+def _device_gauges(readings: Sequence[DeviceReading]) -> Iterator[Family]:
+    used = gauge("gpu_memory_used_bytes", "Device memory in use.", _GPU)
+    size = gauge("gpu_memory_total_bytes", "Device memory installed.", _GPU)
+    power = gauge("gpu_power_watts", "Power drawn.", _GPU)
+    lost = gauge(
+        "gpu_lost", "1 while the GPU is listed but cannot be used, or must be reset or its node drained.", _GPU
+    )
+    silent = gauge("gpu_silent", "1 while the GPU is not lost and answers nothing: what it does is unknown.", _GPU)
+    for device in readings:
+        labels = (device.gpu.uuid,)
+        put(used, labels, device.memory_used_mib, MIB)
+        if device.gpu.memory_mib is not None:
+            size.add(labels, device.gpu.memory_mib * MIB)
+        put(power, labels, device.power_mw, 1, 1_000)
+        lost.add(labels, device.health == "lost")
+        silent.add(labels, device.silent)
+    yield from (used, size, power, lost, silent)
+
+
+def _error_counters(readings: Sequence[DeviceReading]) -> Iterator[Family]:
+    xids = counter("gpu_xid_errors", "XID errors the driver reported, by number.", ("gpu_uuid", "xid"))
+    last = gauge("gpu_xid_last_timestamp_seconds", "When the XID was last reported (Unix time).", ("gpu_uuid", "xid"))
+    ecc = counter("gpu_ecc_errors", "Memory errors since the driver was loaded, by kind.", ("gpu_uuid", "kind"))
+    needs = gauge(
+        "gpu_recovery_action",
+        "1 while this has to be done after a hardware fault: restart_app, reset_gpu or drain_node.",
+        ("gpu_uuid", "action", "cause"),
+    )
+    remap = gauge("gpu_row_remap_pending", "1 while remapped rows of memory wait for the next reset.", _GPU)
+    for device in readings:
+        condition = device.condition
+        for recovery in condition.recoveries:
+            needs.add((device.gpu.uuid, recovery.action, recovery.cause), 1)
+        if condition.row_remap_pending is not None:
+            remap.add((device.gpu.uuid,), condition.row_remap_pending)
+        for error in condition.xids:
+            xids.add((device.gpu.uuid, str(error.xid)), error.count)
+            last.add((device.gpu.uuid, str(error.xid)), error.last_ms / 1_000)
+        put(ecc, (device.gpu.uuid, "corrected"), condition.ecc_corrected)
+        put(ecc, (device.gpu.uuid, "uncorrected"), condition.ecc_uncorrected)
+    yield from (xids, ecc, last, needs, remap)
+
+
+def _condition(readings: Sequence[DeviceReading]) -> Iterator[Family]:
+    temperature = gauge("gpu_temperature_celsius", "Temperature of the GPU.", _GPU)
+    sm_clock = gauge("gpu_sm_clock_hertz", "Clock of the multiprocessors.", _GPU)
+    memory_clock = gauge("gpu_memory_clock_hertz", "Clock of the memory.", _GPU)
+    throttled = gauge(
+        "gpu_throttle_reason", "1 while the clocks are held down for this reason.", ("gpu_uuid", "reason")
+    )
+    for device in readings:
+        labels, condition = (device.gpu.uuid,), device.condition
+        put(temperature, labels, condition.temperature_c)
+        put(sm_clock, labels, condition.sm_clock_mhz, _MEGAHERTZ)
+        put(memory_clock, labels, condition.memory_clock_mhz, _MEGAHERTZ)
+        if not isinstance(condition.throttle_reasons, Unavailable):
+            for bit, reason in _THROTTLE_REASONS:
+                throttled.add((device.gpu.uuid, reason), bool(condition.throttle_reasons & bit))
+    yield from (temperature, sm_clock, memory_clock, throttled)
+
+
+def _disagreements(snapshot: Snapshot) -> Family:
+    family = gauge(
+        "attribution_disagreements",
+        "Pods that run on the GPU without holding it: where control groups and the kubelet disagree.",
+        _GPU,
+    )
+    if not isinstance(snapshot.allocations, Unavailable):
+        held = {(a.gpu_uuid, a.holder.uid, a.mig_uuid) for a in snapshot.allocations}
+        for device in snapshot.devices:
+            family.add((device.gpu.uuid,), len(_strangers(device, held)))
+    return family
+
+
+def _strangers(device: DeviceReading, held: Collection[tuple[str, str, str]]) -> set[str]:
+    """Uids of pods whose processes were found on the device (or instance) although nobody gave it to them."""
+    return {
+        r.holder.uid
+        for r in device.holders
+        if r.holder.kind == "pod" and (device.gpu.uuid, r.holder.uid, r.mig_uuid) not in held
+    }

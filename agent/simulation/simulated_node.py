@@ -1,0 +1,567 @@
+"""Simulates a node with exact counters: GPUs, holders and faults whose truth is known.
+
+Everything but the hardware is real: the agent meters a `SimulatedSource` as it would meter NVML. The
+node knows at every instant who holds what and how busy it is, so tests and the demo compare what
+arrived in the ledger with `allocated_us`, `busy_us` and their kin. Exact: rates are rationals with
+integer parts, counters are floors of their integrals, and a device's counter is the sum of its holders'.
+No clock: every change says when it happens, never before the one before it.
+
+Rates are rationals with integer parts and counters are floors of their integrals, so the sum over
+any spans is the truth and not an approximation of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import msgspec
+
+from agent.core.errors import AgentError
+from agent.core.readings import (
+    Allocation,
+    DeviceReading,
+    Gpu,
+    HolderReading,
+    InstanceReading,
+    MigInstance,
+    Snapshot,
+    Unavailable,
+)
+from agent.wire import Holder, PodFacts
+from gputally.base.units import US_PER_MS, apportion
+
+PPM = 1_000_000
+_DRIVER = "580.105.08"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """A kind of GPU: what it is called, how much memory and power it has."""
+
+    name: str
+    memory_mib: int
+    idle_mw: int
+    active_mw: int
+
+
+H100 = GpuModel("NVIDIA H100 80GB HBM3", 81_559, 70_000, 700_000)
+A100 = GpuModel("NVIDIA A100-SXM4-80GB", 81_920, 55_000, 400_000)
+MODELS = {"H100": H100, "A100": A100}
+
+# Compute sevenths and memory eighths. Source: NVIDIA MIG user guide, supported profiles of 80 GB GPUs.
+MIG_PROFILES = {
+    "1g.10gb": (1, 1),
+    "1g.20gb": (1, 2),
+    "2g.20gb": (2, 2),
+    "3g.40gb": (3, 4),
+    "4g.40gb": (4, 4),
+    "7g.80gb": (7, 8),
+}
+
+
+def make_gpu(uuid: str, index: int, model: GpuModel, mig: Sequence[str] = ()) -> Gpu:
+    """A GPU of a known model, cut into MIG instances of the named profiles.
+
+    Raises ValueError for an unknown profile or more than the device has."""
+    unknown = [profile for profile in mig if profile not in MIG_PROFILES]
+    if unknown:
+        raise ValueError(f"unknown MIG profile {unknown[0]!r} (known: {', '.join(MIG_PROFILES)})")
+    if sum(MIG_PROFILES[p][0] for p in mig) > 7 or sum(MIG_PROFILES[p][1] for p in mig) > 8:
+        raise ValueError(f"{', '.join(mig)} is more than one GPU")
+    instances = tuple(
+        MigInstance(
+            uuid=f"MIG-{uuid.removeprefix('GPU-')}-{gi}-{profile}",
+            profile=profile,
+            gi=gi,
+            ci=0,
+            compute=MIG_PROFILES[profile][0],
+            memory_mib=model.memory_mib * MIG_PROFILES[profile][1] // 8,
+        )
+        for gi, profile in enumerate(mig, start=1)
+    )
+    return Gpu(
+        uuid=uuid,
+        index=index,
+        model=model.name,
+        memory_mib=model.memory_mib,
+        mig=instances,
+        mig_enabled=bool(mig),
+        pci_bus_id=f"00000000:{0x10 + index:02X}:00.0",
+        driver_version=_DRIVER,
+    )
+
+
+class Integral:
+    """A piecewise constant rate per millisecond and its integral, in units of 1/`per`."""
+
+    __slots__ = ("per", "rates", "times", "totals")
+
+    def __init__(self, per: int = 1) -> None:
+        self.per = per
+        self.times: list[int] = []
+        self.rates: list[int] = []
+        self.totals: list[int] = []
+
+    def set(self, at_ms: int, rate: int) -> None:
+        if self.times and self.rates[-1] == rate:
+            return
+        total = self.raw(at_ms)
+        if self.times and self.times[-1] == at_ms:
+            self.rates[-1] = rate
+        else:
+            self.times.append(at_ms)
+            self.rates.append(rate)
+            self.totals.append(total)
+
+    def raw(self, at_ms: int) -> int:
+        times = self.times
+        if not times or at_ms <= times[0]:
+            return 0
+        i = -1 if at_ms >= times[-1] else bisect_right(times, at_ms) - 1
+        return self.totals[i] + self.rates[i] * (at_ms - times[i])
+
+    def upto(self, at_ms: int) -> int:
+        return self.raw(at_ms) // self.per
+
+    @property
+    def rate(self) -> int:
+        return self.rates[-1] if self.rates else 0
+
+
+class Placement:
+    """One holder on one device, present or past."""
+
+    def __init__(self, allocation: Allocation, utilisation_ppm: int, memory_mib: int, scale: tuple[int, int]) -> None:
+        self.allocation = allocation
+        self.utilisation_ppm = utilisation_ppm
+        self.memory_mib = memory_mib
+        self.compute, compute_of = scale
+        self.busy = Integral(per=US_PER_MS * compute_of)
+        self.shares: list[tuple[int, Fraction]] = []
+        self.origin_us = 0
+
+    def set_share(self, at_ms: int, share: Fraction) -> None:
+        if not self.shares or self.shares[-1][1] != share:
+            self.shares.append((at_ms, share))
+
+    def allocated_ms(self, start_ms: int, end_ms: int) -> Fraction:
+        total = Fraction(0)
+        for i, (since, share) in enumerate(self.shares):
+            until = self.shares[i + 1][0] if i + 1 < len(self.shares) else end_ms
+            total += share * max(min(until, end_ms) - max(since, start_ms), 0)
+        return total
+
+
+class SimulatedGpu:
+    """One simulated GPU."""
+
+    def __init__(self, gpu: Gpu, model: GpuModel, start_ms: int) -> None:
+        self.gpu = gpu
+        self.idle_mw = model.idle_mw
+        self.extra_mw = model.active_mw - model.idle_mw
+        self.start_ms = start_ms
+        self.lost = Integral()
+        self.epoch = 1
+        self.origin_ms = start_ms
+        self.present: list[Placement] = []
+        self.past: list[Placement] = []
+        self.left: list[Placement] = []
+        """Those who left since the last snapshot: their final counters are shown once more."""
+        self.past_us: Counter[str] = Counter()
+        """Busy time of those who left, per MIG instance ("" = the GPU)."""
+        self.origins_us: dict[str, int] = {}
+        """Where the counters began after the last reset, likewise."""
+        self.gone_us = 0
+        """The one less the other, over the whole GPU."""
+        self.memory_mib = 0
+        """In use now."""
+        self.power_mw = self.idle_mw
+        """Drawn now, in proportion to the load."""
+
+    def busy_us(self, at_ms: int) -> int:
+        """Since the beginning, at any instant."""
+        return sum(p.busy.upto(at_ms) for p in (*self.past, *self.present))
+
+    def counter_us(self, at_ms: int, mig_uuid: str) -> int:
+        """What the driver has counted of an instance at an instant not before the last change."""
+        return self.raw_us(at_ms, mig_uuid) - self.origins_us.get(mig_uuid, 0)
+
+    def raw_us(self, at_ms: int, mig_uuid: str) -> int:
+        present = sum(p.busy.upto(at_ms) for p in self.present if p.allocation.mig_uuid == mig_uuid)
+        return self.past_us[mig_uuid] + present
+
+    def energy_uj(self, span_ms: int, busy_us: int) -> int:
+        """mW x ms = uJ; the active part follows the busy time."""
+        return self.idle_mw * span_ms + self.extra_mw * busy_us // US_PER_MS
+
+    def evict(self, at_ms: int, placements: Sequence[Placement]) -> None:
+        for placement in placements:
+            placement.busy.set(at_ms, 0)
+            placement.set_share(at_ms, Fraction(0))
+            busy_us = placement.busy.upto(at_ms)
+            self.past_us[placement.allocation.mig_uuid] += busy_us
+            self.gone_us += busy_us
+            self.present.remove(placement)
+            self.past.append(placement)
+            self.left.append(placement)
+        self.settle(at_ms)
+
+    def settle(self, at_ms: int) -> None:
+        """Rates and shares of those present, and what they add up to, after a change."""
+        for mig_uuid in {p.allocation.mig_uuid for p in self.present}:
+            present = [p for p in self.present if p.allocation.mig_uuid == mig_uuid]
+            wanted = [p.utilisation_ppm for p in present]
+            rates = wanted if sum(wanted) <= PPM else apportion(PPM, wanted)
+            for placement, rate in zip(present, rates, strict=True):
+                placement.busy.set(at_ms, 0 if self.lost.rate else rate * placement.compute)
+            holders = [p for p in present if p.allocation.replicas]
+            shares = [_fraction(p.allocation, len(holders)) for p in holders]
+            excess = max(sum(shares, Fraction(0)), Fraction(1))
+            for placement, share in zip(holders, shares, strict=True):
+                compute = Fraction(placement.compute, placement.busy.per // US_PER_MS)
+                placement.set_share(at_ms, share / excess * compute)
+        self.memory_mib = sum(p.memory_mib for p in self.present)
+        self.power_mw = self.idle_mw + sum(
+            self.extra_mw * p.busy.rate // (p.busy.per * US_PER_MS) for p in self.present
+        )
+
+    def reset(self, at_ms: int) -> None:
+        self.epoch += 1
+        self.origin_ms = at_ms
+        for placement in (*self.left, *self.present):
+            placement.origin_us = placement.busy.upto(at_ms)
+        parts = {*self.past_us, *(p.allocation.mig_uuid for p in self.present)}
+        self.origins_us = {part: self.raw_us(at_ms, part) for part in parts}
+        self.gone_us = sum(self.past_us.values()) - sum(self.origins_us.values())
+
+
+def _fraction(allocation: Allocation, holders: int) -> Fraction:
+    if allocation.fraction_ppm is not None:
+        return Fraction(allocation.fraction_ppm, PPM)
+    if allocation.sharing_replicas:
+        return Fraction(allocation.replicas, allocation.sharing_replicas)
+    return Fraction(1, holders)
+
+
+_LOST = Unavailable("gpu is lost")
+_NOT_SIMULATED = Unavailable("not simulated")
+_OF_INSTANCES = Unavailable("not read on a MIG device")
+
+
+class NodeOffline(AgentError):
+    """The simulated node is down: nothing on it can be read."""
+
+
+class SimulatedNode:
+    """The GPUs of one node, who holds them, and what is wrong with them.
+
+    per_holder: whether per-holder busy and memory readings exist; without them only the device (or the
+    MIG instance) can be read. utilisation_ppm is how much of the device (for MIG: of the instance) a
+    holder uses, in millionths; co-holders that together want more than all of it get it in proportion.
+    """
+
+    def __init__(self, name: str, gpus: Iterable[Gpu], *, start_ms: int, per_holder: bool = True) -> None:
+        self.name = name
+        self._at_ms = start_ms
+        self._per_holder = per_holder
+        known = {model.name: model for model in MODELS.values()}
+        self._devices = {gpu.uuid: SimulatedGpu(gpu, known.get(gpu.model, H100), start_ms) for gpu in gpus}
+        self._facts: dict[str, PodFacts] = {}
+        self._ended: dict[str, int] = {}
+        self._offline = False
+        self._holders_unavailable = ""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        return tuple(device.gpu for device in self._devices.values())
+
+    @property
+    def at_ms(self) -> int:
+        """When the last change happened."""
+        return self._at_ms
+
+    # --- what happens on it -----------------------------------------------------------------
+
+    def place(
+        self,
+        at_ms: int,
+        allocation: Allocation,
+        utilisation_ppm: int,
+        memory_mib: int,
+        facts: PodFacts | None = None,
+    ) -> None:
+        """A holder gets a device. Raises ValueError where there is no such device or it has it already."""
+        device = self._device(allocation.gpu_uuid)
+        instance = self._instance(device, allocation.mig_uuid)
+        _check(utilisation_ppm)
+        key = (allocation.holder, allocation.mig_uuid)
+        if any((p.allocation.holder, p.allocation.mig_uuid) == key for p in device.present):
+            raise ValueError(f"{allocation.holder.name or allocation.holder.uid} is on {allocation.gpu_uuid} already")
+        self._move(at_ms)
+        scale = (instance.compute, device.gpu.compute_slices) if instance else (1, 1)
+        device.present.append(Placement(allocation, utilisation_ppm, memory_mib, scale))
+        if facts is not None:
+            self._facts[facts.uid] = msgspec.structs.replace(
+                facts, started_ms=facts.started_ms or at_ms, observed_ms=at_ms
+            )
+            self._ended.pop(facts.uid, None)
+        device.settle(at_ms)
+
+    def remove(self, at_ms: int, holder_uid: str) -> None:
+        """A holder leaves everything it holds. Raises ValueError when it holds nothing."""
+        found = [d for d in self._devices.values() if any(p.allocation.holder.uid == holder_uid for p in d.present)]
+        if not found:
+            raise ValueError(f"{holder_uid} holds nothing here")
+        self._move(at_ms)
+        for device in found:
+            device.evict(at_ms, [p for p in device.present if p.allocation.holder.uid == holder_uid])
+        if holder_uid in self._facts:
+            self._facts[holder_uid] = msgspec.structs.replace(
+                self._facts[holder_uid], ended_ms=at_ms, observed_ms=at_ms
+            )
+            self._ended[holder_uid] = 0
+
+    def set_utilisation(self, at_ms: int, holder_uid: str, utilisation_ppm: int) -> None:
+        """A holder becomes more or less busy, on every device it holds."""
+        _check(utilisation_ppm)
+        self._move(at_ms)
+        for device in self._devices.values():
+            mine = [p for p in device.present if p.allocation.holder.uid == holder_uid]
+            for placement in mine:
+                placement.utilisation_ppm = utilisation_ppm
+            if mine:
+                device.settle(at_ms)
+
+    def set_stray(self, at_ms: int, gpu_uuid: str, utilisation_ppm: int) -> None:
+        """A process that nobody gave the device to uses it (0: it ends)."""
+        device = self._device(gpu_uuid)
+        self._instance(device, "")
+        _check(utilisation_ppm)
+        self._move(at_ms)
+        strays = [p for p in device.present if p.allocation.replicas == 0]
+        if utilisation_ppm and not strays:
+            holder = Holder(kind="process", uid=f"stray-{gpu_uuid}", name="stray")
+            device.present.append(Placement(Allocation(gpu_uuid, holder, replicas=0), utilisation_ppm, 0, (1, 1)))
+        elif utilisation_ppm:
+            strays[0].utilisation_ppm = utilisation_ppm
+        else:
+            device.evict(at_ms, strays)
+        device.settle(at_ms)
+
+    def lose(self, at_ms: int, gpu_uuid: str) -> None:
+        """The GPU falls off the bus: still listed and held, nothing runs, nothing can be read."""
+        device = self._device(gpu_uuid)
+        self._move(at_ms)
+        device.lost.set(at_ms, 1)
+        device.settle(at_ms)
+
+    def recover(self, at_ms: int, gpu_uuid: str) -> None:
+        """The GPU comes back with a fresh driver: counters start again from zero."""
+        device = self._device(gpu_uuid)
+        self._move(at_ms)
+        device.lost.set(at_ms, 0)
+        device.settle(at_ms)
+        device.reset(at_ms)
+
+    def reset_counters(self, at_ms: int, gpu_uuid: str) -> None:
+        """The driver is reloaded under the agent."""
+        device = self._device(gpu_uuid)
+        self._move(at_ms)
+        device.reset(at_ms)
+
+    def repartition(self, at_ms: int, gpu_uuid: str, mig: Sequence[str]) -> None:
+        """Cut the GPU into other MIG instances (none: MIG off). Raises ValueError while it is held."""
+        device = self._device(gpu_uuid)
+        if device.present:
+            raise ValueError(f"{gpu_uuid} is in use and cannot be repartitioned")
+        model = next((m for m in MODELS.values() if m.name == device.gpu.model), H100)
+        gpu = make_gpu(gpu_uuid, device.gpu.index, model, mig)
+        self._move(at_ms)
+        device.gpu = gpu
+
+    def set_offline(self, at_ms: int, offline: bool) -> None:
+        """The node goes down or comes back; what is placed on it stays placed."""
+        self._move(at_ms)
+        self._offline = offline
+
+    def set_holders_unavailable(self, at_ms: int, reason: str) -> None:
+        """The kubelet stops saying who holds what ("" = it answers again)."""
+        self._move(at_ms)
+        self._holders_unavailable = reason
+
+    # --- what can be seen of it -------------------------------------------------------------
+
+    def snapshot(self, at_ms: int) -> Snapshot:
+        """What a source shows at `at_ms`, not before the last change.
+
+        Facts of pods that ended are shown twice more. Raises NodeOffline while the node is down."""
+        self._move(at_ms)
+        if self._offline:
+            raise NodeOffline(f"node {self.name} is offline")
+        devices = tuple(self._read(device, at_ms) for device in self._devices.values())
+        allocations: tuple[Allocation, ...] | Unavailable
+        if self._holders_unavailable:
+            allocations = Unavailable(self._holders_unavailable)
+        else:
+            allocations = tuple(
+                p.allocation for device in self._devices.values() for p in device.present if p.allocation.replicas
+            )
+        facts = tuple(self._facts.values())
+        for uid, shown in list(self._ended.items()):
+            if shown:
+                del self._ended[uid], self._facts[uid]
+            else:
+                self._ended[uid] = 1
+        return Snapshot(at_ms, devices, allocations, facts, (("simulated", ""),))
+
+    def _read(self, device: SimulatedGpu, at_ms: int) -> DeviceReading:
+        epoch = str(device.epoch)
+        if device.lost.rate:
+            device.left.clear()
+            return DeviceReading(
+                device.gpu, "lost", epoch, _LOST, _LOST, _LOST, _LOST, _LOST, _LOST, method="simulated"
+            )
+        busy = [p.busy.upto(at_ms) for p in device.present]
+        busy_us = device.gone_us + sum(busy)
+        holders: tuple[HolderReading, ...] = ()
+        if self._per_holder:
+            seen = [*zip(device.present, busy, strict=True)]
+            if device.left:
+                seen = [*((p, p.busy.upto(at_ms)) for p in device.left), *seen]
+                device.left.clear()
+            holders = tuple(
+                [
+                    HolderReading(p.allocation.holder, p.allocation.mig_uuid, upto - p.origin_us, p.memory_mib)
+                    for p, upto in seen
+                ]
+            )
+        return DeviceReading(
+            device.gpu,
+            "ok",
+            epoch,
+            _OF_INSTANCES if device.gpu.mig_enabled else busy_us,
+            device.energy_uj(at_ms - device.origin_ms, busy_us),
+            device.memory_mib,
+            device.power_mw,
+            _NOT_SIMULATED,
+            _NOT_SIMULATED,
+            holders=holders,
+            instances=self._read_instances(device, at_ms) if device.gpu.mig else (),
+            method="simulated",
+        )
+
+    def _read_instances(self, device: SimulatedGpu, at_ms: int) -> tuple[InstanceReading, ...]:
+        return tuple(
+            [
+                InstanceReading(
+                    instance.uuid,
+                    device.counter_us(at_ms, instance.uuid),
+                    sum([p.memory_mib for p in device.present if p.allocation.mig_uuid == instance.uuid]),
+                )
+                for instance in device.gpu.mig
+            ]
+        )
+
+    # --- what is true of it: any span that lies before the last change or snapshot ----------------
+
+    def allocated(self, holder_uid: str, start_ms: int, end_ms: int) -> Fraction:
+        """GPU-microseconds a holder was given, exactly. Rows are whole microseconds, so a set's figure may
+        differ by less than one where the share does not divide the span (sevenths, thirds)."""
+        shares = (p.allocated_ms(start_ms, end_ms) for p in self._placements(holder_uid))
+        return sum(shares, Fraction(0)) * US_PER_MS
+
+    def allocated_us(self, holder_uid: str, start_ms: int, end_ms: int) -> int:
+        """`allocated`, rounded down."""
+        return int(self.allocated(holder_uid, start_ms, end_ms))
+
+    def busy_us(self, holder_uid: str, start_ms: int, end_ms: int) -> int:
+        """Physical-GPU microseconds a holder was busy."""
+        return sum(p.busy.upto(end_ms) - p.busy.upto(start_ms) for p in self._placements(holder_uid))
+
+    def device_busy_us(self, gpu_uuid: str, start_ms: int, end_ms: int) -> int:
+        """Microseconds a GPU was busy, whoever used it."""
+        device = self._device(gpu_uuid)
+        return device.busy_us(end_ms) - device.busy_us(start_ms)
+
+    def device_energy_uj(self, gpu_uuid: str, start_ms: int, end_ms: int) -> int:
+        """Microjoules a GPU used between two instants without a reset of its counters between them."""
+        device = self._device(gpu_uuid)
+        start = device.energy_uj(start_ms - device.start_ms, device.busy_us(start_ms))
+        return device.energy_uj(end_ms - device.start_ms, device.busy_us(end_ms)) - start
+
+    def lost_ms(self, gpu_uuid: str, start_ms: int, end_ms: int) -> int:
+        """Milliseconds a GPU was lost."""
+        lost = self._device(gpu_uuid).lost
+        return lost.upto(end_ms) - lost.upto(start_ms)
+
+    def holders(self) -> tuple[str, ...]:
+        """The uids of everyone who ever held a device here, sorted; strays are not among them."""
+        return tuple(sorted({p.allocation.holder.uid for p in self._placements() if p.allocation.replicas}))
+
+    def _placements(self, holder_uid: str | None = None) -> list[Placement]:
+        return [
+            p
+            for device in self._devices.values()
+            for p in (*device.past, *device.present)
+            if holder_uid is None or p.allocation.holder.uid == holder_uid
+        ]
+
+    # --- within ------------------------------------------------------------------------------
+
+    def _device(self, gpu_uuid: str) -> SimulatedGpu:
+        if gpu_uuid not in self._devices:
+            raise ValueError(f"no GPU {gpu_uuid} on node {self.name}")
+        return self._devices[gpu_uuid]
+
+    @staticmethod
+    def _instance(device: SimulatedGpu, mig_uuid: str) -> MigInstance | None:
+        if not mig_uuid:
+            if device.gpu.mig_enabled:
+                raise ValueError(f"{device.gpu.uuid} is in MIG mode: name one of its instances")
+            return None
+        for instance in device.gpu.mig:
+            if instance.uuid == mig_uuid:
+                return instance
+        raise ValueError(f"no MIG instance {mig_uuid} on {device.gpu.uuid}")
+
+    def _move(self, at_ms: int) -> None:
+        if at_ms < self._at_ms:
+            raise ValueError(f"time does not run backwards: {at_ms} ms is before {self._at_ms} ms")
+        self._at_ms = at_ms
+
+
+def _check(utilisation_ppm: int) -> None:
+    if not 0 <= utilisation_ppm <= PPM:
+        raise ValueError(f"utilisation is between 0 and {PPM} ppm, got {utilisation_ppm}")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happens to a node at an instant."""
+
+    at_ms: int
+    apply: Callable[[SimulatedNode], None]
+
+
+class SimulatedSource:
+    """`agent.main_loop.Source` over a simulated node: applies what is due, then shows the node."""
+
+    def __init__(self, node: SimulatedNode, events: Sequence[Event] = ()) -> None:
+        self.node = node
+        self._events = sorted(events, key=lambda event: event.at_ms)
+        self._next = 0
+
+    def snapshot(self, at_ms: int) -> Snapshot:
+        """Raises NodeOffline while the node is down."""
+        while self._next < len(self._events) and self._events[self._next].at_ms <= at_ms:
+            event = self._events[self._next]
+            self._next += 1
+            event.apply(self.node)
+        return self.node.snapshot(at_ms)
+
+    def close(self) -> None:
+        """Nothing to let go of."""

@@ -1,0 +1,672 @@
+"""Stores unsent intervals and pod facts on disk until the accountant has them safely.
+
+One sqlite file in write-ahead mode with synchronous=FULL; `append` is one transaction, and only when
+it returned may a row leave the node. Invariants:
+
+- Sequence numbers run from 1 without a hole within an epoch and are never used twice. The epoch is a
+  UUIDv7 made with the file: a lost or damaged outbox begins a new one.
+- Rows are sent from `durable_seq` + 1 on, dropped at `archived_seq` (`checkpointed_seq` where there is
+  no archive), and sent again when the accountant knows less than before (restored from a backup).
+- A set (the rows of one GPU over one span) is one unit: kept, sent, parked and refused whole.
+- Bounded by bytes and age, oldest kept: what no longer fits is refused and declared as one skipped
+  number per stretch of loss, so the loss is visible instead of silent.
+- One process at a time, by an exclusive lock beside the file.
+
+It must not talk to the network or judge a row. Safe to use from the sampling and the shipping thread.
+
+One process at a time holds it, by a lock beside the file; within the process, one thread at a time. The marks stand in
+the file and are changed in the transaction that changes the records they tell of, or not at all. What a record or a
+mark means is the outbox's; how the file is laid out is `agent.upload.sqlite_file`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.core.errors import OutboxLocked, OutboxUnavailable, SpoolNotWritable
+from agent.upload import sqlite_file
+from agent.wire import Ack, PodFacts, Skipped, UsageInterval
+from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_DAY
+
+if TYPE_CHECKING:
+    from agent.metering.meter import ClosedSet
+
+
+class Marks(msgspec.Struct, frozen=True):
+    """Everything about the records that must change together with them."""
+
+    epoch: str
+    last_seq: int = 0
+    durable_seq: int = 0
+    checkpointed_seq: int = 0
+    rows: int = 0
+    bytes: int = 0
+    lost_sets: int = 0
+    unspooled_sets: int = 0
+    released_early: int = 0
+
+
+_stored_marks = msgspec.json.Decoder(Marks)
+
+
+class Spool:
+    """Raises OutboxLocked, OutboxUnavailable.
+
+    path: the sqlite file; its folder is created. fsync=False trades durability for speed. patient: where the disk takes
+    no writes now, it is opened as soon as it does. randbits: where an epoch's randomness comes from.
+
+    db, marks: to be used within `reading` or `transaction`; the marks may be looked at any time once it is open."""
+
+    db: sqlite3.Connection
+    marks: Marks
+
+    def __init__(self, path: Path, clock: Clock, *, fsync: bool, patient: bool, randbits: Callable[[int], int]) -> None:
+        self._path = path
+        self._clock = clock
+        self._fsync = fsync
+        self._randbits = randbits
+        self._mutex = threading.RLock()
+        self._lock = -1
+        self._file: tuple[int, int] | None = None
+        self._opened = self._closed = self._damaged = False
+        try:
+            self._open()
+        except SpoolNotWritable:
+            if not patient:
+                raise
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """The file is open and nobody else uses it. Raises OutboxUnavailable."""
+        with self._mutex:
+            self._be_open()
+            with self._failures("read"):
+                yield
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """One sqlite transaction; the marks change with it or not at all. Raises OutboxUnavailable."""
+        with self._mutex:
+            self._be_open()
+            if sqlite_file.identity(self._path) != self._file:
+                self._rescue()
+            before = self.marks
+            try:
+                with self._failures("written"):
+                    self.db.execute("BEGIN IMMEDIATE")
+                    yield
+                    if self.marks != before:
+                        self.put("marks", msgspec.json.encode(self.marks))
+                    self.db.execute("COMMIT")
+            except BaseException:
+                self.marks = before
+                if self.db.in_transaction:
+                    self.db.execute("ROLLBACK")
+                raise
+
+    def fold(self) -> None:
+        """Fold the write-ahead log into the file and give its space back. Raises OutboxUnavailable."""
+        with self.reading():
+            self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def unused_bytes(self) -> int:
+        """Of the file: pages whose records were removed, which the next ones take. Raises OutboxUnavailable."""
+        with self.reading():
+            pages, size = (self.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
+            return int(pages * size)
+
+    def mark(self, **changes: int | str) -> None:
+        """Within a transaction."""
+        self.marks = msgspec.structs.replace(self.marks, **changes)
+
+    def new_epoch(self, at_ms: int) -> str:
+        """The name of an epoch that begins then."""
+        return sqlite_file.uuid7(at_ms, self._randbits)
+
+    def get(self, key: str) -> bytes | None:
+        """Something kept beside the records; None where it never was."""
+        row = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keep something beside the records, within a transaction."""
+        self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def close(self) -> None:
+        """Close the file and give the lock back. Idempotent."""
+        with self._mutex:
+            self._closed = True
+            if self._opened:
+                self.db.close()
+            self._unlock()
+
+    def _open(self) -> None:
+        self._lock = sqlite_file.lock(self._path)
+        try:
+            self.db = sqlite_file.connect(self._path, self._clock.wall_ms(), fsync=self._fsync)
+            self.marks = self._load()
+        except BaseException:
+            self._unlock()
+            raise
+        self._file = sqlite_file.identity(self._path)
+        self._opened = True
+
+    def _rescue(self) -> None:
+        """Somebody removed the file, or put another in its place: what is open here is still all there."""
+        self._unlock()  # that file may be gone as well
+        try:
+            self._lock = sqlite_file.lock(self._path)
+            with self._failures("written anew"):
+                sqlite_file.write_anew(self.db, self._path, self._clock.wall_ms())
+            self._let_go()
+            self._open()
+        except OutboxLocked as error:
+            raise OutboxUnavailable(str(error)) from error
+
+    def _let_go(self) -> None:
+        self.db.close()
+        self._unlock()
+        self._opened = self._damaged = False
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _be_open(self) -> None:
+        if self._damaged:
+            self._let_go()  # to be opened anew, as after a restart
+        if not self._opened and not self._closed:
+            try:
+                self._open()
+            except OutboxLocked as error:
+                raise OutboxUnavailable(str(error)) from error
+
+    def _load(self) -> Marks:
+        with self._failures("read"):
+            stored = self.get("marks")
+            if stored is not None:
+                return _stored_marks.decode(stored)
+            marks = Marks(epoch=self.new_epoch(self._clock.wall_ms()))
+            self.put("marks", msgspec.json.encode(marks))
+            return marks
+
+    @contextmanager
+    def _failures(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            self._damaged = self._opened and sqlite_file.is_damage(error)
+            raise OutboxUnavailable(f"outbox {self._path} cannot be {doing}: {error}") from error
+
+
+INTERVAL, FACTS, LOSS = 0, 1, 2
+"""Kinds of a record: a usage row, facts of a pod, a number that stands for what was refused."""
+
+Record = tuple[int, int, int, bytes, str | None]
+"""(seq, unit, kind, payload, why it is parked)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What one `append` did. last_seq: newest number given out; refused_*: no room, the time is lost."""
+
+    last_seq: int
+    refused_sets: int = 0
+    refused_facts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What could not be kept: sets and facts, all of them within [first_ms, last_ms)."""
+
+    first_ms: int
+    last_ms: int
+    sets: int
+    facts: int
+
+    def __add__(self, other: Loss) -> Loss:
+        first_ms, last_ms = min(self.first_ms, other.first_ms), max(self.last_ms, other.last_ms)
+        return Loss(first_ms, last_ms, self.sets + other.sets, self.facts + other.facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The next records to send: every number from `first_seq` to `last_seq`, whole units only."""
+
+    first_seq: int
+    last_seq: int
+    oldest_seq: int
+    units: int
+    rows: tuple[msgspec.Raw, ...]
+    """Intervals in the wire form, and so are `told` the facts: what was encoded for the spool is not encoded again."""
+    told: tuple[msgspec.Raw, ...]
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def intervals(self) -> tuple[UsageInterval, ...]:
+        return tuple(map(_interval.decode, self.rows))
+
+    @property
+    def facts(self) -> tuple[PodFacts, ...]:
+        return tuple(map(_facts.decode, self.told))
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What the outbox holds. oldest_age_ms: of the oldest record not yet durable, 0 when there is none.
+    parked: records declared as skipped that are still here. lost_sets: refused for want of room, ever;
+    unspooled_sets: lost before they came here, because it could not be written.
+    released_early: records let go for want of space before they were archived."""
+
+    rows: int = 0
+    unsent_rows: int = 0
+    bytes: int = 0
+    oldest_age_ms: int = 0
+    parked: int = 0
+    lost_sets: int = 0
+    unspooled_sets: int = 0
+    released_early: int = 0
+
+
+_interval = msgspec.json.Decoder(UsageInterval)
+_facts = msgspec.json.Decoder(PodFacts)
+_UNNUMBERED = b'{"seq":0,'
+
+
+def encode(record: UsageInterval | PodFacts) -> bytes:
+    """The stored form: the wire form without its number, which is the key."""
+    return msgspec.json.encode(record if record.seq == 0 else msgspec.structs.replace(record, seq=0))
+
+
+def later(payload: bytes, kind: int, by_ms: int) -> bytes:
+    """A stored record as much later. Of a pod's facts only when they were observed is the node's own word."""
+    if kind == FACTS:
+        facts = _facts.decode(payload)
+        return encode(msgspec.structs.replace(facts, observed_ms=facts.observed_ms + by_ms))
+    row = _interval.decode(payload)
+    gaps = tuple(
+        msgspec.structs.replace(gap, start_ms=gap.start_ms + by_ms, end_ms=gap.end_ms + by_ms) for gap in row.gaps
+    )
+    moved = msgspec.structs.replace(row, start_ms=row.start_ms + by_ms, end_ms=row.end_ms + by_ms, gaps=gaps)
+    return encode(moved)
+
+
+def within(groups: list[list[Record]], max_bytes: int, max_units: int | None) -> list[list[Record]]:
+    """The leading groups that fit, at least the first."""
+    taken: list[list[Record]] = []
+    size = 0
+    for group in groups[:max_units]:
+        size += sum([len(record[3]) for record in group])
+        if taken and size > max_bytes:
+            break
+        taken.append(group)
+    return taken
+
+
+def assemble(groups: list[list[Record]], oldest_seq: int) -> Pending:
+    """The units as they are sent: numbered, parked ones as declarations."""
+    rows: list[msgspec.Raw] = []
+    told: list[msgspec.Raw] = []
+    skipped: list[Skipped] = []
+    for group in groups:
+        for seq, _, kind, payload, parked in group:
+            if parked is not None:
+                skipped.append(Skipped(seq, parked))
+            else:
+                (told if kind == FACTS else rows).append(_numbered(payload, seq, kind))
+    return Pending(
+        first_seq=groups[0][0][0],
+        last_seq=groups[-1][-1][0],
+        oldest_seq=oldest_seq,
+        units=len(groups),
+        rows=tuple(rows),
+        told=tuple(told),
+        skipped=tuple(skipped),
+    )
+
+
+def _numbered(payload: bytes, seq: int, kind: int) -> msgspec.Raw:
+    """A stored record as it is sent. Its number is the first field of either kind, and its key here."""
+    if payload.startswith(_UNNUMBERED):
+        return msgspec.Raw(b'{"seq":%d,' % seq + payload[len(_UNNUMBERED) :])
+    record = (_facts if kind == FACTS else _interval).decode(payload)
+    return msgspec.Raw(msgspec.json.encode(msgspec.structs.replace(record, seq=seq)))
+
+
+log = logging.getLogger("agent.outbox")
+
+DEFAULT_MAX_BYTES = 512 * 1024 * 1024
+DEFAULT_MAX_AGE_MS = 7 * MS_PER_DAY
+RESERVE_BYTES = 128 * 1024
+"""Of the volume, which no record takes: the log of the transaction that removes what was sent has to fit."""
+DROPPED_AT_ONCE = 100
+"""Records that one transaction removes where the volume is nearly full."""
+OUTBOX_FULL = "outbox-full"
+"""Reason of the skipped number that stands for what was refused while the outbox was full …"""
+SPOOL_UNWRITABLE = "spool-unwritable"
+"""… and for what was lost in memory before, because the disk took no writes."""
+LOSSES = frozenset({OUTBOX_FULL, SPOOL_UNWRITABLE})
+
+_unit = itemgetter(1)
+"""Of a record."""
+_ROW_OVERHEAD = 64  # what key, unit, time and page share of a record cost beside its payload
+
+
+class Outbox:
+    """See the module's text. Raises OutboxLocked, OutboxUnavailable.
+
+    path: the sqlite file; its folder is created. max_bytes: of payloads and record overhead. max_age_ms:
+    of the oldest record the accountant has not confirmed. fsync=False trades durability for speed and is
+    for simulations only. patient: where the disk takes no writes now, it is opened as soon as it does, and
+    everything until then is OutboxUnavailable. randbits: where the epoch's randomness comes from. free_bytes: of the
+    volume; None: asked of it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        max_age_ms: int = DEFAULT_MAX_AGE_MS,
+        *,
+        fsync: bool = True,
+        patient: bool = False,
+        randbits: Callable[[int], int] = secrets.randbits,
+        free_bytes: Callable[[], int] | None = None,
+    ) -> None:
+        self.path = path
+        self._free_bytes = free_bytes or self._volume_bytes
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._max_age_ms = max_age_ms
+        self._spool = Spool(path, clock, fsync=fsync, patient=patient, randbits=randbits)
+        self.forgotten = 0
+        """How often the accountant was found without records that are not here any more either."""
+
+    @property
+    def epoch(self) -> str:
+        return self._spool.marks.epoch
+
+    @property
+    def last_seq(self) -> int:
+        """Newest number given out; 0 before the first."""
+        return self._spool.marks.last_seq
+
+    @property
+    def durable_seq(self) -> int:
+        """What the accountant last said it has for good."""
+        return self._spool.marks.durable_seq
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def append(self, sets: Sequence[ClosedSet], facts: Sequence[PodFacts], meter_state: bytes | None) -> Appended:
+        """Number and store, in one transaction: facts first (they explain the rows), then sets, then state.
+
+        None leaves the stored meter state as it is. Raises OutboxUnavailable; then nothing was stored
+        and no number was used."""
+        units = [(FACTS, [encode(fact)]) for fact in facts]
+        units += [(INTERVAL, [encode(row) for row in closed.rows]) for closed in sets if closed.rows]
+        size = sum([len(payload) + _ROW_OVERHEAD for _, payloads in units for payload in payloads])
+        refused = (0, 0)
+        now = self._clock.wall_ms()
+        self._keep_reserve(size)
+        with self._spool.transaction():
+            if units and not self._make_room(now, size):
+                refused = (len(units) - len(facts), len(facts))
+                self._spool.mark(lost_sets=self._spool.marks.lost_sets + refused[0])
+                self._record_loss(extent(sets, len(facts), now), OUTBOX_FULL, now)
+                units = []
+            if units:
+                self._insert(units, size, now)
+            if meter_state is not None:
+                self._spool.put("meter_state", meter_state)
+            return Appended(self.last_seq, *refused)
+
+    def declare(self, loss: Loss) -> None:
+        """Declare what was lost before it came here, after everything that did. Raises OutboxUnavailable."""
+        with self._spool.transaction():
+            self._spool.mark(unspooled_sets=self._spool.marks.unspooled_sets + loss.sets)
+            self._record_loss(loss, SPOOL_UNWRITABLE, self._clock.wall_ms())
+
+    def acknowledge(self, ack: Ack) -> None:
+        """Take the accountant's marks: send from there on, and drop what is safe.
+
+        Marks may go down (its ledger was restored): what is still here is sent again. Marks beyond
+        anything given out mean that this file is an old copy of itself, so a new epoch begins and what
+        is here is renumbered; the accountant settles the overlap. Another epoch's answer is ignored."""
+        with self._spool.transaction():
+            if ack.epoch != self.epoch:
+                log.warning("answer for another epoch ignored", extra={"answered": ack.epoch, "epoch": self.epoch})
+                return
+            if ack.durable_seq > self.last_seq:
+                log.error("the accountant has more of this epoch than the outbox gave out: a new epoch begins")
+                self._renumber()
+                return
+            if ack.durable_seq < self.durable_seq:
+                log.warning("the accountant lost records: sending again", extra={"from_seq": ack.durable_seq + 1})
+                self.forgotten += self._oldest_seq() > ack.durable_seq + 1
+            self._spool.mark(durable_seq=ack.durable_seq, checkpointed_seq=min(ack.checkpointed_seq, ack.durable_seq))
+            safe = ack.checkpointed_seq if ack.archived_seq is None else ack.archived_seq
+            upto = min(safe, ack.durable_seq)
+            tight = self._is_tight()
+            if not tight:
+                self._drop(upto)
+        while tight and (oldest := self._oldest_seq()) <= upto:
+            with self._spool.transaction():
+                self._drop(min(upto, oldest + DROPPED_AT_ONCE - 1))
+            self._spool.fold()
+
+    def park(self, seq: int, reason: str) -> None:
+        """Declare the unit that contains `seq` as skipped from now on; its payload stays until dropped."""
+        self._set_parked(seq, reason)
+
+    def unpark(self, seq: int) -> None:
+        """Take a parking back: the fault was not the record's."""
+        self._set_parked(seq, None)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def pending(
+        self, max_rows: int, max_bytes: int, max_units: int | None = None, upto: int | None = None
+    ) -> Pending | None:
+        """The next records to send, at least one unit; None when the accountant has everything.
+
+        upto: the newest number that an `append` may have given out for them."""
+        with self._spool.reading():
+            oldest = self._oldest_seq()
+            first = max(self.durable_seq + 1, oldest)
+            last = self.last_seq if upto is None else upto
+            found: list[Record] = self._spool.db.execute(
+                "SELECT seq, unit, kind, payload, parked FROM record WHERE seq BETWEEN ? AND ? ORDER BY seq LIMIT ?",
+                (first, last, max_rows + 1),
+            ).fetchall()
+            if not found:
+                return None
+            groups = [list(group) for _, group in groupby(found, key=_unit)]
+            if len(found) > max_rows:
+                groups.pop()  # it may be cut off by the limit
+            if not groups:
+                whole = "SELECT seq, unit, kind, payload, parked FROM record WHERE unit = ? ORDER BY seq"
+                groups = [self._spool.db.execute(whole, (found[0][1],)).fetchall()]
+        return assemble(within(groups, max_bytes, max_units), oldest)
+
+    def meter_state(self) -> bytes | None:
+        """The state stored with the last append that had one."""
+        with self._spool.reading():
+            return self._spool.get("meter_state")
+
+    def kept(self, key: str) -> bytes | None:
+        """Something that is kept beside the records."""
+        with self._spool.reading():
+            return self._spool.get(key)
+
+    def keep(self, key: str, value: bytes) -> None:
+        """Keep something beside the records, durably."""
+        with self._spool.transaction():
+            self._spool.put(key, value)
+
+    def move(self, first_seq: int, last_seq: int, by_ms: int) -> int:
+        """Date records that the accountant has not confirmed as much later; how many."""
+        first = max(first_seq, self.durable_seq + 1)
+        with self._spool.transaction():
+            found = self._spool.db.execute(
+                "SELECT seq, kind, payload FROM record WHERE seq BETWEEN ? AND ? AND kind != ?", (first, last_seq, LOSS)
+            ).fetchall()
+            moved = [(later(payload, kind, by_ms), seq) for seq, kind, payload in found]
+            self._spool.db.executemany("UPDATE record SET payload = ? WHERE seq = ?", moved)
+        return len(moved)
+
+    def stats(self) -> Stats:
+        """Figures for metrics; cheap enough for every scrape."""
+        with self._spool.reading():
+            oldest = self._oldest_unsent_ms()
+            parked = self._spool.db.execute("SELECT count(*) FROM record WHERE parked IS NOT NULL").fetchone()[0]
+            return Stats(
+                rows=self._spool.marks.rows,
+                unsent_rows=self.last_seq - max(self.durable_seq, self._oldest_seq() - 1),
+                bytes=self._spool.marks.bytes,
+                oldest_age_ms=0 if oldest is None else max(0, self._clock.wall_ms() - oldest),
+                parked=parked,
+                lost_sets=self._spool.marks.lost_sets,
+                unspooled_sets=self._spool.marks.unspooled_sets,
+                released_early=self._spool.marks.released_early,
+            )
+
+    def close(self) -> None:
+        """Close the file and give the lock back. Idempotent."""
+        self._spool.close()
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _insert(self, units: Sequence[tuple[int, Sequence[bytes]]], size: int, now: int, parked: str = "") -> None:
+        """units: (kind, payloads) of each; size: of all of them, in bytes."""
+        records = []
+        seq = self.last_seq
+        for kind, payloads in units:
+            unit = seq + 1
+            for payload in payloads:
+                seq += 1
+                records.append((seq, unit, kind, payload, now, parked or None))
+        self._spool.db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", records)
+        marks = self._spool.marks
+        self._spool.mark(last_seq=seq, rows=marks.rows + len(records), bytes=marks.bytes + size)
+
+    def _keep_reserve(self, size: int) -> None:
+        """Raises OutboxUnavailable where the volume would be left without room to remove what was sent."""
+        needed = RESERVE_BYTES + 2 * size
+        if self._free_bytes() >= needed:
+            return
+        self._spool.fold()
+        free = self._free_bytes()
+        if free + self._spool.unused_bytes() < needed:
+            raise OutboxUnavailable(
+                f"outbox {self.path} cannot be written: {free // 1024} KiB of disk are free, and "
+                f"{RESERVE_BYTES // 1024} KiB are kept for removing what was sent"
+            )
+
+    def _is_tight(self) -> bool:
+        """Whether the volume may not have room for the log of a transaction that removes everything."""
+        return self._free_bytes() < RESERVE_BYTES + 2 * self._spool.marks.bytes
+
+    def _volume_bytes(self) -> int:
+        """Free for this process on the outbox's volume."""
+        try:
+            found = os.statvfs(self.path.parent)
+        except OSError:
+            return 2**62  # the folder is gone, say: writing mends that, or says what is wrong
+        return found.f_bavail * found.f_frsize
+
+    def _make_room(self, now: int, size: int) -> bool:
+        """Whether `size` more bytes may be taken, after giving up what is least worth keeping."""
+        oldest = self._oldest_unsent_ms()
+        if oldest is not None and now - oldest > self._max_age_ms:
+            return False
+        if self._spool.marks.bytes + size > self._max_bytes:
+            # Checkpointed records are kept only against the loss of the accountant's volume; new time
+            # has no other copy anywhere.
+            before = self._spool.marks.rows
+            self._drop(self._spool.marks.checkpointed_seq)
+            released = before - self._spool.marks.rows
+            if released:
+                self._spool.mark(released_early=self._spool.marks.released_early + released)
+                log.warning("outbox full: records released before they were archived", extra={"rows": released})
+        return self._spool.marks.bytes + size <= self._max_bytes
+
+    def _record_loss(self, loss: Loss, reason: str, now: int) -> None:
+        """One skipped number per stretch of loss; while the stretch lasts only its extent grows."""
+        newest = self._spool.db.execute("SELECT kind, parked FROM record WHERE seq = ?", (self.last_seq,)).fetchone()
+        if newest != (LOSS, reason):
+            self._insert([(LOSS, [b""])], _ROW_OVERHEAD, now, reason)
+            log.error("what is metered is lost from here on", extra={"reason": reason})
+        self._spool.db.execute(
+            "INSERT INTO loss VALUES (?, ?, ?, ?, ?) ON CONFLICT (seq) DO UPDATE SET"
+            " first_ms = min(first_ms, excluded.first_ms), last_ms = max(last_ms, excluded.last_ms),"
+            " sets = sets + excluded.sets, facts = facts + excluded.facts",
+            (self.last_seq, loss.first_ms, loss.last_ms, loss.sets, loss.facts),
+        )
+
+    def _drop(self, upto: int) -> None:
+        rows, size = self._spool.db.execute(
+            "SELECT count(*), coalesce(sum(length(payload) + ?), 0) FROM record WHERE seq <= ?", (_ROW_OVERHEAD, upto)
+        ).fetchone()
+        if rows:
+            self._spool.db.execute("DELETE FROM record WHERE seq <= ?", (upto,))
+            self._spool.db.execute("DELETE FROM loss WHERE seq <= ?", (upto,))
+            self._spool.mark(rows=self._spool.marks.rows - rows, bytes=self._spool.marks.bytes - size)
+
+    def _renumber(self) -> None:
+        shift = self._oldest_seq() - 1
+        # Through negative numbers, so that no record meets the key of another on its way down.
+        self._spool.db.execute("UPDATE record SET seq = ? - seq, unit = ? - unit", (shift, shift))
+        self._spool.db.execute("UPDATE record SET seq = -seq, unit = -unit")
+        self._spool.db.execute("UPDATE loss SET seq = ? - seq", (shift,))
+        self._spool.db.execute("UPDATE loss SET seq = -seq")
+        # Later than the old epoch whatever the clock says: of two tellings the earlier epoch's counts.
+        at_ms = max(self._clock.wall_ms(), sqlite_file.created_ms(self.epoch) + 1)
+        self._spool.mark(
+            epoch=self._spool.new_epoch(at_ms),
+            last_seq=self.last_seq - shift,
+            durable_seq=0,
+            checkpointed_seq=0,
+        )
+
+    def _set_parked(self, seq: int, reason: str | None) -> None:
+        with self._spool.transaction():
+            self._spool.db.execute(
+                "UPDATE record SET parked = ? WHERE unit = (SELECT unit FROM record WHERE seq = ?) AND kind <> ?",
+                (reason, seq, LOSS),
+            )
+
+    def _oldest_seq(self) -> int:
+        """The oldest number still here; the next one to be given out when nothing is."""
+        row = self._spool.db.execute("SELECT min(seq) FROM record").fetchone()
+        return self.last_seq + 1 if row[0] is None else int(row[0])
+
+    def _oldest_unsent_ms(self) -> int | None:
+        row = self._spool.db.execute(
+            "SELECT appended_ms FROM record WHERE seq > ? ORDER BY seq LIMIT 1", (self.durable_seq,)
+        ).fetchone()
+        return None if row is None else int(row[0])
+
+
+def extent(sets: Sequence[ClosedSet], facts: int, now_ms: int) -> Loss:
+    """These sets and so many facts, as a loss; facts alone are of now."""
+    rows = [row for closed in sets for row in closed.rows]
+    first_ms = min((row.start_ms for row in rows), default=now_ms)
+    last_ms = max((row.end_ms for row in rows), default=now_ms)
+    return Loss(first_ms, last_ms, sum(1 for closed in sets if closed.rows), facts)

@@ -1,0 +1,310 @@
+"""Sends batches at least once: obeys refusals, retries with back-off, splits batches that are too large.
+
+Refusals are obeyed exactly as the protocol says, because every one of them is a decision about time
+that somebody pays for:
+
+- 401, 403, 429, 5xx, no answer, and every answer that is not ours (no problem `type` of ours: a proxy,
+  a captive portal): tried again after back-off, nothing dropped.
+- 413, whoever says it: smaller batches. 409 of ours with an Ack: go back to where the accountant is.
+- 400 and 422 of ours (and 413 at a single set): halve until one set is left, park it and go on; if its
+  mere declaration as skipped is refused as well, the envelope is at fault: unpark it and wait.
+
+No thread, no sleeping: the caller asks again, `retry_in_ms` says when it is worth it. Clock and
+randomness are arguments. It never logs a token and never follows a redirect.
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Literal, cast
+
+import msgspec
+
+from agent.core.errors import TokenUnavailable
+from agent.core.lean_http_client import Answer, HttpSender, Identity, TokenFile, Unreachable
+from agent.upload.clock_lines import WRONG_MS, ClockLines
+from agent.upload.spool import LOSSES, Outbox, Pending
+from agent.wire import PROBLEM, Ack, Batch, PodFacts, UsageInterval
+from gputally.base.clock import Clock
+
+log = logging.getLogger("agent.upload")
+
+BACKOFF_BASE_MS = 1_000
+BACKOFF_CAP_MS = 300_000
+RETRY_AFTER_CAP_MS = 3_600_000
+AHEAD_RETRY_MS = 5_000
+AHEAD_KEPT_MS = 3_600_000
+"""So long records that are dated after the accountant's time are kept back."""
+_SYSTEM_RANDOM = random.SystemRandom()
+
+Outcome = Literal["idle", "waiting", "accepted", "rewound", "narrowed", "parked", "retry"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShipResult:
+    """What one step did. rows: records the accountant took now. retry_in_ms: 0 = at once is fine.
+
+    idle: nothing to send. waiting: still backing off. accepted: taken. rewound: the accountant is
+    elsewhere, next from there. narrowed: next with fewer sets. parked: one set declared as skipped.
+    retry: try later, nothing lost; `detail` says why."""
+
+    outcome: Outcome
+    rows: int = 0
+    retry_in_ms: int = 0
+    detail: str = ""
+
+    @property
+    def progress(self) -> bool:
+        """Whether another step right away makes sense."""
+        return self.outcome in ("accepted", "rewound", "narrowed", "parked")
+
+
+class _Problem(msgspec.Struct):
+    """The parts of an RFC 9457 answer that decide; a 409 of ours carries the marks in `ack`."""
+
+    type: str = ""
+    detail: str = ""
+    ack: Ack | None = None
+
+    @property
+    def ours(self) -> bool:
+        return self.type.startswith(PROBLEM)
+
+    @property
+    def slug(self) -> str:
+        return self.type.removeprefix(PROBLEM)[:64]
+
+
+_said = msgspec.json.Decoder(_Problem)
+_ack = msgspec.json.Decoder(Ack)
+
+
+class Uploader:
+    """Sends what the outbox holds to `{url}/v1/usage`; without a url it only ever answers `idle`.
+
+    token_file (None: no Authorization header), ca_file: PEM of the authorities to trust (None: the system's),
+    identity: the certificate to show, beside or instead of a token: all are read again when they are renewed.
+    max_rows, max_bytes: bounds of one batch before compression; one set may exceed them.
+    compares_clocks: tell the accountant the time, and hold back records that are ahead of its clock. A simulation
+    moves the clocks of nodes and accountant one after the other, and does neither.
+    Raises SettingsError for a url that is none.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        url: str,
+        cluster: str,
+        node: str,
+        boot_id: str,
+        token_file: Path | None,
+        clock: Clock,
+        *,
+        ca_file: Path | None = None,
+        identity: Identity | None = None,
+        max_rows: int = 2_000,
+        max_bytes: int = 1_000_000,
+        timeout_s: float = 30.0,
+        compares_clocks: bool = True,
+        jitter: Callable[[], float] = _SYSTEM_RANDOM.random,
+    ) -> None:
+        self.boot_id = boot_id
+        self.parked: Counter[str] = Counter()
+        """Records the accountant took as declared skipped, by reason."""
+        self._outbox = outbox
+        self._cluster = cluster
+        self._node = node
+        self._clock = clock
+        self._token = TokenFile(token_file) if token_file is not None else None
+        self._sender = HttpSender(url, ca_file, timeout_s, identity) if url else None
+        if self._sender is not None and self._token is not None and not self._sender.encrypted:
+            log.warning("the token travels unencrypted: use https", extra={"url": url})
+        self._compares_clocks = compares_clocks
+        self._max_rows = max_rows
+        self._max_bytes = max_bytes
+        self._jitter = jitter
+        self._max_units: int | None = None
+        self._failures = 0
+        self._not_before_ms = 0
+        self._held_since_ms: int | None = None
+        self._told_ms: int | None = None
+        self.lines = ClockLines(outbox, boot_id)
+        """By which clock the records were dated, and what time it is for the accountant."""
+
+    def ship(self, upto: int | None = None) -> ShipResult:
+        """One attempt. upto: nothing newer than what an `append` of the outbox said. Raises OutboxUnavailable when
+        the spool cannot be read or written."""
+        if self._sender is None:
+            return ShipResult("idle", detail="no accountant is configured")
+        wait_ms = self._not_before_ms - self._clock.monotonic_ms()
+        if wait_ms > 0:
+            return ShipResult("waiting", retry_in_ms=wait_ms)
+        pending = self._outbox.pending(self._max_rows, self._max_bytes, self._max_units, upto)
+        if pending is None:
+            return ShipResult("idle")
+        if self._is_ahead(pending):
+            return ShipResult("waiting", retry_in_ms=AHEAD_RETRY_MS, detail="dated after the accountant's time")
+        began_ms = self._clock.monotonic_ms()
+        try:
+            answer = self._sender.post("/v1/usage", self._body(pending), self._headers())
+        except (Unreachable, TokenUnavailable) as error:
+            return self._retry(str(error))
+        result = self._obey(answer, pending)
+        self._hear(began_ms)
+        return result
+
+    def close(self) -> None:
+        """Close the connection; the outbox is the caller's."""
+        if self._sender is not None:
+            self._sender.close()
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def _is_ahead(self, pending: Pending) -> bool:
+        """Whether the accountant would refuse records as future-dated that a correction of the clock can still save.
+        After an hour they are sent all the same: what it refuses, people can see there."""
+        if not self._compares_clocks:
+            return False
+        told, now_ms = self.lines.accountant_ms, self._clock.monotonic_ms()
+        newest = max((row.end_ms for row in pending.intervals), default=0) if told is not None else 0
+        if told is None or newest <= told + now_ms + WRONG_MS:
+            self._held_since_ms = None
+            return False
+        if self._held_since_ms is None:
+            self._held_since_ms = now_ms
+            log.error(
+                "records are kept back: they are dated after the accountant's time",
+                extra={"by_ms": newest - told - now_ms},
+            )
+        return now_ms - self._held_since_ms < AHEAD_KEPT_MS
+
+    def _hear(self, began_ms: int) -> None:
+        """What time it was for the accountant, about half-way between question and answer."""
+        if self._told_ms is not None:
+            now_ms = self._clock.monotonic_ms()
+            self.lines.told(self._told_ms - (began_ms + now_ms) // 2)
+            self._told_ms = None
+
+    # --- answers ---------------------------------------------------------------------------------
+
+    def _obey(self, answer: Answer, pending: Pending) -> ShipResult:
+        if 200 <= answer.status < 300:
+            return self._accepted(answer, pending)
+        problem = _problem(answer.body)
+        if answer.status == 413 and pending.units > 1:
+            return self._narrow(pending)  # whoever said so: a proxy's limit is a limit too
+        if not problem.ours or answer.status in (401, 403, 429) or answer.status >= 500:
+            return self._retry(f"HTTP {answer.status} {problem.slug or 'from something in between'}", answer)
+        if answer.status == 409 and problem.ack is not None:
+            return self._rewind(problem.ack, pending)
+        if answer.status in (400, 413, 422):
+            if pending.units > 1:
+                return self._narrow(pending)
+            declared_only = not pending.rows and not pending.told
+            return self._unpark(pending, answer, problem) if declared_only else self._park(pending, problem)
+        return self._retry(f"HTTP {answer.status} {problem.slug}", answer)
+
+    def _accepted(self, answer: Answer, pending: Pending) -> ShipResult:
+        try:
+            ack = _ack.decode(answer.body)
+        except msgspec.MsgspecError:
+            return self._retry(f"HTTP {answer.status} without an Ack: not our accountant")
+        self._told_ms = ack.clock_ms
+        if ack.epoch != self._outbox.epoch:
+            return self._retry("the Ack is for another epoch")
+        self._outbox.acknowledge(ack)
+        if ack.durable_seq < pending.first_seq:
+            return self._retry("accepted, but nothing of it is durable yet")
+        self._failures = 0
+        self.parked.update(skip.reason for skip in pending.skipped if skip.reason not in LOSSES)
+        if self._max_units is not None:
+            self._max_units *= 2
+            if self._max_units >= self._max_rows:
+                self._max_units = None
+        return ShipResult("accepted", rows=min(ack.durable_seq, pending.last_seq) - pending.first_seq + 1)
+
+    def _rewind(self, ack: Ack, pending: Pending) -> ShipResult:
+        if ack.epoch != self._outbox.epoch:
+            return self._retry("409 with the marks of another epoch")
+        self._outbox.acknowledge(ack)
+        following = self._outbox.pending(1, 1, 1)
+        if following is not None and following.first_seq == pending.first_seq:
+            return self._retry(f"409, yet {pending.first_seq} is where the accountant asks to go on")
+        log.warning("accountant asks to go on elsewhere", extra={"durable_seq": ack.durable_seq})
+        return ShipResult("rewound", detail=f"durable_seq {ack.durable_seq}")
+
+    def _narrow(self, pending: Pending) -> ShipResult:
+        self._max_units = pending.units // 2
+        return ShipResult("narrowed", detail=f"{self._max_units} sets at a time")
+
+    def _park(self, pending: Pending, problem: _Problem) -> ShipResult:
+        """Declare a set as skipped. What goes next is that declaration alone, which proves the envelope."""
+        self._outbox.park(pending.first_seq, problem.slug)
+        self._max_units = 1
+        log.error(
+            "record refused: parked",
+            extra={"seq": pending.first_seq, "reason": problem.slug, "detail": problem.detail[:200]},
+        )
+        return ShipResult("parked", detail=f"{pending.first_seq}: {problem.slug}")
+
+    def _unpark(self, pending: Pending, answer: Answer, problem: _Problem) -> ShipResult:
+        self._outbox.unpark(pending.first_seq)
+        return self._retry(f"the accountant refuses the envelope itself: {problem.slug}", answer)
+
+    def _retry(self, detail: str, answer: Answer | None = None) -> ShipResult:
+        """Exponential back-off with full jitter; Retry-After is a lower bound. Source: AWS Architecture
+        Blog, "Exponential Backoff And Jitter" (2015); RFC 9110, 10.2.3."""
+        ceiling = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS << min(self._failures, 16))
+        self._failures += 1
+        asked = self._retry_after_ms(answer.retry_after) if answer is not None else 0
+        delay = max(round(self._jitter() * ceiling), asked)
+        self._not_before_ms = self._clock.monotonic_ms() + delay
+        log.warning("upload will be retried", extra={"reason": detail, "retry_in_ms": delay})
+        return ShipResult("retry", retry_in_ms=delay, detail=detail)
+
+    def _retry_after_ms(self, value: str) -> int:
+        if value.isascii() and value.isdigit():
+            return min(int(value[:9]) * 1000, RETRY_AFTER_CAP_MS)
+        try:
+            at_ms = round(parsedate_to_datetime(value).timestamp() * 1000)
+        except ValueError:
+            return 0
+        return min(max(0, at_ms - self._clock.wall_ms()), RETRY_AFTER_CAP_MS)
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def _body(self, pending: Pending) -> bytes:
+        batch = Batch(
+            cluster=self._cluster,
+            node=self._node,
+            boot_id=self.boot_id,
+            epoch=self._outbox.epoch,
+            first_seq=pending.first_seq,
+            oldest_seq=pending.oldest_seq,
+            # Encoded, they are the intervals and facts that they stand for.
+            intervals=cast(tuple[UsageInterval, ...], pending.rows),
+            facts=cast(tuple[PodFacts, ...], pending.told),
+            skipped=pending.skipped,
+            sent_ms=self._clock.wall_ms() if self._compares_clocks else None,
+        )
+        return gzip.compress(msgspec.json.encode(batch), compresslevel=5, mtime=0)
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip", "Accept": "application/json"}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token.read()}"
+        return headers
+
+
+def _problem(body: bytes) -> _Problem:
+    try:
+        return _said.decode(body)
+    except msgspec.MsgspecError:
+        return _Problem()

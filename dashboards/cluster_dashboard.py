@@ -1,0 +1,416 @@
+"""Builds the dashboard "Cluster": use, cost, waiting and trust, with its panels by model, pool and namespace.
+
+Two sources, named in every description: *live* figures come from the agents and follow the GPUs
+within an interval (a minute); *booked* figures come from the accountant's ledger and are what bills
+and weights are made of. They trail by the minutes that rows may take to arrive.
+"""
+
+from __future__ import annotations
+
+from dashboards import grafana_panels, layout, promql
+from dashboards.grafana_panels import BarGauge, Stat, Table, TimeSeries
+from dashboards.layout import (
+    GPU_HOURS,
+    GPUS,
+    Query,
+    Section,
+    Step,
+    bars,
+    dashboard,
+    fixed,
+    link_to,
+    stat,
+    table,
+    timeseries,
+)
+
+DEVICES = promql.devices()
+ALLOCATED = promql.of_device(promql.metered(promql.rate("gpu_allocated_seconds_total")))
+HELD = promql.of_device(promql.metered(promql.rate("pod_gpu_allocated_seconds_total")))
+"""By pod. A counter that begins with its pod lacks the pod's first interval, so sums over devices use ALLOCATED."""
+BUSY = promql.of_device(promql.metered(promql.rate("gpu_busy_seconds_total")))
+HELD_BY = ("cluster", "gpu_uuid", "mig_uuid", "namespace", "pod", "container")
+IDLE_ANYWHERE = promql.metered(
+    "clamp_min("
+    + promql.total(promql.rate("pod_gpu_allocated_seconds_total"), *HELD_BY)
+    + " - "
+    + promql.total(promql.rate("pod_gpu_busy_seconds_total"), *HELD_BY)
+    + ", 0)"
+)
+IDLE = promql.of_device(IDLE_ANYWHERE)
+"""GPUs held while nothing runs on them; a holder whose use is not known is none."""
+GPU_UID = "gputally-gpu"
+
+
+def by_model_and_pool() -> list[TimeSeries | BarGauge]:
+    """Utilisation and memory of each model, and how full each pool is."""
+    by_model = promql.ratio(promql.total(BUSY, "gpu_model"), promql.total(DEVICES, "gpu_model"))
+    memory = promql.ratio(
+        promql.total(promql.of_device(promql.series("gpu_memory_used_bytes")), "gpu_model"),
+        promql.total(promql.of_device(promql.series("gpu_memory_total_bytes")), "gpu_model"),
+    )
+    by_pool = promql.ratio(
+        promql.total(promql.with_pool(f"({ALLOCATED})"), "pool"), promql.total(promql.with_pool(DEVICES), "pool")
+    )
+    return [
+        timeseries(
+            "Utilisation by GPU model",
+            "Share of the time in which GPUs of a model execute work. Live.",
+            [Query(by_model, "{{gpu_model}}")],
+            "percentunit",
+            share=True,
+            looks=layout.MODELS,
+        ),
+        timeseries(
+            "Memory in use by GPU model",
+            "Share of the device memory of a model's GPUs that is in use. High memory with low utilisation is a "
+            "loaded but idle service. Live.",
+            [Query(memory, "{{gpu_model}}")],
+            "percentunit",
+            share=True,
+            looks=layout.MODELS,
+        ),
+        bars(
+            "Allocated by pool",
+            "Share of each pool's GPUs that some pod holds. Pools are those of the accountant's inventory. Live.",
+            Query(by_pool, "{{pool}}"),
+            "percentunit",
+            decimals=0,
+        ),
+    ]
+
+
+def namespaces() -> list[Table | BarGauge]:
+    """Who holds what, and who holds it when everybody wants it."""
+    held = promql.total(HELD, "namespace")
+    busy = promql.total(promql.of_device(promql.metered(promql.rate("pod_gpu_busy_seconds_total"))), "namespace")
+    columns = {
+        "Held": held,
+        "Busy": busy,
+        "Held idle": promql.total(IDLE, "namespace"),
+        "Held at peak": promql.at_peak(held),
+        "Busy at peak": promql.at_peak(busy),
+    }
+    return [
+        table(
+            "GPUs by namespace",
+            "GPUs that each namespace's pods hold and use now, and their mean at peak hours over the shown time. Peak "
+            "hours are from the hour “Peak from” up to “Peak to”, UTC. A name leads to its GPUs and pods. Live.",
+            [(heading, Query(expression, instant=True)) for heading, expression in columns.items()],
+            by=("namespace",),
+            columns={"Namespace": link_to(GPU_UID, "GPUs and pods of this namespace", "namespace")},
+            unit=GPUS,
+            descending="Held",
+            decimals=1,
+        ),
+        bars(
+            "Held at peak hours, by namespace",
+            "Mean number of GPUs held at peak hours over the shown time: the ten largest. Who stands here and not "
+            "among those who use much could move work into the night. Live.",
+            Query(promql.top(10, promql.at_peak(held)), "{{namespace}}"),
+            GPUS,
+            decimals=1,
+        ),
+    ]
+
+
+def power() -> list[TimeSeries | BarGauge]:
+    """Watts, joules per busy second, and kilowatt-hours."""
+    watts = promql.total(promql.of_device(promql.series("gpu_power_watts")), "gpu_model")
+    drawn = promql.of_device(promql.increase("gpu_energy_joules_total"))
+    useful = promql.ratio(
+        promql.total(promql.of_device(promql.metered(promql.rate("gpu_energy_joules_total"))), "gpu_model"),
+        f"({promql.total(BUSY, 'gpu_model')} > 0)",
+    )
+    return [
+        timeseries(
+            "Power by GPU model",
+            "Electric power that the GPUs draw now, by model. Live.",
+            [Query(watts, "{{gpu_model}}")],
+            "watt",
+            stacked=True,
+            looks=layout.MODELS,
+        ),
+        timeseries(
+            "Energy per busy GPU-second",
+            "Joules drawn for each second in which a GPU executes work. It rises when GPUs idle, because idle "
+            "GPUs draw power too. Live.",
+            [Query(useful, "{{gpu_model}}")],
+            "joule",
+            looks=layout.MODELS,
+        ),
+        bars(
+            "Energy by node, in the shown time",
+            "Energy that the GPUs of a node have drawn in the time range of the dashboard: the ten largest. Live.",
+            Query(promql.top(10, promql.total(drawn, "node") + " / 3.6e6"), "{{node}}"),
+            "kwatth",
+            decimals=1,
+        ),
+    ]
+
+
+UID = "gputally-cluster"
+TEAM_UID = "gputally-team"
+TEAM_COLUMNS = {"Busy": "busy", "Held idle": "allocated_idle", "Unknown": "allocated_unknown"}
+FREE = promql.of_device(promql.metered(promql.rate("gpu_unallocated_seconds_total")))
+WAITING = promql.total(promql.of_clusters(promql.series("queue_waiting_gpus"), "queue"))
+STRANDED = promql.total(promql.of_clusters(promql.series("fairshare_stranded_gpus")))
+PEAK_FROM, PEAK_TO = 8, 18
+
+
+def render() -> str:
+    """The dashboard as the JSON text that is committed."""
+    return dashboard(
+        uid=UID,
+        title="gputally / Cluster",
+        description=(
+            "Capacity, use, cost, demand and power of the whole cluster, and how far the figures can be trusted."
+        ),
+        variables=[
+            *layout.scope(),
+            *layout.devices(),
+            layout.hour("peak_from", "Peak from (UTC)", PEAK_FROM),
+            layout.hour("peak_to", "Peak to (UTC)", PEAK_TO),
+        ],
+        sections=[
+            Section("Now", 4, _now()),
+            Section("", 4, _money_and_demand()),
+            Section("Where the GPUs go", 10, _where()),
+            Section("By model and pool", 9, by_model_and_pool()),
+            Section("Namespaces", 10, namespaces(), (14, 10)),
+            Section("This month", 10, _month()),
+            Section("Idle and waiting", 9, _idle_and_waiting()),
+            Section("Power and energy", 9, power()),
+        ],
+    )
+
+
+def _now() -> list[Stat]:
+    allocated = promql.ratio(promql.total(ALLOCATED), promql.total(DEVICES))
+    busy = promql.ratio(promql.total(BUSY), promql.total(DEVICES))
+    return [
+        stat(
+            "GPUs",
+            "Physical GPUs that the ledger counts as capacity in the chosen pools and models. Booked.",
+            Query(promql.total(promql.series("capacity_gpus", pool="=~$pool", gpu_model="=~$gpu_model"))),
+            GPUS,
+            [],
+            grafana_panels.BLUE,
+            decimals=0,
+        ),
+        stat(
+            "Allocated",
+            "Share of the chosen GPUs that some pod holds, used or not. Live.",
+            Query(allocated),
+            "percentunit",
+            [],
+            grafana_panels.BLUE,
+            decimals=1,
+        ),
+        stat(
+            "Busy",
+            "Share of the time in which the chosen GPUs execute work, whoever holds them. Live.",
+            Query(busy),
+            "percentunit",
+            [Step(0.3, grafana_panels.WARNING), Step(0.6, grafana_panels.GOOD)],
+            grafana_panels.BAD,
+            decimals=1,
+        ),
+        stat(
+            "GPUs lost",
+            "GPUs that their driver reports as lost. Their time is booked as down: nobody is billed for it. Live.",
+            Query(promql.total(promql.of_device(promql.series("gpu_lost")))),
+            GPUS,
+            [Step(1, grafana_panels.BAD)],
+            grafana_panels.GOOD,
+            decimals=0,
+        ),
+        stat(
+            "Coverage",
+            "Metered share of the capacity. Below 98 % no queue weight is changed, because usage is not known "
+            "well enough. Booked.",
+            Query(promql.smallest(promql.series("ledger_coverage_ratio"))),
+            "percentunit",
+            [Step(0.95, grafana_panels.WARNING), Step(0.98, grafana_panels.GOOD)],
+            grafana_panels.BAD,
+            decimals=2,
+        ),
+        stat(
+            "Imbalance",
+            "How far the accounts of all GPUs are from adding up to their capacity. Anything but 0 is a fault of "
+            "the ledger. Booked.",
+            Query(promql.largest(f"abs({promql.series('ledger_imbalance_seconds')})")),
+            "s",
+            [Step(0.000001, grafana_panels.BAD)],
+            grafana_panels.GOOD,
+            decimals=6,
+        ),
+    ]
+
+
+def _money_and_demand() -> list[Stat]:
+    rate = promql.series("burn_rate_per_hour")
+    idle = promql.total(promql.series("burn_rate_per_hour", team="__idle__"), "currency")
+    return [
+        stat(
+            "Burn rate",
+            "What an hour of the cluster costs at the rate of the last quarter of an hour, held or not, in the price "
+            "book's currency. GPUs without a price are not in it. Booked.",
+            Query(promql.total(rate, "currency"), "{{currency}}"),
+            "suffix:/h",
+            [],
+            grafana_panels.BLUE,
+            decimals=2,
+        ),
+        stat(
+            "Paid for and unused",
+            "Share of the burn rate that goes into GPUs that nobody holds. Booked.",
+            Query(promql.ratio(idle, promql.total(rate, "currency")), "{{currency}}"),
+            "percentunit",
+            [Step(0.2, grafana_panels.WARNING), Step(0.4, grafana_panels.BAD)],
+            grafana_panels.GOOD,
+            decimals=1,
+        ),
+        stat(
+            "GPUs without a price",
+            "GPUs whose time no row of the price book prices: their time is unpriced, not free. Booked.",
+            Query(promql.total(promql.series("unpriced_gpus", pool="=~$pool", gpu_model="=~$gpu_model"))),
+            GPUS,
+            [Step(0.01, grafana_panels.BAD)],
+            grafana_panels.GOOD,
+            decimals=0,
+        ),
+        stat(
+            "Waiting",
+            "GPUs that workloads in the queue need to start. From the controller.",
+            Query(WAITING),
+            GPUS,
+            [Step(1, grafana_panels.WARNING)],
+            grafana_panels.GOOD,
+            decimals=0,
+        ),
+        stat(
+            "Longest wait",
+            "How long the first of all waiting workloads has waited. From the controller.",
+            Query(promql.largest(promql.series("queue_oldest_wait_seconds"))),
+            "s",
+            [Step(3600, grafana_panels.WARNING), Step(86_400, grafana_panels.BAD)],
+            grafana_panels.GOOD,
+            decimals=0,
+        ),
+        stat(
+            "Stranded",
+            "GPUs that are free while no waiting gang fits on them: too few on one node for what is asked for. "
+            "From the controller.",
+            Query(STRANDED),
+            GPUS,
+            [Step(1, grafana_panels.WARNING)],
+            grafana_panels.GOOD,
+            decimals=0,
+        ),
+    ]
+
+
+def _where() -> list[TimeSeries]:
+    by_account = promql.series("account_gpus", gpu_model="=~$gpu_model")
+    return [
+        timeseries(
+            "GPUs by account",
+            "What became of every GPU of the cluster, in the mean of the last settled quarter of an hour: each moment "
+            "of each GPU is in exactly one account, so the areas add up to the capacity. What arrived later than that "
+            "still stands in unmetered here. Booked.",
+            [Query(promql.total(by_account, "account"), "{{account}}")],
+            GPUS,
+            stacked=True,
+            looks=layout.ACCOUNTS,
+        ),
+        timeseries(
+            "Capacity, allocated, busy",
+            "Chosen GPUs that exist, that a pod holds, and that execute work. Between allocated and busy lies "
+            "what is held but idle; busy above allocated is work that nobody has reserved. Live.",
+            [
+                Query(promql.total(DEVICES), "capacity"),
+                Query(promql.total(ALLOCATED), "allocated"),
+                Query(promql.total(BUSY), "busy"),
+            ],
+            GPUS,
+            looks=layout.CAPACITY,
+        ),
+    ]
+
+
+def _month() -> list[BarGauge | Table]:
+    spent = promql.total(promql.series("month_team_cost"), "team", "currency")
+    return [
+        bars(
+            "GPU-hours by account, this month",
+            "GPU-hours since the beginning of the month, by account. Booked; late rows still move them until the "
+            "month is closed.",
+            Query(promql.hours(promql.total(promql.series("month_account_gpu_seconds"), "account")), "{{account}}"),
+            GPU_HOURS,
+            decimals=0,
+            looks=layout.ACCOUNTS,
+        ),
+        bars(
+            "Cost by team, this month",
+            "What each team's GPU time has cost since the beginning of the month, at the prices of the price "
+            "book. A team with unpriced time is left out: its cost is not known. Booked.",
+            Query(spent, "{{team}} {{currency}}"),
+            "short",
+            decimals=2,
+            looks=layout.MONEY,
+        ),
+        table(
+            "Teams, this month",
+            "GPU-hours of each team since the beginning of the month: what it used, what it held idle, and what "
+            "it held while use could not be read. A team's name leads to its own dashboard. Booked.",
+            [(heading, Query(_team_hours(account), instant=True)) for heading, account in TEAM_COLUMNS.items()],
+            by=("team",),
+            columns={heading: fixed(grafana_panels.ACCOUNTS[account]) for heading, account in TEAM_COLUMNS.items()}
+            | {"Team": link_to(TEAM_UID, "This team", "team")},
+            unit=GPU_HOURS,
+            descending="Busy",
+            decimals=1,
+        ),
+    ]
+
+
+def _team_hours(account: str) -> str:
+    return promql.hours(promql.total(promql.series("month_team_gpu_seconds", account=account), "team"))
+
+
+def _idle_and_waiting() -> list[TimeSeries | BarGauge]:
+    return [
+        timeseries(
+            "Free, waiting, stranded",
+            "GPUs that nobody holds, GPUs that waiting workloads need, and what is free without being of use to any "
+            "of them. Free above waiting with much stranded: the room is in pieces. Live, and from the controller.",
+            [
+                Query(promql.total(FREE), "free"),
+                Query(WAITING, "waiting"),
+                Query(STRANDED, "stranded"),
+            ],
+            GPUS,
+            looks={
+                "^free$": fixed(grafana_panels.SKY),
+                "^waiting$": fixed(grafana_panels.PURPLE),
+                "^stranded$": fixed(grafana_panels.VERMILION),
+            },
+        ),
+        timeseries(
+            "Burn rate by team",
+            "What an hour costs, by who holds the GPUs; __idle__ is capacity that nobody holds. Booked.",
+            [Query(promql.total(promql.series("burn_rate_per_hour"), "team", "currency"), "{{team}} {{currency}}")],
+            "suffix:/h",
+            stacked=True,
+            looks={"^__idle__": fixed(grafana_panels.GREY)},
+        ),
+        bars(
+            "Held but idle, by namespace",
+            "GPUs that a namespace's pods hold while nothing runs on them: the ten largest. A pod whose use "
+            "cannot be read is left out, not counted as idle. Live.",
+            Query(promql.top(10, promql.total(IDLE, "namespace")), "{{namespace}}"),
+            GPUS,
+            decimals=1,
+        ),
+    ]

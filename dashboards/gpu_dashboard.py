@@ -1,0 +1,321 @@
+"""Builds the dashboard "GPU and pod": one device or one pod in full.
+
+A choice of many GPUs is drawn as the twenty largest: the panels are made for a node, a GPU, a pod.
+"""
+
+from __future__ import annotations
+
+from dashboards import grafana_panels, layout, promql
+from dashboards.grafana_panels import Stat, Table, TimeSeries
+from dashboards.layout import GPUS, Query, Section, Step, dashboard, fixed, stat, table, timeseries
+
+CHOSEN = promql.of_device(promql.grouped(promql.series("gpu_info", gpu_uuid="=~$gpu"), "cluster", "gpu_uuid"))
+BY = ("node", "gpu_uuid", "mig_uuid", "namespace", "pod", "container", "sharing")
+POD = {"gpu_uuid": "=~$gpu", "namespace": "=~$namespace", "pod": "=~$pod"}
+
+
+def _held(what: str) -> str:
+    return promql.of_device(promql.metered(promql.rate(f"pod_gpu_{what}_seconds_total", **POD)))
+
+
+def holders() -> Table:
+    """A row per holder."""
+    columns = {
+        "Share": promql.total(promql.of_device(promql.series("pod_gpu_share_ratio", **POD)), *BY),
+        "Busy": promql.total(_held("busy"), *BY),
+        "Memory": promql.total(promql.of_device(promql.series("pod_gpu_memory_used_bytes", **POD)), *BY),
+    }
+    share = {"unit": "percentunit", "decimals": 0}
+    return table(
+        "Holders",
+        "Each container that holds a part of a chosen GPU: the part it was given, how much of the GPU's time it is "
+        "busy, and the memory it uses. Where use cannot be told apart there is no figure, and not 0. Live.",
+        [(heading, Query(expression, instant=True)) for heading, expression in columns.items()],
+        by=BY,
+        columns={"Share": share, "Busy": share, "Memory": {"unit": "bytes"}},
+        unit="short",
+        descending="Share",
+    )
+
+
+def busy() -> list[TimeSeries]:
+    """The devices' busy time, by holder and by how it was come by."""
+    return [
+        timeseries(
+            "Busy, by holder",
+            "GPU time in use by each pod, and what belongs to no known holder; together they are the devices' own busy "
+            "time. The ten largest pods. Live.",
+            [
+                Query(promql.top(10, promql.total(_held("busy"), "namespace", "pod")), "{{namespace}} / {{pod}}"),
+                Query(promql.total(_unattributed()), "nobody known"),
+            ],
+            GPUS,
+            stacked=True,
+            looks={"^nobody known$": fixed(grafana_panels.GREY)},
+        ),
+        timeseries(
+            "How busy time was come by",
+            "Busy GPU time by the method of attribution: exact where the device is one pod's, by processes where it is "
+            "shared. Live.",
+            [Query(promql.total(_held("busy"), "method"), "{{method}}")],
+            GPUS,
+            stacked=True,
+        ),
+    ]
+
+
+def sharing() -> list[TimeSeries | Table]:
+    """How GPUs are divided, and the MIG instances."""
+    mig = promql.of_device(
+        promql.largest(promql.series("gpu_mig_info", gpu_uuid="=~$gpu"), "cluster", "gpu_uuid", "mig_uuid", "profile")
+    )
+    return [
+        timeseries(
+            "Held, by kind of sharing",
+            "GPUs given out whole, as MIG instances, in time slices, through MPS or as fractions. Live.",
+            [Query(promql.total(promql.named(_held("allocated"), "sharing", "whole"), "sharing"), "{{sharing}}")],
+            GPUS,
+            stacked=True,
+        ),
+        table(
+            "MIG instances",
+            "Instances of the chosen GPUs by profile. Live.",
+            [("Instances", Query(promql.total(mig, "node", "gpu_uuid", "profile"), instant=True))],
+            by=("node", "gpu_uuid", "profile"),
+            columns={},
+            unit="short",
+            descending="Instances",
+        ),
+    ]
+
+
+def pods() -> list[TimeSeries]:
+    """The chosen pods: what they hold, use and draw."""
+
+    def each(expression: str) -> str:
+        return promql.top(10, promql.total(expression, "namespace", "pod"))
+
+    energy = promql.of_device(promql.metered(promql.rate("pod_gpu_energy_joules_total", **POD)))
+    memory = promql.of_device(promql.series("pod_gpu_memory_used_bytes", **POD))
+    return [
+        timeseries(
+            "Held and busy",
+            "GPUs that the chosen pods hold together, and how many of them execute work. Live.",
+            [Query(promql.total(_held("allocated")), "allocated"), Query(promql.total(_held("busy")), "busy")],
+            GPUS,
+            looks={"^allocated$": fixed(grafana_panels.ORANGE), "^busy$": fixed(grafana_panels.GREEN)},
+        ),
+        timeseries(
+            "Memory in use, by pod",
+            "Device memory that each chosen pod uses: the ten largest. Live.",
+            [Query(each(memory), "{{namespace}} / {{pod}}")],
+            "bytes",
+            names=grafana_panels.LAST,
+        ),
+        timeseries(
+            "Power, by pod",
+            "Power put on each chosen pod: active power by its busy time, idle power by what it holds. The ten "
+            "largest. Live.",
+            [Query(each(energy), "{{namespace}} / {{pod}}")],
+            "watt",
+            names=grafana_panels.LAST,
+        ),
+    ]
+
+
+def _unattributed() -> str:
+    return promql.of_device(promql.metered(promql.rate("gpu_unattributed_busy_seconds_total", gpu_uuid="=~$gpu")))
+
+
+UID = "gputally-gpu"
+MOST = 20
+HEALTH_MOST = 50
+
+
+def render() -> str:
+    """The dashboard as the JSON text that is committed."""
+    return dashboard(
+        uid=UID,
+        title="gputally / GPU and pod",
+        description="One device or one pod in full: use, memory, power, clocks, faults, MIG, and who shares it.",
+        variables=[
+            *layout.scope(),
+            *layout.devices(),
+            layout.gpu(),
+            layout.namespace(),
+            layout.pod(),
+        ],
+        sections=[
+            Section("Chosen GPUs", 4, _now()),
+            Section("Device", 9, _device()),
+            Section("", 9, _power()),
+            Section("Who holds it", 10, [holders()]),
+            Section("", 9, busy()),
+            Section("Sharing and MIG", 9, sharing(), (14, 10)),
+            Section("Chosen pods", 9, pods()),
+            Section("Faults", 9, _faults()),
+        ],
+    )
+
+
+def _of(metric: str, **labels: str) -> str:
+    return promql.of_device(promql.series(metric, gpu_uuid="=~$gpu", **labels))
+
+
+def _rate_of(metric: str) -> str:
+    return promql.of_device(promql.metered(promql.rate(metric, gpu_uuid="=~$gpu")))
+
+
+def _each(expression: str) -> str:
+    return promql.top(MOST, promql.total(expression, "gpu_uuid", "node"))
+
+
+def _now() -> list[Stat]:
+    busy, many = promql.total(_rate_of("gpu_busy_seconds_total")), promql.total(CHOSEN)
+    memory = promql.ratio(promql.total(_of("gpu_memory_used_bytes")), promql.total(_of("gpu_memory_total_bytes")))
+    recent = f"({promql.age(promql.series('gpu_xid_last_timestamp_seconds', gpu_uuid='=~$gpu'))} < 86400)"
+    return [
+        stat(
+            "GPUs", "How many physical GPUs are chosen. Live.", Query(many), GPUS, [], grafana_panels.BLUE, decimals=0
+        ),
+        stat(
+            "Busy",
+            "Share of the time in which the chosen GPUs execute work, whoever holds them. Live.",
+            Query(promql.ratio(busy, many)),
+            "percentunit",
+            [Step(0.3, grafana_panels.WARNING), Step(0.6, grafana_panels.GOOD)],
+            grafana_panels.BAD,
+            decimals=1,
+        ),
+        stat(
+            "Memory in use",
+            "Share of the device memory of the chosen GPUs that is in use. Live.",
+            Query(memory),
+            "percentunit",
+            [Step(0.95, grafana_panels.WARNING)],
+            grafana_panels.BLUE,
+            decimals=1,
+        ),
+        stat(
+            "Power",
+            "Electric power that the chosen GPUs draw together. Live.",
+            Query(promql.total(_of("gpu_power_watts"))),
+            "watt",
+            [],
+            grafana_panels.BLUE,
+            decimals=0,
+        ),
+        stat(
+            "Hottest",
+            "Temperature of the hottest chosen GPU. Live.",
+            Query(promql.largest(_of("gpu_temperature_celsius"))),
+            "celsius",
+            [Step(80, grafana_panels.WARNING), Step(90, grafana_panels.BAD)],
+            grafana_panels.GOOD,
+            decimals=0,
+        ),
+        stat(
+            "GPUs with an XID",
+            "Chosen GPUs for which the driver reported an XID error in the last day. Live.",
+            Query(f"count({promql.of_device(promql.grouped(recent, 'cluster', 'gpu_uuid'))}) or {many} * 0"),
+            GPUS,
+            [Step(1, grafana_panels.BAD)],
+            grafana_panels.GOOD,
+            decimals=0,
+        ),
+    ]
+
+
+def _device() -> list[TimeSeries]:
+    memory = promql.ratio(f"({_of('gpu_memory_used_bytes')})", f"({_of('gpu_memory_total_bytes')})")
+    return [
+        timeseries(
+            "Busy, by GPU",
+            f"Share of the time in which each GPU executes work: the {MOST} busiest. Live.",
+            [Query(_each(_rate_of("gpu_busy_seconds_total")), "{{node}} {{gpu_uuid}}")],
+            "percentunit",
+            names=grafana_panels.LAST,
+            share=True,
+        ),
+        timeseries(
+            "Multiprocessors and tensor cores",
+            "Mean share of the time in which the multiprocessors, and the tensor cores, of the chosen GPUs are active. "
+            "Busy far above them: kernels run that use a small part of the device. Live.",
+            [
+                Query(f"avg({_rate_of('gpu_busy_seconds_total')})", "busy"),
+                Query(f"avg({_rate_of('gpu_sm_active_seconds_total')})", "multiprocessors"),
+                Query(f"avg({_rate_of('gpu_tensor_active_seconds_total')})", "tensor cores"),
+            ],
+            "percentunit",
+            share=True,
+            looks={
+                "^busy$": fixed(grafana_panels.GREEN),
+                "^multiprocessors$": fixed(grafana_panels.BLUE),
+                "^tensor": fixed(grafana_panels.ORANGE),
+            },
+        ),
+        timeseries(
+            "Memory in use, by GPU",
+            f"Share of each GPU's memory that is in use: the {MOST} fullest. Live.",
+            [Query(_each(memory), "{{node}} {{gpu_uuid}}")],
+            "percentunit",
+            names=grafana_panels.LAST,
+            share=True,
+        ),
+    ]
+
+
+def _power() -> list[TimeSeries]:
+    throttled = promql.total(_of("gpu_throttle_reason"), "reason")
+    return [
+        timeseries(
+            "Power, by GPU",
+            f"Electric power that each GPU draws: the {MOST} largest. Live.",
+            [Query(_each(_of("gpu_power_watts")), "{{node}} {{gpu_uuid}}")],
+            "watt",
+            names=grafana_panels.LAST,
+        ),
+        timeseries(
+            "Temperature, by GPU",
+            f"Temperature of each GPU: the {MOST} hottest. The lines are at 80 and 90 °C. Live.",
+            [Query(_each(_of("gpu_temperature_celsius")), "{{node}} {{gpu_uuid}}")],
+            "celsius",
+            names=grafana_panels.LAST,
+            steps=[Step(80, grafana_panels.WARNING), Step(90, grafana_panels.BAD)],
+        ),
+        timeseries(
+            "Clocks held down",
+            "How many of the chosen GPUs have their clocks held down, by reason. Live.",
+            [Query(throttled, "{{reason}}")],
+            GPUS,
+        ),
+    ]
+
+
+def _faults() -> list[Table | TimeSeries]:
+    ecc = promql.rate("gpu_ecc_errors_total", gpu_uuid="=~$gpu")
+    xids = promql.largest(promql.age(f"({_of('gpu_xid_last_timestamp_seconds')})"), "gpu_uuid", "node", "xid")
+    return [
+        table(
+            "XID errors",
+            f"XID errors that the driver reported, by number, and how long ago the last was: the {HEALTH_MOST} latest. "
+            "What a number means stands in NVIDIA's list of XID errors. Live.",
+            [("Since the last", Query(f"bottomk({HEALTH_MOST}, {xids})", instant=True))],
+            by=("node", "gpu_uuid", "xid"),
+            columns={},
+            unit="s",
+            descending="XID",
+        ),
+        timeseries(
+            "Memory errors",
+            "Memory errors that ECC corrected or could not correct, per hour, by kind. Live.",
+            [Query(f"{promql.total(promql.of_device(ecc), 'kind')} * 3600", "{{kind}}")],
+            "suffix:/h",
+        ),
+        timeseries(
+            "GPUs lost",
+            "Chosen GPUs that are listed but cannot be used. Their time is booked as down: nobody is billed. Live.",
+            [Query(promql.total(_of("gpu_lost"), "node"), "{{node}}")],
+            GPUS,
+        ),
+    ]

@@ -1,0 +1,116 @@
+"""Pushes dashboards into a Grafana through its HTTP API.
+
+Idempotent: a dashboard that is there as we would write it is left alone, so that a second push changes nothing and
+makes no version. Only our own folder and our own uids are written. The token is never shown.
+
+Source of the calls: Grafana's HTTP API reference (`/api/folders`, `/api/dashboards`), which Grafana 9 to 13 answer.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+TIMEOUT_S = 30.0
+MOST_BYTES = 16 << 20
+"""Of an answer."""
+_REASONS = {
+    401: "the token is not known there, or has expired",
+    403: "the token may not do this; a service account with the role Editor may",
+    412: "somebody else changed it meanwhile",
+}
+_SERVERS_OWN = ("id", "version")
+"""What Grafana adds to a dashboard."""
+
+Change = Literal["created", "replaced", "unchanged"]
+
+
+class GrafanaError(Exception):
+    """Grafana did not do as it was asked: one line with what, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What became of one dashboard."""
+
+    title: str
+    change: Change
+    url: str
+
+
+class Grafana:
+    """One server. url: its root, a path below included. token: of a service account."""
+
+    def __init__(self, url: str, token: str, ca_file: Path | None = None) -> None:
+        """Raises GrafanaError for an address that is none, or an authority file that cannot be read."""
+        if urllib.parse.urlsplit(url).scheme not in {"http", "https"}:
+            raise GrafanaError(f"{url}: an address begins with http:// or https://")
+        self._url = url.rstrip("/")
+        self._token = token
+        try:
+            self._context = ssl.create_default_context(cafile=str(ca_file) if ca_file is not None else None)
+        except OSError as error:
+            raise GrafanaError(f"{ca_file}: {error.strerror or error}") from error
+
+    def push(self, dashboards: Iterable[dict[str, Any]], folder: str) -> list[Pushed]:
+        """Have every dashboard stand in `folder` (its title). Raises GrafanaError at the first that cannot be."""
+        uid = self._folder(folder)
+        return [self._push(dashboard, uid) for dashboard in dashboards]
+
+    def _folder(self, title: str) -> str:
+        """The uid of the folder, made if there is none of this title."""
+        for known in self._ask("GET", "/api/folders?limit=1000"):
+            if known.get("title") == title:
+                return str(known["uid"])
+        return str(self._ask("POST", "/api/folders", {"title": title})["uid"])
+
+    def _push(self, dashboard: dict[str, Any], folder: str) -> Pushed:
+        path = f"/api/dashboards/uid/{urllib.parse.quote(dashboard['uid'], safe='')}"
+        known = self._ask("GET", path, missing_is_none=True)
+        title = str(dashboard["title"])
+        if known is not None:
+            meta = known.get("meta", {})
+            if meta.get("provisioned"):
+                raise GrafanaError(f"{title}: it comes from a file of that server, which alone can change it")
+            if _plain(known["dashboard"]) == _plain(dashboard) and meta.get("folderUid", "") == folder:
+                return Pushed(title, "unchanged", self._url + str(meta.get("url", "")))
+        body = {"dashboard": dashboard, "folderUid": folder, "overwrite": True, "message": "gputally dashboards push"}
+        done = self._ask("POST", "/api/dashboards/db", body)
+        return Pushed(title, "replaced" if known is not None else "created", self._url + str(done.get("url", "")))
+
+    def _ask(self, method: str, path: str, body: object = None, *, missing_is_none: bool = False) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        request = urllib.request.Request(self._url + path, data, headers, method=method)  # noqa: S310 - http(s) alone
+        place = f"{method} {self._url}{path}"
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self._context) as answer:  # noqa: S310
+                return json.loads(answer.read(MOST_BYTES))
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == 404 and missing_is_none:
+                    return None
+                raise GrafanaError(f"{place}: {error.code}, {_REASONS.get(error.code) or _said(error)}") from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise GrafanaError(f"{place}: {reason}") from error
+
+
+def _plain(dashboard: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in dashboard.items() if key not in _SERVERS_OWN}
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """Grafana's own words, as one line."""
+    try:
+        message = json.loads(error.read(MOST_BYTES))["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        message = error.reason
+    return " ".join(str(message).split())[:300]

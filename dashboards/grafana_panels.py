@@ -1,0 +1,307 @@
+"""Defines Grafana panels and colours on top of grafanalib; its only importer.
+
+grafanalib writes the schema of Grafana 4 to 8. The classes here keep its models and override what
+they emit: references to data sources are `{type, uid}` with a variable, options and field
+configuration are those of schema version 42. Dashboards are written with `dashboards.layout`, not with
+these classes. No PromQL, no metric name and no layout belongs here.
+
+Source of the shapes: the types of npm @grafana/schema 13.2.3.
+
+The eight of Okabe and Ito, "Color Universal Design" (2008). A thing has one colour in every panel.
+Where nobody can know the names in advance (queues, namespaces) a name's first or last character decides; what
+begins otherwise is drawn on the Cividis scale, made for the same purpose (Nuñez, Anderton, Renslow, PLOS ONE 2018).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grafanalib import core
+
+BLUE = "#0072B2"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+YELLOW = "#F0E442"
+ORANGE = "#E69F00"
+VERMILION = "#D55E00"
+PURPLE = "#CC79A7"
+GREY = "#999999"
+
+PALETTE = (BLUE, SKY, GREEN, YELLOW, ORANGE, VERMILION, PURPLE, GREY)
+OPEN_ENDED = "continuous-cividis"
+"""Grafana's colour mode for series whose names are not known in advance."""
+
+_LETTERS = ("ahov07", "bipw18", "cjqx29", "dkry3", "elz4", "fms5", "gntu6_")
+_NAMED = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY)
+FIRST = {f"^[{letters}{letters.upper()}]": color for letters, color in zip(_LETTERS, _NAMED, strict=True)}
+LAST = {f"[{letters}{letters.upper()}]$": color for letters, color in zip(_LETTERS, _NAMED, strict=True)}
+"""Regular expression of names -> colour, by their first or last character: so that a name keeps its colour whatever
+its value is, and neighbours in a legend mostly differ. Without yellow, which is faint on white. Grafana has no
+colour-blind safe palette by name of its own."""
+
+GOOD, WARNING, BAD = GREEN, ORANGE, VERMILION
+
+ACCOUNTS = {
+    "busy": GREEN,
+    "allocated_idle": ORANGE,
+    "allocated_unknown": PURPLE,
+    "unallocated": SKY,
+    "unmetered": GREY,
+    "down": VERMILION,
+}
+"""The accounts of a GPU-microsecond, in the order in which they are stacked."""
+
+MODELS = {
+    "B200": VERMILION,
+    "H200": GREEN,
+    "H100": BLUE,
+    "A100": ORANGE,
+    "L40S": SKY,
+    "V100": YELLOW,
+    "T4": PURPLE,
+}
+"""Families of GPU models, by a part of the name that the driver gives; others are drawn open-ended."""
+
+# grafanalib ships no types, so its classes are Any to mypy.
+# mypy: disable-error-code="misc"
+
+
+SCHEMA_VERSION = 42
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+Json = dict[str, Any]
+
+SortBy = core.TableSortByField
+Templating = core.Templating
+Time = core.Time
+
+
+class Target(core.Target):
+    def to_json_data(self) -> Json:
+        return {
+            "refId": self.refId,
+            "datasource": DATASOURCE,
+            "editorMode": "code",
+            "expr": self.expr,
+            "legendFormat": self.legendFormat,
+            "format": self.format,
+            "instant": self.instant,
+            "interval": self.interval,
+            "range": not self.instant,
+        }
+
+
+class Threshold(core.Threshold):
+    """The first step has the value null, which stands for minus infinity."""
+
+    def to_json_data(self) -> Json:
+        return {"color": self.color, "value": None if self.index == 0 else self.value}
+
+
+class Variable(core.Template):
+    """query_kind: how Grafana's Prometheus source reads the query (1 label values, 3 the series of an expression)."""
+
+    def __init__(self, query_kind: int = 1, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.query_kind = query_kind
+
+    def to_json_data(self) -> Json:
+        common = {"name": self.name, "label": self.label, "type": self.type, "hide": self.hide}
+        if self.type == "datasource":
+            return common | {"query": self.query, "refresh": self.refresh, "includeAll": False, "multi": False}
+        if self.type == "textbox":
+            return common | {
+                "query": self.query,
+                "current": {"selected": True, "text": self.query, "value": self.query},
+            }
+        return common | {
+            "datasource": DATASOURCE,
+            "query": {"query": self.query, "refId": self.name, "qryType": self.query_kind},
+            "regex": self.regex,
+            "refresh": self.refresh,
+            "includeAll": self.includeAll,
+            "allValue": self.allValue,
+            "multi": self.multi,
+            "sort": self.sort,
+            "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+        }
+
+
+class Link(core.DashboardLink):
+    """To all dashboards that have one of its tags, with the choices and the time of this one."""
+
+    def to_json_data(self) -> Json:
+        return {
+            "title": self.title,
+            "type": "dashboards",
+            "tags": self.tags,
+            "asDropdown": self.asDropdown,
+            "includeVars": self.includeVars,
+            "keepTime": self.keepTime,
+            "targetBlank": self.targetBlank,
+            "icon": self.icon,
+            "tooltip": self.tooltip,
+            "url": "",
+        }
+
+
+class Row(core.RowPanel):
+    def to_json_data(self) -> Json:
+        return {
+            "id": self.id,
+            "type": "row",
+            "title": self.title,
+            "collapsed": self.collapsed,
+            "gridPos": self.gridPos,
+            "panels": [],
+        }
+
+
+class Stat(core.Stat):
+    def to_json_data(self) -> Json:
+        return _panel(
+            self,
+            "stat",
+            {"unit": self.format, "decimals": self.decimals, "color": {"mode": "thresholds"}, "noValue": self.noValue},
+            {
+                "colorMode": self.colorMode,
+                "graphMode": self.graphMode,
+                "justifyMode": self.alignment,
+                "orientation": self.orientation,
+                "percentChangeColorMode": "standard",
+                "reduceOptions": {"calcs": [self.reduceCalc], "fields": "", "values": False},
+                "showPercentChange": False,
+                "textMode": self.textMode,
+                "wideLayout": True,
+            },
+        )
+
+
+class BarGauge(core.BarGauge):
+    def to_json_data(self) -> Json:
+        return _panel(
+            self,
+            "bargauge",
+            {
+                "unit": self.format,
+                "decimals": self.decimals,
+                "min": self.min,
+                "max": self.max,
+                "color": {"mode": "fixed", "fixedColor": BLUE},
+            },
+            {
+                "displayMode": self.displayMode,
+                "orientation": self.orientation,
+                "reduceOptions": {"calcs": [self.calc], "fields": "", "values": False},
+                "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": False},
+                "maxVizHeight": 32,
+                "minVizHeight": 16,
+                "minVizWidth": 8,
+                "namePlacement": "left",
+                "showUnfilled": True,
+                "sizing": "manual",
+                "valueMode": "text",
+            },
+        )
+
+
+class TimeSeries(core.TimeSeries):
+    def to_json_data(self) -> Json:
+        custom = {
+            "axisPlacement": self.axisPlacement,
+            "axisLabel": self.axisLabel,
+            "axisSoftMin": self.axisSoftMin,
+            "axisSoftMax": self.axisSoftMax,
+            "drawStyle": self.drawStyle,
+            "fillOpacity": self.fillOpacity,
+            "gradientMode": self.gradientMode,
+            "lineInterpolation": self.lineInterpolation,
+            "lineWidth": self.lineWidth,
+            "pointSize": self.pointSize,
+            "showPoints": self.showPoints,
+            "spanNulls": self.spanNulls,
+            "stacking": self.stacking,
+            "thresholdsStyle": {"mode": self.thresholdsStyleMode},
+        }
+        return _panel(
+            self,
+            "timeseries",
+            {
+                "unit": self.unit,
+                "decimals": self.valueDecimals,
+                "min": self.valueMin,
+                "max": self.valueMax,
+                "color": {"mode": self.colorMode, "seriesBy": "max"},
+                "custom": custom,
+            },
+            {
+                "legend": {
+                    "calcs": self.legendCalcs,
+                    "displayMode": self.legendDisplayMode,
+                    "placement": self.legendPlacement,
+                    "showLegend": True,
+                },
+                "tooltip": {"mode": self.tooltipMode, "sort": self.tooltipSort},
+            },
+        )
+
+
+class Table(core.Table):
+    def to_json_data(self) -> Json:
+        return _panel(
+            self,
+            "table",
+            {
+                "unit": self.unit,
+                "color": {"mode": self.colorMode},
+                "custom": {
+                    "align": self.align,
+                    "cellOptions": {"type": "auto"},
+                    "filterable": self.filterable,
+                    "inspect": False,
+                },
+            },
+            {"showHeader": self.showHeader, "frameIndex": 0, "cellHeight": "sm", "sortBy": self.sortBy},
+        )
+
+
+class Dashboard(core.Dashboard):
+    def to_json_data(self) -> Json:
+        return {
+            "uid": self.uid,
+            "title": self.title,
+            "description": self.description,
+            "tags": self.tags,
+            "schemaVersion": self.schemaVersion,
+            "version": self.version,
+            "editable": self.editable,
+            "graphTooltip": self.graphTooltip,
+            "fiscalYearStartMonth": 0,
+            "refresh": self.refresh,
+            "time": self.time,
+            "timepicker": {},
+            "timezone": self.timezone,
+            "annotations": {"list": []},
+            "links": self.links,
+            "templating": {"list": self.templating.list},
+            "panels": self.panels,
+        }
+
+
+def _panel(panel: Any, kind: str, defaults: Json, options: Json) -> Json:
+    """The parts that all panels have. Of grafanalib's own output only what Grafana still reads is kept."""
+    old = panel.panel_json({})
+    return {
+        "id": panel.id,
+        "type": kind,
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": DATASOURCE,
+        "gridPos": panel.gridPos,
+        "targets": panel.targets,
+        "transformations": panel.transformations,
+        "fieldConfig": {
+            "defaults": defaults | {"mappings": [], "thresholds": {"mode": "absolute", "steps": panel.thresholds}},
+            "overrides": old["fieldConfig"].get("overrides") or getattr(panel, "overrides", []),
+        },
+        "options": options,
+    }

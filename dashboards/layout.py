@@ -1,0 +1,413 @@
+"""Lays out panels, sections and variables with common units, and emits the JSON of a dashboard.
+
+Every choice of style is made here once (palette, legends, axes, sizes), so that a dashboard states
+only what it shows. No PromQL and no metric name belongs here; no null leaves but the one that thresholds begin with.
+
+Data source → cluster → job → pool → GPU model → node → GPU → namespace → pod; team → queue; target. A dashboard
+takes those that its panels use. A cluster without pools in its inventory still has nodes: a node is left out
+only where it is known to be in another pool.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dashboards import grafana_panels, promql
+from dashboards.grafana_panels import Json
+
+COLUMNS = 24
+"""Width of Grafana's grid; at 1440 px a column is about 57 px."""
+
+LEAST_STEP = "1m"
+"""Of every query. Grafana's `$__rate_interval` is then four minutes at least, however short the scrape interval is that
+somebody gave the data source: agents count by intervals, and in shorter windows none may end."""
+
+TAG = "gputally"
+"""Of all our dashboards; what links them."""
+
+
+_HEADINGS = {"gpu_uuid": "GPU", "mig_uuid": "MIG instance", "gpu_model": "GPU model", "xid": "XID"}
+
+
+@dataclass(frozen=True)
+class Query:
+    """One PromQL expression. instant: only the newest value, as a table needs it."""
+
+    expr: str
+    legend: str = ""
+    instant: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """From `value` upwards things look `color`."""
+
+    value: float
+    color: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """Panels side by side under a heading ("": without one). height: of each, in grid units. widths: of each,
+    in columns; empty: all equal, so that their number has to divide 24."""
+
+    title: str
+    height: int
+    panels: Sequence[Any]
+    widths: Sequence[int] = ()
+
+
+def stat(
+    title: str,
+    description: str,
+    query: Query,
+    unit: str,
+    steps: Sequence[Step],
+    base: str,
+    decimals: int | None = None,
+    looks: Mapping[str, Json] = {},
+) -> grafana_panels.Stat:
+    """One figure, with the line of its past behind it. looks: regular expression of names -> properties."""
+    return grafana_panels.Stat(
+        title=title,
+        description=description,
+        targets=_targets([query]),
+        format=unit,
+        decimals=decimals,
+        reduceCalc="lastNotNull",
+        noValue="no data",
+        thresholds=_steps(base, steps),
+        graphMode="none" if query.instant else "area",
+        extraJson={"fieldConfig": {"overrides": _overrides(looks)}},
+    )
+
+
+def bars(
+    title: str, description: str, query: Query, unit: str, decimals: int | None = None, looks: Mapping[str, Json] = {}
+) -> grafana_panels.BarGauge:
+    """One horizontal bar per series, as of now: the largest at every instant of the past would be many more.
+    looks: regular expression of names -> properties."""
+    return grafana_panels.BarGauge(
+        title=title,
+        description=description,
+        targets=_targets([replace(query, instant=True)]),
+        format=unit,
+        decimals=decimals,
+        calc="lastNotNull",
+        displayMode="basic",
+        max=None,
+        thresholds=_steps(grafana_panels.BLUE, ()),
+        extraJson={"fieldConfig": {"overrides": _overrides(looks)}},
+    )
+
+
+def timeseries(
+    title: str,
+    description: str,
+    queries: Sequence[Query],
+    unit: str,
+    *,
+    stacked: bool = False,
+    share: bool = False,
+    floor: float | None = 0,
+    steps: Sequence[Step] = (),
+    base: str = grafana_panels.GOOD,
+    looks: Mapping[str, Json] = {},
+    names: Mapping[str, str] = grafana_panels.FIRST,
+) -> grafana_panels.TimeSeries:
+    """Lines over time, or areas on top of each other. share: the axis is 0 to 100 %. floor: where it begins;
+    None: by the data. `steps` are drawn as dashed lines. looks: regular expression of series names -> properties.
+    names: the same -> colour, where looks says none."""
+    return grafana_panels.TimeSeries(
+        title=title,
+        description=description,
+        targets=_targets(queries),
+        unit=unit,
+        colorMode=grafana_panels.OPEN_ENDED,
+        fillOpacity=70 if stacked else 8,
+        lineWidth=1 if stacked else 2,
+        showPoints="never",
+        stacking={"mode": "normal" if stacked else "none", "group": "A"},
+        legendDisplayMode="table",
+        legendPlacement="bottom",
+        legendCalcs=["lastNotNull", "mean", "max"],
+        tooltipMode="multi",
+        tooltipSort="desc",
+        valueMin=floor,
+        valueMax=1 if share else None,
+        thresholds=_steps(base, steps),
+        thresholdsStyleMode="dashed" if steps else "off",
+        overrides=_overrides({name: fixed(color) for name, color in names.items()}) + _overrides(looks),
+    )
+
+
+def table(
+    title: str,
+    description: str,
+    queries: Sequence[tuple[str, Query]],
+    by: Sequence[str],
+    columns: Mapping[str, Json],
+    unit: str,
+    descending: str,
+    decimals: int | None = None,
+) -> grafana_panels.Table:
+    """One row per value of the labels `by`, one column per (heading, query). columns: heading -> properties.
+    decimals: of every number that has none of its own."""
+    targets = _targets([query for _, query in queries])
+    for target in targets:
+        target.format = "table"
+    if decimals is not None:
+        columns = {name: {"decimals": decimals} for name, _ in queries} | {
+            name: ({"decimals": decimals} if name in dict(queries) else {}) | properties
+            for name, properties in columns.items()
+        }
+    headings = {f"Value #{t.refId}": name for t, (name, _) in zip(targets, queries, strict=True)}
+    return grafana_panels.Table(
+        title=title,
+        description=description,
+        targets=targets,
+        unit=unit,
+        thresholds=_steps(grafana_panels.BLUE, ()),
+        transformations=[
+            {"id": "merge", "options": {}},
+            {
+                "id": "organize",
+                "options": {
+                    "excludeByName": {"Time": True},
+                    "indexByName": {name: i for i, name in enumerate([*by, *headings])},
+                    "renameByName": {label: heading_of(label) for label in by} | headings,
+                },
+            },
+        ],
+        sortBy=[grafana_panels.SortBy(displayName=descending, desc=True)],
+        overrides=[
+            # A label is text, also where it looks like a number: an XID of 119 is not two minutes.
+            *(_override("byName", heading_of(label), {"unit": "string"}) for label in by),
+            *(_override("byName", name, properties) for name, properties in columns.items()),
+        ],
+    )
+
+
+def heading_of(label: str) -> str:
+    """A label as a table's heading: `gpu_uuid` is "GPU", `mig_uuid` "MIG instance"."""
+    return _HEADINGS.get(label, label.replace("_", " ").capitalize())
+
+
+def link_to(uid: str, title: str, choice: str) -> Json:
+    """Properties of a column whose cells lead to another dashboard, where the cell's value is then chosen."""
+    kept = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"
+    url = f"/d/{uid}?{kept}&var-{choice}=${{__value.raw}}"
+    return {"links": [{"title": title, "url": url, "targetBlank": False}]}
+
+
+def fixed(color: str) -> Json:
+    """Properties of a series that is always drawn in one colour."""
+    return {"color": {"mode": "fixed", "fixedColor": color}}
+
+
+def dashboard(
+    uid: str,
+    title: str,
+    description: str,
+    variables: Sequence[grafana_panels.Variable],
+    sections: Sequence[Section],
+) -> str:
+    """The JSON text of a dashboard; equal input gives equal bytes.
+
+    Raises ValueError where the panels of a section do not fill the width."""
+    placed: list[Any] = []
+    y = 0
+    for section in sections:
+        widths = _widths(section)
+        if section.title:
+            placed.append(grafana_panels.Row(title=section.title, gridPos={"h": 1, "w": COLUMNS, "x": 0, "y": y}))
+            y += 1
+        for i, (member, width) in enumerate(zip(section.panels, widths, strict=True)):
+            member.gridPos = {"h": section.height, "w": width, "x": sum(widths[:i]), "y": y}
+            placed.append(member)
+        y += section.height
+    board = grafana_panels.Dashboard(
+        uid=uid,
+        title=title,
+        description=description,
+        tags=[TAG],
+        links=[grafana_panels.Link(title="gputally", tags=[TAG], includeVars=True, keepTime=True)],
+        schemaVersion=grafana_panels.SCHEMA_VERSION,
+        version=1,
+        editable=False,
+        graphTooltip=1,
+        refresh="1m",
+        time=grafana_panels.Time("now-24h", "now"),
+        timezone="browser",
+        templating=grafana_panels.Templating(list(variables)),
+        panels=placed,
+    ).auto_panel_ids()
+    plain = json.loads(json.dumps(board, default=lambda model: model.to_json_data()))
+    return json.dumps(_without_nulls(plain), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _widths(section: Section) -> Sequence[int]:
+    count = len(section.panels)
+    if not section.widths:
+        if not count or COLUMNS % count:
+            raise ValueError(f"section {section.title!r} has {count} panels, which cannot be equally wide")
+        return [COLUMNS // count] * count
+    if len(section.widths) != count or sum(section.widths) != COLUMNS:
+        raise ValueError(
+            f"section {section.title!r}: {count} panels of widths {list(section.widths)} do not fill the page"
+        )
+    return section.widths
+
+
+def _targets(queries: Sequence[Query]) -> list[grafana_panels.Target]:
+    return [
+        grafana_panels.Target(
+            expr=q.expr,
+            interval=LEAST_STEP,
+            legendFormat=q.legend or "__auto",
+            instant=q.instant,
+            refId=chr(ord("A") + i),
+        )
+        for i, q in enumerate(queries)
+    ]
+
+
+def _steps(base: str, steps: Sequence[Step]) -> list[grafana_panels.Threshold]:
+    return [
+        grafana_panels.Threshold(base, 0, 0.0),
+        *(grafana_panels.Threshold(s.color, i, float(s.value)) for i, s in enumerate(steps, 1)),
+    ]
+
+
+def _overrides(looks: Mapping[str, Json]) -> list[Json]:
+    return [_override("byRegexp", f"/{name}/", properties) for name, properties in looks.items()]
+
+
+def _override(matcher: str, name: str, properties: Json) -> Json:
+    return {
+        "matcher": {"id": matcher, "options": name},
+        "properties": [{"id": key, "value": value} for key, value in properties.items()],
+    }
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {"color", "value"}:  # a threshold: its null means minus infinity
+            return value
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_nulls(inner) for inner in value]
+    return value
+
+
+REFRESH_ON_TIME_RANGE_CHANGE = 2
+LABEL_VALUES, QUERY_RESULT = 1, 3
+"""Grafana's names for the two ways in which its Prometheus source reads a variable."""
+
+PROGRAMS = '{__name__=~"gputally_.+_build_info"}'
+
+
+def datasource() -> grafana_panels.Variable:
+    """Which Prometheus is asked; every other variable and every panel refers to it."""
+    return grafana_panels.Variable(name="datasource", label="Data source", type="datasource", query="prometheus")
+
+
+def scope() -> list[grafana_panels.Variable]:
+    """What every dashboard begins with."""
+    return [
+        datasource(),
+        _chained("cluster", "Cluster", promql.values("cluster", PROGRAMS)),
+        _chained("job", "Job", promql.values("job", PROGRAMS.replace("}", ',cluster=~"$cluster"}'))),
+    ]
+
+
+def devices() -> list[grafana_panels.Variable]:
+    """Pool, model and node of the GPUs."""
+    return [
+        _chained("pool", "Pool", promql.values("pool", promql.series("node_info"))),
+        _chained("gpu_model", "GPU model", promql.values("gpu_model", promql.series("gpu_info"))),
+        node(),
+    ]
+
+
+def node() -> grafana_panels.Variable:
+    """Nodes with GPUs of the chosen model, but those of other pools."""
+    ours = promql.grouped(promql.series("gpu_info", gpu_model="=~$gpu_model"), "cluster", "node")
+    return _chained("node", "Node", f"query_result({promql.not_elsewhere(ours)})", QUERY_RESULT, '/node="([^"]+)"/')
+
+
+def gpu() -> grafana_panels.Variable:
+    """One device of the chosen nodes."""
+    chosen = promql.series("gpu_info", node="=~$node", gpu_model="=~$gpu_model")
+    return _chained("gpu", "GPU", promql.values("gpu_uuid", chosen))
+
+
+def namespace() -> grafana_panels.Variable:
+    """Namespaces whose pods hold GPUs of the chosen nodes."""
+    return _chained("namespace", "Namespace", promql.values("namespace", promql.series("pod_info", node="=~$node")))
+
+
+def pod() -> grafana_panels.Variable:
+    """Pods of the chosen namespaces on the chosen nodes."""
+    chosen = promql.series("pod_info", node="=~$node", namespace="=~$namespace")
+    return _chained("pod", "Pod", promql.values("pod", chosen))
+
+
+def team() -> grafana_panels.Variable:
+    """Teams that used anything this month."""
+    return _chained("team", "Team", promql.values("team", promql.series("month_team_gpu_seconds")))
+
+
+def queue_of_team() -> grafana_panels.Variable:
+    """Queues that the chosen teams pay for."""
+    return _chained("queue", "Queue", promql.values("queue", promql.series("queue_info", team="=~$team")))
+
+
+def target() -> grafana_panels.Variable:
+    """Schedulers that the controller writes to."""
+    return _chained("target", "Scheduler", promql.values("target", promql.series("queue_weight")))
+
+
+def queue_of_target() -> grafana_panels.Variable:
+    """Queues of the chosen schedulers."""
+    return _chained("queue", "Queue", promql.values("queue", promql.series("queue_weight", target="=~$target")))
+
+
+def hour(name: str, label: str, value: int) -> grafana_panels.Variable:
+    """An hour of the day, UTC, that people may type in."""
+    return grafana_panels.Variable(name=name, label=label, type="textbox", query=str(value))
+
+
+def _chained(name: str, label: str, query: str, kind: int = LABEL_VALUES, regex: str = "") -> grafana_panels.Variable:
+    """Several or all of a list that is read again when the time range moves."""
+    return grafana_panels.Variable(
+        name=name,
+        label=label,
+        query=query,
+        type="query",
+        refresh=REFRESH_ON_TIME_RANGE_CHANGE,
+        includeAll=True,
+        allValue=".*",
+        multi=True,
+        regex=regex or None,
+        sort=1,
+        query_kind=kind,
+    )
+
+
+GPUS = "suffix: GPUs"
+GPU_HOURS = "suffix: GPU-h"
+CURRENCIES = ("USD", "EUR", "GBP", "CHF", "JPY")
+
+MODELS: dict[str, Json] = {name: fixed(color) for name, color in grafana_panels.MODELS.items()}
+ACCOUNTS: dict[str, Json] = {f"^{name}$": fixed(color) for name, color in grafana_panels.ACCOUNTS.items()}
+MONEY: dict[str, Json] = {f"{code}$": {"unit": f"currency{code}"} for code in CURRENCIES}
+"""A series whose name ends in a currency has its sign."""
+CAPACITY: dict[str, Json] = {
+    "^capacity$": fixed(grafana_panels.GREY),
+    "^allocated$": fixed(grafana_panels.ORANGE),
+    "^busy$": fixed(grafana_panels.GREEN),
+}

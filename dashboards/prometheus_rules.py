@@ -1,0 +1,483 @@
+"""Defines recording rules and alerts, and writes them as a Prometheus rule file.
+
+An alert waits (`for`) long enough that a roll-out, a restart or one lost scrape is none. Every expression keeps the
+label `cluster`: of several clusters in one Prometheus none speaks for another, and where there is no such label there
+is one cluster. What died has no series any more: what was there within a day and is not now is missed. Values and
+labels in texts are Prometheus' own templates.
+
+Names of records are level:metric:operation (prometheus.io/docs/practices/rules). No metric and no Grafana here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import yaml
+
+Severity = Literal["critical", "warning", "info"]
+"""critical: money or measurements are being lost. warning: they will be, or somebody waits. info: money to save."""
+
+RUNBOOKS = "https://gputally.dev/docs/runbooks"
+INTERVAL = "1m"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A series that is computed once for all who ask."""
+
+    name: str
+    expr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """`summary` and `description` may use the labels and the value of the alert, as Prometheus' templates do."""
+
+    name: str
+    expr: str
+    wait: str
+    severity: Severity
+    summary: str
+    description: str
+
+    @property
+    def runbook(self) -> str:
+        return f"{RUNBOOKS}#{self.name.lower()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Evaluated together, in order."""
+
+    name: str
+    rules: tuple[Record | Alert, ...]
+
+
+def render_groups(groups: Iterable[Group]) -> str:
+    """The rule file; equal input gives equal bytes."""
+    plain = [
+        {"name": group.name, "interval": INTERVAL, "rules": [_plain(rule) for rule in group.rules]} for group in groups
+    ]
+    head = "# Written by `gputally dashboards build` from dashboards/prometheus_rules.py; do not edit.\n"
+    return head + yaml.safe_dump({"groups": plain}, sort_keys=False, width=4096, allow_unicode=True)
+
+
+def _plain(rule: Record | Alert) -> dict[str, object]:
+    if isinstance(rule, Record):
+        return {"record": rule.name, "expr": rule.expr}
+    return {
+        "alert": rule.name,
+        "expr": rule.expr,
+        "for": rule.wait,
+        "labels": {"severity": rule.severity},
+        "annotations": {"summary": rule.summary, "description": rule.description, "runbook_url": rule.runbook},
+    }
+
+
+WINDOW = "30m"
+DEVICES = "max by (cluster, gpu_uuid, gpu_model, node) (gputally_gpu_info)"
+
+
+def _of_device(series: str) -> str:
+    return f"rate({series}[{WINDOW}]) * on (cluster, gpu_uuid) group_left (gpu_model, node) {DEVICES}"
+
+
+def _by_model(series: str) -> str:
+    """Over the time that was metered: a counter moves by a whole interval at once (see dashboards.promql)."""
+    held, free = (
+        _of_device("gputally_gpu_allocated_seconds_total"),
+        _of_device("gputally_gpu_unallocated_seconds_total"),
+    )
+    whole = f"(sum by (cluster, gpu_model) ({held}) + sum by (cluster, gpu_model) ({free}))"
+    return f"sum by (cluster, gpu_model) ({_of_device(series)}) / {whole}"
+
+
+def _by_pod(what: str) -> str:
+    return f"sum by (cluster, namespace, pod) (rate(gputally_pod_gpu_{what}_seconds_total[{WINDOW}]))"
+
+
+RECORD_GROUP = Group(
+    "gputally.records",
+    (
+        Record("cluster:gputally_gpus:count", f"count by (cluster) ({DEVICES})"),
+        Record("cluster_node:gputally_gpus:count", f"count by (cluster, node) ({DEVICES})"),
+        Record(
+            "cluster_node:gputally_gpu_allocated_seconds:rate30m",
+            f"sum by (cluster, node) ({_of_device('gputally_gpu_allocated_seconds_total')})",
+        ),
+        Record("cluster_model:gputally_gpu_busy:ratio_rate30m", _by_model("gputally_gpu_busy_seconds_total")),
+        Record("cluster_model:gputally_gpu_allocated:ratio_rate30m", _by_model("gputally_gpu_allocated_seconds_total")),
+        Record("cluster_namespace_pod:gputally_pod_gpu_allocated_seconds:rate30m", _by_pod("allocated")),
+        Record("cluster_namespace_pod:gputally_pod_gpu_busy_seconds:rate30m", _by_pod("busy")),
+        Record(
+            "cluster_namespace:gputally_pod_gpu_allocated_seconds:rate30m",
+            "sum by (cluster, namespace) (cluster_namespace_pod:gputally_pod_gpu_allocated_seconds:rate30m)",
+        ),
+        Record(
+            "cluster_namespace:gputally_pod_gpu_busy_seconds:rate30m",
+            "sum by (cluster, namespace) (cluster_namespace_pod:gputally_pod_gpu_busy_seconds:rate30m)",
+        ),
+    ),
+)
+
+AGENT = "max by (cluster, instance, node) (gputally_agent_build_info)"
+
+
+def _of_agent(by_instance: str) -> str:
+    """A figure by cluster and instance, with the agent's node: an address says nothing to people."""
+    return f"{by_instance} * on (cluster, instance) group_left (node) {AGENT}"
+
+
+def _of_gpu(by_gpu: str) -> str:
+    """A figure by cluster and GPU, with the GPU's model and node."""
+    return f"{by_gpu} * on (cluster, gpu_uuid) group_left (node, gpu_model) {DEVICES}"
+
+
+def _missed(series: str) -> str:
+    """Clusters that had `series` within a day and have none now; and that there is none at all."""
+    lately = f"last_over_time({series}[1d])"
+    return f"group by (cluster) ({lately}) unless on (cluster) {series} or absent({lately})"
+
+
+METERING = Group(
+    "gputally.metering",
+    (
+        Alert(
+            "GputallyAgentDown",
+            "max by (cluster, node) (gputally_unmetered_gpus) > 0",
+            "20m",
+            "warning",
+            "Nothing is heard of GPUs on {{ $labels.node }}",
+            "{{ $value | humanize }} GPUs are unmetered there: no agent runs, or it cannot deliver. "
+            "What an agent has spooled is booked once it arrives; time that none has seen is lost to the books.",
+        ),
+        Alert(
+            "GputallyDriverSilent",
+            _of_agent("max by (cluster, instance) (gputally_nvml_up)") + " == 0",
+            "10m",
+            "warning",
+            "The NVIDIA driver does not answer the agent on {{ $labels.node }}",
+            "The agent runs and has no GPUs to read. Who holds those it knows goes on holding them, "
+            "their use unknown; the others are unmetered until the driver answers.",
+        ),
+        Alert(
+            "GputallyCoverageLow",
+            "min by (cluster) (gputally_ledger_coverage_ratio) < 0.98"
+            " and on (cluster) sum by (cluster) (gputally_unmetered_gpus) > 0",
+            "30m",
+            "warning",
+            "Only {{ $value | humanizePercentage }} of the month's GPU time is metered, and more goes missing",
+            "The month's report says how much is not known; weights are held where their window knows as little.",
+        ),
+        Alert(
+            "GputallySpoolAgeing",
+            _of_agent("max by (cluster, instance) (gputally_agent_outbox_oldest_age_seconds)") + " > 3600",
+            "15m",
+            "warning",
+            "The agent on {{ $labels.node }} has not delivered for {{ $value | humanizeDuration }}",
+            "Its spool keeps what it measures, for days by default; then the time is lost.",
+        ),
+        Alert(
+            "GputallySpoolLosing",
+            _of_agent(
+                "(sum by (cluster, instance) (increase(gputally_agent_unspooled_lost_rows_total[15m])) + "
+                "sum by (cluster, instance) ("
+                'increase(gputally_agent_rows_parked_total{reason=~"outbox-full|spool-unwritable"}[15m])))'
+            )
+            + " > 0",
+            "0m",
+            "critical",
+            "The agent on {{ $labels.node }} loses measurements",
+            "Its spool is full, or it cannot be written and memory is full: {{ $value | humanize }} rows are gone.",
+        ),
+        Alert(
+            "GputallySourceSilent",
+            _of_agent('max by (cluster, instance, collector) (gputally_collector_success{collector!="nvml"})')
+            + " == 0",
+            "15m",
+            "warning",
+            "The agent on {{ $labels.node }} cannot read its {{ $labels.collector }}",
+            "Time goes on being metered; who holds it, whose it is or how it is used may be unknown or out of date.",
+        ),
+        Alert(
+            "GputallyGpuLost",
+            _of_gpu("max by (cluster, gpu_uuid) (gputally_gpu_lost)") + " == 1",
+            "2m",
+            "warning",
+            "GPU {{ $labels.gpu_uuid }} of {{ $labels.node }} is lost",
+            "The driver lists the GPU ({{ $labels.gpu_model }}) and cannot use it. Its time is booked as down: whoever "
+            "holds it is not billed.",
+        ),
+        Alert(
+            "GputallyGpuSilent",
+            _of_gpu(
+                "max by (cluster, gpu_uuid) (gputally_gpu_silent unless on (cluster, instance) gputally_nvml_up == 0)"
+            )
+            + " == 1",
+            "5m",
+            "warning",
+            "GPU {{ $labels.gpu_uuid }} of {{ $labels.node }} does not answer",
+            "The driver answers for the others of the node. What the GPU ({{ $labels.gpu_model }}) does is not known: "
+            "whoever holds it is billed for holding it.",
+        ),
+        Alert(
+            "GputallyXid",
+            _of_gpu(
+                "(time() - max by (cluster, gpu_uuid, xid) "
+                '(gputally_gpu_xid_last_timestamp_seconds{xid!~"13|31|43|45"}))'
+            )
+            + " < 900",
+            "0m",
+            "warning",
+            "XID {{ $labels.xid }} on GPU {{ $labels.gpu_uuid }}",
+            "The driver of {{ $labels.node }} reported the error within the last 15 minutes. Those that programs cause "
+            "(13, 31, 43, 45) are not alerted on.",
+        ),
+    ),
+)
+
+LEDGER = Group(
+    "gputally.ledger",
+    (
+        Alert(
+            "GputallyLedgerDown",
+            "max by (cluster) (gputally_ledger_up) == 0 or " + _missed("gputally_ledger_up"),
+            "10m",
+            "critical",
+            "The ledger cannot be read",
+            "The accountant does not run, is not scraped, or cannot read its file. Agents spool; weights stay.",
+        ),
+        Alert(
+            "GputallyImbalance",
+            "max by (cluster) (abs(gputally_ledger_imbalance_seconds)) > 0",
+            "5m",
+            "critical",
+            "The books do not balance",
+            "{{ $value | humanize }} GPU-seconds of the last settled hour stand in no account or in two: a defect.",
+        ),
+        Alert(
+            "GputallyLedgerDiskFull",
+            "min by (cluster) (gputally_ledger_room_bytes) < 1073741824",
+            "5m",
+            "critical",
+            "The ledger's volume has {{ $value | humanize1024 }}B left",
+            "At 0 batches are refused with 503, and agents spool. Nothing breaks, and nothing is billed.",
+        ),
+        Alert(
+            "GputallyLedgerDiskFilling",
+            "min by (cluster) (predict_linear(gputally_ledger_room_bytes[6h], 259200)) < 0"
+            " and min by (cluster) (predict_linear(gputally_ledger_room_bytes[1d], 259200)) < 0",
+            "1h",
+            "warning",
+            "The ledger's volume is full within three days",
+            "At the rate of the last six hours, and of the last day, there is no room left in three days.",
+        ),
+        Alert(
+            "GputallyQuarantine",
+            'sum by (cluster) (increase(gputally_ingest_rows_total{result="quarantined"}[1h])) > 0',
+            "0m",
+            "warning",
+            "{{ $value | humanize }} records were not booked within the last hour",
+            "They contradict what is known, or come from the future. Their time is unmetered.",
+        ),
+        Alert(
+            "GputallyGpusUnpriced",
+            "sum by (cluster, gpu_model, pool) (gputally_unpriced_gpus) > 0.5"
+            " and on (cluster) gputally_burn_rate_per_hour",
+            "1h",
+            "warning",
+            "{{ $value | humanize }} GPUs of model {{ $labels.gpu_model }} have no price",
+            "No row of the price book prices them in pool {{ $labels.pool }}. Their time is unpriced, not free, and "
+            "the cost of every team that holds them is unknown.",
+        ),
+        Alert(
+            "GputallyBudgetNearlySpent",
+            "max by (cluster, budget, team) (gputally_budget_spent_ratio) >= 0.8 < 1",
+            "0m",
+            "info",
+            "Budget {{ $labels.budget }} is {{ $value | humanizePercentage }} used",
+            "Of team {{ $labels.team }}, this month.",
+        ),
+        Alert(
+            "GputallyBudgetSpent",
+            "max by (cluster, budget, team) (gputally_budget_spent_ratio) >= 1",
+            "0m",
+            "warning",
+            "Budget {{ $labels.budget }} is used up ({{ $value | humanizePercentage }})",
+            "Of team {{ $labels.team }}, this month. What then happens is the policy's business (`exhausted`).",
+        ),
+        Alert(
+            "GputallyBudgetForecast",
+            "max by (cluster, budget, team) (gputally_budget_forecast_ratio) > 1",
+            "6h",
+            "info",
+            "Budget {{ $labels.budget }} comes to {{ $value | humanizePercentage }} by the month's end",
+            "At the rate of the month's days so far, team {{ $labels.team }} overspends.",
+        ),
+        Alert(
+            "GputallyTaskStopped",
+            "max by (cluster, task) (gputally_task_stopped) == 1",
+            "0m",
+            "critical",
+            "A background task has stopped: {{ $labels.task }}",
+            "It hangs, its thread has ended, or it failed of an error that the program does not expect.",
+        ),
+        Alert(
+            "GputallyUpkeepFailing",
+            "max by (cluster, task) (gputally_upkeep_failing) == 1",
+            "15m",
+            "warning",
+            "What the accountant does by itself fails: {{ $labels.task }}",
+            "It failed the last time it was tried. Of a file that is refused, the last good version stays in force.",
+        ),
+        Alert(
+            "GputallyProposalWaits",
+            "max by (cluster) (gputally_proposals_waiting) > 0",
+            "1h",
+            "info",
+            "Something arrived late for {{ $value }} closed months and waits for an admin",
+            "The months stay as they were closed. Taken up, it is due in the first open one. Refused, it never is.",
+        ),
+        Alert(
+            "GputallyBackupOld",
+            "time() - max by (cluster) (gputally_backup_last_timestamp_seconds) > 691200"
+            " and on (cluster) max by (cluster) (gputally_backups) > 1",
+            "1h",
+            "warning",
+            "The newest backup of the ledger is {{ $value | humanizeDuration }} old",
+            "A lost volume comes back as it was then, and with what agents and the archive still have.",
+        ),
+        Alert(
+            "GputallyInventorySilent",
+            "max by (cluster, kind) (gputally_inventory_age_seconds) > 900 or "
+            "sum by (cluster, kind) (increase(gputally_inventory_failures_total[15m])) > 0"
+            " unless on (cluster, kind) gputally_inventory_age_seconds",
+            "15m",
+            "warning",
+            "The accountant cannot read the cluster's {{ $labels.kind }}",
+            "Who pays, which nodes are down and which are gone stays as it was last known.",
+        ),
+        Alert(
+            "GputallyDeliveryStuck",
+            'sum by (cluster, outcome) (gputally_deliveries{outcome=~"given-up|unsure"}) > 0',
+            "0m",
+            "warning",
+            "{{ $value | humanize }} reports or notices wait for a person",
+            "They were refused for days, or nobody knows whether they arrived; nothing sends them again by itself.",
+        ),
+    ),
+)
+
+FAIRSHARE = Group(
+    "gputally.fairshare",
+    (
+        Alert(
+            "GputallyControllerStopped",
+            "time() - max by (cluster) (gputally_fairshare_last_cycle_timestamp_seconds"
+            " and on (cluster, instance) gputally_fairshare_leader == 1)"
+            " > clamp_min(3 * max by (cluster) (gputally_fairshare_cycle_interval_seconds), 600)"
+            " or sum by (cluster) (gputally_fairshare_leader) == 0 or " + _missed("gputally_fairshare_leader"),
+            "5m",
+            "warning",
+            "The fairshare controller does not act",
+            "None runs or is scraped, no replica leads, or the one that does made no pass for ten minutes, or three "
+            "intervals. Weights stay as they are.",
+        ),
+        Alert(
+            "GputallyControllerDegraded",
+            "max by (cluster, reason) (gputally_fairshare_controller_degraded) == 1",
+            "15m",
+            "warning",
+            "The fairshare controller is not whole: {{ $labels.reason }}",
+            "It acts by the last good policy. A new one is refused, or what it decides and remembers cannot be kept.",
+        ),
+        Alert(
+            "GputallyUsageStale",
+            "min by (cluster) (gputally_fairshare_usage_age_seconds) > 900",
+            "15m",
+            "warning",
+            "Usage is {{ $value | humanizeDuration }} old",
+            "Weights follow usage no older than the policy's `max_staleness` (15 minutes unless it says otherwise); "
+            "beyond it they are held.",
+        ),
+        Alert(
+            "GputallyWeightsHeld",
+            'max by (cluster, reason) (gputally_weights_held{reason!="NothingInService"}) == 1',
+            "30m",
+            "warning",
+            "Queue weights are held: {{ $labels.reason }}",
+            "The last good weights stay in force; history does not move them.",
+        ),
+        Alert(
+            "GputallyTargetDegraded",
+            "max by (cluster, target, reason) (gputally_fairshare_target_degraded) == 1",
+            "15m",
+            "warning",
+            "The controller cannot serve {{ $labels.target }}: {{ $labels.reason }}",
+            "Its objects are missing or contested, or writes are refused. Other schedulers are served.",
+        ),
+        Alert(
+            "GputallySloUnreadable",
+            "max by (cluster, slo) (gputally_slo_unreadable) == 1",
+            "15m",
+            "warning",
+            "The latency of {{ $labels.slo }} cannot be read",
+            "Its Prometheus does not answer, or the query has no number. However slow it gets, no room is made for it.",
+        ),
+        Alert(
+            "GputallyQueueStarving",
+            "max by (cluster, queue) (gputally_queue_waiting_gpus) > 0 and on (cluster, queue) "
+            "max by (cluster, queue, target) (gputally_queue_allocated_gpus)"
+            " < max by (cluster, queue, target) (gputally_queue_guaranteed_gpus)",
+            "1h",
+            "warning",
+            "Queue {{ $labels.queue }} waits below its guarantee",
+            "{{ $value | humanize }} GPUs are waited for while the queue holds less than its deserved quota.",
+        ),
+    ),
+)
+
+SAVING = Group(
+    "gputally.saving",
+    (
+        Alert(
+            "GputallyIdleHolder",
+            "cluster_namespace_pod:gputally_pod_gpu_allocated_seconds:rate30m > 0 and "
+            "cluster_namespace_pod:gputally_pod_gpu_busy_seconds:rate30m"
+            " < 0.01 * cluster_namespace_pod:gputally_pod_gpu_allocated_seconds:rate30m",
+            "4h",
+            "info",
+            "{{ $labels.namespace }}/{{ $labels.pod }} holds {{ $value | humanize }} GPUs and uses none",
+            "It has been below 1 % for hours. It is billed like work.",
+        ),
+        Alert(
+            "GputallyIdleNode",
+            "cluster_node:gputally_gpus:count"
+            " and on (cluster, node) cluster_node:gputally_gpu_allocated_seconds:rate30m == 0"
+            " unless on (cluster) (sum by (cluster) (gputally_queue_waiting_gpus) > 0)",
+            "6h",
+            "info",
+            "Nobody has held a GPU of {{ $labels.node }} for hours",
+            "All {{ $value | humanize }} GPUs are free, and nobody waits: a node worth scaling down.",
+        ),
+        Alert(
+            "GputallyStranded",
+            "max by (cluster) (gputally_fairshare_stranded_gpus) > 0",
+            "1h",
+            "info",
+            "{{ $value | humanize }} GPUs are free and fit nobody who waits",
+            "The room is in pieces: waiting gangs need more on one node than any node has left.",
+        ),
+    ),
+)
+
+GROUPS = (RECORD_GROUP, METERING, LEDGER, FAIRSHARE, SAVING)
+ALERTS = tuple(rule for group in GROUPS for rule in group.rules if isinstance(rule, Alert))
+RECORDS = tuple(rule for group in GROUPS for rule in group.rules if isinstance(rule, Record))
+
+
+def render_rules() -> str:
+    """The rule file that is committed."""
+    return render_groups(GROUPS)

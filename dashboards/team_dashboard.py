@@ -1,0 +1,266 @@
+"""Builds the dashboard "Team": what a team used and cost against its budgets.
+
+Month figures are booked. What runs now is live and known by namespace: a namespace is shown where the team held
+anything in it this month, so that one that two teams share is shown to both.
+"""
+
+from __future__ import annotations
+
+from dashboards import grafana_panels, layout, promql
+from dashboards.cluster_dashboard import GPU_UID, IDLE_ANYWHERE
+from dashboards.grafana_panels import BarGauge, Stat, Table, TimeSeries
+from dashboards.layout import GPU_HOURS, GPUS, Query, Section, Step, bars, dashboard, link_to, stat, table, timeseries
+
+UID = "gputally-team"
+TEAM = "=~$team"
+QUEUE = "=~$queue"
+AMONG_TEAMS = "=~(.*,)?($team)(,.*)?"
+"""A job of several teams names them all, with commas."""
+HELD = "=~busy|allocated_idle|allocated_unknown"
+"""The accounts of a team's GPU time: it has been given out, used or not."""
+
+OURS = promql.grouped(promql.series("month_namespace_gpu_seconds", team=TEAM), "cluster", "namespace")
+WORKLOADS = promql.largest(promql.series("pod_info"), "cluster", "namespace", "pod", "workload")
+
+
+def render() -> str:
+    """The dashboard as the JSON text that is committed."""
+    return dashboard(
+        uid=UID,
+        title="gputally / Team",
+        description="What a team used and what it cost this month, against its budgets; what is idle, and what waits.",
+        variables=[*layout.scope(), layout.team(), layout.queue_of_team()],
+        sections=[
+            Section("This month", 4, _month()),
+            Section("Cost and budget", 9, _cost()),
+            Section("What is held now, and what of it idles", 9, _now()),
+            Section("Jobs", 11, _jobs(), (12, 6, 6)),
+            Section("Waiting", 9, _waiting()),
+        ],
+    )
+
+
+def of_ours(expression: str) -> str:
+    """Only of namespaces in which the chosen teams held anything this month."""
+    return promql.where(expression, "cluster, namespace", OURS)
+
+
+def _held_now(what: str) -> str:
+    return promql.total(promql.metered(promql.rate(f"pod_gpu_{what}_seconds_total")), "cluster", "namespace")
+
+
+def _month() -> list[Stat]:
+    time = promql.series("month_team_gpu_seconds", team=TEAM, account=HELD)
+    idle = promql.series("month_team_gpu_seconds", team=TEAM, account="allocated_idle")
+    budget = promql.series("budget_spent_ratio", team=TEAM)
+    forecast = promql.series("budget_forecast_ratio", team=TEAM)
+    return [
+        stat(
+            "Cost to date",
+            "What the GPU time of the chosen teams has cost since the beginning of the month, before shares of idle "
+            "capacity. A team with unpriced time is left out: its cost is not known. Booked.",
+            Query(promql.total(promql.series("month_team_cost", team=TEAM), "currency"), "{{currency}}"),
+            "short",
+            [],
+            grafana_panels.BLUE,
+            decimals=2,
+            looks=layout.MONEY,
+        ),
+        stat(
+            "GPU-hours to date",
+            "GPU time that the chosen teams held since the beginning of the month, used or not. Booked.",
+            Query(promql.hours(promql.total(time))),
+            GPU_HOURS,
+            [],
+            grafana_panels.BLUE,
+            decimals=0,
+        ),
+        stat(
+            "Held idle",
+            "Share of the held GPU time of this month in which nothing ran. It is paid for like the rest. Booked.",
+            Query(promql.ratio(promql.total(idle), promql.total(time))),
+            "percentunit",
+            [Step(0.3, grafana_panels.WARNING), Step(0.5, grafana_panels.BAD)],
+            grafana_panels.GOOD,
+            decimals=1,
+        ),
+        stat(
+            "Budget used",
+            "Largest share used of any budget of the chosen teams and of their queues. Booked.",
+            Query(promql.largest(budget)),
+            "percentunit",
+            [Step(0.8, grafana_panels.WARNING), Step(1, grafana_panels.BAD)],
+            grafana_panels.GOOD,
+            decimals=0,
+        ),
+        stat(
+            "Budget at the month's end",
+            "Largest share of a budget that the month will come to at the rate of its days so far. Booked.",
+            Query(promql.largest(forecast)),
+            "percentunit",
+            [Step(0.9, grafana_panels.WARNING), Step(1, grafana_panels.BAD)],
+            grafana_panels.GOOD,
+            decimals=0,
+        ),
+        stat(
+            "Burn rate",
+            "What an hour costs at the rate of the last quarter of an hour. Booked.",
+            Query(promql.total(promql.series("burn_rate_per_hour", team=TEAM), "currency"), "{{currency}}"),
+            "suffix:/h",
+            [],
+            grafana_panels.BLUE,
+            decimals=2,
+        ),
+    ]
+
+
+def _with_unit(metric: str) -> str:
+    """A figure of each budget with the budget's unit, so that it stands in the row of its limit."""
+    units = promql.grouped(promql.series("budget_limit", team=TEAM), "budget", "team", "queue", "unit")
+    known = promql.largest(promql.series(metric, team=TEAM), "budget", "team", "queue")
+    return promql.largest(f"{known} * on (budget, team, queue) group_left (unit) {units}", "budget", "unit")
+
+
+def _cost() -> list[TimeSeries | Table]:
+    budgets = [
+        ("Limit", promql.largest(promql.series("budget_limit", team=TEAM), "budget", "unit")),
+        ("Used", _with_unit("budget_spent_ratio")),
+        ("At month's end", _with_unit("budget_forecast_ratio")),
+    ]
+    spent = promql.total(promql.series("month_team_cost", team=TEAM), "team", "currency")
+    share = {"unit": "percentunit", "decimals": 0}
+    return [
+        timeseries(
+            "Cost since the month began",
+            "How the cost of each chosen team has grown; it begins at 0 with each month. Booked.",
+            [Query(spent, "{{team}} {{currency}}")],
+            "short",
+            looks=layout.MONEY,
+        ),
+        table(
+            "Budgets",
+            "Each budget of the chosen teams and of their queues: what it allows, what is used, and what the month "
+            "will come to. One whose spend is not known (unpriced time) has no share. Booked.",
+            [(heading, Query(expression, instant=True)) for heading, expression in budgets],
+            by=("budget", "unit"),
+            columns={"Used": share, "At month's end": share},
+            unit="short",
+            descending="Used",
+        ),
+    ]
+
+
+def _now() -> list[TimeSeries | BarGauge]:
+    by_account = promql.series("team_gpus", team=TEAM, account=HELD)
+    return [
+        timeseries(
+            "GPUs held, by account",
+            "GPUs that the chosen teams hold, in the mean of the last settled quarter of an hour: used, idle, and "
+            "those whose use cannot be read. Booked.",
+            [Query(promql.total(by_account, "account"), "{{account}}")],
+            GPUS,
+            stacked=True,
+            looks=layout.ACCOUNTS,
+        ),
+        timeseries(
+            "Held and busy",
+            "GPUs that pods in the teams' namespaces hold, and how many of them execute work. Live.",
+            [
+                Query(promql.total(of_ours(_held_now("allocated"))), "allocated"),
+                Query(promql.total(of_ours(_held_now("busy"))), "busy"),
+            ],
+            GPUS,
+            looks=layout.CAPACITY,
+        ),
+        bars(
+            "Idle holders",
+            "Pods that hold GPUs while nothing runs on them, in GPUs: the ten largest. Each could be made smaller or "
+            "let go. Live.",
+            Query(promql.top(10, promql.total(of_ours(IDLE_ANYWHERE), "namespace", "pod")), "{{namespace}} / {{pod}}"),
+            GPUS,
+            decimals=1,
+        ),
+    ]
+
+
+def _jobs() -> list[Table | BarGauge]:
+    def hours(what: str) -> str:
+        grown = promql.total(promql.increase(f"pod_gpu_{what}_seconds_total"), "cluster", "namespace", "pod")
+        named = f"{grown} * on (cluster, namespace, pod) group_left (workload) {WORKLOADS}"
+        return promql.hours(promql.total(of_ours(named), "namespace", "workload"))
+
+    return [
+        table(
+            "Top jobs, in the shown time",
+            "GPU-hours that each workload's pods held and used in the time range of the dashboard: the twenty that "
+            "held most. A workload is what the pods belong to: a Job, a training run, a Deployment. Live.",
+            [
+                ("Held", Query(promql.top(20, hours("allocated")), instant=True)),
+                ("Used", Query(hours("busy"), instant=True)),
+            ],
+            by=("namespace", "workload"),
+            columns={"Namespace": link_to(GPU_UID, "GPUs and pods of this namespace", "namespace")},
+            unit=GPU_HOURS,
+            descending="Held",
+            decimals=1,
+        ),
+        bars(
+            "Cost of jobs so far",
+            "What jobs that run, or ended a while ago, have cost over their whole life: the ten dearest. A job with "
+            "unpriced time is left out. Booked.",
+            Query(
+                promql.top(
+                    10, promql.total(promql.series("job_cost", team=AMONG_TEAMS), "namespace", "workload", "currency")
+                ),
+                "{{namespace}} / {{workload}} {{currency}}",
+            ),
+            "short",
+            decimals=0,
+            looks=layout.MONEY,
+        ),
+        bars(
+            "GPU-hours by namespace, this month",
+            "GPU time held since the beginning of the month: the ten namespaces that held most. Booked.",
+            Query(
+                promql.top(
+                    10,
+                    promql.hours(
+                        promql.total(promql.series("month_namespace_gpu_seconds", team=TEAM), "team", "namespace")
+                    ),
+                ),
+                "{{team}} / {{namespace}}",
+            ),
+            GPU_HOURS,
+            decimals=0,
+        ),
+    ]
+
+
+def _waiting() -> list[TimeSeries]:
+    def of_queues(metric: str, *by: str) -> str:
+        return promql.total(promql.of_clusters(promql.series(metric, queue=QUEUE), "queue", *by), "queue")
+
+    held, due = of_queues("queue_allocated_gpus", "target"), of_queues("queue_entitled_gpus", "target")
+    return [
+        timeseries(
+            "GPUs waited for",
+            "GPUs that waiting workloads need to start, by queue. From the controller.",
+            [Query(of_queues("queue_waiting_gpus"), "{{queue}}")],
+            GPUS,
+        ),
+        timeseries(
+            "Longest wait",
+            "How long the first of each queue's waiting workloads has waited. From the controller.",
+            [Query(promql.largest(promql.series("queue_oldest_wait_seconds", queue=QUEUE), "queue"), "{{queue}}")],
+            "s",
+            steps=[Step(3600, grafana_panels.WARNING)],
+        ),
+        timeseries(
+            "Held and due",
+            "GPUs that each queue holds now, and that its share comes to with its history. Below its share a queue is "
+            "next in line. From the controller.",
+            [Query(held, "{{queue}}: held"), Query(due, "{{queue}}: due")],
+            GPUS,
+            looks={": due$": {"custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}},
+        ),
+    ]

@@ -1,0 +1,388 @@
+"""Runs `explain`: why a queue has what it has, and why a pod waits.
+
+One cycle as the controller would do it now, on a cluster that is only read: nothing is written, nobody told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from accountant.wire.policy_models import Decision, Policy
+from accountant.wire.usage_models import BudgetState
+from fairshare import composition
+from fairshare.cli.command_options import (
+    DEFAULT_STATUS,
+    DEFAULT_URL,
+    CaPath,
+    ClusterName,
+    Kubeconfig,
+    LedgerName,
+    PolicyOrInForce,
+    Printed,
+    RunaiCa,
+    RunaiCredentials,
+    StatusName,
+    TokenPath,
+    Url,
+    pods_of,
+)
+from fairshare.controller import policy_file as policies
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.cycle_report import CycleReport
+from fairshare.core.errors import AccountantUnavailable
+from fairshare.core.model import UNLIMITED, Gang, Pod
+from fairshare.explain.plan_tables import indented, lost_words, number
+from fairshare.explain.queue_explanation import (
+    Level,
+    PodAccount,
+    QueueAccount,
+    explain_pod,
+    explain_queue,
+    find_pods,
+    speaks_of,
+)
+from fairshare.laws.feedback_laws import Memory
+from fairshare.targets import ADAPTERS, status_conditions
+from fairshare.targets.runai import opened
+from fairshare.targets.status_conditions import StatusObject
+from fairshare.usage.accountant_client import AccountantClient
+from gputally.base.clock import SystemClock
+from gputally.base.command_output import Output, show
+from gputally.base.errors import ClusterError, FairshareError
+from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Objects
+from gputally.server.config_models import parse_duration
+
+MOST_GANGS = 8
+
+
+def queue_view(account: QueueAccount) -> RenderableType:
+    """Verdict first, then share, arithmetic, publication and what waits."""
+    own = account.own
+    parts: list[RenderableType] = [
+        Text(
+            f"{own.queue.name} at {account.target}, {number(account.gpus, 1)} GPUs{lost_words(account.lost)}, "
+            f"{number(account.free, 1)} free",
+            "bold",
+        ),
+        *_lines(account.sentences),
+        *_heading("What would change it", account.cures),
+        _shares(account.levels),
+        _arithmetic(account.levels),
+        *_steps(account.levels),
+        *_heading("Publication", _publication(account)),
+    ]
+    if account.gangs:
+        parts.append(_gangs(account.gangs))
+    return Group(*parts, *_past(account.past), Text())
+
+
+def pod_view(account: PodAccount) -> RenderableType:
+    """The pod, then its queue."""
+    queue = f", queue {account.queue.own.queue.name}" if account.queue is not None else ""
+    parts: list[RenderableType] = [
+        Text(f"{account.name}{queue}", "bold"),
+        *_lines(account.sentences),
+        *_heading("What would change it", account.cures),
+        *_past(account.past),
+    ]
+    if account.queue is not None:
+        parts += [Text(), queue_view(account.queue)]
+    return Group(*parts)
+
+
+def queue_json(account: QueueAccount) -> dict[str, Any]:
+    """Every number unrounded."""
+    return {
+        "queue": account.own.queue.name,
+        "target": account.target,
+        "gpus": account.gpus,
+        "lost": dict(account.lost),
+        "free": account.free,
+        "sentences": list(account.sentences),
+        "would_change_it": list(account.cures),
+        "levels": [_level_json(level) for level in account.levels],
+        "published": asdict(account.published),
+        "waiting": [_gang_json(gang) for gang in account.gangs],
+        "budgets": [budget.model_dump(mode="json") for budget in account.budgets],
+        "past": [_decision_json(decision) for decision in account.past],
+    }
+
+
+def pod_json(account: PodAccount) -> dict[str, Any]:
+    """Every number unrounded; the queue's account inside."""
+    return {
+        "pod": account.name,
+        "exists": account.pod is not None,
+        "gpus": account.pod.gpus if account.pod is not None else None,
+        "node": account.pod.node if account.pod is not None else None,
+        "gang": _gang_json(account.gang) if account.gang is not None else None,
+        "sentences": list(account.sentences),
+        "would_change_it": list(account.cures),
+        "past": [_decision_json(decision) for decision in account.past],
+        "queue": queue_json(account.queue) if account.queue is not None else None,
+    }
+
+
+def _shares(levels: Sequence[Level]) -> Table:
+    table = _table("Share, GPUs")
+    table.add_column("queue")
+    for heading in ("guaranteed", "limit", "weight", "without history", "due", "holds", "asks", "left"):
+        table.add_column(heading, justify="right")
+    for depth, level in enumerate(levels):
+        e, q = level.entitlement, level.queue
+        table.add_row(
+            indented(depth, q.name), number(q.deserved, 1), "none" if q.limit == UNLIMITED else number(q.limit, 1),
+            number(q.weight), number(e.without_history, 2), number(e.gpus, 2), number(e.allocated, 1),
+            number(e.requested, 1), f"{level.left:+.1f}",
+        )  # fmt: skip
+    return table
+
+
+def _arithmetic(levels: Sequence[Level]) -> Table:
+    table = _table("History into weight")
+    table.add_column("queue")
+    for heading in ("share n", "used U", "law's answer", "bounds", "in force", "after step", "new weight"):
+        table.add_column(heading, justify="right")
+    table.add_column("why", overflow="fold", ratio=1)
+    for depth, level in enumerate(levels):
+        if level.weight is None:
+            table.add_row(indented(depth, level.queue.name), *[""] * 7, "the target has no object for it")
+            continue
+        x = level.weight.explanation
+        table.add_row(
+            indented(depth, level.queue.name), f"{x.n:.2%}", f"{x.u:.2%}", number(x.proportional, 4),
+            f"{number(x.lower, 3)} … {number(x.upper, 3)}", number(x.previous, 4), number(x.stepped, 4),
+            number(x.value, 4), level.weight.why,
+        )  # fmt: skip
+    return table
+
+
+def _steps(levels: Sequence[Level]) -> Iterator[RenderableType]:
+    """The law's own numbers, as it came to them."""
+    lines = [
+        f"{level.queue.name}: "
+        + "  ".join(f"{name} {number(value, 4)}" for name, value in level.weight.explanation.trace.items())
+        for level in levels
+        if level.weight is not None and level.weight.explanation.trace
+    ]
+    weight = levels[-1].weight
+    yield from _heading(f"Law {weight.explanation.law if weight is not None else ''}, step by step", lines)
+
+
+def _publication(account: QueueAccount) -> Iterator[str]:
+    p = account.published
+    yield f"mode {p.mode}: {number(p.now, 4)} in force, {number(p.wanted, 4)} wanted"
+    yield from p.obstacles
+
+
+def _gangs(gangs: Sequence[Gang]) -> Table:
+    more = f", {MOST_GANGS} of {len(gangs)}" if len(gangs) > MOST_GANGS else ""
+    table = _table(f"Waiting{more}, next first")
+    table.add_column("workload")
+    table.add_column("queue")
+    for heading in ("priority", "needs", "holds", "since"):
+        table.add_column(heading, justify="right")
+    for gang in gangs[:MOST_GANGS]:
+        table.add_row(
+            f"{gang.namespace}/{gang.name}", gang.queue, str(gang.priority), number(gang.minimum, 1),
+            number(gang.allocated, 1), _instant(gang.created_ms) if gang.created_ms is not None else "",
+        )  # fmt: skip
+    return table
+
+
+def _past(past: Sequence[Decision]) -> Iterator[RenderableType]:
+    yield from _heading(
+        "Decided before", [f"{_instant(d.at_ms)}  {d.kind} ({d.mode})  {_change(d)}{d.reason}" for d in past]
+    )
+
+
+def _change(decision: Decision) -> str:
+    if decision.value is None:
+        return ""
+    return f"{number(decision.previous, 4)} -> {number(decision.value, 4)}: "
+
+
+def _heading(title: str, lines: Sequence[str] | Iterator[str]) -> Iterator[RenderableType]:
+    lines = tuple(lines)
+    if lines:
+        yield Text(f"\n{title}", "bold")
+        yield from _lines(lines)
+
+
+def _lines(lines: Sequence[str]) -> list[RenderableType]:
+    return [Padding(Text(f"- {line}", overflow="fold"), (0, 0, 0, 2)) for line in lines]
+
+
+def _level_json(level: Level) -> dict[str, Any]:
+    return {
+        "queue": level.queue.name,
+        "configured": level.queue.model_dump(mode="json"),
+        "entitlement": asdict(level.entitlement),
+        "left": level.left,
+        "standing": asdict(level.standing) if level.standing is not None else None,
+        "weight": asdict(level.weight) if level.weight is not None else None,
+    }
+
+
+def _gang_json(gang: Gang) -> dict[str, Any]:
+    return {
+        "kind": gang.kind.kind, "namespace": gang.namespace, "name": gang.name, "queue": gang.queue,
+        "requested": gang.requested, "allocated": gang.allocated, "minimum": gang.minimum, "waits": gang.waits,
+        "priority": gang.priority, "created_ms": gang.created_ms,
+    }  # fmt: skip
+
+
+def _decision_json(decision: Decision) -> dict[str, Any]:
+    return decision.model_dump(mode="json")
+
+
+def _instant(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=f"\n{title}",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        header_style="",
+    )
+
+
+class ExplainError(FairshareError):
+    """What was asked about cannot be found, or not just one of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """Everything that answers are made of."""
+
+    policy: Policy
+    report: CycleReport
+    pods: Sequence[Pod]
+    budgets: Sequence[BudgetState]
+    past: Sequence[Decision]
+    modes: Mapping[str, str]
+
+
+def explain(
+    subject: Annotated[str, typer.Argument(help="A queue of the policy, or a pod: NAME or NAMESPACE/NAME.")],
+    policy: PolicyOrInForce = None,
+    accountant: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    ca_file: CaPath = None,
+    cluster_name: LedgerName = "",
+    cluster: ClusterName = "kubernetes",
+    kubeconfig: Kubeconfig = None,
+    status_object: StatusName = DEFAULT_STATUS,
+    runai_credentials: RunaiCredentials = None,
+    runai_ca_file: RunaiCa = None,
+    since: Annotated[str, typer.Option(help="How far back to look for decisions about it.")] = "1d",
+    output: Printed = "table",
+) -> None:
+    """The arithmetic in words and numbers: why does it wait, why was it preempted, what share is left."""
+    back_s = duration(since, "--since")
+    there = composition.open_cluster(cluster, kubeconfig)
+    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client:
+        given = policies.load(policy)[0] if policy is not None else client.policy()
+        where = StatusObject.named(status_object)
+        with opened(given, there, runai_credentials, runai_ca_file, where, SystemClock()) as elsewhere:
+            scene = _scene(client, there, elsewhere, given, status_object, back_s)
+    if subject in {queue.name for queue in scene.policy.queues}:
+        queues = explain_queue(
+            scene.policy, scene.report, subject, modes=scene.modes, budgets=scene.budgets, past=scene.past
+        )
+        if not queues:
+            raise ExplainError(f"{subject}: {_why_nothing(scene.report)}")
+        _print([queue_json(each) for each in queues], [queue_view(each) for each in queues], output)
+        return
+    pod = _pod(scene, subject)
+    _print([pod_json(pod)], [pod_view(pod)], output)
+
+
+def remembered(cluster: Cluster, status_object: str) -> dict[str, Memory]:
+    """What the controller's law remembers of each target, as far as its ConfigMap says it."""
+    namespace, _, name = status_object.rpartition("/")
+    try:
+        standing = cluster.get(CONFIG_MAP, name, namespace)
+    except ClusterError:
+        return {}
+    return status_conditions.memories(standing)
+
+
+def duration(text: str, option: str) -> int:
+    """Seconds. Raises ExplainError naming the option."""
+    try:
+        return int(str(parse_duration(text)))
+    except ValueError as error:
+        raise ExplainError(f"{option}: {error}") from error
+
+
+def _scene(
+    client: AccountantClient,
+    cluster: Cluster,
+    elsewhere: Mapping[str, Objects],
+    policy: Policy,
+    status_object: str,
+    back_s: int,
+) -> _Scene:
+    clock = SystemClock()
+    pods = pods_of(cluster)
+    report = Controller(
+        policies.only_try(policy), client, cluster, clock, clusters=elsewhere, silent=True, pods=lambda: pods,
+        memory=remembered(cluster, status_object),
+    ).cycle()  # fmt: skip
+    now_ms = clock.wall_ms()
+    try:
+        past = [d for d in client.decisions(now_ms - back_s * 1000, now_ms + 1) if d.subject != "*"]
+        budgets = client.budgets() if policy.budgets else []
+    except AccountantUnavailable:
+        if report.hold is None:
+            raise
+        past, budgets = [], []  # the report says already that nobody answers
+    modes = {adapter.name: adapter.mode(policy) for adapter in ADAPTERS}
+    return _Scene(policy, report, pods, budgets, past, modes)
+
+
+def _pod(scene: _Scene, subject: str) -> PodAccount:
+    found = find_pods(scene.pods, subject)
+    if len(found) > 1:
+        names = ", ".join(f"{pod.namespace}/{pod.name}" for pod in found)
+        raise ExplainError(f"{subject}: several pods have that name ({names}): write NAMESPACE/NAME")
+    if found:
+        return explain_pod(
+            scene.policy, scene.report, found[0], scene.pods,
+            modes=scene.modes, budgets=scene.budgets, past=scene.past,
+        )  # fmt: skip
+    told = tuple(d for d in scene.past if d.kind == "preemption" and speaks_of(d, frozenset({subject})))
+    if not told:
+        raise ExplainError(
+            f"{subject}: no queue of the policy, no pod that asks for GPUs, and no preemption lately has that name"
+        )
+    return PodAccount(subject, None, None, None, ("it is gone; what was decided about it:",), (), told)
+
+
+def _why_nothing(report: CycleReport) -> str:
+    if report.hold is not None:
+        return f"nothing can be computed, {report.hold.reason}: {report.hold.message}"
+    words = [text for target in report.targets for text in target.degraded.values()]
+    return "; ".join(words) or "no target of the policy has a queue for it"
+
+
+def _print(plain: list[dict[str, object]], views: Sequence[RenderableType], output: Output) -> None:
+    show(output, lambda: Group(*views), plain if len(plain) > 1 else plain[0], plain)
+
+
+__all__ = ["ExplainError", "QueueAccount", "duration", "explain", "remembered"]

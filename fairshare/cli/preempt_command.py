@@ -1,0 +1,130 @@
+"""Runs `preempt`: make room for one workload by hand."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fairshare import composition
+from fairshare.cli.command_options import (
+    DEFAULT_STATUS,
+    DEFAULT_URL,
+    CaPath,
+    ClusterName,
+    Kubeconfig,
+    LedgerName,
+    PolicyPath,
+    Printed,
+    StatusName,
+    TokenPath,
+    Url,
+    console,
+    pods_of,
+)
+from fairshare.controller import policy_file as policies
+from fairshare.explain import plan_tables
+from fairshare.preemption.latency_objectives import Prometheus
+from fairshare.preemption.preemption_cycle import by_hand, measured
+from fairshare.preemption.preemption_types import Call
+from fairshare.preemption.target_preemption import PreemptionReport
+from fairshare.targets import ADAPTERS
+from fairshare.targets.status_conditions import StatusObject
+from fairshare.usage.accountant_client import AccountantClient
+from gputally.base.clock import SystemClock
+from gputally.base.command_output import show
+from gputally.server.config_models import parse_seconds
+
+
+def preempt(
+    policy: PolicyPath,
+    job: Annotated[str, typer.Option("--for", help="NAMESPACE/NAME of the workload that needs room.")],
+    threshold: Annotated[
+        str | None, typer.Option(help="Only if its latency is above this, for example 50ms; else in any case.")
+    ] = None,
+    query: Annotated[str, typer.Option(help="PromQL of that latency in seconds; else the policy's SLO of it.")] = "",
+    prometheus: Annotated[
+        str, typer.Option(envvar="GPUTALLY_FAIRSHARE_PROMETHEUS", help="Prometheus that knows the latency.")
+    ] = "",
+    gpus: Annotated[float, typer.Option(min=0, help="GPUs to free if nothing of it waits.")] = 0.0,
+    accountant: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    ca_file: CaPath = None,
+    cluster_name: LedgerName = "",
+    cluster: ClusterName = "kubernetes",
+    kubeconfig: Kubeconfig = None,
+    status_object: StatusName = DEFAULT_STATUS,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show who would give way.")] = False,
+    output: Printed = "table",
+) -> None:
+    """Make room for one workload now, by the policy's rules and limits, and say who gives way and why."""
+    wanted, clock = policies.load(policy)[0], SystemClock()
+    namespace, _, name = status_object.partition("/")
+    with (
+        AccountantClient(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client,
+        ExitStack() as open_,
+    ):
+        asked = open_.enter_context(Prometheus(prometheus)).latency if prometheus else None
+        why = measured(wanted, job, _seconds(threshold), query, asked, clock.wall_ms())
+        if why is None and output != "table":
+            show(output, Group, [])
+            return
+        if why is None:
+            console().print(f"the latency of {job} is not above {threshold}: nobody has to give way")
+            return
+        there = composition.open_cluster(cluster, kubeconfig)
+        call = Call("", job, why, gpus, "by hand")
+        mode: Literal["dry-run", "enforce"] = "dry-run" if dry_run else "enforce"
+        where = StatusObject(namespace, name)
+        report = by_hand(wanted, client, there, clock, ADAPTERS, pods_of(there), call, mode, where)
+    show(output, lambda: view(report), plan_tables.preemption(report), plan_tables.stops(report))
+    if any(verdict.outcome == "denied" for verdict in report.verdicts):
+        raise typer.Exit(1)
+
+
+def _seconds(text: str | None) -> float | None:
+    """A threshold such as 50ms. Raises PolicyFault."""
+    if text is None:
+        return None
+    try:
+        return float(str(parse_seconds(text)))
+    except ValueError as error:
+        raise policies.PolicyFault(f"--threshold: {error}") from error
+
+
+def view(report: PreemptionReport) -> RenderableType:
+    """The verdict, who gives way, and who does not, with every reason."""
+    parts: list[RenderableType] = []
+    for verdict in report.verdicts:
+        parts.append(Text(f"{verdict.claimant} of queue {verdict.queue} {verdict.reason}", "bold"))
+        mine = [stop for stop in report.stops if stop.claimant == verdict.claimant]
+        if mine:
+            table = _table("gives way", "queue", "GPUs", "lost GPU-h", "result", "why")
+            for stop in mine:
+                victim = stop.victim
+                name = f"{victim.gang.kind.kind}/{victim.gang.namespace}/{victim.gang.name}"
+                figures = (f"{victim.gpus:g}", f"{victim.lost_gpu_hours:.1f}")
+                why = f"{victim.reason} {stop.effect.detail}".strip()
+                table.add_row(name, victim.gang.queue, *figures, stop.effect.result, why)
+            parts.append(table)
+        if verdict.spared:
+            table = _table("stays", "queue", "why")
+            for spared in verdict.spared:
+                table.add_row(spared.key, spared.queue, spared.reason)
+            parts.append(table)
+    parts += [Text(fault, "yellow") for fault in report.faults]
+    if not report.verdicts:
+        parts.append(Text("nothing of it waits for GPUs; give --gpus to have some freed all the same"))
+    return Group(*parts)
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        right = heading in ("GPUs", "lost GPU-h")
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    return table

@@ -1,0 +1,309 @@
+"""Runs `simulate` and `what-if`.
+
+Exit codes as everywhere: 0 done, 1 one clear line on stderr, 2 called wrongly.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from math import fsum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Group
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from accountant.wire.policy_models import Policy
+from fairshare.cli.command_options import DEFAULT_URL, CaPath, LedgerName, TokenPath, Url, console
+from fairshare.cli.explain_command import duration
+from fairshare.controller import policy_file as policies
+from fairshare.core.errors import DivisionError
+from fairshare.explain import what_if as comparing
+from fairshare.explain.what_if import HOUR_S, Got, Past, Row, WhatIfError, daily, of_books, of_trace
+from fairshare.simulator import comparison, comparison_figures, job_traces, kai_scenario_file, scheduling_policies
+from fairshare.simulator.comparison import Result, players
+from fairshare.simulator.job_traces import teams_of
+from fairshare.simulator.simulation_model import Record, Workload, columns
+from fairshare.usage.accountant_client import AccountantClient
+from gputally.base.clock import SystemClock
+from gputally.base.command_output import Output, show
+from gputally.base.errors import FairshareError
+from gputally.base.terminal import Terminal
+from gputally.base.text_escaping import for_cell
+from gputally.base.yaml_file import read
+from gputally.server.config_models import parse_duration
+
+
+class SimulateError(FairshareError):
+    """The replay was asked for in a way that cannot be."""
+
+
+def simulate(
+    trace: Annotated[Path | None, typer.Option(help="Jobs: CSV, CSV.gz or Parquet (docs/traces.md).")] = None,
+    law: Annotated[str, typer.Option(help="What to run, or several with commas.")] = "deficit",
+    with_all: Annotated[bool, typer.Option("--compare", help="Beside it every feedback law and baseline.")] = False,
+    share: Annotated[Path | None, typer.Option(help="CSV with a team's `share`; equal shares without it.")] = None,
+    team_column: Annotated[str, typer.Option(help="Column that says whose job it is.")] = "team",
+    start: Annotated[str, typer.Option(help="Where in the trace to begin, for example 41d33m.")] = "0s",
+    days: Annotated[int | None, typer.Option(min=8, help="How much of it; to the last submission.")] = None,
+    leave_out_faulty: Annotated[
+        bool, typer.Option("--leave-out-faulty", help="Replay without the rows that cannot be a job.")
+    ] = False,
+    loads: Annotated[str, typer.Option(help="Offered work over what the cluster can do.")] = "1.13",
+    capacity: Annotated[int | None, typer.Option(min=1, help="GPUs, instead of a load.")] = None,
+    windows: Annotated[int, typer.Option(min=1, max=100, help="Stretches to replay; 1 is all of it.")] = 1,
+    window_days: Annotated[int, typer.Option(min=15, help="Length of each, its first week to warm up.")] = 21,
+    plots: Annotated[Path | None, typer.Option(help="Folder for figures.")] = None,
+    kai_config: Annotated[Path | None, typer.Option(help="A scenario of KAI's own time-based simulator.")] = None,
+    output: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
+) -> None:
+    """Replay a job trace under feedback laws and schedulers, and say how fair each was."""
+    if kai_config is not None:
+        _kai(kai_config, law, output)
+        return
+    if trace is None:
+        raise SimulateError("one of --trace and --kai-config is needed")
+    names = list(dict.fromkeys([*law.split(","), *(scheduling_policies.NAMES if with_all else ())]))
+    for name in names:
+        if scheduling_policies.unknown(name):
+            raise SimulateError(f"no policy {name!r}; one of {', '.join(scheduling_policies.NAMES)}")
+    if plots is not None:
+        comparison_figures.available()
+    workload, parts = _workload(trace, share, team_column, leave_out_faulty)
+    begin = _seconds(start)
+    length = days * 86_400 if days else (workload.submit_s[-1] + 1 - begin) // 21_600 * 21_600
+    workload = workload.between(begin, begin + length)
+    if length < 8 * 86_400 or not workload.submit_s:
+        raise SimulateError(f"{trace}: a replay needs jobs and eight days at least: one week to fill the cluster")
+    sizes = comparison.capacities_for(workload, length / 3600, _loads(loads))
+    if capacity is not None:
+        sizes = [(workload.gpu_hours / (capacity * length / 3600), capacity)]
+    if windows > 1 and window_days * 86_400 > length:
+        raise SimulateError(f"--window-days {window_days}: the replay has {length // 86_400} days")
+    stretches = comparison.windows_of(length, windows, window_days)
+    console = Terminal(width=None if sys.stdout.isatty() else 200)
+    results = _run(workload, parts, names, stretches, sizes)
+    for table in comparison_figures.tables(comparison.summarise(results)):
+        console.print(table)
+    if output is not None:
+        _write_simulation(output, comparison_figures.HEADER, comparison_figures.rows(results))
+    if plots is not None:
+        for path in comparison_figures.draw(results, plots):
+            console.print(f"wrote {path}")
+
+
+def _run(
+    workload: Workload,
+    parts: Sequence[float],
+    names: Sequence[str],
+    stretches: Sequence[comparison.Window],
+    sizes: Sequence[tuple[float, int]],
+) -> list[Result]:
+    bar = Progress(
+        TextColumn("{task.description:18}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
+        console=Terminal(stderr=True), transient=True, disable=not sys.stderr.isatty(),
+    )  # fmt: skip
+    with bar, players(comparison.Player(workload, parts)) as replays:
+        task = bar.add_task("replaying", total=1.0)
+        return comparison.compare(
+            names, stretches, sizes, replays, lambda name, part: bar.update(task, completed=part, description=name)
+        )
+
+
+def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tuple[Workload, list[float]]:
+    """The jobs of teams that have a share, and the shares, adding up to 1. lenient: rows that cannot be a
+    job are counted on stderr and left out."""
+    if lenient:
+        jobs, faults = job_traces.load_with_faults(trace, 0, team=team)
+        if faults:
+            Terminal(stderr=True).print(f"left out {len(faults)} rows, the first: {faults[0]}")
+    else:
+        jobs = job_traces.load(trace, 0, team=team)
+    teams = teams_of(jobs)
+    given = job_traces.shares(share, team=team) if share is not None else dict.fromkeys(teams, 1.0)
+    names = [name for name in teams if name in given]
+    if not names:
+        raise SimulateError(f"{share}: no team of {trace} has a share")
+    whole = sum(given[name] for name in names)
+    return columns(jobs, names), [given[name] / whole for name in names]
+
+
+def _kai(path: Path, law: str, output: Path | None) -> None:
+    """Play a scenario of KAI's own simulator, print who held how much, and write its CSV."""
+    if law not in kai_scenario_file.LAWS:
+        raise SimulateError(f"no law {law!r} for a scenario; one of {', '.join(kai_scenario_file.LAWS)}")
+    try:
+        scenario = kai_scenario_file.parse(read(path).data)
+    except DivisionError as error:
+        raise DivisionError(f"{path}: {error}") from error
+    record = kai_scenario_file.run(scenario, law)
+    due, held = kai_scenario_file.entitled(scenario), kai_scenario_file.second_half(record)
+    say = Terminal().print
+    say(f"{law}, {scenario.capacity} GPUs, {scenario.cycles} cycles; second half, GPUs held and due")
+    for queue, mean in zip(scenario.queues, held, strict=True):
+        off = f"{mean / due[queue.name] - 1:+.1%}" if due[queue.name] > 0 else ""
+        say(f"  {queue.name:20} {mean:8.2f} {due[queue.name]:8.2f} {off:>8}")
+    say(f"  evictions            {record.evictions:8}")
+    if output is not None:
+        _write_simulation(
+            output, ("Time", "QueueID", "Allocation", "FairShare"), kai_scenario_file.csv_rows(scenario, record)
+        )
+
+
+def _write_simulation(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    try:
+        with path.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(header)
+            writer.writerows([for_cell(c) if isinstance(c, str) else c for c in row] for row in rows)
+    except OSError as error:
+        raise SimulateError(f"{path}: {error.strerror or error}") from error
+
+
+def _seconds(text: str) -> int:
+    try:
+        value = parse_duration(int(text) if text.isdigit() else text)
+    except ValueError as error:
+        raise SimulateError(f"--start: {error}") from error
+    return int(str(value))
+
+
+def _loads(text: str) -> list[float]:
+    try:
+        loads = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise SimulateError(f"--loads: {text!r} is no list of numbers") from None
+    if not all(0.01 <= load <= 100 for load in loads):
+        raise SimulateError(f"--loads: {text}: each from 0.01 to 100")
+    return loads
+
+
+def what_if(
+    policy: Annotated[Path, typer.Argument(help="The other policy (YAML).")],
+    against: Annotated[
+        Path | None, typer.Option(help="The policy to compare with; the one in force at the accountant without it.")
+    ] = None,
+    since: Annotated[str, typer.Option(help="How far back to look.")] = "30d",
+    trace: Annotated[Path | None, typer.Option(help="Jobs of a file (docs/traces.md) instead of the books.")] = None,
+    capacity: Annotated[int | None, typer.Option(min=1, help="GPUs; with --trace it has to be said.")] = None,
+    accountant: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    ca_file: CaPath = None,
+    cluster_name: LedgerName = "",
+    format: Annotated[Output, typer.Option("--format", help="How to print it.")] = "table",
+    output: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder for the figure.")] = None,
+) -> None:
+    """Replay history under another policy: GPU-hours, waits and preemptions of every queue, against what was."""
+    if plots is not None:
+        comparison_figures.available()
+    other = policies.load(policy)[0]
+    if trace is not None:
+        if against is None or capacity is None:
+            raise WhatIfError("--trace needs --against and --capacity: a trace knows neither policy nor cluster")
+        now = policies.load(against)[0]
+        past = of_trace(trace, other, capacity)
+    else:
+        with AccountantClient(
+            accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name, timeout_s=300.0
+        ) as client:
+            now = policies.load(against)[0] if against is not None else client.policy()
+            past = of_books(client, other, duration(since, "--since"), capacity, SystemClock().wall_ms())
+    leaves = comparing.leaves(other)
+    told = comparing.assumed(past, now, other)
+    before, after = _replay(now, past, "as it is"), _replay(other, past, str(policy))
+    rows = comparing.rows(leaves, past, before, after)
+    assumed = [Text(f"  assumed: {line}", overflow="fold") for line in told]
+    drawn = Group(_table(rows, past, str(policy)), *assumed)
+    show(format, lambda: drawn, _plain(rows, past, told), (asdict(row) for row in rows))
+    if output is not None:
+        _write_comparison(output, rows)
+    if plots is not None:
+        path = _draw(plots, leaves, past, before, after, policy.name)
+        console().print(f"wrote {path}", soft_wrap=True)
+
+
+def _replay(policy: Policy, past: Past, name: str) -> Record:
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
+        console=Terminal(stderr=True), transient=True, disable=not sys.stderr.isatty(),
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task(f"replaying {name}", total=1.0)
+        return comparing.replayed(policy, past, lambda part: bar.update(task, completed=part))
+
+
+def _table(rows: Sequence[Row], past: Past, name: str) -> Table:
+    days = (past.end_s - past.from_s) / 86_400
+    table = Table(
+        title=f"{days:g} days, {past.gpus:,} GPUs, {len(past.workload.submit_s):,} jobs; GPU-hours, waits in hours",
+        title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
+        caption=f"now: the policy in force, replayed. then: {name}, replayed.", caption_justify="left",
+    )  # fmt: skip
+    table.add_column("queue")
+    booked = past.had is not None
+    headings = [*(["had"] if booked else []), "now", "then", "change", "of cluster"]
+    for heading in (*headings, "wait now", "then", "preempted now", "then"):
+        table.add_column(heading, justify="right")
+    possible = past.gpus * (past.end_s - past.from_s) / HOUR_S
+    for row in rows:
+        change = row.then.gpu_hours - row.now.gpu_hours
+        table.add_row(
+            row.queue, *([f"{row.had:,.0f}"] if row.had is not None else []), f"{row.now.gpu_hours:,.0f}",
+            f"{row.then.gpu_hours:,.0f}", f"{change:+,.0f}", f"{row.then.gpu_hours / possible:.1%}",
+            f"{row.now.mean_wait_h:.1f}", f"{row.then.mean_wait_h:.1f}", f"{row.now.preempted:,}",
+            f"{row.then.preempted:,}",
+        )  # fmt: skip
+    now, then = (fsum(getattr(row, key).gpu_hours for row in rows) for key in ("now", "then"))
+    table.add_section()
+    table.add_row(
+        "total", *([f"{fsum(row.had or 0.0 for row in rows):,.0f}"] if booked else []), f"{now:,.0f}", f"{then:,.0f}",
+        f"{then - now:+,.0f}", f"{then / possible:.1%}", "", "", f"{sum(row.now.preempted for row in rows):,}",
+        f"{sum(row.then.preempted for row in rows):,}",
+    )  # fmt: skip
+    return table
+
+
+def _plain(rows: Sequence[Row], past: Past, told: Sequence[str]) -> dict[str, object]:
+    return {
+        "gpus": past.gpus,
+        "days": (past.end_s - past.from_s) / 86_400,
+        "jobs": len(past.workload.submit_s),
+        "assumed": list(told),
+        "queues": [asdict(row) for row in rows],
+    }
+
+
+def _write_comparison(path: Path, rows: Sequence[Row]) -> None:
+    header = ("queue", "had_gpu_h", *(f"{when}_{what}" for when in ("now", "then") for what in Got.__slots__[1:]))
+    try:
+        with path.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(header)
+            for row in rows:
+                figures_ = [list(asdict(each).values())[1:] for each in (row.now, row.then)]
+                writer.writerow((for_cell(row.queue), "" if row.had is None else row.had, *figures_[0], *figures_[1]))
+    except OSError as error:
+        raise WhatIfError(f"{path}: {error.strerror or error}") from error
+
+
+def _draw(folder: Path, leaves: Sequence[str], past: Past, before: Record, after: Record, name: str) -> Path:
+    """One panel per queue, the largest first: GPUs held day by day as it was, now and then."""
+    place = {queue: q for q, queue in enumerate(before.workload.queues)}
+    then, now = daily(after, past.from_s), daily(before, past.from_s)
+    panels = []
+    for q in sorted(range(len(leaves)), key=lambda q: -fsum(values[q] for _, values in then)):
+        lines = {f"under {name}": [(at, values[q]) for at, values in then]}
+        if leaves[q] in place:
+            lines["the policy in force, replayed"] = [(at, values[place[leaves[q]]]) for at, values in now]
+        if past.days is not None:
+            lines["as it was"] = [(at, values[q]) for at, values in past.days]
+        panels.append((leaves[q], lines))
+    return comparison_figures.draw_days(folder, panels)

@@ -1,0 +1,214 @@
+"""Builds one running controller from its settings: cycles, election, probes, metrics, extender, pages.
+
+Cycles run in the calling thread. Beside them: the pods as they change, the election where there are
+replicas, /metrics and the probes, the extender. SIGTERM sets `stop`: the cycle under way ends, the Lease is
+given back, the servers close.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from accountant.wire.policy_models import Policy
+from fairshare.controller import notifier
+from fairshare.controller import policy_file as policies
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.controller_metrics import Metrics
+from fairshare.controller.cycle_report import CycleReport
+from fairshare.controller.kube_scheduler_extender import Extender, View
+from fairshare.core.bound_pods import BoundPods
+from fairshare.core.model import Pod
+from fairshare.core.settings import Settings, address
+from fairshare.http_server import Health, serve, serve_extender, tls_context
+from fairshare.preemption.latency_objectives import Alarms, Prometheus
+from fairshare.preemption.preemption_cycle import nobody
+from fairshare.targets import KINDS
+from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER
+from fairshare.targets.runai import opened
+from fairshare.targets.status_conditions import StatusObject
+from fairshare.usage.accountant_client import AccountantClient
+from fairshare.web.app import pages
+from fairshare.web.queue_history import Scene
+from gputally.base.background_tasks import PATIENCE_S, BackgroundTasks, described
+from gputally.base.clock import Clock, SystemClock
+from gputally.base.errors import FairshareError
+from gputally.base.yaml_file import FileFault
+from gputally.kubernetes.list_watch import WATCH_S, Mirror
+from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
+from gputally.kubernetes.objects import POD, Cluster
+
+END_S = 5.0
+"""What threads get to end in before the process goes without them."""
+CYCLE_PATIENCE_S = 50.0
+PAUSE_S = 1.0
+"""Until a thread begins again what ended by itself, or failed."""
+
+
+class Elected(Protocol):
+    """Who may act."""
+
+    @property
+    def fault(self) -> str: ...
+
+    def leading(self) -> bool: ...
+
+    def run(self, stop: threading.Event, progress: Callable[[], None] = ...) -> None: ...
+
+
+def run(settings: Settings, stop: threading.Event) -> None:
+    """Publish weights until `stop`."""
+    events = structlog.get_logger("fairshare")
+    clock = SystemClock()
+    tasks = BackgroundTasks(clock, (FairshareError, FileFault))
+    cycles = tasks.add("cycle", CYCLE_PATIENCE_S)
+    metrics = Metrics(clock, settings.interval, tasks)
+    file = policies.PolicyFile(settings.policy)
+    health = Health(clock, settings.interval, tasks)
+    told = notifier.Reports(events)
+    cluster = open_cluster(settings.cluster, settings.kubeconfig)
+    mirror = Mirror[Pod](cluster, POD, BoundPods(clock), clock)
+    view = View(mirror.values, clock)
+    scene = Scene()
+    election = _election(settings, clock)
+
+    def wanted(policy: Policy) -> Policy:
+        return policies.only_try(policy) if settings.dry_run else policy
+
+    def reload() -> Policy | None:
+        try:
+            policy = file.changed()
+        except FileFault as fault:
+            for line in fault.faults:
+                events.error("policy_refused", fault=line)
+            raise
+        return wanted(policy) if policy is not None else None
+
+    def observe(report: CycleReport) -> None:
+        metrics.observe(report)
+        view.observe(report, controller.policy)
+        scene.observe(report, controller.policy)
+        health.beat()
+        told.tell(report)
+        if election is not None and election.fault:
+            events.warning("election", fault=election.fault)
+
+    with ExitStack() as open_:
+        client = open_.enter_context(
+            AccountantClient(
+                settings.accountant,
+                token_file=settings.token_file,
+                ca_file=settings.ca_file,
+                cluster=settings.cluster_name,
+            )
+        )
+        url = open_.enter_context(
+            serve(settings.host, settings.port, live=health.live, ready=health.ready, metrics=metrics.render)
+        )
+        if settings.watch_pods:
+            mirror.prime()
+            open_.enter_context(beside("fairshare-pods", mirror.run, stop, tasks, WATCH_S + PATIENCE_S))
+        if election is not None:
+            open_.enter_context(beside("fairshare-lease", election.run, stop, tasks, PATIENCE_S))
+        extender = Extender(view.room, clock) if settings.extender_listen else None
+        if extender is not None:
+            open_.enter_context(_extender(settings, extender, metrics))
+        if settings.pages_listen:
+            open_.enter_context(pages(settings, scene, client, clock, cluster))
+        alarms: Alarms | None = None
+        if settings.prometheus:
+            asked = Prometheus(settings.prometheus, token_file=settings.prometheus_token_file)
+            alarms = Alarms(open_.enter_context(asked).latency)
+        leading = election.leading if election is not None else lambda: True
+        metrics.watch(alarms, leading)
+        where = StatusObject(settings.status_namespace or StatusObject().namespace, settings.status_name)
+        elsewhere = open_.enter_context(
+            opened(file.policy, cluster, settings.runai_credentials, settings.runai_ca_file, where, clock)
+        )
+        controller = Controller(
+            wanted(file.policy),
+            client,
+            cluster,
+            clock,
+            clusters=elsewhere,
+            status_object=where if settings.status_namespace else None,
+            interval_s=settings.interval,
+            reload=reload,
+            observe=observe,
+            pods=mirror.values,
+            unseen=mirror.behind if settings.watch_pods else lambda: None,
+            leading=leading,
+            acts={KUBE_SCHEDULER: extender.acts} if extender is not None else {},
+            calls=alarms or nobody,
+        )
+        events.info("serving", url=url, accountant=settings.accountant, policy=str(settings.policy))
+        controller.run(stop, lambda: cycles.guarded(_teller("cycle")))
+    events.info("stopping")
+
+
+def open_cluster(name: str, kubeconfig: Path | None) -> Cluster:
+    """The API server, or objects of a file. Raises Unavailable or FileFault."""
+    if name != "kubernetes":
+        return MemoryCluster(KINDS, load_objects(Path(name), KINDS))
+    from gputally.kubernetes.api_client import (
+        KubernetesCluster,
+    )  # half a second, and 60 MiB, that `divide` need not pay
+
+    return KubernetesCluster.connect(KINDS, kubeconfig)
+
+
+def _election(settings: Settings, clock: Clock) -> Elected | None:
+    """None where nobody else can act: without a cluster, or switched off."""
+    if settings.cluster != "kubernetes" or not settings.lease or not settings.status_namespace:
+        return None
+    from gputally.kubernetes.leader_election import Election  # the asynchronous client: another half second
+
+    identity = settings.identity or f"{socket.gethostname()}-{os.getpid()}"
+    return Election(settings.lease, settings.status_namespace, identity, clock, kubeconfig=settings.kubeconfig)
+
+
+def _extender(settings: Settings, extender: Extender, metrics: Metrics) -> AbstractContextManager[str]:
+    host, port = address(settings.extender_listen)
+    tls = None
+    if settings.extender_certificate is not None and settings.extender_key is not None:
+        tls = tls_context(settings.extender_certificate, settings.extender_key, settings.extender_client_authority)
+    return serve_extender(host, port, extender, told=metrics.answered, tls=tls)
+
+
+Work = Callable[[threading.Event, Callable[[], None]], None]
+"""Goes on until the event is set; calls the function whenever it made progress."""
+
+
+@contextmanager
+def beside(name: str, work: Work, stop: threading.Event, tasks: BackgroundTasks, patience_s: float) -> Iterator[None]:
+    """`work` in a thread, until the context ends, and begun again where it fails. It must look at `stop`; a request
+    that hangs is left behind. patience_s: how long it may make no progress."""
+    task = tasks.add(name, patience_s)
+
+    def run() -> None:
+        while not stop.is_set():
+            with task.guarded(_teller(name)):
+                work(stop, task.begin)
+            stop.wait(PAUSE_S)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    task.watch(thread)
+    thread.start()
+    try:
+        yield
+    finally:
+        task.end()
+        stop.set()
+        thread.join(END_S)
+
+
+def _teller(what: str) -> Callable[[Exception], None]:
+    events = structlog.get_logger("fairshare")
+    return lambda error: events.error("task_failed", what=what, reason=described(error), exc_info=error)

@@ -1,0 +1,384 @@
+"""Runs one cycle after the other: usage, hold check, observation, weights, plan, write, record.
+
+fetch usage -> gates -> read the target -> weights -> plan -> carry out (or only try, in dry-run) ->
+record decisions. A cycle needs nothing but the policy, the accountant and the cluster: what it must
+remember stands in annotations. Its own memory (the last report, decisions not yet delivered) only
+keeps it from saying the same thing twice, and a law's only carries momentum.
+
+A target that cannot be written is degraded and said to be; nothing here stops for it. Unusable usage
+changes no weight (`fairshare.usage.stale_usage_hold`). What this must not do: force a field, or write in dry-run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from math import fsum
+
+from accountant.wire.policy_models import Decision, Policy, UsageWindow
+from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
+from fairshare.controller.notifier import Telling
+from fairshare.controller.weight_writer import MOST_WRITES, MOST_WRITES_AT, available, carry_out, judged, reasons
+from fairshare.core.errors import AccountantUnavailable
+from fairshare.core.model import Condition, Observation, Pod, Value, Weight
+from fairshare.core.queue_objects import referred, say
+from fairshare.laws.feedback_laws import Memory
+from fairshare.laws.shards import pools, weigh_pools
+from fairshare.laws.weight_calculation import Weighing
+from fairshare.laws.weight_change import Change, Decided, Situation, changes
+from fairshare.preemption import target_preemption
+from fairshare.preemption.preemption_claims import free_by_node
+from fairshare.preemption.preemption_cycle import Calls, Preemptions, Tally, nobody
+from fairshare.preemption.target_preemption import mode_of
+from fairshare.preemption.unfinished_preemptions import NOT_RESUMED, Ended, Resuming
+from fairshare.targets import ADAPTERS, status_conditions
+from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.weight_plan import Adapter, Apply, list_if_served, look_at, plan, release
+from fairshare.usage.accountant_client import AccountantPort, Usage
+from fairshare.usage.cluster_capacity import LostGpus, Serving, Unheard, one_unit
+from fairshare.usage.stale_usage_hold import Hold, explained, fresh, within
+from gputally.base.clock import Clock
+from gputally.base.errors import ClusterError, NotFound, Unavailable
+from gputally.base.yaml_file import FileFault
+from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Event, Object, Objects, gpus_of_nodes, node_up
+
+
+class Controller:
+    """Give every queue the weight its history asks for."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        accountant: AccountantPort,
+        cluster: Cluster,
+        clock: Clock,
+        *,
+        adapters: Sequence[Adapter] = ADAPTERS,
+        clusters: Mapping[str, Objects] | None = None,
+        pods: Callable[[], Sequence[Pod]] = tuple,
+        unseen: Callable[[], str | None] = lambda: None,
+        status_object: StatusObject | None = None,
+        interval_s: float = 60.0,
+        reload: Callable[[], Policy | None] | None = None,
+        observe: Callable[[CycleReport], None] | None = None,
+        silent: bool = False,
+        leading: Callable[[], bool] = lambda: True,
+        memory: Mapping[str, Memory] | None = None,
+        calls: Calls = nobody,
+        acts: Mapping[str, Callable[[], Condition]] | None = None,
+    ) -> None:
+        """clusters: by adapter, for a target that is not written through `cluster`. pods: those that ask for
+        GPUs, as last seen. unseen: why they may not be relied upon now; None: they may. status_object: where
+        conditions are kept; None: only in reports and events.
+        reload: asked before every cycle of `run` for a new policy; may raise FileFault. observe: is told of every
+        report, in the controller's thread.
+        silent: tell nobody, neither the accountant nor the cluster, about policy, conditions and decisions.
+        leading: whether this instance acts; a standby looks and decides, but writes and tells nothing.
+        memory: what the laws remember at the start, by target, where no status object says it.
+        calls: for whom a latency asks for room. acts: by target, what is known in this process of whether its shares
+        act, which goes before what its objects say."""
+        self._policy = policy
+        self._accountant = accountant
+        self._cluster = cluster
+        self._clock = clock
+        self._adapters = tuple(adapters)
+        self._clusters = dict(clusters or {})
+        self._pods = pods
+        self._unseen = unseen
+        self._status_object = status_object
+        self._interval_s = interval_s
+        self._reload = reload
+        self._observe = observe
+        self._silent = silent
+        self._leading = leading
+        self._led = False
+        self._refused: Condition | None = None
+        self._last: CycleReport | None = None
+        self._memory: dict[str, Memory] = dict(memory or {})
+        self._usage = Usage(accountant, clock)
+        self._telling = Telling(cluster, accountant, status_object)
+        self._tally = Tally()
+        self._preemptions = Preemptions(accountant.pod_usage, calls, status_object)
+        self._resuming = Resuming()
+        self._acts = dict(acts or {})
+        self._lost = LostGpus(accountant.lost_gpus)
+        self._unheard = Unheard(accountant.metered_nodes)
+        self._decided: dict[str, dict[str, Decided]] = {}
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self._policy
+
+    @property
+    def last(self) -> CycleReport | None:
+        """The latest report."""
+        return self._last
+
+    def run(self, stop: threading.Event, guard: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """Cycle every `interval_s` until `stop` is set; a cycle under way is finished.
+
+        guard: encloses each cycle, and may keep what it raises from ending the controller."""
+        while not stop.is_set():
+            with guard():
+                self._take_policy()
+                self.cycle()
+            if self._clock.wait(self._interval_s, stop):
+                break
+
+    def _take_policy(self) -> None:
+        """A new policy, if there is one. A faulty one leaves the old one in force; it is said until it is mended."""
+        if self._reload is None:
+            return
+        try:
+            new = self._reload()
+        except FileFault as fault:
+            text = f"the policy in force stays, version {self._policy.version()}: {say(fault.faults, most=3)}"
+            self._refused = Condition("PolicyRead", "False", "PolicyRefused", text)
+        else:
+            if new is not None:
+                self._policy, self._refused = new, None
+
+    def cycle(self) -> CycleReport:
+        """One pass. Never raises for what the accountant or the cluster answers."""
+        now_ms, started = self._clock.wall_ms(), self._clock.monotonic_ms()
+        version = self._policy.version()
+        leads = self._leading()
+        self._led = leads and (self._led or self._take_over())
+        quiet = self._silent or not self._led
+        measured = self._usage.ask(self._policy, version, quiet=quiet)
+        window, hold = measured.window, measured.hold
+        if leads and not self._led:
+            hold = Hold("StateUnread", "what earlier cycles have noted in the status ConfigMap cannot be read")
+        nodes, unread = self._nodes()
+        up = tuple(node for node in nodes if node_up(node))
+        hold = explained(hold, nodes) or unread or self._unheard_of(up, window, now_ms)
+        usable = window if hold is None else None
+        serving = self._lost.serving(up, usable, now_ms)
+        targets: list[TargetReport] = []
+        decisions: list[Decision] = []
+        events: list[Event] = []
+        if hold is not None and (
+            self._last is None or self._last.hold is None or self._last.hold.reason != hold.reason
+        ):
+            decisions.append(hold_decision(hold, version, now_ms))
+        for adapter in self._adapters:
+            if not referred(self._policy, *adapter.prefixes):
+                continue
+            ended = self._end_what_was_begun(adapter.name, now_ms) if not quiet else Ended()
+            target, told = self._target(adapter, usable, serving, now_ms, measured.spent, version)
+            target = _with_faults(target, ended)
+            events += (*told, *ended.events)
+            if usable is not None:
+                decisions += weight_decisions(target, self._telling.news(target), usable, version, now_ms)
+                target, preempted = self._preempt(target, serving.nodes, now_ms, usable.watermark_ms)
+                decisions += preempted
+                events += target.preemption.events if target.preemption is not None else ()
+            targets.append(target)
+        refused = () if self._refused is None else (self._refused,)
+        report = CycleReport(
+            at_ms=now_ms,
+            duration_ms=0,
+            policy_version=version,
+            window=window,
+            hold=hold,
+            conditions=(fresh(hold), *refused, *self._telling.conditions()),
+            targets=tuple(targets),
+            decisions=tuple(decisions),
+            gpus_by_node={node["metadata"]["name"]: gpus_of_nodes([node]) for node in serving.nodes},
+            leading=leads,
+            free_by_node=free_by_node(serving.nodes, self._pods()),
+        )
+        report = replace(report, events=(*events, *self._telling.turned(self._last, report)))
+        if not quiet:
+            memory = {target.target: self._memory.get(target.target, {}) for target in targets}
+            # Who has lost the lease meanwhile would overwrite what the new leader keeps in mind.
+            state = status_conditions.remember(memory, version) | self._preemptions.state() if self._leading() else None
+            self._telling.say(report, state)
+            self._telling.deliver(decisions, away=window is None)
+        report = replace(report, duration_ms=self._clock.monotonic_ms() - started)
+        self._last = report
+        if self._observe is not None:
+            self._observe(report)
+        return report
+
+    def _take_over(self) -> bool:
+        """Go on where the last leader (or the last run) stopped: its laws' momentum, what it has said, and who gave
+        way for it. False where that may stand there and cannot be read now: nothing may be decided without it."""
+        if self._status_object is None:
+            return True
+        try:
+            standing = self._cluster.get(CONFIG_MAP, self._status_object.name, self._status_object.namespace)
+        except Unavailable:
+            return False
+        except ClusterError:
+            return True  # not there yet, or not for us to read, now or ever
+        self._memory |= status_conditions.memories(standing)
+        self._telling.resume(standing)
+        self._preemptions.restore(standing)
+        return True
+
+    def _nodes(self) -> tuple[Sequence[Object], Hold | None]:
+        """Every node, and why neither shares nor room may be reckoned by what is known of the
+        cluster: without its nodes capacity would be a guess, without its pods every GPU would be free."""
+        unseen = self._unseen()
+        hold = Hold("PodsUnseen", unseen) if unseen is not None else None
+        try:
+            return list_if_served(self._cluster, NODE), hold
+        except ClusterError as error:
+            return (), Hold("NodesUnread", str(error))
+
+    def _unheard_of(self, nodes: Sequence[Object], window: UsageWindow | None, now_ms: int) -> Hold | None:
+        """Why the window does not speak for the whole cluster; None: it does."""
+        if window is None:
+            return None
+        try:
+            fault = self._unheard.fault(nodes, window, now_ms, self._policy.min_coverage)
+        except AccountantUnavailable as error:
+            return Hold("AccountantUnavailable", str(error))
+        return Hold("NodesUnmetered", fault) if fault is not None else None
+
+    def _target(
+        self,
+        adapter: Adapter,
+        window: UsageWindow | None,
+        serving: Serving,
+        now_ms: int,
+        spent: frozenset[str],
+        version: str,
+    ) -> tuple[TargetReport, list[Event]]:
+        """Read one target and, with a usable window, decide and write."""
+        mode = adapter.mode(self._policy)
+        report = TargetReport(adapter.name, mode)
+        if mode == "off":
+            off = Condition("Available", "Unknown", "Off", "switched off in the policy")
+            return replace(report, conditions=(off,)), []
+        cluster: Objects = self._clusters.get(adapter.name, self._cluster)
+        try:
+            observation = self._known(adapter.name, look_at(adapter, self._policy, cluster, self._pods()))
+        except ClusterError as error:
+            return _degraded(report, "CRDAbsent" if isinstance(error, NotFound) else error.reason, str(error)), []
+        standings = self._tally.count(self._policy, adapter.name, observation.evictions, observation.standings)
+        observation = replace(observation, standings=standings)
+        report = replace(report, standings=observation.standings, gangs=observation.gangs, quotas=observation.quotas)
+        weighing = Weighing((), ())
+        values: Mapping[str, Value] = {}
+        gpus = 0.0
+        if window is not None:
+            there = serving.capacity(window)
+            gpus = within(there, observation.capacity)
+            if gpus <= 0:
+                text = "no node shows GPUs, and the measure does not tell their number"
+                if there > 0:
+                    text = "the quotas of its queues hold no GPU: there is nothing to divide"
+                return _degraded(report, "NoCapacity", text), []
+            memory = self._memory.get(adapter.name, {})
+            devices = serving.devices
+            if devices is not None and gpus < there:
+                devices *= gpus / there
+            report = replace(report, memory=memory, exhausted=spent, lost=serving.lost, devices=devices)
+            parts = pools(observation.shards, serving.nodes, gpus)
+            if parts:
+                divided = fsum(pool.gpus for pool in parts)
+                if divided <= 0:
+                    text = "no node of its shards has a GPU that pods of other schedulers leave: nothing to divide"
+                    return _degraded(report, "NoCapacity", text), []
+                devices = None if devices is None else devices * divided / gpus
+                gpus = divided
+            report = replace(report, pools=parts, devices=devices)
+            situation = Situation(
+                self._policy, window, observation.standings, gpus, now_ms, memory, spent, devices, tuple(parts)
+            )
+            weighing = weigh_pools(
+                self._policy, window, observation.standings, parts, gpus, now_ms, memory, spent, devices
+            )
+            self._memory[adapter.name] = weighing.memory
+            values = adapter.express(self._policy, weighing.weights, observation, gpus)
+        if adapter.publishes(self._policy):
+            actions = plan(adapter, weighing.weights, values, observation, version, now_ms)
+        else:
+            # Weights of an earlier mode would count history a second time.
+            weighing = replace(weighing, weights=())
+            actions = (*release(adapter, observation), *plan(adapter, (), {}, observation, "", now_ms))
+        applies = [action for action in actions if isinstance(action, Apply)]
+        outcomes: tuple[Outcome, ...] = ()
+        if window is not None and applies:
+            report = replace(report, changes=self._changes(adapter.name, situation, weighing.weights, applies))
+        if self._leading():
+            most = MOST_WRITES_AT.get(adapter.name, MOST_WRITES)
+            outcomes = carry_out(cluster, applies, dry_run=mode == "dry-run", leading=self._leading, most=most)
+        conditions = judged([action for action in actions if isinstance(action, Condition)], outcomes)
+        report = replace(
+            report,
+            weights=weighing.weights,
+            entitlements=weighing.entitlements,
+            gpus=gpus,
+            outcomes=outcomes,
+            conditions=(*conditions, *one_unit(serving.nodes), available(outcomes)),
+            degraded=reasons(observation, outcomes),
+        )
+        applied = {outcome.apply.name for outcome in outcomes if outcome.result == "applied"}
+        events = [action for action in actions if isinstance(action, Event) and action.name in applied]
+        events += self._telling.changes(report, observation, now_ms)
+        return report, [*events, *self._telling.failures(adapter.name, observation, outcomes, now_ms)]
+
+    def _known(self, target: str, observation: Observation) -> Observation:
+        """The observation with this process's own word on whether the target's shares act."""
+        acts = self._acts.get(target)
+        if acts is None:
+            return observation
+        others = [condition for condition in observation.conditions if condition.type != "Effective"]
+        return replace(observation, conditions=(acts(), *others))
+
+    def _changes(
+        self, target: str, now: Situation, weights: Sequence[Weight], applies: Sequence[Apply]
+    ) -> Mapping[str, Change]:
+        """What moved the weights that are to be written, each since this controller decided another one."""
+        queues = {apply.queue for apply in applies}
+        decided = self._decided.setdefault(target, {})
+        written = [weight for weight in weights if weight.queue in queues]
+        found = changes(decided, now, written)
+        for weight in written:
+            if weight.queue not in decided or decided[weight.queue].value != weight.value:
+                decided[weight.queue] = Decided(now, weight.value)
+        return found
+
+    def _end_what_was_begun(self, target: str, now_ms: int) -> Ended:
+        enforces = mode_of(self._policy, target) == "enforce"
+        return self._resuming.go_on(self._cluster, target, now_ms, enforces=enforces, leading=self._leading)
+
+    def _preempt(
+        self, report: TargetReport, nodes: Sequence[Object], now_ms: int, metered_ms: int | None
+    ) -> tuple[TargetReport, tuple[Decision, ...]]:
+        """After the weights, which get their schedulers to do it themselves, and only on usage that is good."""
+        if not report.entitlements:
+            return report, ()
+        try:
+            done, decisions = self._preemptions.cycle(
+                self._policy, self._cluster, report.target, report.gangs, report.entitlements, nodes, self._pods(),
+                now_ms, metered_ms, self._leading, report.quotas,
+            )  # fmt: skip
+        except ClusterError as error:
+            conditions = (*report.conditions, target_preemption.failed(error))
+            return replace(
+                report, conditions=conditions, degraded={**report.degraded, "PreemptionFailed": str(error)}
+            ), ()
+        if done is not None:
+            self._tally.note(done)
+            report = replace(report, conditions=(*report.conditions, target_preemption.condition(done)))
+        return replace(report, preemption=done), decisions
+
+
+def _with_faults(report: TargetReport, ended: Ended) -> TargetReport:
+    condition = ended.condition()
+    if condition is None:
+        return report
+    degraded = {**report.degraded, NOT_RESUMED: condition.message}
+    return replace(report, conditions=(*report.conditions, condition), degraded=degraded)
+
+
+def _degraded(report: TargetReport, reason: str, message: str) -> TargetReport:
+    """A target that nothing could be decided for."""
+    return replace(report, conditions=(Condition("Available", "False", reason, message),), degraded={reason: message})

@@ -1,0 +1,213 @@
+"""Describes what one cycle found, decided and did, and turns it into decision records.
+
+`decisions` turns a report into the records from which every weight can be computed again: one record
+of the cycle's inputs (subject `*`), and one per weight that refers to it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from accountant.wire.policy_models import Decision, Policy, UsageWindow
+from fairshare.core.model import Condition, Entitlement, Gang, Quota, Standing, Weight
+from fairshare.laws.feedback_laws import Memory
+from fairshare.laws.shards import Pool, weigh_pools
+from fairshare.laws.weight_calculation import Weighing
+from fairshare.laws.weight_change import Change, told
+from fairshare.preemption.target_preemption import RELEASE, PreemptionReport
+from fairshare.targets.weight_plan import Apply, Mode
+from fairshare.usage.stale_usage_hold import Hold
+from gputally.kubernetes.objects import Event
+
+Result = Literal["applied", "would-apply", "contested", "refused", "gone", "unavailable", "deferred"]
+EVERYTHING = "*"
+"""Subject of the record that holds a cycle's inputs, and of a hold."""
+INPUTS = frozenset({"window", "standings", "gpus", "memory", "exhausted", "release"})
+"""What a cycle's record holds; all but the last is what `weigh` is given besides the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one planned write. detail: the cluster's own words where it failed."""
+
+    apply: Apply
+    result: Result
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReport:
+    """One target in one cycle. degraded: reason -> message, empty where all is well. memory: the law's, as
+    it was before the cycle. gangs: unfinished workloads, waiting or running. exhausted: queues whose
+    budget is used up and that get no over-quota weight for it. lost: GPUs by node that the ledger knows to be
+    lost and that are not among `gpus`. devices: physical GPUs behind `gpus`; None: as many.
+    preemption: None while it is off. quotas: by which the target admits work. pools: what
+    is divided by itself each; empty: `gpus` are divided as one. changes: by queue, what moved its weight since the
+    decision before, as far as this controller made that one."""
+
+    target: str
+    mode: Mode
+    standings: Mapping[str, Standing] = field(default_factory=dict)
+    weights: tuple[Weight, ...] = ()
+    entitlements: tuple[Entitlement, ...] = ()
+    gpus: float = 0.0
+    outcomes: tuple[Outcome, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    degraded: Mapping[str, str] = field(default_factory=dict)
+    memory: Memory = field(default_factory=dict)
+    gangs: tuple[Gang, ...] = ()
+    exhausted: frozenset[str] = frozenset()
+    preemption: PreemptionReport | None = None
+    lost: Mapping[str, float] = field(default_factory=dict)
+    devices: float | None = None
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    pools: tuple[Pool, ...] = ()
+    changes: Mapping[str, Change] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CycleReport:
+    """hold: why nothing was decided; the targets are then only read. decisions: newly made ones.
+    gpus_by_node: of nodes that may be given work; free_by_node: what of it no pod holds.
+    leading: False on a standby, which only looks."""
+
+    at_ms: int
+    duration_ms: int
+    policy_version: str
+    window: UsageWindow | None
+    hold: Hold | None
+    conditions: tuple[Condition, ...]
+    targets: tuple[TargetReport, ...] = ()
+    events: tuple[Event, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    gpus_by_node: Mapping[str, float] = field(default_factory=dict)
+    leading: bool = True
+    free_by_node: Mapping[str, float] = field(default_factory=dict)
+
+    def scoped_conditions(self) -> tuple[tuple[str, Condition], ...]:
+        """(target or "", condition), the controller's own first."""
+        return tuple(
+            [("", condition) for condition in self.conditions]
+            + [(target.target, condition) for target in self.targets for condition in target.conditions]
+        )
+
+
+def hold_decision(hold: Hold, policy_version: str, at_ms: int) -> Decision:
+    """The record of a hold."""
+    return Decision(
+        id=f"{policy_version}/{at_ms}/hold",
+        at_ms=at_ms,
+        kind="hold",
+        target=EVERYTHING,
+        subject=EVERYTHING,
+        mode="off",
+        reason=f"{hold.reason}: {hold.message}",
+        policy_version=policy_version,
+    )
+
+
+def weight_decisions(
+    target: TargetReport, news: tuple[Outcome, ...], window: UsageWindow, policy_version: str, at_ms: int
+) -> tuple[Decision, ...]:
+    """The inputs of the cycle, then each of `news`. Empty without news."""
+    if not news:
+        return ()
+    cycle = f"{policy_version}/{at_ms}/{target.target}"
+    inputs: dict[str, Any] = {
+        "window": window.model_dump(mode="json"),
+        "standings": {queue: asdict(standing) for queue, standing in sorted(target.standings.items())},
+        "gpus": target.gpus,
+        **({"pools": [plain(asdict(pool)) for pool in target.pools]} if target.pools else {}),
+        **({"devices": target.devices} if target.devices not in (None, target.gpus) else {}),
+        "lost": dict(sorted(target.lost.items())),
+        "memory": {queue: dict(numbers) for queue, numbers in sorted(target.memory.items())},
+        "exhausted": sorted(target.exhausted),
+        "release": RELEASE,
+        "due": {entitlement.queue: entitlement.gpus for entitlement in target.entitlements},
+    }
+    common: dict[str, Any] = {
+        "at_ms": at_ms,
+        "kind": "weight",
+        "target": target.target,
+        "mode": target.mode,
+        "policy_version": policy_version,
+    }
+    weights = {weight.queue: weight for weight in target.weights}
+    return (
+        Decision(id=cycle, subject=EVERYTHING, reason="the inputs of this cycle", inputs=inputs, **common),
+        *(
+            Decision(
+                id=f"{cycle}/{outcome.apply.queue}",
+                subject=outcome.apply.queue,
+                value=weights[outcome.apply.queue].value if outcome.apply.queue in weights else None,
+                previous=weights[outcome.apply.queue].previous if outcome.apply.queue in weights else None,
+                reason=with_change(
+                    outcome.apply.why, target.changes.get(outcome.apply.queue), weights.get(outcome.apply.queue)
+                ),
+                inputs={
+                    "cycle": cycle,
+                    "object": outcome.apply.name,
+                    "published": outcome.apply.value,
+                    "result": outcome.result,
+                    "detail": outcome.detail,
+                    **(
+                        {"explanation": plain(asdict(weights[outcome.apply.queue].explanation))}
+                        if outcome.apply.queue in weights
+                        else {}
+                    ),
+                    **(
+                        {"change": plain(asdict(target.changes[outcome.apply.queue]))}
+                        if outcome.apply.queue in target.changes
+                        else {}
+                    ),
+                },
+                **common,
+            )
+            for outcome in news
+        ),
+    )
+
+
+def with_change(why: str, change: Change | None, weight: Weight | None) -> str:
+    """Why a weight is what it is, and what moved it since the decision before, where that is known."""
+    if change is None or weight is None:
+        return why
+    return "; ".join(filter(None, (told(change, weight.value), why)))
+
+
+def replay(policy: Policy, cycle: Decision) -> Weighing:
+    """`again`, for a caller whose policy may be another one: raises ValueError for that too."""
+    if cycle.policy_version != policy.version():
+        raise ValueError(f"the decision was made under policy {cycle.policy_version}, this is {policy.version()}")
+    return again(policy, cycle)
+
+
+def again(policy: Policy, cycle: Decision) -> Weighing:
+    """Compute a cycle again from its record: the same numbers, bit for bit. policy: the one it was made under.
+
+    Raises ValueError for a record that holds no inputs."""
+    if not {"window", "standings", "gpus"} <= cycle.inputs.keys():
+        raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")
+    inputs: Any = cycle.inputs
+    standings = {queue: Standing(**standing) for queue, standing in inputs["standings"].items()}
+    window = UsageWindow.model_validate(inputs["window"])
+    exhausted = frozenset(inputs.get("exhausted", ()))
+    parts = [Pool(tuple(each["queues"]), each["gpus"], each["part"]) for each in inputs.get("pools", ())]
+    return weigh_pools(
+        policy,
+        window,
+        standings,
+        parts,
+        inputs["gpus"],
+        cycle.at_ms,
+        inputs.get("memory"),
+        exhausted,
+        inputs.get("devices"),
+    )
+
+
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """As it comes back from JSON."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}

@@ -1,0 +1,406 @@
+"""Answers the kube-scheduler's `prioritize` and `preempt`: scores nodes and vetoes unfair victims.
+
+Answers come from memory within `DEADLINE_MS`; the scheduler is to be told `ignorable: true` and a
+`httpTimeout` of 1 s, so that it goes on without us. Whatever we do not know, we do not decide: without a
+view of the cluster every node scores the same and every preemption stands.
+
+Pods that have just been given a node are not in the view yet. A member of a gang must not be placed as if
+the one before it were nowhere: the node that we liked best is taken as the pod's for `ASSUME_MS`, unless
+the view says better.
+
+JSON keys are Go's field names, capitalised; embedded pods and nodes are plain Kubernetes objects.
+Source: k8s.io/kube-scheduler/extender/v1 and kubernetes pkg/scheduler/extender.go.
+
+Best fit: a node is the better the fewer GPUs it has left afterwards, so that whole nodes stay free for
+gangs that need them; one that cannot take the pod scores nothing. Among equal fits, pods of queues above
+their share gather (a later reclaim then frees whole nodes), and pods within their share keep away from them.
+
+Preemption can be vetoed or narrowed here, never started. A victim is fair game if its queue holds more than
+its share, or is the preemptor's own; pods of no known queue are not ours to protect. Nobody preempts across
+queues for a queue that would itself be above its share. Of the nodes that remain, those with the least loss
+are kept: a victim takes its whole gang with it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import fsum
+from typing import Any
+
+from accountant.wire.policy_models import Policy
+from fairshare.controller.cycle_report import CycleReport, TargetReport
+from fairshare.core.model import Condition, Entitlement, Pod, Standing
+from fairshare.core.pods import LABELLED, queue_namer, read_pod, taken_up
+from fairshare.core.queue_objects import sum_up
+from fairshare.laws.shards import weigh_pools
+from gputally.base.clock import Clock
+from gputally.kubernetes.objects import Object, gpus
+
+MOST_SCORE = 10
+_FIT, _COMPANY = 8, 2
+"""Parts of the score: how well it fits, and beside whom."""
+_SLACK = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A queue's GPUs: what it holds and what it is due."""
+
+    allocated: float
+    entitled: float
+
+    def above(self, more: float = 0.0) -> bool:
+        return self.allocated + more > self.entitled + _SLACK
+
+
+def _nobody(_pod: Pod) -> str | None:
+    return None
+
+
+SharesFor = Callable[[Pod], Mapping[str, Share]]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The cluster as the answers see it. gpus: allocatable by node. pods: by uid. queue_of: policy queue of a
+    pod, None where it has none. shares: by queue. shares_for: the same with what a pod asks for, which the cycle that
+    made the shares may not have known; None: they do not depend on who asks."""
+
+    gpus: Mapping[str, float]
+    pods: Mapping[str, Pod]
+    shares: Mapping[str, Share] = field(default_factory=dict)
+    queue_of: Callable[[Pod], str | None] = _nobody
+    shares_for: SharesFor | None = None
+
+    def asked_by(self, pod: Pod) -> Room:
+        """As it is for this pod's question."""
+        if not self.shares or self.shares_for is None:
+            return self
+        return replace(self, shares=self.shares_for(pod), shares_for=None)
+
+
+def used(room: Room) -> dict[str, list[Pod]]:
+    """Pods by the node that has them."""
+    on: dict[str, list[Pod]] = {}
+    for pod in room.pods.values():
+        if pod.node:
+            on.setdefault(pod.node, []).append(pod)
+    return on
+
+
+def scores(pod: Pod, nodes: Sequence[str], room: Room, spent: Callable[[], bool] = lambda: False) -> dict[str, int]:
+    """0..10 for each of `nodes`. spent: whether the time to answer is over; the rest then gets 0."""
+    on = used(room)
+    queue = room.queue_of(pod)
+    mine = room.shares.get(queue) if queue is not None else None
+    borrows = mine.above(pod.gpus) if mine is not None else None
+    scored = dict.fromkeys(nodes, 0)
+    largest = max((room.gpus.get(node, 0.0) for node in nodes), default=0.0)
+    for node in nodes:
+        if spent():
+            break
+        there = [other for other in on.get(node, ()) if other.uid != pod.uid]
+        held = taken_up(there)
+        left = room.gpus.get(node, 0.0) - held - pod.gpus
+        if pod.gpus <= 0 or left < -_SLACK or largest <= 0:
+            continue
+        fit = _FIT * (1 - max(0.0, left) / largest)
+        scored[node] = round(fit + _COMPANY * _company(borrows, there, room))
+    return scored
+
+
+def _company(borrows: bool | None, there: Sequence[Pod], room: Room) -> float:
+    """Part (0..1) of the GPUs held on a node by pods that stand to their share as this one does."""
+    if borrows is None or not there:
+        return 0.5
+    alike = 0.0
+    for other in there:
+        queue = room.queue_of(other)
+        share = room.shares.get(queue) if queue is not None else None
+        alike += other.gpus if share is not None and share.above() is borrows else 0.0
+    return alike / fsum(other.gpus for other in there)
+
+
+def fair_nodes(pod: Pod, victims: Mapping[str, Sequence[str]], room: Room) -> tuple[str, ...]:
+    """Of the nodes (with the uids of their victims) those where preempting is fair and costs least.
+
+    Without a view of the shares every node stays: who knows nothing vetoes nothing."""
+    if not room.shares:
+        return tuple(sorted(victims))
+    room = room.asked_by(pod)
+    queue = room.queue_of(pod)
+    mine = room.shares.get(queue) if queue is not None else None
+    gangs: dict[str, float] = {}
+    for other in room.pods.values():
+        if other.gang:
+            gangs[other.gang] = gangs.get(other.gang, 0.0) + (other.gpus if other.held else 0.0)
+    costs: dict[str, float] = {}
+    for node, uids in victims.items():
+        known = [room.pods[uid] for uid in uids if uid in room.pods]
+        if all(_fair(pod, queue, mine, victim, room) for victim in known):
+            lost = {victim.gang or victim.uid: gangs.get(victim.gang, victim.gpus) for victim in known}
+            costs[node] = fsum(lost.values())
+    least = min(costs.values(), default=0.0)
+    return tuple(sorted(node for node, cost in costs.items() if cost <= least + _SLACK))
+
+
+def _fair(pod: Pod, queue: str | None, mine: Share | None, victim: Pod, room: Room) -> bool:
+    theirs = room.queue_of(victim)
+    share = room.shares.get(theirs) if theirs is not None else None
+    if share is None or theirs == queue:
+        return True
+    return share.above() and not (mine is not None and mine.above(pod.gpus))
+
+
+DEADLINE_MS = 300
+ASSUME_MS = 10_000
+MOST_BYTES = 32 * 1024 * 1024
+MOST_NODES = 20_000
+NOBODY_ASKS = "NobodyAsks"
+REMEDY = (
+    "in the KubeSchedulerConfiguration: `extenders: [{urlPrefix: https://gputally-extender.NAMESPACE.svc:9403/scheduler,"
+    " enableHTTPS: true, tlsConfig: {caFile: /etc/kubernetes/gputally-extender-ca.crt}, prioritizeVerb: prioritize,"
+    " preemptVerb: preempt, weight: 100, httpTimeout: 1s, nodeCacheCapable: true, ignorable: true, managedResources:"
+    " [{name: nvidia.com/gpu, ignoredByScheduler: false}]}]`; with https a scheduler that has no tlsConfig.caFile asks"
+    " nothing and says nothing"
+)
+"""What a scheduler has to be told for it to ask."""
+
+
+class BadRequest(ValueError):
+    """Not what a kube-scheduler sends: one clear line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """late: the deadline passed, and the rest of the answer is neutral."""
+
+    body: Any
+    late: bool = False
+
+
+class Extender:
+    """Answers the scheduler's questions. May be called from any thread."""
+
+    def __init__(self, room: Callable[[], Room | None], clock: Clock, *, deadline_ms: int = DEADLINE_MS) -> None:
+        """room: the latest view; None while there is none."""
+        self._room = room
+        self._clock = clock
+        self._deadline_ms = deadline_ms
+        self._lock = threading.Lock()
+        self._assumed: dict[str, tuple[Pod, int]] = {}
+        self._asked = False
+
+    def acts(self) -> Condition:
+        """`Effective` of the kube-scheduler: its configuration cannot be read, but whether it asks is heard here."""
+        if self._asked:
+            return Condition("Effective", "True", "Asked", "the scheduler asks the extender")
+        text = "no scheduler has asked the extender of this replica since it started: shares act where it does"
+        return Condition("Effective", "Unknown", NOBODY_ASKS, text, REMEDY)
+
+    def prioritize(self, content: bytes) -> Answer:
+        """ExtenderArgs to HostPriorityList."""
+        until = self._clock.monotonic_ms() + self._deadline_ms
+        args = _parse(content)
+        pod = _pod(args)
+        self._asked = True
+        nodes, capacity = _nodes(args)
+        room = self._room()
+        if pod is None or room is None:
+            return Answer([{"Host": node, "Score": 0} for node in nodes])
+        with self._lock:
+            seen = self._with_assumed(room, capacity)
+            found = scores(pod, nodes, seen, lambda: self._clock.monotonic_ms() > until)
+            best = max(found, key=lambda node: (found[node], node), default=None)
+            if best is not None and found[best] > 0:
+                # One node alone at the top: the scheduler breaks ties by chance, and we could not know how.
+                found = {node: score - (score == found[best] and node != best) for node, score in found.items()}
+                self._assumed[pod.uid] = (replace(pod, node=best, held=True), self._clock.monotonic_ms() + ASSUME_MS)
+        late = self._clock.monotonic_ms() > until
+        return Answer([{"Host": node, "Score": found[node]} for node in nodes], late)
+
+    def preempt(self, content: bytes) -> Answer:
+        """ExtenderPreemptionArgs to ExtenderPreemptionResult: fewer nodes, never other victims."""
+        args = _parse(content)
+        pod = _pod(args)
+        self._asked = True
+        victims = _victims(args)
+        room = self._room()
+        if pod is None or room is None:
+            kept: Sequence[str] = sorted(victims)
+        else:
+            kept = fair_nodes(pod, {node: uids for node, (uids, _) in victims.items()}, room)
+        return Answer(
+            {
+                "NodeNameToMetaVictims": {
+                    node: {"Pods": [{"UID": uid} for uid in victims[node][0]], "NumPDBViolations": victims[node][1]}
+                    for node in kept
+                }
+            }
+        )
+
+    def _with_assumed(self, room: Room, capacity: Mapping[str, float]) -> Room:
+        """The view with what we expect to be true by now; pods that the view has bound are forgotten."""
+        now = self._clock.monotonic_ms()
+        self._assumed = {
+            uid: (pod, until)
+            for uid, (pod, until) in self._assumed.items()
+            if until > now and not (uid in room.pods and room.pods[uid].node)
+        }
+        pods = {**room.pods, **{uid: pod for uid, (pod, _) in self._assumed.items()}}
+        return replace(room, gpus={**room.gpus, **capacity}, pods=pods)
+
+
+def _parse(content: bytes) -> Mapping[str, Any]:
+    try:
+        args = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(args, dict):
+        raise BadRequest("the body is not an object")
+    return args
+
+
+def _pod(args: Mapping[str, Any]) -> Pod | None:
+    """The pod to place; None where it asks for no GPU."""
+    obj = args.get("Pod")
+    if not isinstance(obj, dict) or not isinstance(obj.get("metadata"), dict) or "name" not in obj["metadata"]:
+        raise BadRequest("Pod is missing")
+    return _read(obj)
+
+
+def _read(obj: Object) -> Pod | None:
+    try:
+        pod = read_pod(obj)
+    except (TypeError, AttributeError, KeyError, ValueError, OverflowError) as error:
+        raise BadRequest(f"a pod cannot be read: {error}") from error
+    if pod is not None and not isinstance(pod.uid, str):
+        raise BadRequest("a pod cannot be read: its uid is no text")
+    return pod
+
+
+def _nodes(args: Mapping[str, Any]) -> tuple[list[str], dict[str, float]]:
+    """Names, and the GPUs of those that came whole (nodeCacheCapable: false)."""
+    names, whole = args.get("NodeNames"), args.get("Nodes")
+    capacity: dict[str, float] = {}
+    if isinstance(whole, dict):
+        items = whole.get("items") or []
+        if not isinstance(items, list):
+            raise BadRequest("Nodes.items is no list")
+        try:
+            capacity = {item["metadata"]["name"]: gpus((item.get("status") or {}).get("allocatable")) for item in items}
+        except (TypeError, KeyError, AttributeError) as error:
+            raise BadRequest(f"a node cannot be read: {error}") from error
+        names = list(capacity)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise BadRequest("neither NodeNames nor Nodes is there")
+    if len(names) > MOST_NODES:
+        raise BadRequest(f"more than {MOST_NODES} nodes")
+    return names, capacity
+
+
+def _victims(args: Mapping[str, Any]) -> dict[str, tuple[list[str], int]]:
+    """Node to (uids of its victims, violated budgets), of either form of the request."""
+    meta, whole = args.get("NodeNameToMetaVictims"), args.get("NodeNameToVictims")
+    found: dict[str, tuple[list[str], int]] = {}
+    try:
+        for node, victims in (meta or whole or {}).items():
+            pods = (victims or {}).get("Pods") or []
+            uids = [pod["UID"] if meta else pod["metadata"]["uid"] for pod in pods]
+            if not all(isinstance(uid, str) for uid in uids):
+                raise TypeError("a uid is no text")
+            found[node] = (uids, int(victims.get("NumPDBViolations") or 0))
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
+        raise BadRequest(f"victims cannot be read: {error}") from error
+    if len(found) > MOST_NODES:
+        raise BadRequest(f"more than {MOST_NODES} nodes")
+    return found
+
+
+STALE_MS = 600_000
+"""Entitlements older than this say nothing about who is above his share."""
+
+
+class View:
+    """Given every report; asked for a Room at any time, from any thread."""
+
+    def __init__(self, pods: Callable[[], Sequence[Pod]], clock: Clock) -> None:
+        self._pods = pods
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._held: tuple[CycleReport, Policy] | None = None
+
+    def observe(self, report: CycleReport, policy: Policy) -> None:
+        with self._lock:
+            self._held = (report, policy)
+
+    def room(self) -> Room | None:
+        """None before the first report. Shares are left out while usage is held back or too old to judge by."""
+        with self._lock:
+            held = self._held
+        if held is None:
+            return None
+        report, policy = held
+        queue_of = queue_namer(policy)
+        pods = {pod.uid: pod for pod in self._pods()}
+        if report.hold is not None or self._clock.wall_ms() - report.at_ms > STALE_MS:
+            return Room(report.gpus_by_node, pods, {}, queue_of)
+        allocated: dict[str, list[float]] = {}
+        for pod in pods.values():
+            queue = queue_of(pod) if pod.held else None
+            if queue is not None:
+                allocated.setdefault(queue, []).append(pod.gpus)
+        held_by = {queue: fsum(amounts) for queue, amounts in allocated.items()}
+
+        def shares_for(asking: Pod) -> Mapping[str, Share]:
+            now = {**pods, asking.uid: asking}
+            found: dict[str, Share] = {}
+            for target in report.targets:
+                due = _with_newcomers(target, report, policy, now, queue_of)
+                found |= _shares(target.standings, due, held_by)
+            return found
+
+        shares: dict[str, Share] = {}
+        for target in report.targets:
+            shares |= _shares(target.standings, target.entitlements, held_by)
+        return Room(report.gpus_by_node, pods, shares, queue_of, shares_for)
+
+
+def _shares(
+    standings: Mapping[str, Standing], due: Sequence[Entitlement], held: Mapping[str, float]
+) -> dict[str, Share]:
+    return {each.queue: Share(held.get(each.queue, 0.0), each.gpus) for each in due if each.queue in standings}
+
+
+def _with_newcomers(
+    target: TargetReport,
+    report: CycleReport,
+    policy: Policy,
+    pods: Mapping[str, Pod],
+    queue_of: Callable[[Pod], str | None],
+) -> tuple[Entitlement, ...]:
+    """What queues are due once the pods count that the cycle has not seen: a queue that asked for nothing then was due
+    nothing, and its first pod would be refused what is its own until the next cycle."""
+    seen = {pod.uid for gang in target.gangs for pod in gang.pods}
+    asked: dict[str, float] = {}
+    for pod in pods.values():
+        # Of pods in a scheduler's own queue its objects say what is asked.
+        queue = queue_of(pod) if pod.ref.startswith(f"{LABELLED}:") else None
+        if queue is None or queue not in target.standings:
+            continue
+        if pod.uid not in seen and not pod.gated and not pod.leaving:
+            asked[queue] = asked.get(queue, 0.0) + pod.gpus
+    if not asked or report.window is None or target.gpus <= 0 or not target.entitlements:
+        return target.entitlements
+    more = sum_up(policy, asked)
+    standings = {
+        queue: replace(standing, requested=standing.requested + more.get(queue, 0.0))
+        for queue, standing in target.standings.items()
+    }
+    return weigh_pools(
+        policy, report.window, standings, target.pools, target.gpus, report.at_ms, target.memory, target.exhausted,
+        target.devices,
+    ).entitlements  # fmt: skip

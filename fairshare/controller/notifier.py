@@ -1,0 +1,239 @@
+"""Reports a cycle as Events and conditions, as decisions to the accountant, and as log lines.
+
+The same thing is said once: a dry run plans the same again and again, and a field that is not ours stays so. What the
+cluster does not take is lost (weights matter more); what the accountant does not take is kept, within bounds.
+What it must not do: decide, or write into a target's objects.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from accountant.wire.policy_models import Decision
+from fairshare.controller.cycle_report import EVERYTHING, CycleReport, Outcome, Result, TargetReport, with_change
+from fairshare.core.errors import AccountantRefused, AccountantUnavailable
+from fairshare.core.model import Condition, Observation, Value
+from fairshare.core.queue_objects import say
+from fairshare.core.settings import Level
+from fairshare.targets import status_conditions
+from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.weight_plan import FIELD_MANAGER
+from fairshare.usage.accountant_client import AccountantPort
+from gputally.base.errors import ClusterError, NotFound, Unavailable
+from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Event, Object
+
+_WARNINGS: dict[Result, str] = {"contested": "FieldNotOurs", "refused": "WriteRefused"}
+MOST_PENDING = 10_000
+"""Decisions kept for an accountant that does not answer; the oldest go first."""
+MOST_CYCLES = 60
+"""Of them the records of a cycle's inputs: in a large cluster each holds every queue, or every pod."""
+
+
+class Telling:
+    """What was said already, and what is still to be."""
+
+    def __init__(self, cluster: Cluster, accountant: AccountantPort, status_object: StatusObject | None) -> None:
+        """status_object: where conditions are kept; None: only in reports and events."""
+        self._cluster = cluster
+        self._accountant = accountant
+        self._status_object = status_object
+        self._said: dict[tuple[str, str], tuple[Value | None, Result]] = {}
+        self._pending: list[Decision] = []
+        self._undelivered: str | None = None
+        self._refused: tuple[str, ...] = ()
+        self._unsaid: str | None = None
+        self._told: tuple[status_conditions.Scoped, ...] = ()
+
+    def resume(self, standing: Object) -> None:
+        """Go on from the conditions that another leader (or the last run) has left in the status object."""
+        self._told = status_conditions.conditions(standing)
+
+    def failures(
+        self, target: str, observation: Observation, outcomes: Sequence[Outcome], now_ms: int
+    ) -> Iterator[Event]:
+        """A warning on the object itself, once, where a write to it was contested or refused."""
+        for outcome in outcomes:
+            held = observation.held.get(outcome.apply.queue)
+            reason = _WARNINGS.get(outcome.result)
+            if held is None or held.kind is None or reason is None:
+                continue
+            said = self._said.get((target, outcome.apply.queue))
+            if said is None or said[1] != outcome.result:
+                yield Event(held.kind, held.name, held.namespace, held.uid, "Warning", reason, outcome.detail, now_ms)
+
+    def changes(self, target: TargetReport, observation: Observation, now_ms: int) -> Iterator[Event]:
+        """On the object itself, why its weight changed: the sentence of the decision."""
+        weights = {weight.queue: weight for weight in target.weights}
+        for outcome in target.outcomes:
+            queue = outcome.apply.queue
+            held, change = observation.held.get(queue), target.changes.get(queue)
+            if outcome.result != "applied" or change is None or held is None or held.kind is None:
+                continue
+            text = with_change(outcome.apply.why, change, weights.get(queue))
+            yield Event(held.kind, held.name, held.namespace, held.uid, "Normal", "WeightChanged", text, now_ms)
+
+    def news(self, target: TargetReport) -> tuple[Outcome, ...]:
+        """Outcomes that differ from what was last recorded: a dry run plans the same again and again."""
+        news = []
+        for outcome in target.outcomes:
+            key, said = (target.target, outcome.apply.queue), (outcome.apply.value, outcome.result)
+            if outcome.result == "applied" or self._said.get(key) != said:
+                news.append(outcome)
+            self._said[key] = said
+        return tuple(news)
+
+    def turned(self, last: CycleReport | None, report: CycleReport) -> tuple[Event, ...]:
+        """An event for every condition that is another one than before."""
+        before = last.scoped_conditions() if last is not None and last.leading else self._told
+        return status_conditions.turned(
+            self._status_object or StatusObject(), before, report.scoped_conditions(), report.at_ms
+        )
+
+    def say(self, report: CycleReport, state: Mapping[str, str] | None) -> None:
+        """The status object with what is to be remembered, then the events: one that is refused keeps no other back.
+
+        state None: the status object is somebody else's by now."""
+        self._unsaid = None
+        if self._status_object is not None and state is not None:
+            try:
+                self._cluster.apply(self._status(self._status_object, report, state), field_manager=FIELD_MANAGER)
+            except ClusterError as error:
+                self._unsaid = str(error)
+        for event in report.events:
+            try:
+                self._cluster.event(event)
+            except Unavailable:
+                return
+            except ClusterError:
+                continue
+
+    def deliver(self, decisions: Sequence[Decision], *, away: bool) -> None:
+        """Post what is pending; keep it for the next cycle if that fails. away: that the accountant is, is said."""
+        self._pending = _bounded([*self._pending, *decisions])
+        self._undelivered, self._refused = None, ()
+        if self._pending:
+            try:
+                self._refused = tuple(self._post(self._pending))
+            except AccountantUnavailable as error:
+                self._undelivered = str(error) if not away else None
+                return
+            self._pending = []
+
+    def _post(self, decisions: Sequence[Decision]) -> list[str]:
+        """What of it the accountant will never take, in words: halved until it stands alone, so that it keeps nothing
+        else back."""
+        try:
+            self._accountant.post_decisions(decisions)
+        except AccountantRefused as error:
+            if len(decisions) == 1:
+                return [f"{decisions[0].id}: {error}"]
+            half = len(decisions) // 2
+            return [*self._post(decisions[:half]), *self._post(decisions[half:])]
+        return []
+
+    def conditions(self) -> tuple[Condition, ...]:
+        """What the cycle before could not tell; nothing where all was told."""
+        found = []
+        if self._unsaid is not None:
+            text = f"conditions, and what a restart has to remember, are not kept: {self._unsaid}"
+            found.append(Condition("Remembered", "False", "StatusNotWritten", text))
+        if self._undelivered is not None:
+            text = f"{len(self._pending)} decisions wait to be recorded: {self._undelivered}"
+            found.append(Condition("Recorded", "False", "DecisionsWait", text))
+        elif self._refused:
+            found.append(Condition("Recorded", "False", "DecisionsRefused", say(self._refused, most=3)))
+        return tuple(found)
+
+    def _status(self, where: StatusObject, report: CycleReport, state: Mapping[str, str]) -> Object:
+        try:
+            standing: Object | None = self._cluster.get(CONFIG_MAP, where.name, where.namespace)
+        except NotFound:
+            standing = None
+        return status_conditions.render(where, report.scoped_conditions(), standing, report.at_ms, state)
+
+
+def _bounded(decisions: Sequence[Decision]) -> list[Decision]:
+    """The newest whole cycles. A cycle's inputs stand before what was decided from them."""
+    cycles = [at for at, decision in enumerate(decisions) if decision.subject == EVERYTHING and decision.inputs]
+    first = cycles[-MOST_CYCLES] if len(cycles) > MOST_CYCLES else 0
+    return list(decisions[max(first, len(decisions) - MOST_PENDING) :])
+
+
+def configure(level: Level) -> None:
+    """For the process's entry point only."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+class Reports:
+    """Reports as events: one per write, one per condition that turned, one for each cycle. What stays as it was said is
+    not said again: a dry run plans the same every minute, and a field of somebody else's stays so for weeks."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._writes: dict[tuple[str, str], tuple[object, str]] = {}
+        self._bad: dict[tuple[str, str], str] = {}
+
+    def tell(self, report: CycleReport) -> None:
+        writes = {
+            (target.target, outcome.apply.queue): (outcome, (outcome.apply.value, outcome.result))
+            for target in report.targets
+            for outcome in target.outcomes
+        }
+        for (target, queue), (outcome, said) in writes.items():
+            if outcome.result != "applied" and self._writes.get((target, queue)) == said:
+                continue
+            say = self._log.info if outcome.result in {"applied", "would-apply"} else self._log.warning
+            say(
+                "weight",
+                target=target,
+                queue=queue,
+                object=outcome.apply.name,
+                previous=outcome.apply.previous,
+                weight=outcome.apply.value,
+                result=outcome.result,
+                why=outcome.apply.why,
+                detail=outcome.detail or None,
+            )
+        self._writes = {key: said for key, (_, said) in writes.items()}
+        bad = {}
+        for scope, condition in report.scoped_conditions():
+            key = scope, condition.type
+            if condition.status == "False":
+                bad[key] = condition.reason
+                if self._bad.get(key) != condition.reason:
+                    self._condition(self._log.warning, scope, condition)
+            elif key in self._bad:
+                self._condition(self._log.info, scope, condition)
+        self._bad = bad
+        self._log.info(
+            "cycle",
+            policy_version=report.policy_version,
+            held=report.hold.reason if report.hold else None,
+            writes=len(writes),
+            decisions=len(report.decisions),
+            duration_ms=report.duration_ms,
+        )
+
+    def _condition(self, say: Any, scope: str, condition: Condition) -> None:
+        say(
+            "condition",
+            target=scope or None,
+            type=condition.type,
+            status=condition.status,
+            reason=condition.reason,
+            message=condition.message,
+        )

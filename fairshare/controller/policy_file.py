@@ -1,0 +1,340 @@
+"""Reads the policy file, warns about what is allowed but rarely meant, and saves changes to the file or its ConfigMap.
+
+The shape and the rules of the tree stand in `accountant.wire.policy_models.Policy`; here is what only a file and its
+reader need. `advice` is pure.
+
+Nothing is written over what somebody else wrote meanwhile: a write says what it found, and is
+refused where that is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
+from pathlib import Path
+from typing import Protocol
+
+from accountant.wire.policy_models import MOST, Mode, Policy, QueuePolicy
+from fairshare.core.model import UNLIMITED
+from fairshare.laws.gang_turns import reach
+from gputally.base import atomic_file
+from gputally.base.errors import ClusterError, FairshareError
+from gputally.base.yaml_file import Document, FileFault, Key, read
+from gputally.kubernetes.objects import CONFIG_MAP, Object, Objects
+from gputally.server.config_models import Renewed, validate
+
+_SCHEDULERS = frozenset({"kai", "kueue", "kueue-cohort", "volcano", "slurm", "policy", "runai", "runai-department"})
+
+
+class PolicyFault(FairshareError):
+    """A question about a policy that cannot be answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Something allowed that probably is not meant. path: where in the document."""
+
+    path: tuple[Key, ...]
+    message: str
+
+
+class PolicyFile:
+    """A policy file that may change while the controller runs."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises FileFault for a file that is faulty from the start."""
+        self._file = Renewed(path, lambda path: load(path)[0])
+
+    @property
+    def policy(self) -> Policy:
+        """Of the file's last good version."""
+        return self._file.current
+
+    def changed(self) -> Policy | None:
+        """The policy if the file is another one than last time, or could not be read then; else None.
+
+        Raises FileFault, as Renewed does."""
+        return self.policy if self._file.renew() else None
+
+
+def load(path: Path) -> tuple[Policy, Document]:
+    """The policy and the document it was read from. Raises FileFault, a line per fault."""
+    document = read(path)
+    return loaded(document), document
+
+
+def loaded(document: Document) -> Policy:
+    """The policy that a document holds. Raises FileFault, a line per fault."""
+    if document.data is None:
+        raise FileFault([f"{document.place(())}: the file is empty"])
+    policy = validate(document, Policy)
+    faults = [
+        f"{document.place(('queues', at, key))}: queues.{at}.{key}: {value:g} is neither -1 (unlimited) nor 0 or more"
+        for at, queue in enumerate(policy.queues)
+        for key, value in (("deserved", queue.deserved), ("limit", queue.limit))
+        if UNLIMITED < value < 0
+    ]
+    faults += [
+        f"{document.place(('queues', at, 'name'))}: queues.{at}.name: {queue.name!r} has characters nobody can see"
+        for at, queue in enumerate(policy.queues)
+        if not queue.name.isprintable() or queue.name != queue.name.strip()
+    ]
+    if faults:  # not in the model: what the books hold from before must stay readable
+        raise FileFault(faults)
+    return policy
+
+
+def gangs(policy: Policy, texts: Sequence[str]) -> dict[str, float]:
+    """Largest gang per queue from `QUEUE=GPUS`. Raises PolicyFault."""
+    names = {queue.name for queue in policy.queues}
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, size = text.rpartition("=")
+        if name not in names or not size.isascii() or not size.isdigit() or not 0 < int(size) <= MOST:
+            raise PolicyFault(f"--gang {text}: write QUEUE=GPUS with a queue of the policy")
+        found[name] = float(size)
+    return found
+
+
+def advice(
+    policy: Policy, capacity: float | None = None, largest: Mapping[str, float] | None = None
+) -> tuple[Advice, ...]:
+    """Warnings, in the order of the document. capacity: GPUs of the cluster, where known. largest: the
+    largest gang of some queues; whether the law can ever admit it needs the capacity."""
+    children: dict[str | None, list[QueuePolicy]] = {}
+    for queue in policy.queues:
+        children.setdefault(queue.parent, []).append(queue)
+    found = [*_of_the_law(policy), *_of_kai(policy)]
+    deserved = _deserved(children.get(None, ()))
+    if capacity is not None and deserved > capacity:
+        found.append(Advice(("queues",), f"deserved quotas add up to {deserved:g} GPUs, the cluster has {capacity:g}"))
+    found += _of_budgets(policy)
+    for at, queue in enumerate(policy.queues):
+        here = [*_of_queue(queue, children.get(queue.name, ()))]
+        if capacity is not None and largest is not None and queue.name in largest:
+            reached = reach(policy, capacity, queue.name, largest[queue.name])
+            if not reached.admitted:
+                here.append((("name",), reached.sentence()))
+        found += [Advice(("queues", at, *path), text) for path, text in here]
+    return tuple(found)
+
+
+def _of_the_law(policy: Policy) -> Iterator[Advice]:
+    if policy.measure == "busy":
+        yield Advice(("measure",), "`busy` makes hoarding free: a held but idle GPU counts as no usage")
+    if policy.measure == "cost":
+        yield Advice(("measure",), "`cost` freezes all weights while any GPU time in the window has no price")
+    if policy.bounds.max_step <= policy.bounds.deadband:
+        yield Advice(("bounds", "max_step"), "no larger than the deadband: no weight will ever move")
+    if policy.k == 0:
+        yield Advice(("k",), "0 switches history off: weights stay as configured")
+
+
+def _of_budgets(policy: Policy) -> Iterator[Advice]:
+    for at, budget in enumerate(policy.budgets):
+        of = next((queue for queue in policy.queues if queue.name == budget.queue), None)
+        if budget.exhausted == "no-over-quota" and of is not None and of.deserved == 0:
+            text = f"{of.name!r} deserves nothing: once the budget is used up it gets no GPU at all"
+            yield Advice(("budgets", at, "exhausted"), text)
+
+
+def _of_queue(queue: QueuePolicy, children: Sequence[QueuePolicy]) -> Iterator[tuple[tuple[Key, ...], str]]:
+    """By place inside the queue."""
+    below, has = _deserved(children), queue.deserved
+    if has != UNLIMITED and below > has:
+        yield ("deserved",), f"children of {queue.name!r} deserve {below:g} GPUs, it has {has:g} itself"
+    if queue.limit != UNLIMITED and has > queue.limit:
+        yield ("deserved",), f"{queue.name!r} deserves {has:g} GPUs above its limit of {queue.limit:g}"
+    if not queue.refs and not children:
+        yield ("name",), f"no scheduler's queue belongs to {queue.name!r}: it has no refs"
+    for number, ref in enumerate(queue.refs):
+        scheduler, _, name = ref.partition(":")
+        if scheduler not in _SCHEDULERS or not name:
+            yield ("refs", number), f"{ref!r} names no known scheduler (write for example kai:{queue.name})"
+
+
+def _of_kai(policy: Policy) -> Iterator[Advice]:
+    """What goes without saying in one of KAI's two modes and not in the other: history must count once."""
+    kai = policy.targets.kai
+    if not any(ref.startswith("kai:") for queue in policy.queues for ref in queue.refs):
+        return
+    if kai.mode == "usage":
+        if policy.law != "kai":
+            text = f"KAI divides by its own formula here: law `{policy.law}`, bounds and turns do not reach it"
+            yield Advice(("targets", "kai", "mode"), text)
+        if policy.window.kind != "sliding":
+            yield Advice(("window", "kind"), f"KAI's history can be sliding only, not {policy.window.kind}")
+        if kai.endpoint is None:
+            text = "say where KAI asks for usage (`endpoint`): otherwise nobody sees that its shards ask elsewhere"
+            yield Advice(("targets", "kai", "mode"), text)
+    elif kai.endpoint is not None:
+        text = f"without effect in mode `{kai.mode}`: shards that read usage as well would count history twice"
+        yield Advice(("targets", "kai", "endpoint"), text)
+
+
+def show(document: Document, advices: tuple[Advice, ...]) -> list[str]:
+    """Each as `file:line: warning: …`."""
+    return [f"{document.place(each.path)}: warning: {each.message}" for each in advices]
+
+
+def only_try(policy: Policy) -> Policy:
+    """The same policy with every target in dry-run."""
+    targets = policy.targets
+    tried = {
+        name: target.model_copy(update={"apply": "dry-run"})
+        for name in type(targets).model_fields
+        if hasattr(target := getattr(targets, name), "apply")
+    }
+    rules = policy.preemption
+    modes = {name: _tried(getattr(rules.targets, name)) for name in type(rules.targets).model_fields}
+    idle = rules.idle.model_copy(update={"mode": _tried(rules.idle.mode)}) if rules.idle is not None else None
+    preemption = rules.model_copy(
+        update={"mode": _tried(rules.mode), "targets": rules.targets.model_copy(update=modes), "idle": idle}
+    )
+    return policy.model_copy(update={"targets": targets.model_copy(update=tried), "preemption": preemption})
+
+
+def _tried(mode: Mode | None) -> Mode | None:
+    return "dry-run" if mode == "enforce" else mode
+
+
+def _deserved(queues: Sequence[QueuePolicy]) -> float:
+    return fsum(queue.deserved for queue in queues if queue.deserved != UNLIMITED)
+
+
+FIELD_MANAGER = "gputally-pages"
+KEY = "policy.yaml"
+"""Of the ConfigMap."""
+
+
+class NotKept(FairshareError):
+    """The policy could not be written, and why."""
+
+
+class Changed(NotKept):
+    """The file is no longer the one that the form was opened on."""
+
+
+def digest(text: str) -> str:
+    """What a form remembers of the file it was opened on."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Keeper(Protocol):
+    """One way to write it. when: until when the controller has it, for people."""
+
+    when: str
+
+    def write(self, text: str, before: str) -> None:
+        """Replace it at once, or not at all. before: digest of what should stand there. Raises NotKept."""
+        ...
+
+
+class PolicyPlace:
+    """The file that the controller reads. keeper None: pages do not write it."""
+
+    def __init__(self, path: Path, keeper: Keeper | None = None) -> None:
+        self._path = path
+        self._keeper = keeper
+        self._lock = threading.Lock()
+
+    @property
+    def writable(self) -> bool:
+        return self._keeper is not None
+
+    @property
+    def when(self) -> str:
+        return self._keeper.when if self._keeper is not None else ""
+
+    @property
+    def name(self) -> str:
+        """As people know it."""
+        return self._path.name
+
+    @property
+    def path(self) -> str:
+        return str(self._path)
+
+    def read(self) -> str:
+        """Raises NotKept."""
+        return _read(self._path)
+
+    def write(self, text: str, before: str) -> None:
+        """As a keeper's, one at a time. Raises NotKept."""
+        if self._keeper is None:
+            raise NotKept("pages do not write the policy here: commit the file instead")
+        with self._lock:
+            self._keeper.write(text, before)
+
+
+class FileKeeper:
+    """The file itself, replaced atomically with the rights that it has."""
+
+    when = "before its next cycle"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, text: str, before: str) -> None:
+        if digest(_read(self._path)) != before:
+            raise Changed(f"{self._path} has changed since the form was opened: open it again")
+        try:
+            # A link stays one: what it leads to is replaced.
+            atomic_file.write(self._path.resolve(), text.encode())
+        except OSError as error:
+            raise NotKept(f"{self._path}: {error.strerror or error}") from error
+
+
+class ConfigMapKeeper:
+    """The ConfigMap that the file is mounted from: a person asks for it, so the field is taken over and then written.
+
+    Both at the version that was read: whoever writes between makes it a conflict."""
+
+    when = "as soon as the kubelet has brought it, about a minute"
+
+    def __init__(self, cluster: Objects, namespace: str, name: str) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._name = name
+
+    def write(self, text: str, before: str) -> None:
+        try:
+            standing = self._cluster.get(CONFIG_MAP, self._name, self._namespace)
+            current = (standing.get("data") or {}).get(KEY)
+            if not isinstance(current, str) or digest(current) != before:
+                place = f"ConfigMap {self._namespace}/{self._name}"
+                raise Changed(f"{place}: its {KEY} is not what the form was opened on: open it again in a minute")
+            taken = self._object(current, standing["metadata"]["resourceVersion"])
+            owned = self._cluster.transfer(taken, field_manager=FIELD_MANAGER)
+            fresh = self._object(text, owned["metadata"]["resourceVersion"])
+            self._cluster.apply(fresh, field_manager=FIELD_MANAGER)
+        except ClusterError as error:
+            raise NotKept(str(error)) from error
+
+    def _object(self, text: str, version: str) -> Object:
+        return {
+            "apiVersion": CONFIG_MAP.api_version,
+            "kind": CONFIG_MAP.kind,
+            "metadata": {"name": self._name, "namespace": self._namespace, "resourceVersion": version},
+            "data": {KEY: text},
+        }
+
+
+def keeper(setting: str, path: Path, cluster: Objects) -> Keeper | None:
+    """The one that `pages_apply` names."""
+    if setting == "file":
+        return FileKeeper(path)
+    if setting:
+        namespace, _, name = setting.removeprefix("configmap:").partition("/")
+        return ConfigMapKeeper(cluster, namespace, name)
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotKept(f"{path}: {getattr(error, 'strerror', None) or error}") from error

@@ -1,0 +1,280 @@
+"""Applies planned weights, releases them, and adopts a field that another manager owns.
+
+Each stands on its own: one that is contested or refused does not hold up the others. Once the API server
+does not answer, the rest is not tried; what is over the limit of one cycle waits for the next, the largest
+changes first, or those that others build on. A lost lease ends everything at once: the new leader may be writing
+already.
+
+The controller never forces: a field of somebody else's stays contested until he lets go of it, or until
+`gputally fairshare adopt` hands it over. The value does not change by that; the first weight published
+afterwards notes it as the base. A GitOps tool that still has the field in its manifests takes it back at its
+next sync: `advice` says what to tell it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from accountant.wire.policy_models import Policy
+from fairshare.controller.cycle_report import Outcome, Result
+from fairshare.core.model import Condition, Held, Observation
+from fairshare.core.queue_objects import referred, say
+from fairshare.targets import ADAPTERS
+from fairshare.targets.weight_plan import FIELD_MANAGER, Adapter, Apply, look_at, release, same, show
+from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
+from gputally.kubernetes.objects import Cluster, Object, Objects, dotted, from_fields_v1, leaves, look, overlap, put
+
+MOST_WRITES = 500
+"""Writes of one target in one cycle."""
+MOST_WRITES_AT: Mapping[str, int] = {"runai": 60}
+"""Fewer where every write is two requests to somebody else's service."""
+WELL: frozenset[Result] = frozenset({"applied", "would-apply", "deferred"})
+_RESULTS: dict[type[ClusterError], Result] = {
+    Conflict: "contested",
+    Refused: "refused",
+    NotFound: "gone",
+    Unavailable: "unavailable",
+}
+_REASONS: dict[Result, str] = {"contested": "Contested", "refused": "Refused", "gone": "NotFound"}
+
+
+def carry_out(
+    cluster: Objects,
+    applies: Sequence[Apply],
+    *,
+    dry_run: bool,
+    leading: Callable[[], bool] = lambda: True,
+    most: int = MOST_WRITES,
+) -> tuple[Outcome, ...]:
+    """In the order of `applies`; only which of them are deferred goes by size."""
+    now = set(sorted(range(len(applies)), key=lambda i: (applies[i].order, -_size(applies[i]), i))[:most])
+    outcomes: list[Outcome] = []
+    silent = False
+    for i, apply in enumerate(applies):
+        if silent:
+            outcomes.append(Outcome(apply, "unavailable", "not tried: the API server does not answer"))
+        elif i not in now:
+            outcomes.append(Outcome(apply, "deferred", f"more than {most} writes in one cycle: the next one goes on"))
+        elif not leading():
+            outcomes.append(Outcome(apply, "deferred", "no longer the leader"))
+        else:
+            outcomes.append(_one(cluster, apply, dry_run))
+            silent = outcomes[-1].result == "unavailable"
+    return tuple(outcomes)
+
+
+def _size(apply: Apply) -> float:
+    """Relative change; a first value and a text count as large."""
+    old, new = apply.previous, apply.value
+    if not isinstance(old, int | float) or not isinstance(new, int | float) or not old:
+        return float("inf")
+    return abs(new - old) / old
+
+
+def _one(cluster: Objects, apply: Apply, dry_run: bool) -> Outcome:
+    try:
+        cluster.apply(apply.patch, field_manager=apply.field_manager, dry_run=dry_run)
+    except ClusterError as error:
+        result: Result = next((name for kind, name in _RESULTS.items() if isinstance(error, kind)), "refused")
+        return Outcome(apply, result, str(error))
+    return Outcome(apply, "would-apply" if dry_run else "applied")
+
+
+def available(outcomes: Sequence[Outcome]) -> Condition:
+    """Whether the target takes our writes."""
+    failed = [outcome for outcome in outcomes if outcome.result not in WELL]
+    if failed:
+        first = failed[0].result
+        text = say([outcome.detail for outcome in failed])
+        contested = [outcome.apply for outcome in failed if outcome.result == "contested"]
+        advice = _advice(contested) if first == "contested" else ""
+        return Condition("Available", "False", _REASONS.get(first, "Unavailable"), text + advice)
+    return Condition("Available", "True", "Writable", "the target takes our weights")
+
+
+def _advice(contested: Sequence[Apply]) -> str:
+    """How the owner of a field lets go of it."""
+    filled_in = [each for each in contested if each.default is not None and same(each.previous, each.default)]
+    if len(filled_in) < len(contested):
+        return (
+            "; leave the weight out of that manager's manifest, or take it over with `gputally fairshare adopt`:"
+            " a field has one owner"
+        )
+    return (
+        f"; {show(filled_in[0].default)} is the default of the CRD, which the API server books to the creator of an"
+        " object that states none: if the manifest has no weight, nothing is to be left out of it. Take the field over"
+        " with `gputally fairshare adopt`"
+    )
+
+
+def judged(conditions: Sequence[Condition], outcomes: Sequence[Outcome]) -> tuple[Condition, ...]:
+    """The adapter's conditions, with `Effective` turned where a field is not ours: its weight cannot act."""
+    contested = sorted({outcome.apply.name for outcome in outcomes if outcome.result == "contested"})
+    if not contested:
+        return tuple(conditions)
+    text = f"somebody else owns the field on {say(contested)}: our weight is not what stands there"
+    return tuple(
+        Condition("Effective", "False", "FieldNotOurs", text)
+        if condition.type == "Effective" and condition.status != "False"
+        else condition
+        for condition in conditions
+    )
+
+
+def reasons(observation: Observation, outcomes: Sequence[Outcome]) -> Mapping[str, str]:
+    """Why a target is degraded: reason to messages."""
+    found: dict[str, list[str]] = {}
+    for condition in observation.conditions:
+        if condition.type in ("Effective", "Readable") and condition.status == "False":
+            found.setdefault(condition.reason, []).append(condition.message)
+    for outcome in outcomes:
+        if outcome.result not in WELL:
+            found.setdefault(outcome.result, []).append(outcome.detail)
+    return {reason: say(texts) for reason, texts in sorted(found.items())}
+
+
+def release_weights(
+    policy: Policy,
+    cluster: Cluster,
+    adapters: Sequence[Adapter] = ADAPTERS,
+    *,
+    clusters: Mapping[str, Objects] | None = None,
+    dry_run: bool = False,
+    left_behind: bool = False,
+) -> tuple[Outcome, ...]:
+    """Give every touched object of the targets that the policy refers to its base weight back. clusters: by adapter,
+    as for the Controller. left_behind: only of those that no queue of the policy is tied to any more.
+
+    Raises ClusterError where a target cannot be read."""
+    planned: list[tuple[Objects, Sequence[Apply]]] = []
+    for adapter in adapters:
+        if referred(policy, *adapter.prefixes):
+            there = (clusters or {}).get(adapter.name, cluster)
+            planned.append((there, release(adapter, look_at(adapter, policy, there), left_behind=left_behind)))
+    return tuple(each for there, applies in planned for each in carry_out(there, applies, dry_run=dry_run))
+
+
+OURS = "gputally.dev/"
+_ADVICE = {
+    "argocd": (
+        "Argo CD: in the Application, under spec.ignoreDifferences, add {{group: {group}, kind: {kind}, "
+        "managedFieldsManagers: [" + FIELD_MANAGER + "]}}, and RespectIgnoreDifferences=true to syncOptions"
+    ),
+    "run.ai": "Run:ai: whoever sets {field} of a {kind} there, by hand or by script, has to leave it out from now on",
+    "kustomize-controller": "Flux: leave {field} out of the manifest, or annotate the object with "
+    "kustomize.toolkit.fluxcd.io/ssa: IfNotPresent",
+    "helm-controller": "Flux: leave {field} out of the chart's values, or list it under spec.driftDetection.ignore",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """One object of which a field was, or would be, taken over. owners: managers that had it. group: of its API.
+    default: its value is the one that the schema fills in."""
+
+    target: str
+    queue: str
+    kind: str
+    name: str
+    field: str
+    owners: tuple[str, ...]
+    result: Result
+    detail: str = ""
+    group: str = ""
+    default: bool = False
+
+
+def adopt(
+    policy: Policy,
+    cluster: Objects,
+    adapters: Sequence[Adapter],
+    *,
+    queue: str | None = None,
+    clusters: Mapping[str, Objects] | None = None,
+    dry_run: bool = False,
+) -> tuple[Adoption, ...]:
+    """Every field we publish that somebody else owns (of `queue` alone, if given). clusters: by adapter, for a target
+    that is not in `cluster`.
+
+    Raises ClusterError where a target cannot be read."""
+    found: list[Adoption] = []
+    for adapter in adapters:
+        if referred(policy, *adapter.prefixes) and adapter.mode(policy) != "off" and adapter.publishes(policy):
+            there = (clusters or {}).get(adapter.name, cluster)
+            observation = look_at(adapter, policy, there)
+            for name, held in sorted(observation.held.items()):
+                if queue in (None, name) and held.kind is not None and held.weight is not None:
+                    found += _take_over(adapter, there, name, held, dry_run)
+    return tuple(found)
+
+
+def _take_over(adapter: Adapter, cluster: Objects, queue: str, held: Held, dry_run: bool) -> Iterator[Adoption]:
+    assert held.kind is not None
+    standing = cluster.get(held.kind, held.name, held.namespace)
+    annotations = standing["metadata"].get("annotations") or {}
+    ours = {key: text for key, text in annotations.items() if key.startswith(OURS)}
+    wanted = _as_it_stands(adapter.patch(held, held.weight, ours), standing)
+    foreign = _foreign(standing, wanted)
+    if not foreign:
+        return
+    result: Result = "would-apply" if dry_run else "applied"
+    detail = ""
+    try:
+        cluster.transfer(wanted, field_manager=FIELD_MANAGER, dry_run=dry_run)
+    except ClusterError as error:
+        result, detail = "contested" if isinstance(error, Conflict) else "refused", str(error)
+    field = ", ".join(sorted({path for paths in foreign.values() for path in paths}))
+    yield Adoption(
+        adapter.name,
+        queue,
+        held.kind.kind,
+        held.name,
+        field,
+        tuple(sorted(foreign)),
+        result,
+        detail,
+        held.kind.api_version.partition("/")[0],
+        held.default is not None and same(held.weight, held.default),
+    )
+
+
+def _as_it_stands(patch: Object, standing: Object) -> Object:
+    """The patch's fields with the object's own values, written as they are there (`750m` stays `750m`)."""
+    wanted: dict[str, Any] = copy.deepcopy(dict(patch))
+    for path in leaves(patch):
+        put(wanted, path, look(standing, path))
+    wanted["metadata"]["resourceVersion"] = standing["metadata"].get("resourceVersion", "")
+    return wanted
+
+
+def _foreign(standing: Object, wanted: Object) -> Mapping[str, set[str]]:
+    """Managers other than us that own a field of `wanted`, with those fields."""
+    paths = list(leaves(wanted))
+    owners: dict[str, set[str]] = {}
+    for entry in standing["metadata"].get("managedFields") or ():
+        manager = entry.get("manager", "")
+        if manager == FIELD_MANAGER or entry.get("subresource"):
+            continue
+        owned = from_fields_v1(entry.get("fieldsV1") or {})
+        shared = {dotted(path) for path in paths if any(overlap(path, mine) for mine in owned)}
+        if shared:
+            owners[manager] = shared
+    return owners
+
+
+def advice(adoption: Adoption) -> tuple[str, ...]:
+    """What to change in the tools that had the field, so that they do not take it back."""
+    lines = []
+    if adoption.default:
+        lines.append(
+            f"{adoption.field} of {adoption.kind} {adoption.name} has the CRD's default: where the manifest does not"
+            " state it, nothing is to be changed there"
+        )
+    for owner in adoption.owners:
+        text = next((text for name, text in _ADVICE.items() if owner.startswith(name)), None)
+        told = text or f"{owner}: leave {{field}} out of what it applies"
+        lines.append(told.format(group=adoption.group, kind=adoption.kind, field=adoption.field))
+    return tuple(lines)

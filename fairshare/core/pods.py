@@ -1,0 +1,284 @@
+"""Reads pods as GPU demand: how many GPUs, which queue, which gang.
+
+A pod belongs to a queue by the label that the scheduler reads which places it (`gputally.base.pod_queue_labels`, the
+one rule for bills and shares), or by `gputally.dev/queue` where that has no queues. Finished pods and those that ask
+for no GPU are nobody's demand.
+
+Sources: KAI `kai.scheduler/queue`, `pod-group-name`, `gpu-fraction` (kai-scheduler/KAI-Scheduler);
+Kueue `kueue.x-k8s.io/queue-name` (kubernetes-sigs/kueue); Volcano `scheduling.volcano.sh/queue-name`,
+`scheduling.k8s.io/group-name` (volcano-sh/volcano); a pod's effective request: Kubernetes, "Resource
+sharing within containers" (side-cars count with the containers, other init containers one at a time).
+
+A scheduler's own objects say what starts together (PodGroup, Workload); pods say what runs. Where both are
+there, allocation is what the pods hold; a gang without pods yet asks for what its object says. Pods that no
+object groups are gangs by their controller, or one by one, in the queue that `gputally.dev/queue` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from math import fsum
+from typing import Any
+
+from accountant.wire.policy_models import Policy
+from fairshare.core.model import Gang, Pod, Standing
+from fairshare.core.queue_objects import sum_up
+from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
+from gputally.kubernetes.objects import POD, Kind, Object, gpus, look, quantity
+
+QUEUE_LABEL = "gputally.dev/queue"
+GANG_LABEL = "gputally.dev/gang"
+CHECKPOINT = "gputally.dev/last-checkpoint"
+PREEMPTABLE = "volcano.sh/preemptable"
+"""Volcano's own word, which counts on the pods that it places."""
+SPOT_LABEL = "gputally.dev/spot"
+SUBGROUP_LABEL = "kai.scheduler/subgroup-name"
+LABELLED = "policy"
+"""Prefix of refs that pods carry themselves: `policy:NAME`."""
+_FINISHED = frozenset({"Succeeded", "Failed"})
+
+
+def read_pod(obj: Object) -> Pod | None:
+    """None where it asks for no GPU, or is done."""
+    metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
+    annotations: Mapping[str, str] = metadata.get("annotations") or {}
+    labels: Mapping[str, str] = metadata.get("labels") or {}
+    if status.get("phase") in _FINISHED:
+        return None
+    scheduler = spec.get("schedulerName") or ""
+    placer = placed_by(scheduler)
+    whole = request(spec)  # an annotation takes nothing off it
+    part = fraction(annotations) if placer == "kai" and not whole else 0.0
+    amount = whole or part
+    memory = memory_mib(annotations) if placer == "kai" and not amount else 0.0
+    if amount <= 0 and memory <= 0:
+        return None
+    namespace, name = metadata.get("namespace", ""), metadata["name"]
+    owner = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), None)
+    node = spec.get("nodeName") or ""
+    leaving = metadata.get("deletionTimestamp") is not None
+    conditions = status.get("conditions") or ()
+    ready = next((c for c in conditions if c.get("type") == "Ready" and c.get("status") == "True"), None)
+    return Pod(
+        uid=metadata.get("uid", ""),
+        namespace=namespace,
+        name=name,
+        gpus=amount,
+        node=node,
+        ref=_ref(scheduler, namespace, labels, annotations),
+        gang=_gang(scheduler, namespace, labels, annotations, owner),
+        owner=f"{owner['kind']}/{namespace}/{owner['name']}" if owner else "",
+        priority=int(spec.get("priority") or 0),
+        preempts=spec.get("preemptionPolicy") != "Never",
+        held=bool(node) and not leaving,
+        ready=ready is not None,
+        ready_ms=millis(ready.get("lastTransitionTime")) if ready is not None else None,
+        gated=bool(spec.get("schedulingGates")),
+        created_ms=millis(metadata.get("creationTimestamp")),
+        started_ms=millis(status.get("startTime")),
+        checkpoint_ms=millis(annotations.get(CHECKPOINT)),
+        disruptable=placed_by(scheduler) != "volcano"
+        or annotations.get(PREEMPTABLE, labels.get(PREEMPTABLE)) != "false",
+        spot=labels.get(SPOT_LABEL) == "true",
+        keeps=namespace in RESERVATION_NAMESPACES,
+        shares=part > 0 or memory > 0,
+        selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
+        memory_mib=memory,
+        subgroup=labels.get(SUBGROUP_LABEL, "") if placer == "kai" else "",
+        scheduler=placer,
+    )
+
+
+def request(spec: Mapping[str, Any]) -> float:
+    """GPUs a pod (or a pod template) takes on its node. Extended resources are not overcommitted: limits rule."""
+    running = [_container(c) for c in spec.get("containers") or ()]
+    beside, most = 0.0, 0.0
+    for container in spec.get("initContainers") or ():
+        amount = _container(container)
+        if container.get("restartPolicy") == "Always":
+            beside += amount
+            most = max(most, beside)
+        else:
+            most = max(most, beside + amount)
+    return max(fsum(running) + beside, most)
+
+
+def _container(container: Mapping[str, Any]) -> float:
+    resources = container.get("resources") or {}
+    return gpus(resources.get("limits")) or gpus(resources.get("requests"))
+
+
+def taken_up(pods: Iterable[Pod]) -> float:
+    """GPUs that pods of one node take up. Those that share a GPU have a place on one that a reservation pod keeps for
+    them: the two are one GPU, not two."""
+    whole: list[float] = []
+    kept: list[float] = []
+    shared: list[float] = []
+    for pod in pods:
+        (kept if pod.keeps else shared if pod.shares else whole).append(pod.gpus)
+    return fsum((*whole, max(fsum(kept), fsum(shared))))
+
+
+def fraction(annotations: Mapping[str, str]) -> float:
+    """GPUs a KAI pod shares by annotation; 0 where it does not."""
+    part = quantity(annotations.get("gpu-fraction"))
+    return 0.0 if part is None else part * (quantity(annotations.get("gpu-fraction-num-devices")) or 1.0)
+
+
+def memory_mib(annotations: Mapping[str, str]) -> float:
+    """GPU memory, of all its GPUs, that a KAI pod asks for by annotation; 0 where it asks for none."""
+    return (quantity(annotations.get("gpu-memory")) or 0.0) * (
+        quantity(annotations.get("gpu-fraction-num-devices")) or 1.0
+    )
+
+
+def checkpoint(pods: Sequence[Pod], annotation: object = None) -> int | None:
+    """When a gang's work was last safe: what its own object says, else the oldest word of its pods."""
+    own = millis(annotation)
+    told = [pod.checkpoint_ms for pod in pods if pod.checkpoint_ms is not None]
+    return own if own is not None else min(told) if told and len(told) == len(pods) else max(told, default=None)
+
+
+def millis(text: object) -> int | None:
+    """An RFC 3339 instant in milliseconds; None where it is none."""
+    try:
+        at = datetime.fromisoformat(text if isinstance(text, str) else "")
+    except ValueError:
+        return None
+    return round(at.timestamp() * 1000) if at.tzinfo is not None else None
+
+
+def _ref(scheduler: str, namespace: str, labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
+    own = labels.get(QUEUE_LABEL)
+    return queue_ref(namespace, scheduler, labels, annotations) or (f"{LABELLED}:{own}" if own else "")
+
+
+def _gang(
+    scheduler: str,
+    namespace: str,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    owner: Mapping[str, Any] | None,
+) -> str:
+    """A scheduler's group counts only on pods that it places: on any other it would be a way into foreign gangs."""
+    placed = placed_by(scheduler)
+    for kind, name in (
+        ("PodGroup", annotations.get("pod-group-name") if placed == "kai" else None),
+        ("PodGroup", annotations.get("scheduling.k8s.io/group-name") if placed == "volcano" else None),
+        ("Workload", annotations.get("kueue.x-k8s.io/workload")),
+        ("Gang", labels.get(GANG_LABEL)),
+    ):
+        if name:
+            return f"{kind}/{namespace}/{name}"
+    return f"{owner['kind']}/{namespace}/{owner['name']}" if owner else ""
+
+
+def named(obj: Object) -> str:
+    """How `Pod.gang` names an object."""
+    return f"{obj['kind']}/{look(obj, ('metadata', 'namespace')) or ''}/{obj['metadata']['name']}"
+
+
+def by_gang(pods: Iterable[Pod]) -> dict[str, tuple[Pod, ...]]:
+    """Pods by what groups them, oldest first; those alone are left out. A pod on its way out neither holds nor asks:
+    a group of which nothing else is left has none."""
+    groups: dict[str, list[Pod]] = {}
+    for pod in pods:
+        if pod.gang:
+            group = groups.setdefault(pod.gang, [])
+            if not pod.leaving:
+                group.append(pod)
+    return {gang: tuple(sorted(found, key=_age)) for gang, found in groups.items()}
+
+
+def with_pods(gang: Gang, pods: Sequence[Pod], least: int | None = None) -> Gang:
+    """The gang as its pods show it. least: pods without which it does not run; None: what the object said."""
+    if not pods:
+        return gang
+    held = fsum(pod.gpus for pod in pods if pod.held)
+    asked = max(gang.requested, fsum(pod.gpus for pod in pods))
+    smallest = sorted(pod.gpus for pod in pods)
+    minimum = gang.minimum if least is None else fsum(smallest[: max(1, least)])
+    starts = [pod.started_ms for pod in pods if pod.held and pod.started_ms is not None]
+    return replace(
+        gang,
+        requested=asked,
+        allocated=held,
+        minimum=min(asked, max(minimum, smallest[0])),
+        started_ms=max(starts, default=gang.started_ms) if held > 0 else None,
+        checkpoint_ms=gang.checkpoint_ms if gang.checkpoint_ms is not None else checkpoint(pods),
+        preemptible=gang.preemptible and all(pod.disruptable for pod in pods),
+        pods=tuple(pods),
+    )
+
+
+def labelled(policy: Policy, pods: Iterable[Pod]) -> tuple[Gang, ...]:
+    """Gangs of pods that name a queue of the policy by label, under no scheduler's queue."""
+    queue_of = queue_namer(policy)
+    groups: dict[tuple[str, str], list[Pod]] = {}
+    for pod in pods:
+        queue = queue_of(pod) if pod.ref.startswith(f"{LABELLED}:") else None
+        if queue is not None and not pod.gated and not pod.leaving:
+            groups.setdefault((queue, pod.gang or f"Pod/{pod.namespace}/{pod.name}"), []).append(pod)
+    gangs = []
+    for (queue, key), found in sorted(groups.items()):
+        found.sort(key=_age)
+        kind, namespace, name = key.split("/", 2)
+        asked = fsum(pod.gpus for pod in found)
+        # A label says that pods start together; a mere controller's pods each start on their own.
+        together = kind in ("Gang", "Pod", "PodGroup", "Workload")
+        blank = Gang(
+            queue,
+            POD if kind == "Pod" else Kind("", kind, ""),
+            namespace,
+            name,
+            found[0].uid if kind == "Pod" else "",
+            asked,
+            0.0,
+            asked,
+            priority=max(pod.priority for pod in found),
+            created_ms=min((pod.created_ms for pod in found if pod.created_ms is not None), default=None),
+        )
+        gangs.append(with_pods(blank, found, None if together else 1))
+    return in_order(gangs)
+
+
+def queue_namer(policy: Policy) -> Callable[[Pod], str | None]:
+    """The queue of the policy to which a pod belongs by its own word."""
+    owner = {ref: queue.name for queue in policy.queues for ref in queue.refs}
+    names = {queue.name for queue in policy.queues}
+
+    def queue_of(pod: Pod) -> str | None:
+        prefix, _, label = pod.ref.partition(":")
+        return owner.get(pod.ref) or (label if prefix == LABELLED and label in names else None)
+
+    return queue_of
+
+
+def in_order(gangs: Iterable[Gang]) -> tuple[Gang, ...]:
+    return tuple(sorted(gangs, key=lambda gang: (gang.queue, gang.namespace, gang.name, gang.uid)))
+
+
+def amounts(policy: Policy, gangs: Iterable[Gang]) -> Mapping[str, Standing]:
+    """Requested and allocated GPUs of every queue that has a gang, descendants included."""
+    requested: dict[str, float] = {}
+    allocated: dict[str, float] = {}
+    for gang in gangs:
+        requested[gang.queue] = requested.get(gang.queue, 0.0) + gang.requested
+        allocated[gang.queue] = allocated.get(gang.queue, 0.0) + gang.allocated
+    asked, held = sum_up(policy, requested), sum_up(policy, allocated)
+    return {queue: Standing(asked[queue], held[queue]) for queue in asked}
+
+
+def smallest_waiting(gangs: Iterable[Gang]) -> Mapping[str, float]:
+    """GPUs of the smallest gang that waits in each queue; queues where none waits are left out."""
+    least: dict[str, float] = {}
+    for gang in gangs:
+        if gang.waits > 0:
+            least[gang.queue] = min(least.get(gang.queue, gang.minimum), gang.minimum)
+    return least
+
+
+def _age(pod: Pod) -> tuple[int, str]:
+    return pod.created_ms or 0, pod.name

@@ -1,0 +1,205 @@
+"""Finds a queue's object by its references, and keeps its base weight in annotations for restore.
+
+The operator's base weight is noted with the first write and given back by `release`. Noting what we
+published last is how a change by somebody else is told from our own. Where a target's field does not
+hold the weight itself but something made of it (a part of the cluster, GPUs), the weight is noted too:
+the next step starts from it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import isfinite
+
+from accountant.wire.policy_models import Policy, QueuePolicy
+from fairshare.core.model import Condition, Issue, Value
+from gputally.kubernetes.objects import Object
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """found: by policy queue, the one object that carries its weight. strangers: objects no ref names."""
+
+    found: Mapping[str, Object]
+    issues: tuple[Issue, ...]
+    strangers: tuple[Object, ...]
+
+
+def owners(policy: Policy, *prefixes: str) -> dict[str, QueuePolicy]:
+    """Ref (with its prefix, such as `kai:vision`) to queue, of the refs that begin with one of `prefixes`."""
+    return {
+        ref: queue for queue in policy.queues for ref in queue.refs if ref.startswith(tuple(f"{p}:" for p in prefixes))
+    }
+
+
+def referred(policy: Policy, *prefixes: str) -> bool:
+    """Whether any queue has a ref that begins with one of `prefixes`."""
+    return bool(owners(policy, *prefixes))
+
+
+def match(
+    objects: Iterable[Object], owner: Mapping[str, QueuePolicy], ref: Callable[[Object], str], kind: str
+) -> Match:
+    """One object per queue, or an issue. ref: the name by which a policy refers to an object. kind: for people."""
+    named: dict[str, list[Object]] = {}
+    strangers = []
+    for obj in objects:
+        queue = owner.get(ref(obj))
+        if queue is not None:
+            named.setdefault(queue.name, []).append(obj)
+        else:
+            strangers.append(obj)
+    found: dict[str, Object] = {}
+    issues: list[Issue] = []
+    wanted: dict[str, list[str]] = {}
+    for text, queue in owner.items():
+        wanted.setdefault(queue.name, []).append(text.partition(":")[2])
+    for name, refs in sorted(wanted.items()):
+        here = named.get(name, [])
+        if len(here) > 1:
+            names = ", ".join(ref(obj).partition(":")[2] for obj in here)
+            issues.append(Issue(name, f"several {kind}s ({names}) for one queue of the policy: none is touched"))
+        elif not here:
+            issues.append(Issue(name, f"{_owner_of(kind)} has no {_noun(kind)} {' or '.join(sorted(refs))}"))
+        else:
+            found[name] = here[0]
+    return Match(found, tuple(issues), tuple(strangers))
+
+
+def sum_up(policy: Policy, own: Mapping[str, float]) -> dict[str, float]:
+    """Amounts of queues with their descendants' added, for every queue of the policy that has any."""
+    parents = {queue.name: queue.parent for queue in policy.queues}
+    total: dict[str, float] = {}
+    for name in sorted(own):
+        at: str | None = name
+        while at is not None:
+            total[at] = total.get(at, 0.0) + own[name]
+            at = parents.get(at)
+    return total
+
+
+def differences(name: str, pairs: Iterable[tuple[str, object, object]]) -> list[str]:
+    """Where an object of a target says something else than the policy. pairs: what, there, in the policy."""
+    return [f"{name}: {what} {_value(there)}, policy {_value(here)}" for what, there, here in pairs if there != here]
+
+
+def in_sync(
+    differing: Sequence[str],
+    stopped: Sequence[str] = (),
+    *,
+    what: str = "quota, limit, priority and parent",
+    unknown: str = "",
+) -> Condition:
+    """`InSync` of a target: whether its objects are as the policy says. They are reported, never written. stopped: what
+    is kept from getting GPUs there. what: was compared. unknown: why some of it cannot be compared."""
+    if differing or stopped:
+        reason = "PolicyDiffers" if differing else "QueuesStopped"
+        return Condition("InSync", "False", reason, say([*stopped, *differing]))
+    if unknown:
+        return Condition("InSync", "Unknown", "NotComparable", unknown)
+    return Condition("InSync", "True", "AsPolicy", f"{what} stand as in the policy")
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def say(conditions: Sequence[str], most: int = 8) -> str:
+    """Texts as one, with a count of what is left out."""
+    shown = "; ".join(conditions[:most])
+    return shown if len(conditions) <= most else f"{shown}; and {len(conditions) - most} more"
+
+
+def _owner_of(kind: str) -> str:
+    return kind.split(" ", 1)[0]
+
+
+def _noun(kind: str) -> str:
+    return kind.split(" ", 1)[1]
+
+
+BASE = "gputally.dev/base-over-quota-weight"
+PUBLISHED = "gputally.dev/published-over-quota-weight"
+CHANGED = "gputally.dev/changed-at"
+DIRECTION = "gputally.dev/direction"
+POLICY = "gputally.dev/policy-version"
+WEIGHT = "gputally.dev/weight"
+
+UNSET = "unset"
+_WORDS = {1: "up", -1: "down", 0: "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """base None: the operator had left the field unset. weight None: what is published is the weight."""
+
+    base: Value | None
+    published: Value
+    changed_ms: int | None
+    direction: int
+    policy_version: str
+    weight: float | None = None
+
+    def annotations(self) -> dict[str, str]:
+        """As they stand on the object."""
+        return {
+            BASE: UNSET if self.base is None else _text(self.base),
+            PUBLISHED: _text(self.published),
+            **({} if self.changed_ms is None else {CHANGED: instant(self.changed_ms)}),
+            DIRECTION: _WORDS[self.direction],
+            POLICY: self.policy_version,
+            **({} if self.weight is None else {WEIGHT: _text(self.weight)}),
+        }
+
+
+def read(annotations: Mapping[str, str], *, text: bool = False) -> Marks | None:
+    """None where we never wrote, or where what stands there is not ours to understand.
+
+    text: the target's field holds text rather than a number."""
+    base_text = annotations.get(BASE)
+    published: Value | None
+    base: Value | None
+    if text:
+        published = annotations.get(PUBLISHED) or None
+        base = base_text if base_text and base_text != UNSET else None
+    else:
+        published, base = _number(annotations.get(PUBLISHED)), _number(base_text)
+    if published is None or (base is None and base_text != UNSET):
+        return None
+    direction = next((sign for sign, word in _WORDS.items() if word == annotations.get(DIRECTION)), 0)
+    weight = _number(annotations.get(WEIGHT))
+    return Marks(base, published, _millis(annotations.get(CHANGED)), direction, annotations.get(POLICY, ""), weight)
+
+
+def carries(obj: Object) -> bool:
+    """Whether we have written on an object."""
+    return PUBLISHED in (obj["metadata"].get("annotations") or {})
+
+
+def instant(at_ms: int) -> str:
+    """UTC with milliseconds: 2026-10-01T00:00:00.000Z."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _text(value: Value) -> str:
+    return value if isinstance(value, str) else f"{value:.15g}"
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if isfinite(value) and value >= 0 else None
+
+
+def _millis(text: str | None) -> int | None:
+    try:
+        at = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return round(at.timestamp() * 1000) if at.tzinfo is not None else None

@@ -1,0 +1,121 @@
+"""The tree of quotas by which a target admits work: what each node of it has left, and could have at most. Pure.
+
+The rules are Kueue's: a node lends what its lending limit leaves of its quota, borrows what its siblings do not use,
+up to its borrowing limit, and counts against its parent with what exceeds the part it keeps to itself.
+Flavors are added up: whether one flavor alone has room is not looked at.
+
+Source: kubernetes-sigs/kueue ff69552e79ad, pkg/cache/scheduler/resource_node.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import inf
+
+from fairshare.core.model import UNLIMITED, Quota
+
+
+class Quotas:
+    """Quotas and their use, which `book` changes. Not made for threads."""
+
+    def __init__(self, nodes: Mapping[str, Quota]) -> None:
+        """A parent without a node of its own is a root without quota; of a cycle, no node is known."""
+        known = dict(nodes)
+        for node in nodes.values():
+            if node.parent:
+                known.setdefault(node.parent, Quota("", 0.0))
+        self._nodes = {name: node for name, node in known.items() if _has_root(name, known)}
+        self._children: dict[str, list[str]] = {}
+        for name, node in sorted(self._nodes.items()):
+            if node.parent:
+                self._children.setdefault(node.parent, []).append(name)
+        self._subtree: dict[str, float] = {}
+        self._used: dict[str, float] = {}
+        for name, node in self._nodes.items():
+            if not node.parent:
+                self._add_up(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._nodes
+
+    def copy(self) -> Quotas:
+        """The same, to be changed by itself."""
+        other = object.__new__(Quotas)
+        other._nodes, other._children, other._subtree = self._nodes, self._children, self._subtree
+        other._used = dict(self._used)
+        return other
+
+    def root(self, name: str) -> str:
+        """The root of the node's tree; its own name where it is not known."""
+        while (node := self._nodes.get(name)) is not None and node.parent:
+            name = node.parent
+        return name
+
+    def total(self, name: str) -> float:
+        """Quota of the node and of all below it, lent or not."""
+        return self._nodes[name].nominal + sum(self.total(child) for child in self._children.get(name, ()))
+
+    def most(self, name: str) -> float:
+        """What the node could use if no other used anything; infinite where it is not known."""
+        node = self._nodes.get(name)
+        if node is None:
+            return inf
+        if not node.parent:
+            return self._subtree[name]
+        reach = self._kept(name) + self.most(node.parent)
+        return reach if node.borrows == UNLIMITED else min(reach, self._subtree[name] + node.borrows)
+
+    def free(self, name: str) -> float:
+        """What the node can use beside what is used now; infinite where it is not known, < 0 where too much is."""
+        node = self._nodes.get(name)
+        if node is None:
+            return inf
+        if not node.parent:
+            return self._subtree[name] - self._used[name]
+        kept, used = self._kept(name), self._used[name]
+        above = self.free(node.parent)
+        if node.borrows != UNLIMITED:
+            above = min(above, self._subtree[name] - kept - max(0.0, used - kept) + node.borrows)
+        return max(0.0, kept - used) + above
+
+    def book(self, name: str, gpus: float) -> None:
+        """Work of the node takes GPUs, or gives them back (< 0)."""
+        while (node := self._nodes.get(name)) is not None and gpus:
+            kept, before = self._kept(name), self._used[name]
+            self._used[name] = before + gpus
+            gpus = max(0.0, before + gpus - kept) - max(0.0, before - kept)
+            name = node.parent
+
+    def _add_up(self, name: str) -> None:
+        node = self._nodes[name]
+        subtree, used = node.nominal, node.used
+        for child in self._children.get(name, ()):
+            self._add_up(child)
+            kept = self._kept(child)
+            subtree += self._subtree[child] - kept
+            used += max(0.0, self._used[child] - kept)
+        self._subtree[name], self._used[name] = subtree, used
+
+    def _kept(self, name: str) -> float:
+        """What the node lends to no other."""
+        lends = self._nodes[name].lends
+        return 0.0 if lends == UNLIMITED else max(0.0, self._subtree[name] - lends)
+
+
+def capacity(quotas: Quotas, names: Iterable[str]) -> float | None:
+    """GPUs that the trees of these nodes hold together; None where one of them is not known."""
+    nodes = list(names)
+    if not nodes or not all(name in quotas for name in nodes):
+        return None
+    return sum(quotas.total(root) for root in sorted({quotas.root(name) for name in nodes}))
+
+
+def _has_root(name: str, nodes: Mapping[str, Quota]) -> bool:
+    seen: set[str] = set()
+    while name not in seen:
+        seen.add(name)
+        parent = nodes[name].parent
+        if not parent:
+            return True
+        name = parent
+    return False

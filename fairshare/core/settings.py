@@ -1,0 +1,158 @@
+"""Defines every setting of the controller.
+
+Every fault names its place: `file:line`, the variable (`GPUTALLY_FAIRSHARE_` + upper case) or the
+option. What decides about weights is not here but in the policy file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from gputally.base import errors
+from gputally.base.errors import FairshareError
+from gputally.server import config_models
+from gputally.server.config_models import Duration, Model
+from gputally.server.tokens_and_grants import is_loopback
+
+ENV_PREFIX = "GPUTALLY_FAIRSHARE_"
+
+
+class SettingsFault(FairshareError):
+    """One or more faults, a line each: the place, then the reason."""
+
+
+class Settings(Model):
+    """The controller's settings. Paths are taken from the working directory."""
+
+    policy: Path
+    """The policy file; read again when it changes. A faulty one leaves the running one in force."""
+    accountant: str = "http://127.0.0.1:8080"
+    """Base URL of the accountant."""
+    token_file: Path | None = None
+    """File with the bearer token for the accountant; read at every request."""
+    ca_file: Path | None = None
+    """PEM file of the authorities the accountant's certificate may come from; none: the system's."""
+    cluster: str = "kubernetes"
+    """`kubernetes`, or a YAML file of objects to play with."""
+    cluster_name: str = Field(default="", max_length=253)
+    """Name of this cluster in the ledger, as its agents report it: usage of others that share the accountant does not
+    count. Empty: everything in the ledger is of this cluster."""
+    kubeconfig: Path | None = None
+    """Instead of the pod's own account and the default kubeconfig."""
+    dry_run: bool = False
+    """True: publish no weight, whatever the policy says; conditions and events are still kept."""
+    interval: Duration = Field(default=60, ge=1)
+    """Time between two cycles."""
+    listen: str = "0.0.0.0:9402"
+    """host:port of /livez, /readyz and /metrics; port 0 takes a free one."""
+    extender_listen: str = ""
+    """host:port of the kube-scheduler's extender, for example 0.0.0.0:9403; empty: none is served."""
+    extender_certificate: Path | None = None
+    """Serve the extender with TLS: the certificate (PEM), with `extender_key`."""
+    extender_key: Path | None = None
+    extender_client_authority: Path | None = None
+    """Answer only who shows a certificate of this authority (PEM)."""
+    pages_listen: str = ""
+    """host:port of the pages for people, for example 0.0.0.0:9404; empty: none are served."""
+    pages_tokens: Path | None = None
+    """File of bearer tokens (hashed, as the accountant's) that open the pages: `read` to look, `policy` to change.
+    Without it and `pages_callers` only a loopback address may be listened on."""
+    pages_callers: Path | None = None
+    """Callers file, as the accountant's; both may read the same. People sign in to the pages with those of its issuers
+    that have a `login`, and its grants say who may: `read` to look, `policy` to change. With `pages_public_url` and
+    `pages_session_key`."""
+    pages_public_url: str = Field(default="", pattern=r"^(https?://[^\s?#]+)?$")
+    """Where browsers reach the pages: people come back from signing in to `/sign-in/done` below it."""
+    pages_session: Duration = Field(default=8 * 3_600, ge=60)
+    """How long somebody who signed in stays so."""
+    pages_session_key: Path | None = None
+    """Secret that sessions are signed with, 32 bytes or more, the same for all replicas."""
+    pages_certificate: Path | None = None
+    """Serve the pages with TLS: the certificate (PEM), with `pages_key`."""
+    pages_key: Path | None = None
+    pages_apply: str = Field(default="", pattern="^(file|configmap:[a-z0-9.-]+/[a-z0-9.-]+)?$")
+    """Where the form may write the policy: `file`, or `configmap:NAMESPACE/NAME` from which the file is mounted. Empty:
+    nowhere; leave it so where the policy comes from version control."""
+    pages_memory_mib: int = Field(default=768, ge=128)
+    """Memory of a preview's process; one at a time."""
+    pages_accountant: str = ""
+    """Address of the accountant's pages as a browser reaches them, to link to."""
+    prometheus: str = ""
+    """Base URL of the Prometheus that knows the latencies of the policy's `slos`; empty: none is watched."""
+    prometheus_token_file: Path | None = None
+    """File with the bearer token for it; read at every request."""
+    runai_credentials: Path | None = None
+    """Folder with the files `client-id` and `client-secret` of a service account of Run:ai; read for every token."""
+    runai_ca_file: Path | None = None
+    """Authorities (PEM) trusted for Run:ai instead of the system's."""
+    watch_pods: bool = True
+    """Keep pods that ask for GPUs in memory: sizes of gangs, label queues and the extender need them."""
+    lease: str = "gputally-fairshare"
+    """Name of the Lease, in `status_namespace`, that decides which of several replicas acts; empty: no election."""
+    identity: str = ""
+    """What this replica calls itself in the Lease; empty: its host name and process."""
+    status_namespace: str = "gputally-system"
+    """Namespace of the ConfigMap that carries the conditions; empty: none is written."""
+    status_name: str = "gputally-fairshare"
+    log_level: Level = "info"
+
+    @field_validator("listen", "extender_listen", "pages_listen")
+    @classmethod
+    def _address(cls, text: str, info: ValidationInfo) -> str:
+        if not text and info.field_name != "listen":
+            return text
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+            raise ValueError(f"not an address: {text!r} (write host:port, for example 0.0.0.0:9402)")
+        return text
+
+    @model_validator(mode="after")
+    def _pages(self) -> Settings:
+        guarded = self.pages_tokens is not None or self.pages_callers is not None
+        if self.pages_listen and not guarded and not is_loopback(address(self.pages_listen)[0]):
+            reason = f"{self.pages_listen} can be reached from elsewhere: set pages_tokens or pages_callers"
+            raise config_models.at("pages_listen", reason)
+        if self.pages_callers is not None and not (self.pages_public_url and self.pages_session_key):
+            raise config_models.at("pages_callers", "goes together with pages_public_url and pages_session_key")
+        if (self.pages_certificate is None) != (self.pages_key is None):
+            raise config_models.at(
+                "pages_key" if self.pages_key else "pages_certificate", "pages_certificate and pages_key go together"
+            )
+        if self.pages_accountant and not self.pages_accountant.startswith(("http://", "https://")):
+            raise config_models.at("pages_accountant", f"not an address: {self.pages_accountant!r}")
+        return self
+
+    @property
+    def host(self) -> str:
+        return address(self.listen)[0]
+
+    @property
+    def port(self) -> int:
+        return address(self.listen)[1]
+
+    def as_yaml(self) -> str:
+        """The settings in force, in the form of the settings file."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def address(text: str) -> tuple[str, int]:
+    """host and port of a checked `host:port`."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:
+    """Read and merge the three layers (`gputally.server.config_models`); flags: only those the user gave. Raises
+    SettingsFault."""
+    try:
+        return config_models.load_settings(Settings, ENV_PREFIX, path, environ, flags)
+    except errors.SettingsFault as fault:
+        raise SettingsFault(str(fault)) from fault
+
+
+Level = Literal["debug", "info", "warning", "error"]

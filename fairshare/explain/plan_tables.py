@@ -1,0 +1,361 @@
+"""Renders divisions, plans and outcomes as tables and as plain values.
+
+Numbers are rounded here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from math import fsum
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
+from fairshare.controller.weight_writer import Adoption
+from fairshare.core.model import UNLIMITED, Case, Division, Round, Value
+from fairshare.preemption.target_preemption import PreemptionReport
+from fairshare.usage.stale_usage_hold import USAGE_FRESH
+
+MOST_NODES = 4
+"""Nodes with lost GPUs that are named."""
+MOST_INDENT = 12
+"""Levels of the tree that are indented: further in there would be no room for the names."""
+_RESULT_STYLE = {"applied": "green", "would-apply": "cyan"}
+
+
+def number(value: Value | None, digits: int = 3) -> str:
+    """At most `digits` decimals, none that say nothing; unlimited and texts as such."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return "unset"
+    if value == UNLIMITED:
+        return "unlimited"
+    return f"{value:,.{digits}f}".rstrip("0").rstrip(".") if value % 1 else f"{value:,.0f}"
+
+
+def division_table(case: Case, division: Division) -> RenderableType:
+    """Shares of one case; children indented under their parents."""
+    k = number(case.k)
+    table = _table(f"{case.name}   {number(case.total)} {case.resource}, k {k}")
+    table.add_column("queue")
+    for heading in ("priority", "deserved", "weight", "usage", "request", "limit", "share", "of total"):
+        table.add_column(heading, justify="right")
+    tree = case.function == "hierarchy"
+    claims = {claim.name: claim for claim in case.claims}
+    for depth, name in _in_tree({name: claim.parent if tree else None for name, claim in claims.items()}):
+        claim = claims[name]
+        share = division.shares[claim.name]
+        table.add_row(
+            indented(depth, claim.name),
+            str(claim.priority),
+            number(claim.deserved),
+            number(claim.weight),
+            number(claim.usage),
+            number(claim.request),
+            number(claim.limit),
+            number(share),
+            f"{share / case.total:.1%}" if case.total else "",
+        )
+    roots = [claim.name for claim in case.claims if not tree or claim.parent is None]
+    given = fsum(division.shares[name] for name in roots)
+    table.add_section()
+    table.add_row("given", *[""] * 6, number(given), f"{given / case.total:.1%}" if case.total else "")
+    table.add_row("left over", *[""] * 6, number(division.remaining), "")
+    return table
+
+
+def steps_table(division: Division) -> RenderableType:
+    """Every round of the over-quota phase with its numbers, then who got the remainders."""
+    table = _table("")
+    for heading in ("round", "queue"):
+        table.add_column(heading)
+    for heading in ("n", "U", "P", "offered", "given", "fraction"):
+        table.add_column(heading, justify="right")
+    for step in division.steps:
+        where = f"{step.parent or 'roots'}, priority {step.priority}"
+        if isinstance(step, Round):
+            table.add_section()
+            pool = Text(f"pool {number(step.pool, 6)}, S {number(step.sum_p, 6)}", "dim")
+            table.add_row(f"{where}, round {step.number}", pool)
+            for offer in step.offers:
+                table.add_row(
+                    "",
+                    offer.queue,
+                    *(number(value, 6) for value in (offer.n, offer.usage, offer.p)),
+                    number(offer.offered, 6),
+                    number(offer.given, 6),
+                    number(offer.fraction, 6),
+                )
+        else:
+            table.add_row(
+                f"{where}, remainder", step.queue, "", "", "", "", number(step.given, 6), number(step.fraction, 6)
+            )
+    return table
+
+
+def lost_words(lost: Mapping[str, float]) -> str:
+    """GPUs that were left out of capacity, and where; nothing where none were."""
+    if not lost:
+        return ""
+    nodes = [f"{node} ({number(count, 1)})" for node, count in sorted(lost.items())]
+    more = f" and {len(nodes) - MOST_NODES} more nodes" if len(nodes) > MOST_NODES else ""
+    return f" without {number(fsum(lost.values()), 1)} lost on {', '.join(nodes[:MOST_NODES])}{more}"
+
+
+def plan_table(target: TargetReport) -> RenderableType:
+    """Every weight of a target with what it comes from; below, what stands in the way."""
+    outcomes = {outcome.apply.queue: outcome for outcome in target.outcomes}
+    due = {entitlement.queue: entitlement for entitlement in target.entitlements}
+    table = _table(f"{target.target}, {target.mode}, {number(target.gpus, 1)} GPUs{lost_words(target.lost)}")
+    table.add_column("queue")
+    for heading in ("configured", "n", "U", "P", "now", "new"):
+        table.add_column(heading, justify="right")
+    table.add_column("asks", justify="right")
+    table.add_column("has", justify="right")
+    table.add_column("due", justify="right")
+    table.add_column("result")
+    table.add_column("why", overflow="fold", ratio=1)
+    weights = {weight.queue: weight for weight in target.weights}
+    parents = {name: parent if (parent := due[name].parent) in weights else None for name in weights}
+    for depth, name in _in_tree(parents):
+        weight, entitlement, outcome = weights[name], due[name], outcomes.get(name)
+        numbers = weight.explanation
+        table.add_row(
+            indented(depth, name),
+            number(weight.configured, 4),
+            number(numbers.n),
+            number(numbers.u),
+            number(numbers.p),
+            number(weight.previous, 4),
+            number(weight.value, 4),
+            number(entitlement.requested, 1),
+            number(entitlement.allocated, 1),
+            number(entitlement.gpus, 1),
+            Text(outcome.result, _RESULT_STYLE.get(outcome.result, "red")) if outcome else Text("as it is", "dim"),
+            weight.why,
+        )
+    roots = [due[name] for name, parent in parents.items() if parent is None]
+    sums = (number(fsum(getattr(each, key) for each in roots), 1) for key in ("requested", "allocated", "gpus"))
+    table.add_section()
+    table.add_row("total", *[""] * 6, *sums)
+    failures = [Text(f"{o.apply.queue}: {o.detail}", "red") for o in target.outcomes if o.detail]
+    return Group(table, *failures)
+
+
+def report_view(report: CycleReport) -> RenderableType:
+    """A whole cycle: usage, plans, conditions that are not as they should be."""
+    parts: list[RenderableType] = []
+    window = report.window
+    if window is not None:
+        hours = (window.end_ms - window.start_ms) / 3_600_000
+        life = f", half-life {window.half_life_s / 3600:g} h" if window.half_life_s else ""
+        span = f"{window.measure} over {hours:g} h ({window.kind}{life})"
+        parts.append(Text(f"{span}, {window.coverage:.1%} metered; policy {report.policy_version}"))
+    if report.hold is not None:
+        parts.append(Text(f"HOLD {report.hold.reason}: {report.hold.message}; the last good weights stay", "bold red"))
+    else:
+        parts += [plan_table(target) for target in report.targets if target.weights]
+    for scope, condition in report.scoped_conditions():
+        told = condition.status == "False" or (condition.status, condition.type) == ("Unknown", "Effective")
+        if told and condition.type != USAGE_FRESH:  # a hold has been said already
+            what = f"{scope + ' ' if scope else ''}{condition.type}={condition.status} {condition.reason}"
+            parts.append(Text(f"{what}: {condition.message}", "yellow"))
+            if condition.remedy:
+                parts.append(Text(f"  {condition.remedy}"))
+    return Group(*parts)
+
+
+def outcomes_table(outcomes: Sequence[Outcome]) -> RenderableType:
+    """Plain writes, for `release`."""
+    table = _table("")
+    for heading in ("target", "queue", "object"):
+        table.add_column(heading)
+    table.add_column("now", justify="right")
+    table.add_column("new", justify="right")
+    table.add_column("result")
+    table.add_column("why", overflow="fold")
+    for outcome in outcomes:
+        apply = outcome.apply
+        table.add_row(
+            apply.target, apply.queue, apply.name, number(apply.previous, 4), number(apply.value, 4),
+            Text(outcome.result, _RESULT_STYLE.get(outcome.result, "red")), outcome.detail or apply.why,
+        )  # fmt: skip
+    return table
+
+
+def adoptions_table(adoptions: Sequence[Adoption]) -> RenderableType:
+    """Fields taken over, and from whom."""
+    table = _table("")
+    for heading in ("target", "queue", "object", "field", "owned by", "result"):
+        table.add_column(heading)
+    table.add_column("why", overflow="fold")
+    for each in adoptions:
+        table.add_row(
+            each.target, each.queue, f"{each.kind} {each.name}", each.field, ", ".join(each.owners),
+            Text(each.result, _RESULT_STYLE.get(each.result, "red")), each.detail,
+        )  # fmt: skip
+    return table
+
+
+def division_json(case: Case, division: Division, *, explain: bool) -> dict[str, Any]:
+    """`{name, shares, remaining}`, and with explain the rounds and remainders."""
+    answer: dict[str, Any] = {"name": case.name, "shares": dict(division.shares), "remaining": division.remaining}
+    if explain:
+        answer["deserved"] = dict(division.deserved)
+        answer["rounds"] = [
+            {
+                "parent": step.parent,
+                "priority": step.priority,
+                "round": step.number,
+                "pool": step.pool,
+                "S": step.sum_p,
+                "remaining": step.remaining,
+                "queues": [
+                    {
+                        "queue": offer.queue,
+                        "n": offer.n,
+                        "U": offer.usage,
+                        "P": offer.p,
+                        "fs": offer.offered,
+                        "given": offer.given,
+                        "fraction": offer.fraction,
+                    }
+                    for offer in step.offers
+                ],
+            }
+            for step in division.steps
+            if isinstance(step, Round)
+        ]
+        answer["remainders"] = [
+            {"parent": s.parent, "priority": s.priority, "queue": s.queue, "fraction": s.fraction, "given": s.given}
+            for s in division.steps
+            if not isinstance(s, Round)
+        ]
+    return answer
+
+
+def indented(depth: int, name: str) -> str:
+    """A queue's name as it stands in a tree."""
+    return "  " * min(depth, MOST_INDENT) + name
+
+
+def _in_tree(parents: Mapping[str, str | None]) -> Iterator[tuple[int, str]]:
+    """(depth, name), children after their parents, siblings by name."""
+    children: dict[str | None, list[str]] = {}
+    for name in sorted(parents, reverse=True):
+        children.setdefault(parents[name], []).append(name)
+    pending = [(0, name) for name in children.get(None, [])]
+    while pending:
+        depth, name = pending.pop()
+        yield depth, name
+        pending += [(depth + 1, child) for child in children.get(name, [])]
+
+
+def _table(title: str) -> Table:
+    return Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+
+
+def plan_document(report: CycleReport) -> dict[str, Any]:
+    """A whole cycle."""
+    return {
+        "schema": 1,
+        "at_ms": report.at_ms,
+        "policy_version": report.policy_version,
+        "window": report.window.model_dump(mode="json") if report.window is not None else None,
+        "hold": asdict(report.hold) if report.hold is not None else None,
+        "conditions": [{"target": scope, **asdict(each)} for scope, each in report.scoped_conditions()],
+        "targets": [
+            {
+                "target": target.target,
+                "mode": target.mode,
+                "gpus": target.gpus,
+                "lost": dict(target.lost),
+                "degraded": dict(target.degraded),
+                "weights": list(_weights(target)),
+            }
+            for target in report.targets
+        ],
+    }
+
+
+def plan_records(report: CycleReport) -> Iterator[dict[str, Any]]:
+    """One weight a line."""
+    for target in report.targets:
+        for each in _weights(target):
+            yield {"target": target.target, "mode": target.mode, **each}
+
+
+def _weights(target: TargetReport) -> Iterator[dict[str, Any]]:
+    due = {each.queue: each for each in target.entitlements}
+    outcomes = {each.apply.queue: each for each in target.outcomes}
+    for weight in sorted(target.weights, key=lambda weight: weight.queue):
+        entitlement, outcome = due[weight.queue], outcomes.get(weight.queue)
+        yield {
+            "queue": weight.queue,
+            "configured": weight.configured,
+            "previous": weight.previous,
+            "value": weight.value,
+            "usage": weight.explanation.u,
+            "requested": entitlement.requested,
+            "allocated": entitlement.allocated,
+            "due": entitlement.gpus,
+            "result": outcome.result if outcome is not None else None,
+            "detail": outcome.detail if outcome is not None else "",
+            "why": weight.why,
+        }
+
+
+def outcome(each: Outcome) -> dict[str, Any]:
+    """One write, without its patch."""
+    apply = each.apply
+    return {
+        "target": apply.target, "queue": apply.queue, "object": apply.name, "previous": apply.previous,
+        "value": apply.value, "result": each.result, "detail": each.detail, "why": apply.why,
+    }  # fmt: skip
+
+
+def adoption(each: Adoption) -> dict[str, Any]:
+    """One field that was taken over."""
+    return {
+        "target": each.target, "queue": each.queue, "kind": each.kind, "object": each.name, "field": each.field,
+        "owners": list(each.owners), "result": each.result, "detail": each.detail,
+    }  # fmt: skip
+
+
+def shares(divided: Sequence[tuple[Case, Division]]) -> Iterator[dict[str, Any]]:
+    """One queue of a case a line."""
+    for case, division in divided:
+        for name, share in division.shares.items():
+            yield {"case": case.name, "queue": name, "share": share}
+
+
+def preemption(report: PreemptionReport) -> list[dict[str, Any]]:
+    """One verdict each, with who gives way and who stays."""
+    return [
+        {
+            "claimant": verdict.claimant,
+            "queue": verdict.queue,
+            "outcome": verdict.outcome,
+            "reason": verdict.reason,
+            "gives_way": [stop for stop in stops(report) if stop["claimant"] == verdict.claimant],
+            "stays": [{"workload": each.key, "queue": each.queue, "why": each.reason} for each in verdict.spared],
+        }
+        for verdict in report.verdicts
+    ]
+
+
+def stops(report: PreemptionReport) -> Iterator[dict[str, Any]]:
+    """One workload that gives way a line."""
+    for stop in report.stops:
+        gang = stop.victim.gang
+        yield {
+            "claimant": stop.claimant, "workload": f"{gang.kind.kind}/{gang.namespace}/{gang.name}",
+            "queue": gang.queue, "gpus": stop.victim.gpus, "lost_gpu_hours": stop.victim.lost_gpu_hours,
+            "result": stop.effect.result, "why": f"{stop.victim.reason} {stop.effect.detail}".strip(),
+        }  # fmt: skip

@@ -1,0 +1,432 @@
+"""Explains from a cycle's numbers why a queue has what it has and why a pod waits.
+
+Nothing is computed anew here but differences: entitlement, usage, weights and traces are those of the cycle
+(`fairshare.controller.cycle_report`), the reach of the law is the advisor's, the words are those of
+`fairshare.explain.queue_explanation`.
+
+A sentence says what the scheduler may do, never that it will: when a pod starts is the scheduler's to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import fsum
+from typing import Any
+
+from accountant.wire.policy_models import Decision, Policy, QueuePolicy
+from accountant.wire.usage_models import BudgetState
+from fairshare.controller.cycle_report import CycleReport, TargetReport
+from fairshare.core.model import UNLIMITED, Entitlement, Gang, Pod, Standing, Weight
+from fairshare.laws.gang_turns import reach
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
+
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One queue on the way from the root to the one in question. GPUs. left: what it is due and does not
+    hold; negative where it holds more. weight None: the target has no object for it."""
+
+    queue: QueuePolicy
+    entitlement: Entitlement
+    standing: Standing | None
+    weight: Weight | None
+
+    @property
+    def left(self) -> float:
+        return self.entitlement.gpus - self.entitlement.allocated
+
+
+def standing(level: Level) -> str:
+    """Share left, in words."""
+    e = level.entitlement
+    head = f"due {e.gpus:g} GPUs now, holds {e.allocated:g}, asks for {e.requested:g}"
+    if level.left > _ROUNDING:
+        return f"{head}: {level.left:g} GPUs of its share are left"
+    if level.left < -_ROUNDING:
+        return f"{head}: {-level.left:g} GPUs are borrowed, and others may take them back"
+    if e.requested <= e.allocated + _ROUNDING:
+        return f"{head}: it has all that it asks for" if e.requested > 0 else f"{head}: it asks for nothing"
+    return f"{head}: its share is used up"
+
+
+def verdict(
+    policy: Policy, levels: Sequence[Level], gpus: float, free: float, need: float, whole: float
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Why `need` more GPUs are not there, and what would have to change. The narrowest queue of the path speaks.
+    whole: what the gang needs in all, with what it holds already."""
+    if whole > gpus:
+        return (f"it needs {whole:g} GPUs; there are {gpus:g} in all: it can never start",), ()
+    for level in levels:
+        with_it = level.entitlement.allocated + need
+        if level.queue.limit != UNLIMITED and with_it > level.queue.limit + _ROUNDING:
+            text = f"{level.queue.name!r} may hold {level.queue.limit:g} GPUs (limit) and holds"
+            text = f"{text} {level.entitlement.allocated:g}: {need:g} more are too many"
+            if whole > level.queue.limit:
+                return (text,), (f"a limit of {whole:g} for {level.queue.name!r}, or a smaller gang",)
+            return (text,), (f"{with_it - level.queue.limit:g} GPUs of {level.queue.name!r} have to come free",)
+    own = levels[-1]
+    wanted = own.entitlement.allocated + need
+    if wanted > gpus:
+        text = f"{need:g} GPUs more would be {wanted:g} for {own.queue.name!r}; there are {gpus:g} in all"
+        return (text,), (f"{wanted - gpus:g} GPUs of {own.queue.name!r} have to come free",)
+    narrow = max(levels, key=lambda level: need - level.left)
+    short = need - narrow.left
+    if short <= _ROUNDING:
+        inside = all(
+            lv.queue.deserved == UNLIMITED or lv.entitlement.allocated + need <= lv.queue.deserved for lv in levels
+        )
+        kind = "guaranteed quota" if inside else "fair share"
+        if free >= need:
+            return (f"it is within its {kind} and {free:g} GPUs are free: the scheduler may start it",), ()
+        text = f"it is within its {kind}: the scheduler may take {need - free:g} GPUs back from who has more"
+        return (text,), ("victims have to pass their minimum run time and disruption budgets",)
+    text = (
+        f"with it {narrow.queue.name!r} would hold {short:g} GPUs more than the {narrow.entitlement.gpus:g} it is due"
+    )
+    if free >= need:
+        return (f"{text}, yet {free:g} GPUs are free: the scheduler may lend them",), ()
+    return (f"{text}, and only {free:g} GPUs are free: nobody is preempted for it",), tuple(
+        _cures(policy, levels, gpus, free, narrow, need, short)
+    )
+
+
+def _cures(
+    policy: Policy, levels: Sequence[Level], gpus: float, free: float, narrow: Level, need: float, short: float
+) -> Iterator[str]:
+    missing = need - free
+    yield f"{missing:g} GPUs come free anywhere, or {short:g} GPUs of {narrow.queue.name!r} itself end"
+    spent = [lv for lv in levels if lv.weight is not None and lv.weight.configured == 0 < lv.queue.weight]
+    if spent:
+        yield f"the budget of {spent[0].queue.name!r} is exhausted: nothing over its quota until the month ends"
+        return
+    e = narrow.entitlement
+    costs = e.without_history - e.gpus
+    if costs > _ROUNDING:
+        yield (
+            f"its history costs {narrow.queue.name!r} {costs:g} GPUs; they come back as that usage ages"
+            f" ({_window_words(policy)})"
+        )
+    trace = narrow.weight.explanation.trace if narrow.weight is not None else {}
+    if trace.get("owed_gpu_h", 0.0) > 0:
+        yield f"it is owed {trace['owed_gpu_h']:,.0f} GPU-hours: its share rises until they are repaid"
+    if narrow.weight is not None and narrow.weight.explanation.stepped < narrow.weight.explanation.proportional:
+        steps = narrow.weight.explanation
+        yield f"its weight is on the way up from {steps.stepped:g} to {steps.proportional:g}, a step a cycle"
+    own = levels[-1]
+    yield reach(policy, gpus, own.queue.name, own.entitlement.allocated + need).sentence(own.entitlement.allocated)
+
+
+def _window_words(policy: Policy) -> str:
+    window = policy.window
+    if window.half_life is not None:
+        return f"half of it counts no more after {span(window.half_life * 1000)}"
+    if window.kind == "sliding":
+        return f"all of it after {span(window.size * 1000)}"
+    return f"at the next turn of the {window.kind} window"
+
+
+def budget_words(budgets: Sequence[BudgetState]) -> Iterator[str]:
+    for budget in budgets:
+        if budget.spent is None:
+            yield f"budget {budget.name!r}: spent is unknown, some of the time has no price"
+        elif budget.spent >= budget.limit:
+            yield f"budget {budget.name!r} is exhausted: {budget.spent:,.2f} of {budget.limit:,.2f} {budget.unit}"
+        else:
+            yield (
+                f"budget {budget.name!r}: {budget.spent:,.2f} of {budget.limit:,.2f} {budget.unit} in {budget.month},"
+                f" {budget.limit - budget.spent:,.2f} left{_until(budget)}"
+            )
+
+
+def _until(budget: BudgetState) -> str:
+    """How long it lasts, where that ends within the month."""
+    if budget.exhausted_ms is None:
+        return ""
+    bounds = [
+        "later" if at is None else f"{datetime.fromtimestamp(at // MS_PER_SECOND, UTC):%Y-%m-%d}"
+        for at in (budget.exhausted_ms, budget.exhausted_earliest_ms, budget.exhausted_latest_ms)
+    ]
+    return f", used up on {bounds[0]} at this rate (80 %: {bounds[1]} to {bounds[2]}, UTC)"
+
+
+def holes(pod: Pod, pods: Sequence[Pod], by_node: Mapping[str, float]) -> Iterator[str]:
+    """Where the sum would do and no node does."""
+    if not by_node:
+        return
+    taken: dict[str, float] = {}
+    for other in pods:
+        if other.held:
+            taken[other.node] = taken.get(other.node, 0.0) + other.gpus
+    free = {node: gpus - taken.get(node, 0.0) for node, gpus in by_node.items()}
+    largest = max(free.values())
+    if pod.gpus > max(by_node.values()):
+        yield f"no node has {pod.gpus:g} GPUs at all; the largest has {max(by_node.values()):g}"
+    elif pod.gpus > largest and fsum(free.values()) >= pod.gpus:
+        yield f"{fsum(free.values()):g} GPUs are free, but no more than {max(0.0, largest):g} on one node"
+
+
+def span(ms: int) -> str:
+    """2 d 3 h, 3 h 20 min, 20 min, under a minute."""
+    minutes = max(0, ms) // MS_PER_MINUTE
+    days, hours, rest = minutes // 1440, minutes // 60 % 24, minutes % 60
+    if days:
+        return f"{days} d {hours} h" if hours else f"{days} d"
+    if hours:
+        return f"{hours} h {rest} min" if rest else f"{hours} h"
+    return f"{rest} min" if rest else "less than a minute"
+
+
+MOST_PAST = 5
+"""Past decisions that are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What became of the weight: in force at the target now, wanted, the mode, and all that stands in the way."""
+
+    mode: str
+    now: float | None
+    wanted: float | None
+    obstacles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAccount:
+    """A queue at one target. levels: root first, the queue itself last. gangs: what waits in it and below it,
+    oldest first. lost: GPUs by node that are not among `gpus`. past: earlier decisions about it, newest first."""
+
+    target: str
+    gpus: float
+    lost: Mapping[str, float]
+    free: float
+    levels: tuple[Level, ...]
+    published: Published
+    gangs: tuple[Gang, ...]
+    budgets: tuple[BudgetState, ...]
+    sentences: tuple[str, ...]
+    cures: tuple[str, ...]
+    past: tuple[Decision, ...]
+
+    @property
+    def own(self) -> Level:
+        return self.levels[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class PodAccount:
+    """A pod. pod None: it is gone, and only decisions speak of it. queue: the account of its queue, where the
+    policy has one."""
+
+    name: str
+    pod: Pod | None
+    gang: Gang | None
+    queue: QueueAccount | None
+    sentences: tuple[str, ...]
+    cures: tuple[str, ...]
+    past: tuple[Decision, ...]
+
+
+def explain_queue(
+    policy: Policy,
+    report: CycleReport,
+    name: str,
+    *,
+    modes: Mapping[str, str],
+    budgets: Sequence[BudgetState] = (),
+    past: Sequence[Decision] = (),
+) -> tuple[QueueAccount, ...]:
+    """One account per target that was weighed. modes: of every target as the policy has it. Raises KeyError for
+    a queue that the policy does not have."""
+    path = _path(policy, name)
+    return tuple(
+        _at(target, policy, report, path, modes, budgets, past) for target in report.targets if target.entitlements
+    )
+
+
+def find_pods(pods: Iterable[Pod], name: str) -> tuple[Pod, ...]:
+    """Pods called `name` or `namespace/name`."""
+    return tuple(pod for pod in pods if name in (pod.name, f"{pod.namespace}/{pod.name}", pod.uid))
+
+
+def explain_pod(
+    policy: Policy,
+    report: CycleReport,
+    pod: Pod,
+    pods: Sequence[Pod],
+    *,
+    modes: Mapping[str, str],
+    budgets: Sequence[BudgetState] = (),
+    past: Sequence[Decision] = (),
+) -> PodAccount:
+    """pods: everybody's, to know what is free on each node. past: decisions, newest first."""
+    name = f"{pod.namespace}/{pod.name}"
+    told = tuple(d for d in past if d.kind == "preemption" and speaks_of(d, _names(pod)))[:MOST_PAST]
+    found = [(target, gang) for target in report.targets for gang in target.gangs if _belongs(pod, gang)]
+    gang = found[0][1] if found else None
+    if gang is None:
+        owner = {ref: queue.name for queue in policy.queues for ref in queue.refs}.get(pod.ref)
+        if owner is None:
+            ref = f"says {pod.ref!r}" if pod.ref else "names no queue"
+            text = f"it {ref}, and no queue of the policy has that ref: its scheduler alone decides"
+            return PodAccount(name, pod, None, None, (text,), (), told)
+    else:
+        owner = gang.queue
+    accounts = explain_queue(policy, report, owner, modes=modes, budgets=budgets, past=past)
+    account = next((a for a in accounts if not found or a.target == found[0][0].target), None)
+    now_ms = report.at_ms
+    if pod.held:
+        since = f" for {span(now_ms - pod.started_ms)}" if pod.started_ms is not None else ""
+        return PodAccount(name, pod, gang, account, (f"it has {pod.gpus:g} GPUs on {pod.node}{since}",), (), told)
+    if pod.leaving:
+        return PodAccount(
+            name, pod, gang, account, (f"it is on its way out of {pod.node}: it waits for nothing",), (), told
+        )
+    sentences: list[str] = []
+    if pod.created_ms is not None:
+        sentences.append(f"it has waited {span(now_ms - pod.created_ms)} for {pod.gpus:g} GPUs")
+    if pod.gated:
+        sentences.append("a scheduling gate holds it: its queueing system has not admitted it yet")
+    need = gang.waits if gang is not None else pod.gpus
+    if gang is not None and gang.minimum > pod.gpus:
+        sentences.append(
+            f"it starts with its gang: {gang.minimum:g} GPUs at once, {gang.allocated:g} of them held, {need:g} missing"
+        )
+    if account is None:
+        return PodAccount(name, pod, gang, None, (*sentences, *_hold(report)), (), told)
+    before = [g for g in account.gangs if g.waits > 0 and gang is not None and _ahead(g, gang)]
+    if before:
+        ahead = fsum(g.waits for g in before)
+        sentences.append(f"{len(before)} gangs of its queue with {ahead:g} GPUs are ahead of it (priority, then age)")
+    whole = gang.minimum if gang is not None else pod.gpus
+    why, cures = verdict(policy, account.levels, account.gpus, account.free, need, whole)
+    sentences += [*why, *holes(pod, pods, report.gpus_by_node)]
+    return PodAccount(name, pod, gang, account, tuple(sentences), cures, told)
+
+
+def speaks_of(decision: Decision, names: frozenset[str]) -> bool:
+    """Whether a decision is about, or mentions in its inputs, one of these names."""
+    return decision.subject in names or any(text in names for text in _strings(decision.inputs))
+
+
+def _at(
+    target: TargetReport,
+    policy: Policy,
+    report: CycleReport,
+    path: Sequence[QueuePolicy],
+    modes: Mapping[str, str],
+    budgets: Sequence[BudgetState],
+    past: Sequence[Decision],
+) -> QueueAccount:
+    due = {entitlement.queue: entitlement for entitlement in target.entitlements}
+    weights = {weight.queue: weight for weight in target.weights}
+    levels = tuple(Level(q, due[q.name], target.standings.get(q.name), weights.get(q.name)) for q in path)
+    name = path[-1].name
+    family = below(policy, name)
+    waiting = sorted(
+        (g for g in target.gangs if g.queue in family and g.waits > 0),
+        key=lambda g: (-g.priority, g.created_ms or report.at_ms, g.namespace, g.name),
+    )
+    free = max(0.0, target.gpus - fsum(e.allocated for e in target.entitlements if e.parent is None))
+    if report.free_by_node:  # others than the target's queues hold GPUs too
+        free = min(free, fsum(max(0.0, amount) for amount in report.free_by_node.values()))
+    account = QueueAccount(
+        target.target,
+        target.gpus,
+        target.lost,
+        free,
+        levels,
+        _published(target, report, name, modes),
+        tuple(waiting),
+        tuple(b for b in budgets if b.queue in {q.name for q in path} or (b.team and b.team == path[-1].team)),
+        (),
+        (),
+        tuple(d for d in past if d.target == target.target and d.subject == name)[:MOST_PAST],
+    )
+    sentences = [standing(account.own), *budget_words(account.budgets)]
+    cures: tuple[str, ...] = ()
+    if waiting:
+        least = min(waiting, key=lambda gang: gang.waits)
+        why, cures = verdict(policy, levels, target.gpus, free, least.waits, least.minimum)
+        sentences += [f"its smallest waiting gang: {text}" for text in why]
+    return QueueAccount(
+        account.target, account.gpus, account.lost, free, levels, account.published, account.gangs, account.budgets,
+        tuple(sentences), cures, account.past,
+    )  # fmt: skip
+
+
+def _published(target: TargetReport, report: CycleReport, queue: str, modes: Mapping[str, str]) -> Published:
+    standing = target.standings.get(queue)
+    weight = next((w for w in target.weights if w.queue == queue), None)
+    obstacles = [*_hold(report)]
+    obstacles += [
+        f"{condition.type}={condition.status} {condition.reason}: {condition.message}"
+        for condition in target.conditions
+        if condition.status == "False"
+    ]
+    obstacles += [f"{o.result}: {o.detail}" for o in target.outcomes if o.apply.queue == queue and o.detail]
+    if standing is None:
+        obstacles.append("the target has no object for this queue")
+    mode = modes.get(target.target, target.mode)
+    if mode == "dry-run":
+        obstacles.append("dry-run: weights are computed and not written")
+    return Published(
+        mode, standing.weight if standing else None, weight.value if weight else None, tuple(dict.fromkeys(obstacles))
+    )
+
+
+def _hold(report: CycleReport) -> tuple[str, ...]:
+    if report.hold is None:
+        return ()
+    return (f"weights are held, {report.hold.reason}: {report.hold.message}",)
+
+
+def _path(policy: Policy, name: str) -> tuple[QueuePolicy, ...]:
+    queues = {queue.name: queue for queue in policy.queues}
+    path = [queues[name]]
+    while (parent := path[-1].parent) is not None:
+        path.append(queues[parent])
+    return tuple(reversed(path))
+
+
+def below(policy: Policy, name: str) -> frozenset[str]:
+    """The queue and all under it."""
+    found, grown = {name}, True
+    while grown:
+        more = {queue.name for queue in policy.queues if queue.parent in found} - found
+        found |= more
+        grown = bool(more)
+    return frozenset(found)
+
+
+def _belongs(pod: Pod, gang: Gang) -> bool:
+    return (
+        any(each.uid == pod.uid for each in gang.pods) or pod.gang == f"{gang.kind.kind}/{gang.namespace}/{gang.name}"
+    )
+
+
+def _ahead(other: Gang, gang: Gang) -> bool:
+    if other.uid == gang.uid and other.name == gang.name:
+        return False
+    mine, theirs = gang.created_ms or 0, other.created_ms or 0
+    return other.priority > gang.priority or (other.priority == gang.priority and theirs < mine)
+
+
+def _names(pod: Pod) -> frozenset[str]:
+    gang = {pod.gang, pod.gang.partition("/")[2]} if pod.gang else set()
+    return frozenset({pod.uid, f"{pod.namespace}/{pod.name}", *gang} - {""})
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield str(key)
+            yield from _strings(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _strings(each)

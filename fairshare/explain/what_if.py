@@ -1,0 +1,277 @@
+"""Replays past jobs under another policy and compares what each queue would have had.
+
+For the command `what-if` and for the preview of the pages.
+
+The replay has one level: nested queues act as leaves, each with its part of its parents' weight. That is what
+their weights come to while everybody asks. A limit holds for each leaf under it; quotas are the leaves' own, priorities
+between queues are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import fsum
+from pathlib import Path
+from statistics import fmean, median
+
+from accountant.wire.policy_models import Policy, QueuePolicy
+from fairshare.core.model import UNLIMITED
+from fairshare.laws.weight_calculation import static_parts
+from fairshare.simulator import job_traces
+from fairshare.simulator.job_traces import Held
+from fairshare.simulator.scheduler_engine import replay
+from fairshare.simulator.scheduling_policies import Feedback
+from fairshare.simulator.simulation_model import CONTROL_S, Pool, Record, Workload, columns
+from fairshare.usage.accountant_client import AccountantClient
+from gputally.base.errors import FairshareError
+from gputally.base.units import MS_PER_HOUR
+
+HOUR_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """One queue in [from_s, end) of a replay. Waits in hours, of jobs submitted in it; those that never started
+    have waited until the end."""
+
+    queue: str
+    gpu_hours: float
+    jobs: int
+    mean_wait_h: float
+    median_wait_h: float
+    preempted: int
+
+
+def flat(policy: Policy) -> Policy:
+    """The policy with its leaves as only queues."""
+    queues = {queue.name: queue for queue in policy.queues}
+    parents = {queue.parent for queue in policy.queues}
+
+    def part(queue: QueuePolicy) -> float:
+        siblings = fsum(each.weight for each in policy.queues if each.parent == queue.parent)
+        own = queue.weight / siblings if siblings > 0 else 0.0
+        return own if queue.parent is None else own * part(queues[queue.parent])
+
+    def limit(queue: QueuePolicy) -> float:
+        above = limit(queues[queue.parent]) if queue.parent is not None else UNLIMITED
+        return min((each for each in (queue.limit, above) if each != UNLIMITED), default=UNLIMITED)
+
+    leaves = tuple(
+        QueuePolicy(name=q.name, deserved=q.deserved, weight=part(q), limit=limit(q), team=q.team)
+        for q in policy.queues
+        if q.name not in parents
+    )
+    return policy.model_copy(update={"queues": leaves, "budgets": ()})
+
+
+def bounded_together(policy: Policy) -> list[str]:
+    """Queues with several leaves below them whose quota or limit one level cannot tell, in the order of the policy."""
+    queues = {queue.name: queue for queue in policy.queues}
+    parents = {queue.parent for queue in policy.queues}
+    below: dict[str, int] = {}
+    for queue in policy.queues:
+        if queue.name in parents:
+            continue
+        at = queue.parent
+        while at is not None:
+            below[at] = below.get(at, 0) + 1
+            at = queues[at].parent
+    return [q.name for q in policy.queues if below.get(q.name, 0) > 1 and (q.limit > 0 or q.deserved != 0)]
+
+
+def under(
+    policy: Policy, workload: Workload, gpus: int, end_s: int, progress: Callable[[float], None] | None = None
+) -> Record:
+    """Replay `workload` under `policy` on `gpus` GPUs. The workload's queues are the policy's leaves, in order."""
+    one_level = flat(policy)
+    targets = static_parts(one_level, float(gpus))
+    pool = Pool(
+        gpus,
+        [gpus if q.deserved == UNLIMITED else q.deserved for q in one_level.queues],
+        [q.weight for q in one_level.queues],
+        [None if q.limit == UNLIMITED else int(q.limit) for q in one_level.queues],
+    )
+    return replay(workload.fitting(gpus), pool, end_s, steering=Feedback(one_level, targets), progress=progress)
+
+
+def got(record: Record, from_s: int) -> tuple[Got, ...]:
+    """By queue, in the order of the workload."""
+    work = record.workload
+    first = record.used[-(-from_s // CONTROL_S)]
+    found = []
+    for q, name in enumerate(work.queues):
+        mine = [i for i, at in enumerate(work.submit_s) if work.queue[i] == q and at >= from_s]
+        waits = [
+            ((record.started_s[i] if record.started_s[i] >= 0 else record.end_s) - work.submit_s[i]) / HOUR_S
+            for i in mine
+        ]
+        found.append(
+            Got(
+                name, (record.used[-1][q] - first[q]) / HOUR_S, len(mine), fmean(waits) if waits else 0.0,
+                median(waits) if waits else 0.0, sum(record.evicted[i] for i in mine),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def daily(record: Record, from_s: int) -> list[tuple[float, list[float]]]:
+    """(day since `from_s`, mean GPUs held by every queue in the day that ends there)."""
+    return [
+        (
+            (at - from_s) / 86_400,
+            [
+                (late - early) / 86_400
+                for late, early in zip(record.used[at // CONTROL_S], record.used[at // CONTROL_S - 144], strict=True)
+            ],
+        )
+        for at in range(from_s + 86_400, record.end_s + 1, 86_400)
+    ]
+
+
+def daily_of(gpu_us: Sequence[Sequence[int]]) -> list[tuple[float, list[float]]]:
+    """The same from the books: gpu_us[hour][queue], from the first hour shown on."""
+    days = []
+    for at in range(24, len(gpu_us) + 1, 24):
+        hours = gpu_us[at - 24 : at]
+        days.append((at / 24, [sum(column) / 24 / 3_600_000_000 for column in zip(*hours, strict=True)]))
+    return days
+
+
+WARM_UP_S = 7 * 86_400
+"""Most that is replayed before the span that is shown, so that it begins with full queues and a history."""
+Days = list[tuple[float, list[float]]]
+
+
+class WhatIfError(FairshareError):
+    """There is no history to replay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What is replayed. from_s: where the span that is shown begins. had: GPU-hours by queue in it, and days:
+    mean GPUs day by day, as the books have them; None of a trace."""
+
+    workload: Workload
+    gpus: int
+    from_s: int
+    end_s: int
+    had: Sequence[float] | None
+    days: Days | None
+    told: tuple[str, ...]
+
+
+def of_books(client: AccountantClient, policy: Policy, span_s: int, given: int | None, now_ms: int) -> Past:
+    """The last `span_s` seconds of whole hours, and what is replayed before them. given: GPUs, instead of those
+    in the books. Raises WhatIfError, AccountantUnavailable."""
+    end_ms = now_ms // MS_PER_HOUR * MS_PER_HOUR
+    hours = max(1, span_s // HOUR_S)
+    warm = min(WARM_UP_S, policy.window.size) // HOUR_S
+    start_ms = end_ms - (hours + warm) * MS_PER_HOUR
+    leaves = [queue.name for queue in flat(policy).queues]
+    held: list[Held] = []
+    whole = [0] * (hours + warm)
+    begin = datetime.fromtimestamp(start_ms / 1000, UTC)
+    for line in client.usage(start_ms, end_ms, ("queue", "job", "hour")):
+        at = datetime.strptime(line.key["hour"], "%Y-%m-%dT%H").replace(tzinfo=UTC)
+        hour = round((at - begin).total_seconds()) // HOUR_S
+        accounts = line.accounts_gpu_us
+        whole[hour] += accounts.allocated + accounts.unallocated
+        held.append(Held(line.key["queue"], line.key["job"], hour, accounts.allocated))
+    gpus = given or job_traces.capacity(whole)
+    known = next((hour for hour, amount in enumerate(whole) if amount > 0), None)
+    if gpus <= 0 or known is None:
+        raise WhatIfError(f"the books hold no GPU time in the last {span_s // HOUR_S} hours")
+    different: dict[tuple[str, str], int] = {}
+    for line in client.usage(start_ms, end_ms, ("queue", "job", "gpu")):
+        if line.accounts_gpu_us.allocated > 0:
+            key = line.key["queue"], line.key["job"]
+            different[key] = different.get(key, 0) + 1
+    waits = client.median_waits_s(start_ms, end_ms)
+    workload = job_traces.jobs(held, leaves, different, waits)
+    if not workload.submit_s:
+        raise WhatIfError(f"no queue of the policy ({', '.join(leaves)}) held a GPU in that time")
+    index = {name: i for i, name in enumerate(leaves)}
+    amounts = [[0] * len(leaves) for _ in range(hours)]
+    for each in held:
+        if each.queue in index and each.hour >= warm:
+            amounts[each.hour - warm][index[each.queue]] += each.gpu_us
+    had = [sum(column) / job_traces.US_PER_GPU_HOUR for column in zip(*amounts, strict=True)]
+    told = list(job_traces.ASSUMED)
+    if known > warm:
+        told.append(f"the books begin {known - warm} hours into the span")
+    if policy.window.kind != "sliding":
+        told.append(f"the {policy.window.kind} window as a sliding one of its size")
+    if workload.left_out:
+        told.append(f"{workload.left_out} jobs of no leaf queue of the policy are left out")
+    return Past(workload, gpus, warm * HOUR_S, (hours + warm) * HOUR_S, had, daily_of(amounts), tuple(told))
+
+
+def of_trace(path: Path, policy: Policy, gpus: int) -> Past:
+    """A job trace in whole days. Raises WhatIfError, TraceError."""
+    leaves = [queue.name for queue in flat(policy).queues]
+    workload = columns(job_traces.load(path, 0), leaves)
+    if not workload.submit_s:
+        raise WhatIfError(f"{path}: no job of a queue of the policy ({', '.join(leaves)})")
+    end_s = max(86_400, -(-(workload.submit_s[-1] + 1) // 86_400) * 86_400)
+    told = [job_traces.ASSUMED[-1]]
+    if workload.left_out:
+        told.append(f"{workload.left_out} jobs of no leaf queue of the policy are left out")
+    return Past(workload, gpus, 0, end_s, None, None, tuple(told))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One queue: GPU-hours as they were, and under the replay of both policies."""
+
+    queue: str
+    had: float | None
+    now: Got
+    then: Got
+
+
+def leaves(policy: Policy) -> list[str]:
+    """Queues that hold GPUs themselves, in the order of the policy."""
+    return [queue.name for queue in flat(policy).queues]
+
+
+def assumed(past: Past, now: Policy, then: Policy) -> tuple[str, ...]:
+    """What the reader has to know about the comparison."""
+    told = list(past.told)
+    together = dict.fromkeys((*bounded_together(now), *bounded_together(then)))
+    if together:
+        told.append(f"the limit of {', '.join(together)} holds for each queue below alone, and its quota for none")
+    too_large = sum(1 for gpus in past.workload.gpus if gpus > past.gpus)
+    if too_large:
+        told.append(f"{too_large} jobs are larger than the {past.gpus:,} GPUs and are left out")
+    missing = sorted(set(leaves(now)) ^ set(leaves(then)))
+    if missing:
+        told.append(f"only one of the policies has {', '.join(missing)}: there it held nothing")
+    return tuple(told)
+
+
+def replayed(policy: Policy, past: Past, progress: Callable[[float], None] | None = None) -> Record:
+    """The past under `policy`. progress: hears of the part that is done, 0..1."""
+    return under(policy, _sorted_into(past.workload, leaves(policy)), past.gpus, past.end_s, progress)
+
+
+def _sorted_into(workload: Workload, leaves: Sequence[str]) -> Workload:
+    """The same jobs with `leaves` as queues; those of others are left out."""
+    index = {name: i for i, name in enumerate(leaves)}
+    kept = [i for i, q in enumerate(workload.queue) if workload.queues[q] in index]
+    return Workload(
+        tuple(leaves), [workload.submit_s[i] for i in kept], [workload.gpus[i] for i in kept],
+        [workload.duration_s[i] for i in kept], [index[workload.queues[workload.queue[i]]] for i in kept],
+        len(workload.queue) - len(kept),
+    )  # fmt: skip
+
+
+def rows(names: Sequence[str], past: Past, before: Record, after: Record) -> list[Row]:
+    """Of the queues `names`, the leaves of the policy that `after` was replayed under."""
+    now = {each.queue: each for each in got(before, past.from_s)}
+    nothing = Got("", 0.0, 0, 0.0, 0.0, 0)
+    return [
+        Row(name, past.had[q] if past.had is not None else None, now.get(name, nothing), each)
+        for q, (name, each) in enumerate(zip(names, got(after, past.from_s), strict=True))
+    ]

@@ -1,0 +1,286 @@
+"""Defines the deficit law: what a queue is owed is repaid over a set time.
+
+In words: *what a queue should have had over the window, against work it really had, less what it used, is
+owed to it; it is repaid over the next days at a rate nobody else suffers from; weights move only when they
+must; who causes many preemptions pays a little; a gang that fits no share gets a turn.*
+
+    ledger     e = fill(Σ used, used + horizon · pending; targets) - used                [GPU-hours]
+    catch-up   r = clip(e / repay, ± rate · pool · √mean · size), upwards no more than it waits for  [GPUs]
+    error      x = low-pass(fair + r - held, smoothing), fair: instantaneous share by targets  [GPUs]
+    pressure   v = gain · x / (target · pool) - price                          [log of the weight]
+    price      reclaim_price · q / (q + 1), q = evictions for its sake per GPU-hour used / price_knee
+    common     c = ln of what the pressures together would make of the sum of the weights
+    quiet      the weight in force stands while |ln(weight) - (v - c)| <= quiet / (target · size), or nobody waits
+
+mean: of the siblings' targets. size = (target / mean) ^ 0.3: that of an average queue is 1.
+
+Weights act only against each other: what moves all of them alike, as prices do, moves none (`common`).
+
+What a queue holds scatters about its due, so a catch-up of that order costs nobody much on the day. Jobs are lumps
+of the same sizes in queues large and small, so it scatters less than in proportion to the target: hence `size`, by
+which small queues are moved further and left in peace longer.
+
+Whose turn it is goes by `credit`: what is owed, and on top the plain integral of fair share less held, so
+that turns are right on the long run however short the window's memory.
+
+An empty queue's feasible demand is what it used, so it is owed nothing: credit exists only against real
+work, and no clamp has to say so. Without gain and rate the configured weights stand. Memory: x, and the
+leaky sums behind the price. Units: GPUs, hours inside. Pure.
+
+To whoever keeps it, it is a `Memory` as any other: numbers by name, by queue, which survive JSON. The law that finds
+its own columns takes them as they are; from anything else (a status object, a decision, the cycle of a turn) it reads
+them by name. Frozen; no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import exp, fsum, log, sqrt
+from operator import mul, sub
+
+from accountant.wire.policy_models import DeficitPolicy, TurnPolicy
+from fairshare.laws.division import fill
+from fairshare.laws.feedback_laws import Memory, Siblings, Verdict
+from fairshare.laws.gang_turns import lumps, turn_now, under_way
+
+Row = tuple[float, float, float, float, float | None]
+"""Of a queue: x, evictions, used, integral of what it lacked, and when it was looked at."""
+_NOTHING: Mapping[str, float] = {}
+
+
+class Recalled(Mapping[str, Mapping[str, float]]):
+    """names: in their order. rows: of each. logs: of each, the log of its multiplier. It knows of no turn: who has one
+    remembers that beside it."""
+
+    __slots__ = ("_places", "logs", "names", "rows")
+
+    def __init__(self, names: Sequence[str], rows: Sequence[Row], logs: Sequence[float]) -> None:
+        self.names, self.rows, self.logs = names, rows, logs
+        self._places: dict[str, int] | None = None
+
+    @classmethod
+    def of(cls, memory: Memory, siblings: Siblings) -> Recalled:
+        """Of these siblings; of a new one nothing."""
+        columns = siblings.columns
+        if isinstance(memory, cls) and memory.names == columns.names:
+            return memory
+        rows: list[Row] = []
+        logs: list[float] = []
+        for name, weight, now in zip(columns.names, columns.weights, columns.weights_now, strict=True):
+            get = memory.get(name, _NOTHING).get
+            rows.append((get("x", 0.0), get("evictions", 0.0), get("used", 0.0), get("credit", 0.0), get("at_ms")))
+            y = get("y")
+            logs.append(y if y is not None else log(now / weight) if now and weight > 0 else 0.0)
+        return cls(columns.names, rows, logs)
+
+    def __getitem__(self, name: str) -> dict[str, float]:
+        if self._places is None:
+            self._places = {each: place for place, each in enumerate(self.names)}
+        place = self._places[name]
+        x, evictions, used, credit, at_ms = self.rows[place]
+        kept = {"x": x, "evictions": evictions, "used": used, "credit": credit}
+        if at_ms is not None:
+            kept["at_ms"] = at_ms
+        kept["y"] = self.logs[place]
+        return kept
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+_MOST = log(8.0)
+"""Pressure is bounded to a factor of 8 either way; the policy's multipliers usually bind before."""
+_PRICE_MEMORY_H = 336.0
+_SIZE = 0.3
+"""By which power of a queue's size its bounds grow; found on a trace (docs/evaluation.md)."""
+_LEAST_TARGET = 1e-3
+"""Of the pool: below it a target is no measure for an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deficit:
+    """The law with its settings."""
+
+    settings: DeficitPolicy
+    turns: TurnPolicy
+    relative = False
+
+    def __call__(self, siblings: Siblings, memory: Memory, /) -> Verdict:
+        ordered = siblings.by_name()
+        if ordered is not siblings:
+            verdict = self(ordered, memory)
+            by_name, as_given = verdict.weights, siblings.columns.names
+            return replace(verdict, names=as_given, wanted=[by_name[name] for name in as_given])
+        names, weights, targets, usage, asked, held, _, _, _, _, reclaims = siblings.columns
+        pool, settings, now_ms = siblings.pool, self.settings, siblings.now_ms
+        if pool <= 0:  # what is above them may have nothing, so that none of them has more or less than his part
+            kept = Recalled.of(memory, siblings)
+            return Verdict(names, list(weights), {}, dict.fromkeys(names, "there is nothing to divide here"), kept)
+        gain, price, knee = settings.gain, settings.reclaim_price, settings.price_knee
+        repay_h, horizon_h = settings.repay / 3600, settings.horizon / 3600
+        most_credit = horizon_h * pool
+        fair = fill(pool, asked, targets)
+        owed = _owed(usage, asked, held, targets, siblings, horizon_h)
+        bounds, zones = _sized(tuple(targets), pool, settings.rate, settings.quiet)
+        before = Recalled.of(memory, siblings)
+        turning = under_way(memory, now_ms, names) if before is not memory else None
+        at_ms, seen_ms, hours, fades, nearer = float(now_ms), None, 0.0, 1.0, 0.0
+        rows: list[Row] = []
+        pressures: list[float] = []
+        costs: list[tuple[float, float]] = []
+        for (x_then, caused, had, lacked, then_ms), due, mine, ask, has, evicted, (most, scale) in zip(
+            before.rows, fair, owed, asked, held, reclaims, bounds, strict=True
+        ):
+            if then_ms != seen_ms:  # mostly the same for all of them
+                seen_ms, hours = then_ms, _elapsed_h(then_ms, now_ms)
+                fades, nearer = max(0.0, 1.0 - hours / _PRICE_MEMORY_H), min(1.0, hours * 3600 / settings.smoothing)
+            rate = mine / repay_h
+            if rate > 0.0:
+                lacks = ask - due
+                if rate > most:
+                    rate = most
+                if rate > lacks:
+                    rate = max(0.0, lacks)
+            elif rate < -most:
+                rate = -most
+            x = x_then + (due + rate - has - x_then) * nearer if turning is None else x_then
+            integral = lacked + (due - has) * hours
+            if not -most_credit <= integral <= most_credit:
+                integral = _clip(integral, most_credit)
+            evictions = caused * fades + evicted
+            used = had * fades + has * hours
+            q = evictions / max(used, 1.0) / knee
+            pays = price * q / (q + 1.0)
+            v = gain * x / scale - pays
+            pressures.append(v if -_MOST <= v <= _MOST else _clip(v, _MOST))
+            rows.append((x, evictions, used, integral, at_ms))
+            if siblings.explain:
+                costs.append((rate, pays))
+        common = _common(weights, pressures)
+        logs = before.logs
+        if turning is None and fsum(asked) > pool:
+            logs = _moved(logs, pressures, common, zones)
+        wanted = list(map(mul, weights, map(exp, logs)))
+        kept = Recalled(names, rows, logs)
+        traces: dict[str, dict[str, float]] = {}
+        notes: dict[str, str] = {}
+        if siblings.explain:
+            traces = _traces(siblings, fair, owed, rows, pressures, costs, common)
+            notes = {name: _note(mine, rate) for name, mine, (rate, _) in zip(names, owed, costs, strict=True)}
+        if turning is None and not lumps(siblings, self.turns):
+            return Verdict(names, wanted, traces, notes, kept)
+        credits = {name: mine + row[3] for name, mine, row in zip(names, owed, rows, strict=True)}
+        turn = turn_now(siblings, dict(zip(names, wanted, strict=True)), credits, memory, self.turns, turning)
+        if turn is None:
+            return Verdict(names, wanted, traces, notes, kept)
+        for name in names:
+            at = {"turn_until_ms": float(turn.until_ms), "share_gpus": turn.shares[name]}
+            traces[name] = {**traces.get(name, {}), **at}
+        recalled = {name: {**kept[name], **turn.kept.get(name, {})} for name in names}
+        return Verdict(names, [turn.weights[name] for name in names], traces, turn.notes, recalled, turn.queue)
+
+
+def _moved(logs: Sequence[float], pressures: Sequence[float], common: float, zones: Sequence[float]) -> list[float]:
+    """The logs of the multipliers, each to the edge of its quiet zone and no further."""
+    moved = []
+    for y, v, zone in zip(logs, pressures, zones, strict=True):
+        aim = _clip(v - common, _MOST)
+        low, high = aim - zone, aim + zone
+        moved.append(low if y < low else min(y, high))
+    return moved
+
+
+@lru_cache(256)
+def _sized(
+    targets: tuple[float, ...], pool: float, rate: float, quiet: float
+) -> tuple[list[tuple[float, float]], list[float]]:
+    """What depends on targets, pool and settings alone, which are the same for weeks. Per queue: by how many GPUs it is
+    moved at most and against how many an error of it is measured; and how far off its log-weight is left in peace."""
+    mean = max(fsum(targets) / max(len(targets), 1), _LEAST_TARGET)
+    usual = pool * sqrt(mean)
+    bounds, zones = [], []
+    for target in targets:
+        floor = max(target, _LEAST_TARGET)
+        size = (max(target, 0.0) / mean) ** _SIZE
+        bounds.append((rate * (usual * size), floor * pool))
+        zones.append(quiet / floor * (mean / floor) ** _SIZE)
+    return bounds, zones
+
+
+def ledger(siblings: Siblings, horizon_h: float) -> dict[str, float]:
+    """GPU-hours every queue is owed: its part of what all used, by target, against what it used and could
+    use in the next `horizon_h` hours, less what it used. Negative: it had more than its part."""
+    siblings = siblings.by_name()
+    names, _, targets, usage, asked, held, *_ = siblings.columns
+    owed = _owed(usage, asked, held, targets, siblings, horizon_h)
+    return dict(zip(names, owed, strict=True))
+
+
+def _owed(
+    usage: Sequence[float],
+    asked: Sequence[float],
+    held: Sequence[float],
+    targets: Sequence[float],
+    siblings: Siblings,
+    horizon_h: float,
+) -> list[float]:
+    pool, whole = siblings.pool, siblings.window_s / 3600
+    used = [part * pool * whole for part in usage]
+    able = [
+        had + horizon_h * (ask - has) if ask > has else had for had, ask, has in zip(used, asked, held, strict=True)
+    ]
+    return list(map(sub, fill(fsum(used), able, targets), used))
+
+
+def _traces(
+    siblings: Siblings,
+    fair: Sequence[float],
+    owed: Sequence[float],
+    kept: Sequence[Row],
+    pressures: Sequence[float],
+    costs: Sequence[tuple[float, float]],
+    common: float,
+) -> dict[str, dict[str, float]]:
+    """The numbers on the way, by queue. costs: catch-up rate and price."""
+    columns = siblings.columns
+    rows = zip(columns.names, columns.allocated, fair, owed, kept, pressures, costs, strict=True)
+    return {
+        name: {
+            "owed_gpu_h": mine, "rate_gpus": rate, "fair_gpus": due, "held_gpus": has, "x_gpus": x,
+            "price": pays, "credit_gpu_h": mine + credit, "v": v, "common": common,
+            "aim": _clip(v - common, _MOST),
+        }
+        for name, has, due, mine, (x, _, _, credit, _), v, (rate, pays) in rows
+    }  # fmt: skip
+
+
+def _clip(value: float, most: float) -> float:
+    if -most <= value <= most:
+        return value
+    return most if value > most else -most
+
+
+def _common(weights: Sequence[float], pressures: Sequence[float]) -> float:
+    """Log of what these pressures would do to the sum of the weights."""
+    whole = fsum(weights)
+    if whole <= 0:
+        return 0.0
+    return log(fsum(map(mul, weights, map(exp, pressures))) / whole)
+
+
+def _elapsed_h(then_ms: float | None, now_ms: int) -> float:
+    """Hours since a queue was last looked at; at most one, so that an outage is no step."""
+    return min(1.0, max(0.0, now_ms - then_ms) / 3_600_000) if then_ms is not None else 0.0
+
+
+def _note(owed: float, rate: float) -> str:
+    if abs(owed) < 1:
+        return "neither owed nor owing"
+    if owed > 0:
+        return f"owed {owed:,.0f} GPU-hours" + (f", repaid at {rate:.1f} GPUs" if rate > 0 else "")
+    return f"had {-owed:,.0f} GPU-hours more than its part"

@@ -1,0 +1,380 @@
+"""Divides GPUs among sibling queues in KAI's two phases, and by water-filling.
+
+Two phases: every queue gets its deserved quota; what is left goes, priority by priority, to the
+unsatisfied in proportion to P = max(0, n + k (n - U)), n being the weight normalised among them and
+U the usage. Each round hands out whole units; fractions are settled afterwards, largest first.
+
+`kai_compat=True` equals the scheduler, rounding quirks included, except where its own answer depends on
+the iteration order of a Go map: its sums and differences are taken one by one, in the order of priority, creation and
+name. By default sums are `math.fsum` (exact, so they do not depend on the order of the queues). In both modes ties go
+by (creation, name); the result depends on the claims alone and never on the order in which they were given.
+
+With `kai_compat` the remainder rule may lift a queue above its request and limit by less than one unit; when
+every P is 0 the pool goes to nobody; and the fractions of a high priority are settled only after the rounds of
+the low ones. By default nobody gets more than it may have, the configured weights decide where no P does, and a
+priority is served to the end before the next. Neither scales quotas down that exceed the total. Whoever predicts
+what KAI will do asks for compatibility; what a queue is due, and our own schedulers, go by the default.
+
+A handful of siblings is divided in plain floats (`fairshare.laws.scalar_division`), thousands by default in numpy's
+columns (`fairshare.laws.division`), to the same bits.
+
+Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit d5bc503a. Pure.
+
+How the shares come about is told in `fairshare.laws.division`; `weighing.few` does the same for a handful of queues
+in plain floats, to the same bits. Pure.
+
+The order of the queues decides nothing but the last bit; callers keep it fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from math import frexp, fsum, ldexp
+from operator import add, attrgetter, lt, sub
+from struct import pack
+
+import numpy as np
+import numpy.typing as npt
+
+from fairshare.core.errors import DivisionError
+from fairshare.core.model import UNLIMITED, Case, Claim, Division, Offer, Remainder, Round
+from fairshare.laws.scalar_division import Few
+
+Steps = list[Round | Remainder]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
+
+_NARROW = 128
+"""Fewer values are added up one by one."""
+_SAFE = 2.0**900
+_WHOLE = 2.0**53
+"""Whole numbers that add up to less do so without rounding."""
+_MOST_SLICES = 4
+_MANTISSA = 53
+
+
+def _column(values: Sequence[float]) -> Floats:
+    """Read-only. Packing is several times as quick as what numpy makes of a list."""
+    return np.frombuffer(pack(f"{len(values)}d", *values))
+
+
+def _sum(values: Floats, *, whole: bool = False) -> float:
+    """Of values >= 0: exact, and so independent of the order, as `math.fsum` rounds it. whole: they are known to be
+    whole numbers.
+
+    Whole numbers add up exactly as they are. Other wide columns are cut, from the top, into slices of bits so narrow
+    that a plain sum of a slice is exact (Rump, Ogita, Oishi 2008, "Accurate floating-point summation"); few such sums
+    are left to `fsum`."""
+    if len(values) < _NARROW:
+        return fsum(values.tolist())
+    plain = float(np.add.reduce(values))
+    if not 0 < plain < _SAFE:
+        return fsum(values.tolist())
+    if plain < _WHOLE and (whole or _all_whole(values)):
+        return plain
+    bits = len(values).bit_length() + 1
+    sigma = ldexp(1.0, frexp(float(np.maximum.reduce(values)))[1] + bits)
+    sums: list[float] = []
+    rest = values
+    for _ in range(_MOST_SLICES):
+        top = rest + sigma
+        top -= sigma
+        sums.append(float(np.add.reduce(top)))
+        rest = rest - top
+        if not np.count_nonzero(rest):
+            return fsum(sums)
+        sigma = ldexp(sigma, bits - _MANTISSA)
+    return fsum(sums + rest.tolist())
+
+
+def _all_whole(values: Floats) -> bool:
+    return not np.count_nonzero(np.floor(values) != values)
+
+
+def history(weights: Floats, usage: Floats, k: float, *, whole: bool = False) -> Floats:
+    """P = max(0, n + k (n - U)) per queue. whole: the weights are known to be whole numbers."""
+    total = _sum(weights, whole=whole)
+    if total == 0:
+        return np.zeros(len(weights))
+    n = weights / total
+    if k == 0:
+        return n
+    p = n - usage
+    p *= k
+    p += n
+    return np.maximum(p, 0.0, out=p)
+
+
+def _levels(priorities: Ints) -> list[tuple[int, int, int]]:
+    """(priority, start, end) of every run of equals."""
+    bounds = [0, *(np.diff(priorities).nonzero()[0] + 1).tolist(), len(priorities)]
+    return [(int(priorities[start]), start, end) for start, end in pairwise(bounds)]
+
+
+class Siblings:
+    """One sibling set being served, by falling priority, then age, then name: a priority is a slice of each column."""
+
+    def __init__(self, claims: list[Claim], parent: str | None, steps: Steps | None) -> None:
+        """`claims`: sorted by name, at least one."""
+        size = len(claims)
+        request = _column([claim.request for claim in claims])
+        deserved = _column([claim.deserved for claim in claims])
+        limit = _column([claim.limit for claim in claims])
+        weight = _column([claim.weight for claim in claims])
+        usage = _column([claim.usage for claim in claims])
+        priorities, ages = [claim.priority for claim in claims], [claim.creation for claim in claims]
+        self._by_name = self.names = [claim.name for claim in claims]
+        self._order: Ints | None = None
+        self._levels = [(priorities[0], 0, size)]
+        if priorities.count(priorities[0]) < size or ages != sorted(ages):
+            priority = np.array(priorities)
+            order = self._order = np.lexsort((np.array(ages), -priority))  # stable: equals stay by name
+            request, deserved, limit, weight, usage = (
+                column.take(order) for column in (request, deserved, limit, weight, usage)
+            )
+            self._levels = _levels(priority.take(order))
+            self.names = [self.names[i] for i in order.tolist()]
+        self.deserved, self.weight, self.usage = deserved, weight, usage
+        self.parent, self.steps = parent, steps
+        self.cap = np.where(limit == UNLIMITED, request, np.minimum(request, limit))
+        self.share: Floats = np.zeros(size)
+
+    def shares(self) -> dict[str, float]:
+        """By name."""
+        share = self.share
+        if self._order is not None:
+            share = np.empty_like(share)
+            share[self._order] = self.share
+        return dict(zip(self._by_name, share.tolist(), strict=True))
+
+    def begin_with(self, held: Sequence[float]) -> None:
+        """Shares before the second phase, by name."""
+        share = np.array(held, float)
+        self.share = share if self._order is None else share.take(self._order)
+
+    def give_deserved(self, total: float) -> float:
+        """Phase one, regardless of priority, usage and total; returns what it leaves, perhaps < 0."""
+        quota = np.where(self.deserved == UNLIMITED, total, self.deserved)
+        self.share = np.minimum(quota, self.cap)
+        return total - _sum(self.share)
+
+    def divide_over_quota(self, pool: float, k: float) -> float:
+        """Phase two: rounds of every priority, high to low, each with its fractions; returns the rest."""
+        for level, start, end in self._levels:
+            if not pool > 0:
+                break
+            pool, index, fraction = self._rounds(pool, k, level, start, end)
+            pool = self._remainders(pool, level, index, fraction)
+        return pool
+
+    def _rounds(self, pool: float, k: float, level: int, start: int, end: int) -> tuple[float, Ints, Floats]:
+        """Hand out whole units until a round leaves no surplus.
+
+        Returns the rest of the pool, and who is owed which fraction. The columns run in parallel over the
+        queues that are still unsatisfied."""
+        wanting = (self.share[start:end] < self.cap[start:end]).nonzero()[0] + start
+        weighty = self.weight[wanting] > 0
+        index = wanting[weighty]
+        weight, usage, cap, share = (column.take(index) for column in (self.weight, self.usage, self.cap, self.share))
+        fraction = np.zeros(len(index))
+        whole_weights, whole_units = _all_whole(weight), _all_whole(cap) and _all_whole(share)
+        number, surplus = 0, True
+        while surplus and len(index) and pool > 0:
+            p = history(weight, usage, k, whole=whole_weights)
+            sum_p = _sum(p)
+            if sum_p == 0:
+                p = history(weight, usage, 0.0)
+                sum_p = _sum(p)
+            offered = p / sum_p
+            offered *= pool
+            want = cap - share
+            met = want <= offered
+            # An older fraction survives an offer of whole units; one who got all he wanted is owed none.
+            given = np.floor(offered)
+            part = offered - given
+            np.copyto(fraction, part, where=part != 0)
+            surplus = bool(np.count_nonzero(met))
+            if surplus:
+                surplus = bool(np.count_nonzero(want < offered))
+                np.copyto(given, want, where=met)
+                np.copyto(fraction, 0.0, where=met)
+            share += given
+            left = pool - _sum(given, whole=whole_units)
+            if self.steps is not None:
+                number += 1
+                total = _sum(weight)
+                columns = (weight / total, usage, p, offered, given, fraction)
+                rows = zip([self.names[i] for i in index], *(column.tolist() for column in columns), strict=True)
+                offers = tuple(Offer(*row) for row in rows)
+                self.steps.append(Round(self.parent, level, number, pool, sum_p, offers, left))
+            pool = left
+            unsatisfied = (share < cap).nonzero()[0]
+            if len(unsatisfied) < len(index):
+                self.share[index] = share
+                index = index.take(unsatisfied)
+                weight, usage, cap, share, fraction = (
+                    column.take(unsatisfied) for column in (weight, usage, cap, share, fraction)
+                )
+        self.share[index] = share
+        return pool, index, fraction
+
+    def _remainders(self, pool: float, level: int, index: Ints, fraction: Floats) -> float:
+        """One unit each, or what is left of one, by largest fraction; ties to the older, then by name."""
+        if not len(index):
+            return pool
+        order = np.argsort(-fraction, kind="stable")
+        order = order[: np.count_nonzero(fraction > 0)]
+        chosen = index[order]
+        unit = np.minimum(1.0, self.cap[chosen] - self.share[chosen])
+        give = np.clip(pool - (np.cumsum(unit) - unit), 0.0, unit)
+        chosen, give = chosen[give > 0], give[give > 0]
+        self.share[chosen] += give
+        if self.steps is not None:
+            parts = zip(chosen.tolist(), fraction[order].tolist(), give.tolist(), strict=False)
+            self.steps += [Remainder(self.parent, level, self.names[i], part, unit) for i, part, unit in parts]
+        return pool - _sum(give)
+
+
+MOST_OF_FEW = 48
+"""Siblings that are divided one by one: more are quicker as columns."""
+
+
+def divide(case: Case, *, explain: bool = False, kai_compat: bool = False) -> Division:
+    """Divide `case.total`. With `explain` every round is kept in `Division.steps`. kai_compat: with
+    KAI's own quirks, see above.
+
+    Raises DivisionError for a name that stands twice, an unknown parent or a cyclic tree."""
+    claims = list(case.claims)
+    names = [claim.name for claim in claims]
+    if not all(map(lt, names, names[1:])):
+        claims.sort(key=attrgetter("name"))
+        names.sort()
+        twice = next((one for one, other in pairwise(names) if one == other), None)
+        if twice is not None:
+            raise DivisionError(f"queue {twice!r} stands there twice")
+    steps: Steps | None = [] if explain else None
+    if case.function == "divideOverQuotaResource":
+        siblings = _siblings(claims, None, steps, kai_compat=kai_compat)
+        siblings.begin_with([claim.initial for claim in claims])
+        remaining = siblings.divide_over_quota(case.total, case.k)
+        return Division(siblings.shares(), remaining, {}, tuple(steps or ()))
+    flat = case.function == "setResourceShare" or not any(map(attrgetter("parent"), claims))
+    tree: dict[str | None, list[Claim]] = {None: claims} if flat else _tree(claims)
+    shares: dict[str, float] = {}
+    deserved: dict[str, float] = {}
+    remaining = 0.0
+    pending: list[str | None] = [None]
+    for parent in pending:
+        siblings = _siblings(tree[parent], parent, steps, kai_compat=kai_compat)
+        pool = siblings.give_deserved(case.total if parent is None else shares[parent])
+        if explain:
+            deserved.update(siblings.shares())
+        left = siblings.divide_over_quota(pool, case.k) if pool > 0 else 0.0
+        remaining = left if parent is None else remaining
+        if flat:
+            return Division(siblings.shares(), left, deserved, tuple(steps or ()))
+        shares.update(siblings.shares())
+        pending.extend(name for name in siblings.names if name in tree)
+    return Division(
+        {name: shares[name] for name in names}, remaining, dict(sorted(deserved.items())), tuple(steps or ())
+    )
+
+
+def first_round(claims: Iterable[Claim], k: float) -> dict[str, float]:
+    """P of every claim as if all were unsatisfied: what history makes of the weights before any share is given.
+
+    P = max(0, n + k (n - U)) with n = weight / Σ weight. All zero when every weight is zero."""
+    ordered = sorted(claims, key=attrgetter("creation", "name"))
+    weights, usage = np.array([c.weight for c in ordered], float), np.array([c.usage for c in ordered], float)
+    p = history(weights, usage, k)
+    return {claim.name: value for claim, value in zip(ordered, p.tolist(), strict=True)}
+
+
+def _tree(claims: Sequence[Claim]) -> dict[str | None, list[Claim]]:
+    """Claims by parent, each list in the order of `claims`. Raises DivisionError."""
+    parents = {claim.name: claim.parent for claim in claims}
+    tree: dict[str | None, list[Claim]] = {None: []}
+    rooted: set[str | None] = {None}
+    for claim in claims:
+        tree.setdefault(claim.parent, []).append(claim)
+        path: list[str] = []
+        at: str | None = claim.name
+        while at is not None and at not in rooted:
+            if at in path:
+                raise DivisionError("the queue tree has a cycle: " + " -> ".join([*path[path.index(at) :], at]))
+            if at not in parents:
+                raise DivisionError(f"queue {path[-1]!r} has the unknown parent {at!r}")
+            path.append(at)
+            at = parents[at]
+        rooted.update(path)
+    return tree
+
+
+def _siblings(claims: list[Claim], parent: str | None, steps: Steps | None, *, kai_compat: bool) -> Few | Siblings:
+    if kai_compat or len(claims) <= MOST_OF_FEW:
+        return Few(claims, parent, steps, kai_compat=kai_compat)
+    return Siblings(claims, parent, steps)
+
+
+_AMPLE = 1 - 1e-9
+"""Of the total: where less is asked for, no rounding can make anybody short."""
+
+
+def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """`total` by weight, nobody above its cap, what one leaves goes to the others; weight 0 gets nothing."""
+    got = [0.0] * len(caps)
+    open_ = [i for i, cap in enumerate(caps) if cap > 0.0 and weights[i] > 0.0]
+    while open_ and total > 0.0:
+        level = total / sum([weights[i] for i in open_])
+        above: list[int] = []
+        for i in open_:
+            cap, part = caps[i], level * weights[i]
+            if cap <= part:
+                got[i] = cap
+                total -= cap
+            else:
+                got[i] = part
+                above.append(i)
+        if len(above) == len(open_):
+            return got
+        open_ = above
+    for i in open_:
+        got[i] = 0.0
+    return got
+
+
+def fill_from(total: float, caps: Sequence[float], weights: Sequence[float], starts: Sequence[float]) -> list[float]:
+    """`fill` where not everybody begins at the bottom: i gets weight · (level - start), none below 0 or above its
+    cap, at the one level at which that comes to `total`; all their caps where that is no more than `total`."""
+    some = [i for i, cap in enumerate(caps) if cap > 0 and weights[i] > 0]
+    if sum([caps[i] for i in some]) <= total:
+        return [cap if weight > 0 else 0.0 for cap, weight in zip(caps, weights, strict=True)]
+    turns = sorted(
+        [(starts[i], weights[i]) for i in some] + [(starts[i] + caps[i] / weights[i], -weights[i]) for i in some]
+    )
+    level, slope, given = turns[0][0], 0.0, 0.0
+    for at, change in turns:
+        if slope > 0 and given + slope * (at - level) >= total:
+            level += (total - given) / slope
+            break
+        given += slope * (at - level)
+        level, slope = at, slope + change
+    got = [0.0] * len(caps)
+    for i in some:
+        got[i] = min(caps[i], max(0.0, weights[i] * (level - starts[i])))
+    return got
+
+
+def fair_shares(
+    total: float, asked: Sequence[float], deserved: Sequence[float], weights: Sequence[float]
+) -> list[float]:
+    """Deserved quotas first, the rest by weight among those who ask for more: KAI's division unrounded."""
+    if sum(asked) < total * _AMPLE and min(weights) > 0:
+        return list(map(float, asked))
+    base = list(map(min, deserved, asked))
+    pool = total - sum(base)
+    if pool <= 0:
+        return base
+    more = fill(pool, list(map(sub, asked, base)), weights)
+    return list(map(add, base, more))

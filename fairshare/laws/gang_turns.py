@@ -1,0 +1,251 @@
+"""Gives turns to gangs larger than any share, and computes what would let a gang in.
+
+Fair shares are fluid, gangs are lumps. Where a gang is larger than its queue's share no gain helps: the
+scheduler lets a queue reclaim only while it stays within its share with the gang, so whoever sits there
+first stays. A turn concentrates the weights on one queue, as little as admits its gang and never beyond
+`ratio`, for at least `min_turn`; what is owed then decides whose turn is next. Deserved quotas of the
+others are outside the weights and stay untouched.
+
+A turn is checked by the scheduler's own division in whole GPUs (`fairshare.laws.division`). Pure.
+
+A scheduler lets a queue reclaim only while it stays within its fair share with the gang. History can lift
+a share only so far: with k the over-quota share of a queue that used nothing while the others used
+everything is about n (1 + k) of the pool, so a gang of g GPUs needs about k = g / (n C) - 1. The exact
+figure, rounding included, comes from running the division.
+
+Source of the bound: KAI-Scheduler resource_division.go, commit d5bc503a.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from math import inf
+
+from accountant.wire.policy_models import Policy, QueuePolicy, TurnPolicy
+from fairshare.core.model import UNLIMITED, Case, Claim
+from fairshare.laws.division import divide, fair_shares
+from fairshare.laws.feedback_laws import Memory, Sibling, Siblings
+
+Shares = Callable[[Siblings, Mapping[str, float]], dict[str, float]]
+_TURN_HALVINGS = 12
+_LEAD = 0.25
+"""Of a gang's GPU-hours in one turn: by how much more one must be owed than who would make room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Whose turn it is until when. weights: of every sibling. shares: what they come to, GPUs. kept: to be
+    remembered, per queue."""
+
+    queue: str
+    until_ms: int
+    weights: Mapping[str, float]
+    shares: Mapping[str, float]
+    notes: Mapping[str, str]
+    kept: Mapping[str, Mapping[str, float]]
+
+
+def turn_now(
+    siblings: Siblings,
+    weights: Mapping[str, float],
+    owed: Mapping[str, float],
+    memory: Memory,
+    policy: TurnPolicy,
+    name: str | None,
+) -> Turn | None:
+    """The turn under way, or one that begins now; None: the smooth `weights` stand. owed: GPU-hours, what
+    decides whose turn it is. name: of the queue whose turn is under way by this memory."""
+    if name is not None and name in weights:
+        before = memory[name]
+        return _turn(siblings, weights, name, before["others"], int(before["turn_until_ms"]), policy.ratio)
+    waiting = lumps(siblings, policy)
+    if not waiting:
+        return None
+    smooth = shares_under(siblings, weights)
+    for member in sorted(waiting, key=lambda m: (-owed[m.name], m.name)):
+        wanted = member.allocated + member.gang
+        if wanted <= smooth[member.name]:
+            continue
+        holders = [owed[m.name] for m in siblings.members if m.name != member.name and m.allocated > 0]
+        lead = _LEAD * member.gang * policy.min_turn / 3600
+        if owed[member.name] <= 0 or (holders and owed[member.name] <= min(holders) + lead):
+            return None  # who is owed less has no better claim
+        others = _boost(siblings, weights, member.name, wanted, policy.ratio)
+        if others is not None:
+            until_ms = siblings.now_ms + policy.min_turn * 1000
+            return _turn(siblings, weights, member.name, others, until_ms, policy.ratio)
+    return None
+
+
+def lumps(siblings: Siblings, policy: TurnPolicy) -> list[Sibling]:
+    """The queues whose smallest pending gang is so large that they may need a turn for it."""
+    least = policy.lump * siblings.pool
+    if max(siblings.columns.gangs) <= least or policy.ratio <= 0:
+        return []
+    return [m for m in siblings.members if m.gang > least and _may_take_turns(m, siblings.pool)]
+
+
+def under_way(memory: Memory, now_ms: int, siblings: Collection[str]) -> str | None:
+    """Which of the siblings has its turn. memory: of the whole tree: other siblings have turns of their own."""
+    turning = [name for name, kept in memory.items() if kept.get("turn_until_ms", 0.0) > now_ms]
+    return min([name for name in turning if name in siblings], default=None)
+
+
+def shares_under(siblings: Siblings, weights: Mapping[str, float]) -> dict[str, float]:
+    """Fair shares in whole GPUs under these weights, as the scheduler divides."""
+    claims = tuple(Claim(m.name, m.requested, m.deserved, m.limit, weights[m.name]) for m in siblings.members)
+    return dict(divide(Case("turn", siblings.pool, 0.0, claims), kai_compat=True).shares)
+
+
+def fluid_shares(siblings: Siblings, weights: Mapping[str, float]) -> dict[str, float]:
+    """The same without rounding: a gang that fits these fits with room to spare."""
+    members = siblings.members
+    asked = [m.requested if m.limit < 0 else min(m.requested, m.limit) for m in members]
+    quotas = [inf if m.deserved < 0 else m.deserved for m in members]
+    shares = fair_shares(siblings.pool, asked, quotas, [weights[m.name] for m in members])
+    return {m.name: share for m, share in zip(members, shares, strict=True)}
+
+
+def concentrated(weights: Mapping[str, float], queue: str, others: float, ratio: float) -> dict[str, float]:
+    """The largest weight for `queue`; for the rest `others` of their own, but no less than 1 / ratio of it."""
+    top = max(weights.values())
+    return {
+        name: top if name == queue else max(weight * others, top / ratio) if weight > 0 else 0.0
+        for name, weight in weights.items()
+    }
+
+
+def _may_take_turns(member: Sibling, pool: float) -> bool:
+    """Whether its smallest pending gang could ever be let in by weights."""
+    most = pool if member.limit < 0 else min(pool, member.limit)
+    return member.weight > 0 and member.allocated + member.gang <= most
+
+
+def _boost(siblings: Siblings, weights: Mapping[str, float], queue: str, wanted: float, ratio: float) -> float | None:
+    """The largest part of their weights that the others may keep while `queue` is due `wanted` GPUs: before
+    rounding if that can be, else after it. None: not even at the full ratio."""
+    for shares in (fluid_shares, shares_under):
+
+        def admits(others: float, shares: Shares = shares) -> bool:
+            return shares(siblings, concentrated(weights, queue, others, ratio))[queue] >= wanted
+
+        if admits(0.0):
+            low, high = 0.0, 1.0
+            for _ in range(_TURN_HALVINGS):
+                middle = (low + high) / 2
+                low, high = (middle, high) if admits(middle) else (low, middle)
+            return low
+    return None
+
+
+def _turn(
+    siblings: Siblings, weights: Mapping[str, float], queue: str, others: float, until_ms: int, ratio: float
+) -> Turn:
+    out = concentrated(weights, queue, others, ratio)
+    left_min = max(0, until_ms - siblings.now_ms) // 60_000
+    notes = {
+        name: f"its turn for {left_min} more min" if name == queue else f"{queue} has its turn for {left_min} more min"
+        for name in out
+    }
+    kept = {queue: {"turn_until_ms": float(until_ms), "others": others}}
+    return Turn(queue, until_ms, out, shares_under(siblings, out), notes, kept)
+
+
+MOST_K = 1000.0
+_REACH_HALVINGS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a queue can be due for one gang. static: GPUs with no history at all; best: the most the
+    configured law can make of it; needed_k: the least k that admits the gang, None where none does."""
+
+    queue: str
+    gang: float
+    static: float
+    best: float
+    needed_k: float | None
+    law: str
+
+    @property
+    def admitted(self) -> bool:
+        return self.best >= self.gang
+
+    def sentence(self, held: float = 0.0) -> str:
+        """For people. held: the part of `gang` that the queue holds already, for others."""
+        head = f"a gang of {self.gang - held:g} GPUs in {self.queue!r}"
+        if held > 0:
+            head = f"{head}, beside the {held:g} that it holds,"
+        if self.static >= self.gang:
+            return f"{head} fits its share of {self.static:g}"
+        if self.admitted:
+            return f"{head} is larger than its share of {self.static:g}; history can lift it to {self.best:g}"
+        if self.needed_k is None:
+            return f"{head} can never be admitted: no history lifts its share of {self.static:g} above {self.best:g}"
+        cure = f"k >= {self.needed_k:.3f} would do"
+        if self.law != "kai":
+            cure = f"law `deficit` gives turns within its ratio, law `kai` would need k >= {self.needed_k:.3f}"
+        return f"{head} is never admitted by the configured law: its share reaches at most {self.best:g}; {cure}"
+
+
+def reach(policy: Policy, gpus: float, queue: str, gang: float) -> Reach:
+    """How far the policy's law can lift `queue` in a cluster of `gpus` in which everybody else asks for
+    everything and used everything. Raises KeyError for an unknown queue."""
+    queues = {each.name: each for each in policy.queues}
+    own = queues[queue]
+    static = _share(policy, gpus, own, gang, 0.0)
+    best = {
+        "kai": lambda: _share(policy, gpus, own, gang, policy.k),
+        "deficit": lambda: max(static, _in_turn(policy, gpus, own, gang)),
+    }.get(policy.law, lambda: static)()
+    return Reach(queue, gang, static, best, _least_k(policy, gpus, own, gang), policy.law)
+
+
+def _least_k(policy: Policy, gpus: float, own: QueuePolicy, gang: float) -> float | None:
+    if _share(policy, gpus, own, gang, MOST_K) < gang:
+        return None
+    low, high = 0.0, MOST_K
+    if _share(policy, gpus, own, gang, 0.0) >= gang:
+        return 0.0
+    for _ in range(_REACH_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _share(policy, gpus, own, gang, middle) >= gang else (middle, high)
+    return high
+
+
+def _share(policy: Policy, gpus: float, own: QueuePolicy, gang: float, k: float, ratio: float | None = None) -> float:
+    """Share of `own` with nothing used, its siblings having used all they had between them by weight."""
+    above = _path(policy, own)
+    claims = []
+    for each in policy.queues:
+        siblings = [other for other in policy.queues if other.parent == each.parent and other.name not in above]
+        whole = sum(other.weight for other in siblings)
+        used = 0.0 if each.name in above or whole == 0 else each.weight / whole
+        asks = gang if each.name == own.name else inf if each.name not in above else gpus
+        weight = each.weight
+        if ratio is not None and each.name not in above and each.parent == own.parent:
+            weight = min(weight, own.weight / ratio)
+        claims.append(
+            Claim(
+                each.name, min(asks, 1e12), each.deserved, each.limit, weight, used, each.priority,
+                parent=each.parent,
+            )
+        )  # fmt: skip
+    return divide(Case("reach", gpus, k, tuple(claims)), kai_compat=True).shares[own.name]
+
+
+def _in_turn(policy: Policy, gpus: float, own: QueuePolicy, gang: float) -> float:
+    """Share in a turn, its siblings' weights at the least the ratio allows."""
+    if policy.turns.ratio <= 0 or gang <= policy.turns.lump * gpus or UNLIMITED < own.limit < gang:
+        return 0.0
+    return _share(policy, gpus, own, gang, 0.0, policy.turns.ratio)
+
+
+def _path(policy: Policy, own: QueuePolicy) -> frozenset[str]:
+    """The queue and everything above it."""
+    parents = {queue.name: queue.parent for queue in policy.queues}
+    path = [own.name]
+    while (parent := parents[path[-1]]) is not None:
+        path.append(parent)
+    return frozenset(path)

@@ -1,0 +1,430 @@
+"""Computes entitlements and weights for the whole queue tree, and applies budgets that are used up.
+
+The policy's law (`fairshare.laws.feedback_laws`) says what every set of siblings should be divided by. What it asks
+for is then kept within the policy's bounds: multipliers of the configured weight, largest step,
+hold-down, deadband; only a turn passes them. Every number of the way is in the Explanation.
+
+Same inputs, same weights, whatever the order. Pure: `now_ms` and the law's memory are arguments.
+
+Two repairs of KAI's own arithmetic live here, on purpose:
+
+- U of a child is relative to its parent's part of the cluster, not to the whole cluster, so that
+  history corrects inside a small department as much as among the roots;
+- U is never relative to less than what the siblings used together. Σ U <= 1 then holds, and so Σ P >= 1:
+  the case in which KAI gives the pool to nobody cannot arise while any weight is positive.
+
+Unknown is not exhausted: a budget whose spend has no price stays without effect. Only the over-quota weight
+goes; the deserved quota is a guarantee and stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import compress
+from math import exp2, fsum, inf, log
+
+from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow, WindowSpec
+from accountant.wire.usage_models import BudgetState
+from fairshare.core.model import UNLIMITED, Case, Claim, Entitlement, Explanation, Standing, Weight
+from fairshare.laws.deficit_law import Deficit
+from fairshare.laws.division import divide
+from fairshare.laws.feedback_laws import (
+    Columns,
+    FairTree,
+    Kai,
+    Law,
+    Memory,
+    Multifactor,
+    Sibling,
+    Siblings,
+    Verdict,
+    normalised,
+)
+from fairshare.laws.weight_pacing import Move, pace, rescale, settled
+from gputally.base.units import MS_PER_SECOND, US_PER_MS
+
+_THOUSANDTHS = 1000.0
+"""Static shares are divided in thousandths of a GPU, so that rounding to whole units does not show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A queue's usage (descendants included), what it is measured against, and the quotient U."""
+
+    usage: int
+    capacity: float
+    u: float
+
+
+def effective_s(length_s: float, half_life_s: float | None) -> float:
+    """How many seconds of full use a window of this length holds: as many, or ∫ 2^(-age / half-life) over it."""
+    if half_life_s is None:
+        return float(length_s)
+    return half_life_s / log(2) * (1 - exp2(-length_s / half_life_s))
+
+
+def usage_ratios(policy: Policy, window: UsageWindow, gpus: float) -> dict[str, Ratio]:
+    """U of every queue: its usage over max(its parent's part of the capacity, what the siblings used)."""
+    queues = {queue.name: queue for queue in policy.queues}
+    usage = {name: window.usage.get(name, 0) for name in queues}
+    together: dict[str | None, int] = {}
+    for name, queue in queues.items():
+        together[queue.parent] = together.get(queue.parent, 0) + usage[name]
+    part = static_parts(policy, gpus)
+    ratios = {}
+    for name, queue in queues.items():
+        own = window.capacity * (part[queue.parent] if queue.parent is not None else 1.0)
+        capacity = max(own, float(together[queue.parent]))
+        ratios[name] = Ratio(usage[name], capacity, usage[name] / capacity if capacity > 0 else 0.0)
+    return ratios
+
+
+def static_parts(policy: Policy, gpus: float) -> dict[str, float]:
+    """The part of the cluster (0..1) each queue has by quota and weight if every queue asked for everything."""
+    claims = tuple(
+        Claim(
+            queue.name,
+            inf,
+            _scaled(queue.deserved),
+            _scaled(queue.limit),
+            queue.weight,
+            0.0,
+            queue.priority,
+            parent=queue.parent,
+        )
+        for queue in policy.queues
+    )
+    shares = divide(Case("parts", gpus * _THOUSANDTHS, 0.0, claims)).shares
+    return {name: min(1.0, share / (gpus * _THOUSANDTHS)) for name, share in shares.items()}
+
+
+def _scaled(quantity: float) -> float:
+    return UNLIMITED if quantity == UNLIMITED else quantity * _THOUSANDTHS
+
+
+def requests(queues: Mapping[str, QueuePolicy], standings: Mapping[str, Standing]) -> dict[str, float]:
+    """What each queue asks for; a queue the target does not know asks for what its children ask."""
+    children: dict[str, list[str]] = {}
+    for name, queue in queues.items():
+        if queue.parent is not None:
+            children.setdefault(queue.parent, []).append(name)
+
+    def request(name: str) -> float:
+        if name in standings:
+            return standings[name].requested
+        return fsum(request(child) for child in children.get(name, ()))
+
+    return {name: request(name) for name in queues}
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """Outcome of one cycle: entitlements of every queue of the policy, weights of those the target has.
+    Both sorted by queue. memory: what the law wants back in the next cycle."""
+
+    entitlements: tuple[Entitlement, ...]
+    weights: tuple[Weight, ...]
+    memory: Memory = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one queue should be divided by, before it is paced. competes: it wants more than its quota."""
+
+    weight: float
+    p: float
+    n: float
+    competes: bool
+    trace: Mapping[str, float]
+    note: str
+    turn: bool
+
+
+def weigh(
+    policy: Policy,
+    window: UsageWindow,
+    standings: Mapping[str, Standing],
+    gpus: float,
+    now_ms: int,
+    memory: Memory | None = None,
+    exhausted: frozenset[str] = frozenset(),
+    devices: float | None = None,
+) -> Weighing:
+    """standings: by policy queue, of those the target knows. gpus: what there is to divide, > 0. memory:
+    of the cycle before; None or empty at the first. exhausted: queues that get their quota and nothing
+    over it (`fairshare.laws.weight_calculation`). devices: physical GPUs behind `gpus`, which are listed several times
+    where they are shared by replicas; None: as many.
+
+    window.usage of a queue contains its descendants'."""
+    queues = {
+        queue.name: _as_it_stands(queue, standings.get(queue.name), exhausted)
+        for queue in sorted(policy.queues, key=lambda queue: queue.name)
+    }
+    ratios = usage_ratios(policy, window, gpus)
+    asked = requests(queues, standings)
+    parts = static_parts(policy, gpus)
+    law = law_of(policy)
+    listed = gpus / devices if devices else 1.0
+    weights: list[Weight] = []
+    kept: dict[str, Mapping[str, float]] = {}
+    for (parent, _), group in _sibling_sets(queues, standings).items():
+        room = parts[parent] if parent is not None else 1.0
+        members = [
+            Sibling(
+                queue.name, queue.weight, parts[queue.name] / room if room > 0 else 0.0, ratios[queue.name].u,
+                asked[queue.name], standings[queue.name].allocated, queue.deserved, queue.limit,
+                standings[queue.name].gang, standings[queue.name].weight, standings[queue.name].reclaims,
+            )
+            for queue in group
+        ]  # fmt: skip
+        span_s = _span_s(policy.window, window, ratios[members[0].name], gpus * room / listed)
+        siblings = Siblings(Columns.of(members), gpus * room, span_s, now_ms)
+        wishes, remembered = wish(law, siblings, policy, memory or {})
+        kept |= remembered
+        weights += [
+            _explain(
+                queue,
+                policy,
+                ratios[queue.name],
+                wishes[queue.name],
+                standings[queue.name],
+                now_ms,
+                exhausted=queue.name in exhausted,
+            )
+            for queue in group
+        ]
+    weights.sort(key=lambda weight: weight.queue)
+    claims = _claims(queues, asked, ratios)
+    due = _due(law, claims, gpus, weights)
+    without = divide(Case("static", gpus, 0.0, claims)).shares
+    entitlements = tuple(
+        Entitlement(
+            name,
+            queue.parent,
+            due[name],
+            without[name],
+            ratios[name].u,
+            asked[name],
+            standings[name].allocated if name in standings else 0.0,
+            queue.deserved,
+        )
+        for name, queue in queues.items()
+    )
+    return Weighing(entitlements, tuple(weights), kept)
+
+
+def _as_it_stands(queue: QueuePolicy, standing: Standing | None, exhausted: frozenset[str]) -> QueuePolicy:
+    """The queue with what its budget and its scheduler's own quota leave of it."""
+    changed: dict[str, float] = {"weight": 0.0} if queue.name in exhausted else {}
+    if (
+        standing is not None
+        and standing.most != UNLIMITED
+        and (queue.limit == UNLIMITED or standing.most < queue.limit)
+    ):
+        changed["limit"] = standing.most
+    return queue.model_copy(update=changed) if changed else queue
+
+
+def law_of(policy: Policy) -> Law:
+    """The law the policy names, with its parameters."""
+    if policy.law == "deficit":
+        return Deficit(policy.deficit, policy.turns)
+    if policy.law == "fairtree":
+        return FairTree()
+    if policy.law == "multifactor":
+        return Multifactor()
+    return Kai(policy.k)
+
+
+def _span_s(spec: WindowSpec, window: UsageWindow, ratio: Ratio, gpus: float) -> float:
+    """Seconds by which U of `gpus` GPUs is the GPU time that was used. A window reaches no further back than the
+    books, and the cluster may have had another size in it: what was possible says how long it is. Where that is not
+    counted in GPU time: as if both were as they are now."""
+    if window.unit != "gpu_us" or gpus <= 0:
+        return effective_s(spec.size, spec.half_life)
+    return ratio.capacity / (gpus * US_PER_MS * MS_PER_SECOND)
+
+
+def wish(law: Law, siblings: Siblings, policy: Policy, memory: Memory) -> tuple[dict[str, Wish], Memory]:
+    """What the law wants for every sibling within the policy's multipliers, before pace; and its memory.
+
+    Who does not compete gets from a relative law the weight he would have if all did: the scheduler may
+    need it before the next cycle."""
+    wants_more = dict(zip(siblings.columns.names, competing(siblings), strict=True))
+    wishes: dict[str, Wish] = {}
+    kept: dict[str, Mapping[str, float]] = {}
+    for some, verdict, names, values in verdicts(law, siblings, policy, memory):
+        kept |= verdict.memory
+        weights, n = verdict.weights, dict(zip(some.columns.names, normalised(some), strict=True))
+        for name, value in zip(names, values, strict=True):
+            wishes[name] = Wish(
+                value, weights[name], n[name], wants_more[name], verdict.traces.get(name, {}),
+                verdict.notes.get(name, ""), verdict.turn is not None,
+            )  # fmt: skip
+    return wishes, kept
+
+
+Ruling = tuple[Siblings, Verdict, Sequence[str], Sequence[float]]
+"""A law among some siblings: they, its verdict, and for whom of them it is which weight within the multipliers."""
+
+
+def verdicts(law: Law, siblings: Siblings, policy: Policy, memory: Memory) -> Iterator[Ruling]:
+    """Each time the law is asked. Every sibling is in one of the rulings."""
+    bounds, columns = policy.bounds, siblings.columns
+    if not law.relative:
+        verdict = law(siblings, memory)
+        yield siblings, verdict, columns.names, _clamped(verdict, columns.weights, bounds)
+        return
+    which = competing(siblings)
+    if any(which):
+        some = siblings if all(which) else siblings.only(which)
+        verdict = law(some, memory)
+        weights = some.columns.weights
+        values = rescale(weights, verdict.wanted, bounds)
+        yield some, verdict, some.columns.names, list(map(settled, values, weights))
+    if not all(which):
+        verdict = law(siblings, memory)
+        others = [not wants_more for wants_more in which]
+        values = rescale(columns.weights, verdict.wanted, bounds)
+        mine = map(settled, compress(values, others), compress(columns.weights, others))
+        yield siblings, verdict, list(compress(columns.names, others)), list(mine)
+
+
+def competing(siblings: Siblings) -> list[bool]:
+    """Of each, whether it wants more than its quota, and may have it."""
+    columns = siblings.columns
+    return [
+        weight > 0 and deserved != UNLIMITED and asked > deserved and (limit == UNLIMITED or limit > deserved)
+        for weight, deserved, asked, limit in zip(
+            columns.weights, columns.deserved, columns.requested, columns.limits, strict=True
+        )
+    ]
+
+
+def _clamped(verdict: Verdict, configured: Sequence[float], bounds: Bounds) -> Sequence[float]:
+    """What the law wants, within the multipliers of the configured weights; a turn goes out as it is."""
+    if verdict.turn is not None:
+        return verdict.wanted
+    least, most = bounds.min_multiplier, bounds.max_multiplier
+    return [_within(wanted, weight, least, most) for wanted, weight in zip(verdict.wanted, configured, strict=True)]
+
+
+@lru_cache(1024)
+def _within(wanted: float, configured: float, least: float, most: float) -> float:
+    """A wanted weight within the multipliers of the configured one. A law with a quiet zone wants the same for long."""
+    return settled(min(max(wanted, configured * least), configured * most), configured)
+
+
+def _sibling_sets(
+    queues: Mapping[str, QueuePolicy], standings: Mapping[str, Standing]
+) -> dict[tuple[str | None, int], list[QueuePolicy]]:
+    """Queues the target has, by parent and priority, each by name."""
+    sets: dict[tuple[str | None, int], list[QueuePolicy]] = {}
+    for name, queue in queues.items():
+        if name in standings:
+            sets.setdefault((queue.parent, queue.priority), []).append(queue)
+    return sets
+
+
+def _due(law: Law, claims: tuple[Claim, ...], gpus: float, weights: Sequence[Weight]) -> Mapping[str, float]:
+    """What history makes of the entitlements: KAI's own division with its k; for the other laws a division
+    by the weights that go out."""
+    if isinstance(law, Kai):
+        return divide(Case("entitled", gpus, law.k, claims)).shares
+    out = {weight.queue: weight.value for weight in weights}
+    ours = tuple(replace(claim, weight=out.get(claim.name, claim.weight)) for claim in claims)
+    return divide(Case("entitled", gpus, 0.0, ours)).shares
+
+
+def _claims(
+    queues: Mapping[str, QueuePolicy], asked: Mapping[str, float], ratios: Mapping[str, Ratio]
+) -> tuple[Claim, ...]:
+    return tuple(
+        Claim(
+            name,
+            asked[name],
+            queue.deserved,
+            queue.limit,
+            queue.weight,
+            ratios[name].u,
+            queue.priority,
+            parent=queue.parent,
+        )
+        for name, queue in queues.items()
+    )
+
+
+def _explain(
+    queue: QueuePolicy, policy: Policy, ratio: Ratio, wanted: Wish, standing: Standing, now_ms: int, *, exhausted: bool
+) -> Weight:
+    """The weight with its pace and every reason."""
+    bounds = policy.bounds
+    lower, upper = queue.weight * bounds.min_multiplier, queue.weight * bounds.max_multiplier
+    notes: list[str] = []
+    zero = "its budget is exhausted: nothing over its quota" if exhausted else "weight 0 in the policy stays 0"
+    move = Move(0.0, 0.0, (zero,))
+    if queue.weight > 0:
+        move = Move(wanted.weight, wanted.weight)  # half of a turn admits nobody
+        if not wanted.turn:
+            move = pace(wanted.weight, standing, bounds, now_ms)
+        if wanted.n == 1:
+            notes.append("alone among its siblings of this priority: history has nobody to compare it with")
+        elif not wanted.competes:
+            notes.append("asks for no more than its quota: weight as if every sibling competed")
+        if not wanted.turn and wanted.weight < queue.weight and wanted.weight <= lower * (1 + 1e-6):
+            notes.append(f"at the lower bound, {bounds.min_multiplier:g} x configured")
+        if not wanted.turn and wanted.weight > queue.weight and wanted.weight >= upper * (1 - 1e-6):
+            notes.append(f"at the upper bound, {bounds.max_multiplier:g} x configured")
+    if wanted.note:
+        notes.append(wanted.note)
+    notes.extend(move.notes)
+    explanation = Explanation(
+        usage=ratio.usage,
+        capacity=ratio.capacity,
+        u=ratio.u,
+        n=wanted.n,
+        k=policy.k,
+        p=wanted.p,
+        competes=wanted.competes,
+        configured=queue.weight,
+        proportional=wanted.weight,
+        lower=lower,
+        upper=upper,
+        previous=standing.weight,
+        stepped=move.stepped,
+        value=move.value,
+        notes=tuple(notes),
+        law=policy.law,
+        trace=wanted.trace,
+    )
+    return Weight(queue.name, move.value, standing.weight, queue.weight, _why(ratio.u, wanted.n, notes), explanation)
+
+
+def _why(u: float, n: float, notes: Sequence[str]) -> str:
+    """One sentence for people."""
+    if n == 1 or n == 0:
+        return "; ".join(notes)
+    verdict = "on its share" if abs(u - n) <= 0.005 else "above its share" if u > n else "below its share"
+    return "; ".join([f"used {u:.1%} for a share of {n:.1%}, {verdict}", *notes])
+
+
+def acts(policy: Policy) -> bool:
+    """Whether any budget of the policy moves weights."""
+    return any(budget.exhausted == "no-over-quota" for budget in policy.budgets)
+
+
+def exhausted(policy: Policy, states: Iterable[BudgetState]) -> frozenset[str]:
+    """Queues under a budget that acts and is used up: the budget's own queue, or every queue of its team."""
+    acting = {budget.name: budget for budget in policy.budgets if budget.exhausted == "no-over-quota"}
+    found: set[str] = set()
+    for state in states:
+        budget = acting.get(state.name)
+        if budget is None or state.spent is None or state.spent < budget.limit:
+            continue
+        if budget.queue is not None:
+            found.add(budget.queue)
+        else:
+            found |= {queue.name for queue in policy.queues if queue.team == budget.team}
+    return frozenset(found)

@@ -1,0 +1,155 @@
+"""What moved a weight since the decision before: each input's part of the change, adding up to it exactly.
+
+The law's answer is a function of its inputs. They are replaced one after the other, in a fixed order, from those of the
+decision before to those of now; what each replacement does to the answer is its contribution. What is left between the
+law's answer and the published weight is pace: the step bound, the hold-down and the deadband. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import floor, fsum, log10
+
+from accountant.wire.policy_models import Policy, UsageWindow
+from fairshare.core.model import Standing, Weight
+from fairshare.laws.feedback_laws import Memory
+from fairshare.laws.shards import Pool, weigh_pools
+
+CAUSES = (
+    ("policy", "the policy"),
+    ("capacity", "capacity"),
+    ("usage", "its own usage"),
+    ("demand", "its own demand"),
+    ("others", "usage and demand of others"),
+    ("memory", "what the law remembers"),
+    ("pace", "pace (step bound, hold-down, deadband)"),
+)
+"""Of a contribution, and its words; the order in which inputs are replaced."""
+MOST = 32
+"""Weights of one cycle whose change is taken apart: each takes two computations of all of them …"""
+MOST_SITUATIONS = 4
+"""… and each situation that they were last decided in five more."""
+_SHOWN_DIGITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Everything that `weigh_pools` was given in one cycle."""
+
+    policy: Policy
+    window: UsageWindow
+    standings: Mapping[str, Standing]
+    gpus: float
+    now_ms: int
+    memory: Memory
+    exhausted: frozenset[str] = frozenset()
+    devices: float | None = None
+    pools: tuple[Pool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a queue's weight was decided to be, and from what."""
+
+    situation: Situation
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """before: the weight that was decided the last time. parts: by cause, adding up to the change since."""
+
+    before: float
+    parts: Mapping[str, float]
+
+
+def changes(decided: Mapping[str, Decided], now: Situation, weights: Iterable[Weight]) -> dict[str, Change]:
+    """Of the weights of `now` that differ from what was decided, MOST at most: what changed each since."""
+    moved = [
+        (decided[one.queue], one)
+        for one in sorted(weights, key=lambda one: one.queue)
+        if one.queue in decided and decided[one.queue].value != one.value
+    ]
+    groups: dict[int, tuple[Situation, list[tuple[float, Weight]]]] = {}
+    for before, weight in moved[:MOST]:
+        groups.setdefault(id(before.situation), (before.situation, []))[1].append((before.value, weight))
+    newest = sorted(groups.values(), key=lambda group: -group[0].now_ms)[:MOST_SITUATIONS]
+    return {queue: change for situation, several in newest for queue, change in _since(situation, now, several).items()}
+
+
+def _since(before: Situation, now: Situation, moved: Iterable[tuple[float, Weight]]) -> dict[str, Change]:
+    policy = replace(
+        before, policy=now.policy, exhausted=now.exhausted, standings=_standings(before.standings, now.standings, ())
+    )
+    window = before.window.model_copy(update={"capacity": now.window.capacity})
+    capacity = replace(policy, window=window, gpus=now.gpus, devices=now.devices, pools=now.pools)
+    others = replace(now, memory=before.memory, now_ms=before.now_ms)
+    steps = [_answers(one) for one in (before, policy, capacity)]
+    last = [_answers(others), _answers(now)]
+    found: dict[str, Change] = {}
+    for decided, weight in moved:
+        queue = weight.queue
+        usage = replace(capacity, window=_with_usage(capacity.window, now.window, queue))
+        demand = replace(usage, standings=_standings(before.standings, now.standings, (queue,)))
+        way = [each.get(queue) for each in (*steps, _answers(usage), _answers(demand), *last)]
+        known = [answer for answer in way if answer is not None]
+        if len(known) < len(way):
+            continue  # a queue that was not there before
+        parts = {cause: after - answer for (cause, _), answer, after in zip(CAUSES, known, known[1:], strict=False)}
+        parts["pace"] = weight.value - decided - fsum(parts.values())
+        found[queue] = Change(decided, parts)
+    return found
+
+
+def told(change: Change, value: float) -> str:
+    """One clause for people: the parts that show, the largest first; rounded so that they add up to the change of the
+    two weights as people see them, with four digits."""
+    size = max(abs(change.before), abs(value))
+    if size == 0:
+        return ""
+    places = _SHOWN_DIGITS - 1 - floor(log10(size))
+    whole = round(value, places) - round(change.before, places)
+    units = _apportioned(change.parts, round(whole * 10**places), 10**places)
+    words = dict(CAUSES)
+    rows = sorted(
+        ((abs(each), cause, each) for cause, each in units.items() if each), key=lambda row: (-row[0], row[1])
+    )
+    if not rows:
+        return ""
+    decimals = max(0, places)
+    shown = ", ".join(f"{words[cause]} {each / 10**places:+.{decimals}f}" for _, cause, each in rows)
+    return f"since the decision before {round(whole, decimals):+.{decimals}f}: {shown}"
+
+
+def _apportioned(parts: Mapping[str, float], whole: int, scale: float) -> dict[str, int]:
+    """Whole units that add up to `whole`, by largest remainder."""
+    floors = {cause: floor(part * scale) for cause, part in parts.items()}
+    remainders = sorted(parts, key=lambda cause: (floors[cause] - parts[cause] * scale, cause))
+    missing = whole - sum(floors.values())
+    for number in range(abs(missing)):
+        cause = remainders[number % len(remainders)] if missing > 0 else remainders[-1 - number % len(remainders)]
+        floors[cause] += 1 if missing > 0 else -1
+    return floors
+
+
+def _answers(one: Situation) -> Mapping[str, float]:
+    """What the law wants for every queue, before pace."""
+    found = weigh_pools(
+        one.policy, one.window, one.standings, one.pools, one.gpus, one.now_ms, one.memory, one.exhausted, one.devices
+    )
+    return {weight.queue: weight.explanation.proportional for weight in found.weights}
+
+
+def _standings(
+    before: Mapping[str, Standing], now: Mapping[str, Standing], replaced: Iterable[str]
+) -> dict[str, Standing]:
+    """Of the queues that there are now: those replaced, and those that were not there before, as they are now."""
+    return {queue: standing if queue in replaced else before.get(queue, standing) for queue, standing in now.items()}
+
+
+def _with_usage(window: UsageWindow, now: UsageWindow, queue: str) -> UsageWindow:
+    usage = {name: used for name, used in window.usage.items() if name != queue}
+    if queue in now.usage:
+        usage[queue] = now.usage[queue]
+    return window.model_copy(update={"usage": usage})

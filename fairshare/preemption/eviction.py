@@ -1,0 +1,209 @@
+"""Carries out a preemption in the way the workload's scheduler supports.
+
+Looking again (`Vetting`) is reading and dry runs alone: the object is still the one that was decided about, it
+has not opted out, and every disruption budget allows all of its pods to go, not only the first. Acting:
+
+- Kueue: `spec.active: false` on the Workload, with the intent in the same patch; `preempting.intents` switches
+  it on again. Never its pods: their Job would make them anew while the quota is still held.
+- Volcano: a Command RestartJob; the controller deletes it before it acts, so
+  `fairshare.preemption.unfinished_preemptions` asks again.
+- everything else: the Eviction API for each pod, with its uid as precondition.
+
+Whoever has to go gets the reason as an annotation and an Event. What this must not do: delete a pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fairshare.preemption.preemption_types import Victim
+from fairshare.preemption.unfinished_preemptions import PREEMPTION, REASON, Intent, command
+from fairshare.targets.weight_plan import FIELD_MANAGER, list_if_served
+from gputally.base.errors import Blocked, ClusterError, Conflict, NotFound, Refused
+from gputally.kubernetes.objects import BUDGET, POD, Cluster, Event, Object, look, selects
+
+OPT_OUT = "gputally.dev/preempt"
+"""Annotation on a pod or Workload: `never` keeps it from being preempted by us."""
+Done = Literal["stopped", "would-stop", "gone", "another", "blocked", "refused", "partly", "unavailable"]
+"""What became of one victim. gone: it had ended before; another: its name belongs to another object by now;
+partly: some of its pods have gone and some could not."""
+STOPPED: frozenset[Done] = frozenset({"stopped", "partly"})
+_ORDINARY = {"Pending", "Running"}
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """detail: the cluster's own words where it failed. cause: of `partly`, what became of the first that stayed."""
+
+    result: Done
+    detail: str = ""
+    cause: Done | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Veto:
+    """Why one stays. budget: a disruption budget holds it. refused: the API server or a webhook does. changed:
+    it is not what was decided about, or its owner has opted out."""
+
+    kind: Literal["budget", "refused", "changed"]
+    reason: str
+
+
+class Vetting:
+    """One round of looking again. Budgets are read once; what earlier victims of the round cost them counts."""
+
+    def __init__(self, cluster: Cluster, *, try_evictions: bool = True) -> None:
+        """try_evictions: ask the Eviction API too, in its dry run; that needs the right to evict."""
+        self._cluster = cluster
+        self._try_evictions = try_evictions
+        self._budgets = list_if_served(cluster, BUDGET)
+        self._spent: dict[tuple[str, str], int] = {}
+
+    def refusal(self, victim: Victim) -> Veto | None:
+        """Why the cluster will not let this one go; None: it will. Raises ClusterError without an answer."""
+        if is_whole_object(victim):
+            reason = self._object(victim)
+            return Veto("changed", reason) if reason is not None else None
+        spent: dict[tuple[str, str], int] = {}
+        for pod in victim.pods:
+            try:
+                obj = self._cluster.get(POD, pod.name, pod.namespace)
+            except NotFound:
+                return Veto("changed", f"its pod {pod.name} is gone already")
+            changed = _changed(obj, pod.uid)
+            held = self._budget(obj, spent) if changed is None else None
+            if changed is not None or held is not None:
+                return Veto("changed" if held is None else "budget", f"its pod {pod.name} {changed or held}")
+            if not self._try_evictions:
+                continue
+            try:
+                self._cluster.evict(pod.name, pod.namespace, pod.uid, dry_run=True)
+            except (Blocked, Refused, Conflict, NotFound) as error:
+                kind: Literal["budget", "refused", "changed"] = "changed"
+                if isinstance(error, Blocked | Refused):
+                    kind = "budget" if isinstance(error, Blocked) else "refused"
+                return Veto(kind, f"its pod {pod.name} may not be evicted now: {error}")
+        for budget, count in spent.items():
+            self._spent[budget] = self._spent.get(budget, 0) + count
+        return None
+
+    def _object(self, victim: Victim) -> str | None:
+        gang = victim.gang
+        try:
+            obj = self._cluster.get(gang.kind, gang.name, gang.namespace)
+        except NotFound:
+            return "it is gone already"
+        if obj["metadata"].get("uid", "") != gang.uid:
+            return "its name belongs to another object by now"
+        annotations = obj["metadata"].get("annotations") or {}
+        if annotations.get(OPT_OUT) == "never":
+            return "its owner has opted out of preemption"
+        if look(obj, ("spec", "active")) is False:
+            return "it is switched off already"
+        phase = look(obj, ("status", "state", "phase"))
+        if phase not in (None, "Running"):
+            return f"it is {phase} already"
+        return None
+
+    def _budget(self, pod: Object, spent: dict[tuple[str, str], int]) -> str | None:
+        if look(pod, ("status", "phase")) != "Running":
+            return None  # the API server does not ask its budget either
+        metadata = pod["metadata"]
+        for budget in self._budgets:
+            if budget["metadata"].get("namespace") != metadata.get("namespace"):
+                continue
+            if not selects(look(budget, ("spec", "selector")) or {}, metadata.get("labels") or {}):
+                continue
+            key = (budget["metadata"].get("namespace", ""), budget["metadata"]["name"])
+            allowed = look(budget, ("status", "disruptionsAllowed")) or 0
+            spent[key] = spent.get(key, 0) + 1
+            if spent[key] + self._spent.get(key, 0) > allowed:
+                return f"is held by the disruption budget {key[1]}, which allows {allowed} at a time"
+        return None
+
+
+def act(cluster: Cluster, victim: Victim, decision: str, now_ms: int) -> Effect:
+    """Stop one victim. decision: the id under which it is recorded."""
+    intent = Intent(decision, now_ms)
+    if is_whole_object(victim):
+        return _act_on_object(cluster, victim, intent)
+    return _evict(cluster, victim, decision)
+
+
+def is_whole_object(victim: Victim) -> bool:
+    """Whether its scheduler's own object is acted on, not its pods."""
+    return victim.gang.kind.kind == "Workload" or victim.gang.kind.api_version.startswith("batch.volcano.sh/")
+
+
+def events(victim: Victim, now_ms: int, *, dry_run: bool) -> Iterator[Event]:
+    """For the owner: on the workload's object where it has one, and on the pods that go."""
+    reason = "WouldBePreempted" if dry_run else "Preempted"
+    kind: Literal["Normal", "Warning"] = "Normal" if dry_run else "Warning"
+    gang = victim.gang
+    if gang.kind.api_version and gang.kind != POD:
+        yield Event(gang.kind, gang.name, gang.namespace, gang.uid, kind, reason, victim.reason, now_ms)
+    for pod in victim.pods:
+        yield Event(POD, pod.name, pod.namespace, pod.uid, kind, reason, victim.reason, now_ms)
+
+
+def _act_on_object(cluster: Cluster, victim: Victim, intent: Intent) -> Effect:
+    gang = victim.gang
+    noted = {PREEMPTION: intent.text(), REASON: victim.reason}
+    change: dict[str, object] = {"metadata": {"uid": gang.uid, "annotations": noted}}
+    restarts = gang.kind.kind == "Job"
+    if not restarts:
+        change["spec"] = {"active": False}
+    try:
+        cluster.patch(gang.kind, gang.name, gang.namespace, change, field_manager=FIELD_MANAGER)
+        if restarts:
+            cluster.create(command(gang.name, gang.namespace, gang.uid, victim.reason), field_manager=FIELD_MANAGER)
+    except ClusterError as error:
+        return _failed(error)
+    return Effect("stopped")
+
+
+def _evict(cluster: Cluster, victim: Victim, decision: str) -> Effect:
+    """Every pod, the first refusal before any went ending it: nothing is lost then."""
+    gone, faults = 0, []
+    for pod in victim.pods:
+        noted = {PREEMPTION: decision, REASON: victim.reason}
+        change = {"metadata": {"uid": pod.uid, "annotations": noted}}
+        try:
+            cluster.patch(POD, pod.name, pod.namespace, change, field_manager=FIELD_MANAGER)
+            cluster.evict(pod.name, pod.namespace, pod.uid)
+        except NotFound:
+            continue
+        except ClusterError as error:
+            faults.append(_failed(error))
+            if not gone:
+                return faults[0]
+            continue
+        gone += 1
+    if faults:
+        return Effect("partly", f"{gone} of {len(victim.pods)} pods have gone: {faults[0].detail}", faults[0].result)
+    return Effect("stopped") if gone else Effect("gone", "every pod had ended before")
+
+
+def _changed(pod: Object, uid: str) -> str | None:
+    metadata = pod["metadata"]
+    if metadata.get("uid", "") != uid:
+        return "is another one by now"
+    if metadata.get("deletionTimestamp"):
+        return "is stopping already"
+    if (look(pod, ("status", "phase")) or "Pending") not in _ORDINARY:
+        return "has ended already"
+    if (metadata.get("annotations") or {}).get(OPT_OUT) == "never":
+        return "was opted out of preemption by its owner"
+    return None
+
+
+def _failed(error: ClusterError) -> Effect:
+    results: Sequence[tuple[type[ClusterError], Done]] = (
+        (NotFound, "gone"),
+        (Conflict, "another"),
+        (Blocked, "blocked"),
+        (Refused, "refused"),
+    )
+    return Effect(next((done for kind, done in results if isinstance(error, kind)), "unavailable"), str(error))

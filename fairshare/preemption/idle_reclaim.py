@@ -1,0 +1,405 @@
+"""Finds idle GPU holders, warns their owners, and selects those whose grace period is over.
+
+A pod is idle where the time that was measured idle leaves less than `below` for everything else, over `sustained`
+and again over `grace`: time of which nothing is known, or that was not metered, counts as busy. So a rule without
+measured utilisation never fires, and who works again while the grace lasts is idle no longer. A gang goes whole,
+when each of its pods is idle; else only idle surplus goes. Victims count against the limits of every preemption.
+What this must not do: look at an average over pods, one of which works.
+
+The accountant is asked what every pod did lately (`preempting.idle` says who is idle by it), each owner new to it
+gets an annotation and an Event, and the instant is kept: in memory, and over restarts in the status ConfigMap. Who
+is no longer idle is forgiven, and told. Where the accountant does not answer nobody is idle, and nobody forgiven.
+
+A warning that could not be written was none: its grace does not begin. A warning of a dry run says so and does not
+count once the rule is enforced. What this must not do: stop anybody.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from math import fsum
+from typing import Any, Literal
+
+from accountant.wire.policy_models import IdleExemptions, IdleReclaimPolicy, Mode, Policy
+from accountant.wire.usage_models import Accounts
+from fairshare.core.errors import AccountantUnavailable
+from fairshare.core.model import Gang, Pod
+from fairshare.core.queue_objects import instant
+from fairshare.preemption.eviction import OPT_OUT
+from fairshare.preemption.preemption_rules import Budget
+from fairshare.preemption.preemption_types import Idleness, Outcome, Situation, Spared, Use, Verdict, Victim
+from fairshare.preemption.victim_candidates import Bundle, bundles, counted_from, for_good, past_of, protected, teams
+from fairshare.targets.weight_plan import FIELD_MANAGER
+from gputally.base.errors import ClusterError, NotFound
+from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR, US_PER_MS
+from gputally.kubernetes.objects import POD, Cluster, Event, Object
+
+CLAIMANT = "Idle/"
+"""Beginning of what stands for a claimant where the rule itself asks."""
+
+
+def most_busy(pod: Pod, use: Use | None, span_ms: int) -> float:
+    """The largest part of the span that its GPUs can have been busy, 0..1; 1 where nothing was measured."""
+    if use is None:
+        return 1.0
+    held_us = max(pod.gpus * span_ms * US_PER_MS, use.busy_us + use.idle_us + use.unknown_us)
+    return max(0.0, 1 - use.idle_us / held_us) if held_us > 0 else 1.0
+
+
+def is_idle(rule: IdleReclaimPolicy, pod: Pod, idleness: Idleness) -> bool:
+    """Whether a pod was ready for all of `sustained` and provably idle, all the time and lately."""
+    lasting_ms, recent_ms = rule.sustained * MS_PER_SECOND, rule.grace * MS_PER_SECOND
+    return (
+        pod.held
+        and pod.ready_ms is not None
+        and pod.ready_ms <= idleness.end_ms - max(lasting_ms, recent_ms)
+        and most_busy(pod, idleness.lasting.get(pod.uid), lasting_ms) < rule.below
+        and most_busy(pod, idleness.recent.get(pod.uid), recent_ms) < rule.below
+    )
+
+
+def idle_parts(rule: IdleReclaimPolicy, gangs: Iterable[Gang], idleness: Idleness, now_ms: int) -> Iterator[Bundle]:
+    """Of each gang that runs all that may go because it is idle: everything, or what it can run without."""
+    for gang in gangs:
+        if gang.waits > 0 or _spared(rule.exempt, gang):
+            continue
+        found = bundles(gang, now_ms)
+        quiet = [
+            part
+            for part in found
+            if part.pods and all(is_idle(rule, pod, idleness) and pod.uid not in idleness.exempt for pod in part.pods)
+        ]
+        if quiet and len(quiet) == len(found):
+            yield quiet[-1].with_rest(quiet[:-1])  # the core comes last
+        else:
+            yield from (part for part in quiet if not part.whole)
+
+
+def ripe(rule: IdleReclaimPolicy, part: Bundle, warned: Mapping[str, int], now_ms: int) -> bool:
+    """Whether the owner of every pod has known for the grace."""
+    return all(pod.uid in warned and now_ms - warned[pod.uid] >= rule.grace * MS_PER_SECOND for pod in part.pods)
+
+
+def exemption(exempt: IdleExemptions, pod: Object) -> str | None:
+    """Why the rule leaves a pod alone, by what its owner wrote on it; None: it does not."""
+    metadata = pod["metadata"]
+    for what, wanted in (("label", exempt.labels), ("annotation", exempt.annotations)):
+        here: Mapping[str, str] = metadata.get(f"{what}s") or {}
+        for key, value in sorted(wanted.items()):
+            if key in here and value in ("*", here[key]):
+                return f"its {what} {key} exempts it"
+    return None
+
+
+def verdicts(policy: Policy, situation: Situation, budget: Budget, taken: set[str]) -> tuple[Verdict, ...]:
+    """A verdict per gang of which idle parts are ripe, those warned first coming first. budget: grows smaller with
+    each. taken: pods and whole gangs that other claims have already."""
+    rule, idleness = policy.preemption.idle, situation.idle
+    if rule is None or idleness is None or situation.calls_only:
+        return ()
+    parts: dict[str, list[Bundle]] = {}
+    for part in idle_parts(rule, situation.gangs, idleness, situation.now_ms):
+        mine = part.key in taken or any(pod.uid in taken for pod in part.pods)
+        if not mine and ripe(rule, part, idleness.warned, situation.now_ms):
+            parts.setdefault(part.key, []).append(part)
+    since = {key: min(idleness.warned[pod.uid] for part in here for pod in part.pods) for key, here in parts.items()}
+    payers = teams(policy)
+    return tuple(
+        _verdict(policy, rule, situation, idleness, parts[key], budget, payers)
+        for key in sorted(parts, key=lambda key: (since[key], key))
+    )
+
+
+def _verdict(
+    policy: Policy,
+    rule: IdleReclaimPolicy,
+    situation: Situation,
+    idleness: Idleness,
+    parts: list[Bundle],
+    budget: Budget,
+    payers: Mapping[str, str],
+) -> Verdict:
+    gang, key = parts[0].gang, parts[0].key
+    team = payers.get(gang.queue, gang.queue)
+    victims: list[Victim] = []
+    kept: Spared | None = None
+    for found in sorted(parts, key=lambda part: tuple(pod.uid for pod in part.pods)):
+        part = replace(found, lost_gpu_hours=_lost(found, idleness))
+        reason, limit = protected(policy, situation, part), None
+        if reason is None:
+            denial = budget.refusal(key, team, part.lost_gpu_hours)
+            if denial is not None:
+                reason, limit = denial.reason, denial.limit
+        if reason is not None:
+            kept = Spared(key, gang.queue, reason, limit)
+            continue
+        budget.spend(past_of(team, part, situation.now_ms))
+        victims.append(_victim(team, rule, part, idleness, situation.now_ms))
+    gpus = fsum(part.gpus for part in parts)
+    does = f"does not use {gpus:g} GPUs"
+    freed = fsum(victim.gpus for victim in victims)
+    reason = f"{does}: {freed:g} are reclaimed" if victims else f"{does}, but {kept.reason if kept else ''}"
+    spared = (kept,) if kept is not None else ()
+    outcome: Outcome = "preempts" if victims else "denied"
+    return Verdict(CLAIMANT + key, gang.queue, gpus, "idle", outcome, reason, tuple(victims), spared)
+
+
+def _victim(team: str, rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness, now_ms: int) -> Victim:
+    what = f"its {part.gpus:g} GPUs were" if part.whole else f"{part.gpus:g} of its GPUs were"
+    ago = (now_ms - max(idleness.warned[pod.uid] for pod in part.pods)) / MS_PER_SECOND / 60
+    since = counted_from(part, now_ms)
+    reason = (
+        f"{what} {shown(rule, part, idleness)}; its owner was warned {ago:.0f} min ago;"
+        f" {part.lost_gpu_hours:.1f} GPU-hours of work since {since} are lost{for_good(part)}"
+    )
+    return Victim(part.gang, part.pods, part.gpus, part.lost_gpu_hours, part.whole, "idle", team, reason)
+
+
+def shown(rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness) -> str:
+    """busy at most 1.2 % of the last 120 min, below the 5 % allowed."""
+    span_ms = rule.sustained * MS_PER_SECOND
+    busy = max(most_busy(pod, idleness.lasting.get(pod.uid), span_ms) for pod in part.pods)
+    return f"busy at most {busy:.1%} of the last {rule.sustained / 60:g} min, less than {rule.below * 100:g} %"
+
+
+def work_since(part: Bundle) -> int | None:
+    """The instant since which its work is not safe; None where that is not known."""
+    starts = [pod.started_ms for pod in part.pods if pod.started_ms is not None]
+    since = min(starts, default=part.gang.started_ms)
+    saved = part.gang.checkpoint_ms
+    return saved if since is not None and saved is not None and saved > since else since
+
+
+def worked(pod: Pod, use: Use | None, since_ms: int, end_ms: int) -> float:
+    """GPU-hours that it held in [since_ms, end_ms) and that were not measured idle."""
+    held_us = pod.gpus * max(0, end_ms - since_ms) * US_PER_MS
+    return max(0.0, held_us - (use.idle_us if use is not None else 0)) / US_PER_HOUR
+
+
+def _lost(part: Bundle, idleness: Idleness) -> float:
+    """At most what any victim loses; less where the ledger knows how little of the time it worked."""
+    known = [idleness.worked[pod.uid] for pod in part.pods if pod.uid in idleness.worked]
+    return min(part.lost_gpu_hours, fsum(known)) if len(known) == len(part.pods) else part.lost_gpu_hours
+
+
+def _spared(exempt: IdleExemptions, gang: Gang) -> bool:
+    if exempt.priority is not None and gang.priority >= exempt.priority:
+        return True
+    return any(fnmatchcase(gang.namespace, pattern) for pattern in exempt.namespaces) or not gang.preemptible
+
+
+WARNING = "gputally.dev/idle-warning"
+"""Annotation on a pod: why, and from when on, it may be reclaimed."""
+MOST_WARNED = 500
+"""Pods of a target that are warned at a time."""
+LOOKS = 6
+"""Looks during one grace: every one asks the accountant for what each pod did."""
+MOST_RIPE = 20
+"""Workloads whose work is looked up in one cycle; the others wait for the next."""
+AGAIN_MS = 10 * MS_PER_MINUTE
+"""An exempt pod is looked at again after this time."""
+LONGEST_MS = 90 * MS_PER_DAY
+"""How far back work is looked up; what is older counts as work."""
+PodUsage = Callable[[int, int, Sequence[tuple[str, str]]], Mapping[tuple[str, str], Accounts]]
+"""GPU time over [start_ms, end_ms) by (namespace, name), of these pods (none: of all). Raises AccountantUnavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """idleness: of who may be idle. events: for the owners. faults: warnings that could not be written."""
+
+    idleness: Idleness | None = None
+    events: tuple[Event, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+class IdleWatch:
+    """Belongs to one controller; not made for threads."""
+
+    def __init__(self, usage: PodUsage) -> None:
+        self._usage = usage
+        self._warned: dict[str, dict[str, tuple[int, Mode]]] = {}
+        self._exempt: dict[str, int] = {}
+        self._looked_ms: dict[str, int] = {}
+
+    def restore(self, text: str) -> None:
+        """Go on with what `state` wrote; anything else is forgotten, which makes every grace begin anew."""
+        self._warned = {}
+        try:
+            for target, uid, at_ms, mode in json.loads(text or "[]"):
+                if mode in ("dry-run", "enforce"):
+                    self._warned.setdefault(str(target), {})[str(uid)] = (int(at_ms), mode)
+        except (ValueError, TypeError):
+            self._warned = {}
+
+    def state(self) -> str:
+        """Empty where nobody is warned."""
+        rows: list[Any] = [
+            (target, uid, *noted)
+            for target, here in sorted(self._warned.items())
+            for uid, noted in sorted(here.items())
+        ]
+        return json.dumps(rows, separators=(",", ":")) if rows else ""
+
+    def look(
+        self,
+        rule: IdleReclaimPolicy | None,
+        mode: Mode,
+        cluster: Cluster,
+        target: str,
+        gangs: Sequence[Gang],
+        end_ms: int,
+        now_ms: int,
+    ) -> Look:
+        """mode: of the rule at this target. end_ms: up to when usage is metered. Between two looks nobody is warned,
+        forgiven or reclaimed."""
+        if rule is None or mode == "off":
+            self._warned.pop(target, None)
+            return Look()
+        if now_ms - self._looked_ms.get(target, -rule.grace * MS_PER_SECOND) < rule.grace * MS_PER_SECOND // LOOKS:
+            return Look()
+        before = {uid: at for uid, (at, noted) in self._warned.get(target, {}).items() if noted == mode}
+        self._exempt = {uid: at for uid, at in self._exempt.items() if now_ms - at < AGAIN_MS}
+        try:
+            measured = self._measured(rule, gangs, end_ms)
+        except AccountantUnavailable:
+            return Look()
+        self._looked_ms[target] = now_ms
+        parts = tuple(idle_parts(rule, gangs, measured, now_ms))
+        still = {pod.uid for part in parts for pod in part.pods}
+        round_ = _Round(rule, mode, cluster, measured, now_ms)
+        pods = {pod.uid: pod for gang in gangs for pod in gang.pods if pod.held}
+        for uid in sorted(before.keys() - still):
+            if uid in pods:
+                round_.forgive(pods[uid])
+        warned = {uid: at for uid, at in before.items() if uid in still}
+        for part in sorted(parts, key=lambda part: (min(warned.get(p.uid, now_ms) for p in part.pods), part.key)):
+            for pod in part.pods:
+                new = pod.uid not in warned and pod.uid not in self._exempt and len(warned) < MOST_WARNED
+                if new and round_.warn(part, pod):
+                    warned[pod.uid] = now_ms
+        due = [part for part in parts if ripe(rule, part, warned, now_ms)][:MOST_RIPE]
+        for part in due:
+            round_.look_again(part)
+        self._exempt |= dict.fromkeys(round_.exempt, now_ms)
+        self._warned[target] = {uid: (at, mode) for uid, at in warned.items() if uid not in round_.exempt}
+        known = {uid for part in due for uid in (pod.uid for pod in part.pods)}
+        idleness = Idleness(
+            end_ms,
+            {uid: use for uid, use in measured.lasting.items() if uid in known},
+            {uid: use for uid, use in measured.recent.items() if uid in known},
+            {uid: at for uid, at in warned.items() if uid in known},
+            {uid: why for uid, why in round_.exempt.items() if uid in known},
+            self._work(due, end_ms),
+        )
+        return Look(idleness, tuple(round_.events), tuple(round_.faults))
+
+    def warned(self, target: str) -> int:
+        """Pods whose grace runs."""
+        return len(self._warned.get(target, {}))
+
+    def _measured(self, rule: IdleReclaimPolicy, gangs: Sequence[Gang], end_ms: int) -> Idleness:
+        """Of pods that could be idle by how long they have been ready. Nobody such: nobody asks."""
+        longest_ms = max(rule.sustained, rule.grace) * MS_PER_SECOND
+        pods = {
+            (pod.namespace, pod.name): pod.uid
+            for gang in gangs
+            for pod in gang.pods
+            if pod.held and pod.ready_ms is not None and pod.ready_ms <= end_ms - longest_ms
+        }
+        if not pods:
+            return Idleness(end_ms, {}, {})
+        spans = [self._usage(end_ms - span * MS_PER_SECOND, end_ms, ()) for span in (rule.sustained, rule.grace)]
+        lasting, recent = ({pods[key]: _use(found) for key, found in span.items() if key in pods} for span in spans)
+        return Idleness(end_ms, lasting, recent)
+
+    def _work(self, due: Sequence[Bundle], end_ms: int) -> dict[str, float]:
+        """What is known of the work each would lose; nothing where the accountant does not answer."""
+        found: dict[str, float] = {}
+        for part in due:
+            since = work_since(part)
+            if since is None or since >= end_ms:
+                continue
+            names = [(pod.namespace, pod.name) for pod in part.pods]
+            try:
+                usage = self._usage(max(since, end_ms - LONGEST_MS), end_ms, names)
+            except AccountantUnavailable:
+                continue
+            for pod in part.pods:
+                held = usage.get((pod.namespace, pod.name))
+                found[pod.uid] = worked(pod, _use(held) if held is not None else None, since, end_ms)
+        return found
+
+
+class _Round:
+    """One target in one cycle: what is written and said."""
+
+    def __init__(self, rule: IdleReclaimPolicy, mode: Mode, cluster: Cluster, measured: Idleness, now_ms: int) -> None:
+        self._rule = rule
+        self._enforce = mode == "enforce"
+        self._cluster = cluster
+        self._measured = measured
+        self._now_ms = now_ms
+        self.events: list[Event] = []
+        self.faults: list[str] = []
+        self.exempt: dict[str, str] = {}
+
+    def warn(self, part: Bundle, pod: Pod) -> bool:
+        """Whether its owner knows now. False: the pod is exempt, gone, or could not be written to."""
+        if not self._may_be_warned(pod):
+            return False
+        until = instant(self._now_ms + self._rule.grace * MS_PER_SECOND)
+        does = "its GPUs are reclaimed" if self._enforce else "its GPUs would be reclaimed (dry run)"
+        text = f"it was {shown(self._rule, part, self._measured)}: {does} after {until} unless they are used"
+        if self._enforce and not self._note(pod, text):
+            return False
+        self._tell(pod, "Warning", "Idle" if self._enforce else "WouldBeIdle", text)
+        return True
+
+    def forgive(self, pod: Pod) -> None:
+        if self._enforce:
+            self._note(pod, None)
+        self._tell(pod, "Normal", "IdleNoMore", "its GPUs are used again, or it is not known: nothing is reclaimed")
+
+    def look_again(self, part: Bundle) -> None:
+        """An owner may have exempted a pod while its grace ran."""
+        for pod in part.pods:
+            self._may_be_warned(pod)
+
+    def _may_be_warned(self, pod: Pod) -> bool:
+        try:
+            obj = self._cluster.get(POD, pod.name, pod.namespace)
+        except NotFound:
+            return False
+        except ClusterError as error:
+            self.faults.append(f"{pod.namespace}/{pod.name}: {error}")
+            return False
+        if obj["metadata"].get("uid", "") != pod.uid:
+            return False
+        reason = exemption(self._rule.exempt, obj)
+        if (obj["metadata"].get("annotations") or {}).get(OPT_OUT) == "never":
+            reason = "its owner has opted out of preemption"
+        if reason is not None:
+            self.exempt[pod.uid] = reason
+        return reason is None
+
+    def _note(self, pod: Pod, text: str | None) -> bool:
+        change = {"metadata": {"uid": pod.uid, "annotations": {WARNING: text}}}
+        try:
+            self._cluster.patch(POD, pod.name, pod.namespace, change, field_manager=FIELD_MANAGER)
+        except NotFound:
+            return False
+        except ClusterError as error:
+            self.faults.append(f"{pod.namespace}/{pod.name}: {error}")
+            return False
+        return True
+
+    def _tell(self, pod: Pod, kind: Literal["Normal", "Warning"], reason: str, text: str) -> None:
+        self.events.append(Event(POD, pod.name, pod.namespace, pod.uid, kind, reason, text, self._now_ms))
+
+
+def _use(found: Accounts) -> Use:
+    return Use(found.busy, found.allocated_idle, found.allocated_unknown)

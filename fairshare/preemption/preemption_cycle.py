@@ -1,0 +1,330 @@
+"""Runs preemption for all targets in a cycle, or for one workload by hand, and keeps what limits need.
+
+Kept: who gave way in the last day (for the limits), whose owners were warned that they are idle, what was said
+already (so that it is said once), whom the cluster keeps, and since when a latency is too high. The first two survive
+a restart in the status ConfigMap; losing them would make the limits generous, and a grace begin anew.
+
+Counted are workloads, not pods, and only those taken from another queue: acts of the target's scheduler that are
+new since the last look (`Observation.evictions`), and our own. The first look counts none: whatever stands there
+then is of unknown age. Kept in memory alone; a restart forgets at most one cycle's.
+
+Volcano's scheduler does not say for whom it evicts: there only our own are known.
+
+The decision is the controller's own, with the same rules and limits, for this one workload alone; its class
+and wait do not matter. Old or thin usage is refused here as there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, replace
+from math import fsum
+from typing import Any, Literal
+
+from accountant.wire.policy_models import Decision, Policy
+from fairshare.core.model import Entitlement, Eviction, Gang, Pod, Quota, Standing
+from fairshare.core.queue_objects import referred, sum_up
+from fairshare.laws.shards import pools, weigh_pools
+from fairshare.preemption import target_preemption
+from fairshare.preemption.eviction import STOPPED, Veto
+from fairshare.preemption.idle_reclaim import IdleWatch, Look, PodUsage
+from fairshare.preemption.latency_objectives import Latency, shown
+from fairshare.preemption.preemption_claims import NO_QUOTAS, named_by, situation
+from fairshare.preemption.preemption_rules import Past, kept
+from fairshare.preemption.preemption_types import Call
+from fairshare.preemption.target_preemption import PreemptionReport, Said, Unsettled
+from fairshare.preemption.victim_candidates import key_of
+from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.weight_plan import Adapter, list_if_served, look_at
+from fairshare.usage.accountant_client import AccountantPort
+from fairshare.usage.cluster_capacity import LostGpus, Unheard
+from fairshare.usage.stale_usage_hold import gate, within
+from gputally.base.clock import Clock
+from gputally.base.errors import ClusterError, Conflict, FairshareError, NotFound
+from gputally.base.units import MS_PER_MINUTE
+from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Object, node_up
+
+KEY = "preempted"
+IDLE_KEY = "warned-idle"
+"""The ConfigMap's entries."""
+HAND_KEY, BY_HAND = "preempted-by-hand", "gputally-by-hand"
+"""The entry of whoever preempts by hand, and his field manager: the controller leaves both alone."""
+MOST_KEPT = 1_000
+FORGOTTEN_MS = 10 * MS_PER_MINUTE
+"""Whom the cluster keeps is asked again after this time, where so many are kept that one cycle cannot ask all."""
+Calls = Callable[[Policy, int], Sequence[Call]]
+
+
+def nobody(_policy: Policy, _now_ms: int) -> Sequence[Call]:
+    """No latency is watched."""
+    return ()
+
+
+class Preemptions:
+    """Belongs to one controller; not made for threads."""
+
+    def __init__(self, usage: PodUsage, calls: Calls = nobody, where: StatusObject | None = None) -> None:
+        """usage: what pods did lately, for the idle rule. where: what was done by hand stands there too."""
+        self._calls = calls
+        self._where = where
+        self._idle = IdleWatch(usage)
+        self._past: tuple[Past, ...] = ()
+        self._said: dict[str, Said] = {}
+        self._vetoed: dict[str, dict[str, tuple[Veto, int]]] = {}
+
+    def restore(self, standing: Object) -> None:
+        """Go on with what stands in the ConfigMap."""
+        data = standing.get("data") or {}
+        self._past = _read(data.get(KEY, ""))
+        self._idle.restore(data.get(IDLE_KEY, ""))
+
+    def state(self) -> dict[str, str]:
+        """For the ConfigMap."""
+        texts = {KEY: _text(self._past) if self._past else "", IDLE_KEY: self._idle.state()}
+        return {key: text for key, text in texts.items() if text}
+
+    def cycle(
+        self,
+        policy: Policy,
+        cluster: Cluster,
+        target: str,
+        gangs: Sequence[Gang],
+        entitlements: Sequence[Entitlement],
+        nodes: Sequence[Object],
+        pods: Sequence[Pod],
+        now_ms: int,
+        metered_ms: int | None,
+        leading: Callable[[], bool],
+        quotas: Mapping[str, Quota] = NO_QUOTAS,
+    ) -> tuple[PreemptionReport | None, tuple[Decision, ...]]:
+        """metered_ms: up to when usage is metered; None: that is not known. quotas: by which the target admits work.
+
+        None where the target's preemption is off. Raises ClusterError where nothing could be decided."""
+        mode = target_preemption.mode_of(policy, target)
+        if mode == "off" or not leading():
+            return None, ()
+        look = Look()
+        if metered_ms is not None:
+            at_target = target_preemption.idle_mode(policy, mode)
+            look = self._idle.look(
+                policy.preemption.idle, at_target, cluster, target, gangs, min(metered_ms, now_ms), now_ms
+            )
+        by_hand = _noted(cluster, self._where, HAND_KEY) if self._where is not None else ()
+        here = situation(
+            policy, target, gangs, entitlements, nodes, pods, now_ms,
+            past=(*self._past, *by_hand), calls=self._calls(policy, now_ms), quotas=quotas,
+        )  # fmt: skip
+        known = self._known(target, now_ms)
+        try:
+            report = target_preemption.preempt(policy, cluster, replace(here, idle=look.idleness), mode, leading, known)
+        except Unsettled as unsettled:
+            new = {key: (veto, now_ms) for key, veto in unsettled.vetoes.items() if key not in known}
+            self._vetoed[target] = self._vetoed[target] | new
+            raise
+        report = replace(report, warned=self._idle.warned(target), faults=look.faults)
+        news = target_preemption.decisions(policy, report, self._said.get(target, {}))
+        self._said[target] = target_preemption.said(report)
+        self._past = kept((*self._past, *report.past), now_ms, policy.preemption.cool_down)
+        return replace(report, events=(*look.events, *(report.events if news else ()))), news
+
+    def _known(self, target: str, now_ms: int) -> dict[str, Veto]:
+        """Vetoes of earlier cycles that did not come to an end."""
+        held = {key: veto for key, veto in self._vetoed.get(target, {}).items() if now_ms - veto[1] < FORGOTTEN_MS}
+        self._vetoed[target] = held
+        return {key: veto for key, (veto, _) in held.items()}
+
+
+def recent(cluster: Cluster, where: StatusObject) -> tuple[Past, ...]:
+    """Who gave way of late, to the controller and by hand, as they have noted it; none where that cannot be read."""
+    return _noted(cluster, where, KEY, HAND_KEY)
+
+
+def note_by_hand(cluster: Cluster, where: StatusObject, past: Sequence[Past], now_ms: int, cool_down_s: int) -> None:
+    """Let the limits of the controller, and of who comes next, know who gave way by hand. Raises ClusterError."""
+    for left in range(2, -1, -1):
+        metadata = {"name": where.name, "namespace": where.namespace}
+        before: tuple[Past, ...] = ()
+        try:
+            standing = cluster.get(CONFIG_MAP, where.name, where.namespace)
+        except NotFound:
+            pass
+        else:
+            before = _read((standing.get("data") or {}).get(HAND_KEY, ""))
+            metadata["resourceVersion"] = standing["metadata"].get("resourceVersion", "")
+        text = _text(kept((*before, *past), now_ms, cool_down_s))
+        noted = {
+            "apiVersion": CONFIG_MAP.api_version,
+            "kind": CONFIG_MAP.kind,
+            "metadata": metadata,
+            "data": {HAND_KEY: text},
+        }
+        try:
+            cluster.apply(noted, field_manager=BY_HAND)
+        except Conflict:  # the controller, or somebody else, has written meanwhile
+            if not left:
+                raise
+        else:
+            return
+
+
+def _noted(cluster: Cluster, where: StatusObject, *keys: str) -> tuple[Past, ...]:
+    try:
+        data = cluster.get(CONFIG_MAP, where.name, where.namespace).get("data") or {}
+    except ClusterError:
+        return ()
+    return tuple(past for key in keys for past in _read(data.get(key, "")))
+
+
+def _text(past: Sequence[Past]) -> str:
+    return json.dumps([astuple(each) for each in past[-MOST_KEPT:]], separators=(",", ":"))
+
+
+def _read(text: str) -> tuple[Past, ...]:
+    """What `state` wrote; anything else is forgotten."""
+    try:
+        rows: Any = json.loads(text or "[]")
+        return tuple(
+            Past(int(r[0]), str(r[1]), str(r[2]), str(r[3]), float(r[4]), float(r[5]), str(r[6])) for r in rows
+        )
+    except (ValueError, TypeError, IndexError, KeyError):
+        return ()
+
+
+Taken = frozenset[tuple[str, str]]
+"""(for which queue, which workload)."""
+
+
+class Tally:
+    """By target. Not made for threads."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, frozenset[str]] = {}
+        self._own: dict[str, Taken] = {}
+
+    def note(self, report: PreemptionReport) -> None:
+        """What was stopped by us in this cycle, for the next one."""
+        queues = {verdict.claimant: verdict.queue for verdict in report.verdicts if verdict.trigger != "idle"}
+        self._own[report.target] = frozenset(
+            (queues[stop.claimant], key_of(stop.victim.gang))
+            for stop in report.stops
+            if stop.effect.result in STOPPED
+            and queues.get(stop.claimant, stop.victim.gang.queue) != stop.victim.gang.queue
+        )
+
+    def count(
+        self, policy: Policy, target: str, evictions: Sequence[Eviction], standings: Mapping[str, Standing]
+    ) -> dict[str, Standing]:
+        """The standings with what is new, descendants' included."""
+        before = self._seen.get(target)
+        self._seen[target] = frozenset(each.id for each in evictions)
+        taken = self._own.pop(target, frozenset())
+        if before is not None:
+            taken |= {(each.queue, each.victim) for each in evictions if each.id not in before}
+        own: dict[str, float] = {}
+        for queue, _ in taken:
+            own[queue] = own.get(queue, 0.0) + 1.0
+        counts = sum_up(policy, own)
+        return {queue: replace(each, reclaims=counts.get(queue, 0.0)) for queue, each in standings.items()}
+
+
+_HERE = StatusObject()
+
+
+class NotPossible(FairshareError):
+    """Nothing could be asked or decided."""
+
+
+def measured(
+    policy: Policy, job: str, threshold: float | None, query: str, latency: Latency | None, now_ms: int
+) -> str | None:
+    """The sentence that asks for room; None where the latency is not above the threshold.
+
+    query: else that of the policy's SLO for the workload. Raises NotPossible or LatencyUnknown."""
+    if threshold is None:
+        return "somebody asked for it by hand"
+    asked = query or next((slo.query for slo in policy.preemption.slos if slo.workload == job), "")
+    if not asked or latency is None:
+        raise NotPossible(f"what is the latency of {job}? Give --query and --prometheus, or an SLO of it in the policy")
+    value = latency(asked, now_ms)
+    if value <= threshold:
+        return None
+    return f"the latency of {job} is {shown(value)}, above {shown(threshold)}"
+
+
+def by_hand(
+    policy: Policy,
+    accountant: AccountantPort,
+    cluster: Cluster,
+    clock: Clock,
+    adapters: Sequence[Adapter],
+    pods: Sequence[Pod],
+    call: Call,
+    mode: Literal["dry-run", "enforce"],
+    where: StatusObject = _HERE,
+) -> PreemptionReport:
+    """Decide, and with `enforce` act and record. where: the limits know from it who gave way of late, and are told
+    there who does now.
+
+    Raises NotPossible, AccountantUnavailable or ClusterError."""
+    now_ms = clock.wall_ms()
+    window = accountant.window(policy.window, policy.measure, now_ms, policy.min_coverage)
+    hold = gate(policy, window, now_ms)
+    if hold is not None:
+        raise NotPossible(f"{hold.reason}: {hold.message}: nobody is preempted on such usage")
+    nodes = tuple(node for node in list_if_served(cluster, NODE) if node_up(node))
+    unheard = Unheard(accountant.metered_nodes).fault(nodes, window, now_ms, policy.min_coverage)
+    if unheard is not None:
+        raise NotPossible(f"{unheard}: nobody is preempted on such usage")
+    serving = LostGpus(accountant.lost_gpus).serving(nodes, window, now_ms)
+    nodes_gpus = serving.capacity(window)
+    if nodes_gpus <= 0:
+        raise NotPossible("no node shows GPUs, and the measure does not tell their number")
+    for adapter in adapters:
+        unread = adapter.name in target_preemption.UNREAD
+        if unread or not referred(policy, *adapter.prefixes) or adapter.mode(policy) == "off":
+            continue
+        observation = look_at(adapter, policy, cluster, pods)
+        if not any(named_by(gang, call.workload) for gang in observation.gangs):
+            continue
+        gpus = within(nodes_gpus, observation.capacity)
+        parts = pools(observation.shards, serving.nodes, gpus)
+        devices = serving.devices
+        if parts:
+            divided = fsum(pool.gpus for pool in parts)
+            if divided <= 0:
+                continue
+            devices = None if devices is None else devices * divided / gpus
+            gpus = divided
+        weighing = weigh_pools(policy, window, observation.standings, parts, gpus, now_ms, {}, devices=devices)
+        past = recent(cluster, where)
+        here = situation(
+            policy,
+            adapter.name,
+            observation.gangs,
+            weighing.entitlements,
+            serving.nodes,
+            pods,
+            now_ms,
+            past=past,
+            calls=(call,),
+            quotas=observation.quotas,
+        )
+        report = target_preemption.preempt(policy, cluster, replace(here, calls_only=True), mode)
+        if mode == "enforce":
+            report = _remembered(policy, cluster, where, report)
+            for event in report.events:
+                cluster.event(event)
+            accountant.post_decisions(target_preemption.decisions(policy, report, {}))
+        return report
+    raise NotPossible(f"no workload {call.workload} (NAMESPACE/NAME) in any queue of the policy")
+
+
+def _remembered(policy: Policy, cluster: Cluster, where: StatusObject, report: PreemptionReport) -> PreemptionReport:
+    if not report.past:
+        return report
+    try:
+        note_by_hand(cluster, where, report.past, report.situation.now_ms, policy.preemption.cool_down)
+    except ClusterError as error:
+        return replace(report, faults=(*report.faults, f"the controller's limits will not know of it: {error}"))
+    return report

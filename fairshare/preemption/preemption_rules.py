@@ -1,0 +1,365 @@
+"""Defines who may reclaim from whom, and how much preemption is allowed.
+
+A queue may reclaim up to its fair share. It takes from queues above what they may hold, or, while it is
+within its deserved quota itself, from queues above theirs. Queues are compared at the children of their
+lowest common ancestor. As there, a bundle's queue is looked at before the bundle is taken, so that a gang
+may carry a queue below its share; `fairshare.preemption.victim_candidates` is stricter and never goes below a quota.
+
+Source: kai-scheduler/KAI-Scheduler d5bc503a, pkg/scheduler/plugins/proportion/reclaimable.
+
+Three limits hold at once: workloads of one team in an hour, workloads of the cluster in an hour, and
+GPU-hours of work lost in a day. Beside them a workload that has been preempted is left alone for a while.
+What was only tried (dry-run) counts for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum, inf
+from typing import Final, Literal
+
+from accountant.wire.policy_models import PreemptionPolicy
+from fairshare.core.model import UNLIMITED
+from gputally.base.units import MS_PER_SECOND
+
+Amounts = Mapping[str, float]
+"""Quantity by resource (`gpu`, and `cpu`, `memory` where they count); what is missing is 0."""
+Right = Literal["within quota", "above share"]
+"""By which of the two rules a bundle may be taken."""
+EPSILON: Final = 1e-9
+
+
+def allocatable(deserved: float, share: float, limit: float = UNLIMITED) -> float:
+    """What a queue may hold before others may take it back. -1 or infinite: unlimited."""
+    if deserved in (UNLIMITED, inf):
+        return _open(limit)
+    return min(_open(limit), max(deserved, _open(share)))
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """One resource of one queue. deserved, share, limit: -1 unlimited. fixed: the part of `allocated` that
+    cannot be preempted."""
+
+    deserved: float
+    share: float
+    limit: float
+    allocated: float
+    fixed: float = 0.0
+
+    @property
+    def allocatable(self) -> float:
+        """What it may hold before others may take it back."""
+        return allocatable(self.deserved, self.share, self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A queue in its tree. parent "": a root."""
+
+    queue: str
+    parent: str
+    stocks: Mapping[str, Stock]
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who wants `required`, for which leaf queue. preemptible: he may be preempted himself."""
+
+    queue: str
+    required: Amounts
+    preemptible: bool = True
+
+
+Accounts = Mapping[str, Account]
+
+
+def may_reclaim(asker: Asker, accounts: Accounts) -> bool:
+    """Whether the asker's queue stays within its fair share, and who is not preemptible within its quota."""
+    return all(
+        _sum(stock.allocated, asker.required, name) <= _open(stock.share) + EPSILON
+        and (asker.preemptible or _sum(stock.fixed, asker.required, name) <= _open(stock.deserved) + EPSILON)
+        for name, stock in accounts[asker.queue].stocks.items()
+    )
+
+
+def may_lose(asker: Asker, victim: str, accounts: Accounts) -> bool:
+    """Whether a leaf queue's jobs come into question at all."""
+    mine, theirs = levelled(asker.queue, victim, accounts)
+    stocks = accounts[theirs].stocks
+    if not within_quota(asker, accounts[mine]):
+        return any(stock.allocated > stock.allocatable + EPSILON for stock in stocks.values())
+    asked = [
+        stock for name, stock in stocks.items() if asker.required.get(name, 0.0) > 0 and stock.deserved != UNLIMITED
+    ]
+    over = any(stock.allocated > stock.deserved + EPSILON for stock in asked)
+    return over or not any(stock.allocated < stock.deserved - EPSILON for stock in asked)
+
+
+def right_to_take(asker: Asker, mine: Account, theirs: Account, remaining: Amounts) -> Right | None:
+    """By which rule the next bundle may be taken from `theirs`, which still holds `remaining`; None: by none."""
+    held = {name: remaining.get(name, 0.0) for name in theirs.stocks}
+    if within_quota(asker, mine) and any(
+        held[name] > _open(stock.deserved) + EPSILON for name, stock in theirs.stocks.items()
+    ):
+        return "within quota"
+    if above_share(theirs, held):
+        return "above share"
+    return None
+
+
+def above_share(theirs: Account, remaining: Amounts) -> bool:
+    """KAI's MaintainFairShare: the queue holds more than it may in some resource."""
+    return any(remaining.get(name, 0.0) > stock.allocatable + EPSILON for name, stock in theirs.stocks.items())
+
+
+def within_quota(asker: Asker, mine: Account) -> bool:
+    """Whether what is asked stays within the queue's deserved quota in every resource."""
+    return all(
+        _sum(stock.allocated, asker.required, name) <= _open(stock.deserved) + EPSILON
+        for name, stock in mine.stocks.items()
+    )
+
+
+def levelled(one: str, other: str, accounts: Accounts) -> tuple[str, str]:
+    """The two queues to compare: the first in which the paths from the roots differ, else the last pair."""
+    pairs = list(zip(path(one, accounts), path(other, accounts), strict=False))
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
+
+
+def path(queue: str, accounts: Accounts) -> tuple[str, ...]:
+    """From the root to the queue."""
+    found = [queue]
+    while accounts[found[-1]].parent:
+        found.append(accounts[found[-1]].parent)
+    return tuple(reversed(found))
+
+
+class Taking:
+    """Bundles taken one by one from queues, and whether the whole still is fair. Not shared between threads."""
+
+    def __init__(self, asker: Asker, accounts: Accounts) -> None:
+        self._asker = asker
+        self._accounts = accounts
+        self._levelled: dict[str, tuple[str, str]] = {}
+        self._paths: dict[str, tuple[str, ...]] = {}
+        self._remaining: dict[str, dict[str, float]] = {}
+        self._involved: dict[str, set[str]] = {}
+
+    def held(self, queue: str) -> dict[str, float]:
+        """What the queue still holds."""
+        stocks = self._accounts[queue].stocks
+        return self._remaining.get(queue) or {name: stock.allocated for name, stock in stocks.items()}
+
+    def levelled(self, queue: str) -> tuple[str, str]:
+        """The asker's queue and this one where they are compared."""
+        known = self._levelled.get(queue)
+        if known is None:
+            known = self._levelled[queue] = levelled(self._asker.queue, queue, self._accounts)
+        return known
+
+    def path(self, queue: str) -> tuple[str, ...]:
+        """From the root to the queue."""
+        known = self._paths.get(queue)
+        if known is None:
+            known = self._paths[queue] = path(queue, self._accounts)
+        return known
+
+    def right(self, queue: str) -> Right | None:
+        """Whether the next bundle may come from this leaf queue."""
+        mine, theirs = self.levelled(queue)
+        if mine == theirs:
+            return None
+        return right_to_take(self._asker, self._accounts[mine], self._accounts[theirs], self.held(theirs))
+
+    def take(self, queue: str, bundle: Amounts) -> None:
+        """Subtract it from the queue and its ancestors."""
+        for name in self.path(queue):
+            held = self._remaining.setdefault(name, self.held(name))
+            for resource, amount in bundle.items():
+                if amount and resource in held:
+                    held[resource] -= amount
+                    self._involved.setdefault(name, set()).add(resource)
+
+    def fair(self, saturation: float = 1.0) -> bool:
+        """Whether the asker ends up no more saturated than those it takes from, at every level.
+
+        saturation: >= 1; how much more saturated they have to stay before it may go above its share."""
+        asked = {name for name, amount in self._asker.required.items() if amount > 0}
+        for name in reversed(path(self._asker.queue, self._accounts)):
+            account = self._accounts[name]
+            mine = {r: _sum(amount, self._asker.required, r) for r, amount in self.held(name).items()}
+            if name in self._remaining:
+                self._remaining[name] = mine
+            for sibling in sorted(self._remaining):
+                other = self._accounts[sibling]
+                if sibling == name or other.parent != account.parent:
+                    continue
+                for resource in sorted(self._involved.get(sibling, set()) | asked):
+                    if self._unfair(account, other, mine, resource, saturation):
+                        return False
+            if not self._asker.preemptible and any(
+                _sum(stock.fixed, self._asker.required, r) > _open(stock.deserved) + EPSILON
+                for r, stock in account.stocks.items()
+            ):
+                return False
+        return True
+
+    def _unfair(self, account: Account, other: Account, mine: Amounts, resource: str, saturation: float) -> bool:
+        if resource not in account.stocks or resource not in other.stocks:
+            return False
+        ours, theirs = account.stocks[resource].share, other.stocks[resource].share
+        if ours == UNLIMITED and theirs == UNLIMITED:
+            return False
+        own = ratio(mine[resource], ours)
+        return (
+            own > 1 + EPSILON
+            and theirs > 0
+            and own * saturation >= ratio(self._remaining[other.queue][resource], theirs)
+        )
+
+
+def reclaimable(
+    asker: Asker, victims: Sequence[tuple[str, Sequence[Amounts]]], accounts: Accounts, saturation: float = 1.0
+) -> bool:
+    """Whether these bundles, in this order, may all be taken for the asker. victims: by leaf queue."""
+    taking = Taking(asker, accounts)
+    for queue, bundles in victims:
+        for bundle in bundles:
+            if taking.right(queue) is None:
+                return False
+            taking.take(queue, bundle)
+    return taking.fair(saturation)
+
+
+def ratio(allocated: float, share: float) -> float:
+    """How saturated a queue is; 0 where its share is unlimited, infinite where it has none and holds some."""
+    if share == UNLIMITED:
+        return 0.0
+    if share == 0:
+        return inf if allocated > 0 else 0.0
+    return allocated / share
+
+
+def _open(amount: float) -> float:
+    return inf if amount == UNLIMITED else amount
+
+
+def _sum(held: float, required: Amounts, resource: str) -> float:
+    return held + required.get(resource, 0.0)
+
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+Limit = Literal["cool-down", "per-team", "per-cluster", "lost-hours"]
+"""What kept somebody from being stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """reason: in words."""
+
+    limit: Limit
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """One workload (or a part of it) that gave way. team: who pays for it, its queue where none is named.
+    decision: by whose id it was made."""
+
+    at_ms: int
+    key: str
+    queue: str
+    team: str
+    gpus: float
+    lost_gpu_hours: float
+    decision: str = ""
+
+
+def kept(past: Sequence[Past], now_ms: int, cool_down_s: int) -> tuple[Past, ...]:
+    """What any limit still asks for, oldest first."""
+    since = now_ms - max(DAY_MS, cool_down_s * MS_PER_SECOND)
+    return tuple(sorted((each for each in past if each.at_ms > since), key=lambda each: (each.at_ms, each.key)))
+
+
+class Budget:
+    """What may still be stopped now. Grows smaller with every `spend`; a copy goes its own way.
+
+    It is asked for every workload that comes into question, thousands of times a cycle: everything a limit compares
+    is kept added up, the lost work as exactly as `math.fsum` of all its parts."""
+
+    def __init__(self, rules: PreemptionPolicy, past: Sequence[Past], now_ms: int) -> None:
+        self._rules = rules
+        self.now_ms = now_ms
+        self._last_ms: dict[str, int] = {}
+        self._going: set[str] = set()
+        self._hour: set[tuple[str, int]] = set()
+        self._by_team: dict[str, set[tuple[str, int]]] = {}
+        self._lost: list[float] = []
+        for each in kept(past, now_ms, rules.cool_down):
+            self.spend(each)
+
+    def copy(self) -> Budget:
+        other = Budget(self._rules, (), self.now_ms)
+        other._last_ms, other._going, other._hour = dict(self._last_ms), set(self._going), set(self._hour)
+        other._by_team = {team: set(stopped) for team, stopped in self._by_team.items()}
+        other._lost = list(self._lost)
+        return other
+
+    def spend(self, past: Past) -> None:
+        act = (past.key, past.at_ms)
+        if past.at_ms < self.now_ms:
+            self._last_ms[past.key] = max(past.at_ms, self._last_ms.get(past.key, past.at_ms))
+        elif past.at_ms == self.now_ms:
+            self._going.add(past.key)
+        if past.at_ms > self.now_ms - HOUR_MS:
+            self._hour.add(act)
+            self._by_team.setdefault(past.team, set()).add(act)
+        if past.at_ms > self.now_ms - DAY_MS:
+            _add(self._lost, past.lost_gpu_hours)
+
+    def refusal(self, key: str, team: str, lost_gpu_hours: float) -> Denial | None:
+        """Why this one may not be stopped now; None: it may.
+
+        More parts of a workload that is being stopped in the same moment are no new workload."""
+        rules = self._rules
+        last = self._last_ms.get(key)
+        if last is not None and self.now_ms - last < rules.cool_down * MS_PER_SECOND:
+            ago = (self.now_ms - last) // (60 * MS_PER_SECOND)
+            text = f"it was preempted {ago} min ago, and is left alone for {rules.cool_down / 60:g} min"
+            return Denial("cool-down", text)
+        if key not in self._going:
+            theirs = len(self._by_team.get(team, ()))
+            if theirs >= rules.per_team:
+                text = f"{theirs} workloads of team {team} were stopped within the hour, and no more may be"
+                return Denial("per-team", text)
+            everyone = len(self._hour)
+            if everyone >= rules.per_cluster:
+                text = f"{everyone} workloads of the cluster were stopped within the hour, and no more may be"
+                return Denial("per-cluster", text)
+        lost = fsum(self._lost)
+        if lost + lost_gpu_hours > rules.lost_gpu_hours:
+            return Denial(
+                "lost-hours",
+                f"{lost:.1f} GPU-hours of work were lost within the day, and with its {lost_gpu_hours:.1f} that would"
+                f" be more than the {rules.lost_gpu_hours:g} allowed",
+            )
+        return None
+
+
+def _add(parts: list[float], value: float) -> None:
+    """Add to a sum that is kept as a few numbers that do not overlap, so that nothing of it is rounded away
+    (Shewchuk 1997, "Adaptive precision floating-point arithmetic")."""
+    kept_parts = 0
+    for part in parts:
+        large, small = (value, part) if abs(value) >= abs(part) else (part, value)
+        value = large + small
+        rest = small - (value - large)
+        if rest:
+            parts[kept_parts] = rest
+            kept_parts += 1
+    parts[kept_parts:] = [value]

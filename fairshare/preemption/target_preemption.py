@@ -1,0 +1,324 @@
+"""Runs one target's preemption in one cycle, and reports what prevented it.
+
+Level-triggered: nothing is remembered between cycles but who gave way when (`preempting.limits`), which is kept
+in the status ConfigMap. Decisions carry everything they were made from; `replay` makes them again. In a dry
+run everything is looked at and told, and nothing is stopped.
+
+Somebody who waits although the policy would let others give way is told here why: the API server or a webhook
+refuses, disruption budgets hold everybody who could go, or a limit of the policy is reached. Whom a rule itself
+spares is no trouble. The same in a dry run, where only evictions are not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from typing import Any, Final, Literal
+
+from accountant.wire.policy_models import Decision, Mode, Policy
+from fairshare.core.model import Condition
+from fairshare.core.queue_objects import say
+from fairshare.preemption.eviction import STOPPED, Done, Effect, Veto, Vetting, act, events
+from fairshare.preemption.preemption_rules import Limit, Past
+from fairshare.preemption.preemption_types import Situation, Verdict, Victim, read, show, write
+from fairshare.preemption.victim_candidates import key_of
+from fairshare.preemption.victim_selection import decide
+from gputally.base.errors import Unavailable
+from gputally.kubernetes.objects import Cluster, Event
+
+RELEASE = version("gputally")
+"""Of the code that decides: looked up once, for it means reading the package's metadata."""
+_BOLDNESS: tuple[Mode, ...] = ("off", "dry-run", "enforce")
+ROUNDS = 5
+"""How often it is decided anew because the cluster keeps somebody."""
+UNREAD = frozenset({"runai"})
+"""Targets of which no workloads are read: nobody can be chosen there."""
+EVERYTHING = "*"
+"""Subject of the record that holds a cycle's inputs."""
+INPUTS = frozenset({"situation", "release"})
+"""What that record holds."""
+_NONE: Mapping[str, Veto] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One victim and what became of it. claimant: for whom."""
+
+    claimant: str
+    victim: Victim
+    effect: Effect
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionReport:
+    """situation: with every veto of the cluster in it, so that `verdicts` follow from it and the policy alone.
+    vetoes: the same with their kinds. warned: pods whose owners were told that they are idle. faults: what could
+    not be told."""
+
+    target: str
+    mode: Mode
+    situation: Situation
+    verdicts: tuple[Verdict, ...] = ()
+    stops: tuple[Stop, ...] = ()
+    events: tuple[Event, ...] = ()
+    past: tuple[Past, ...] = ()
+    vetoes: Mapping[str, Veto] = field(default_factory=dict)
+    warned: int = 0
+    faults: tuple[str, ...] = ()
+
+
+def mode_of(policy: Policy, target: str) -> Mode:
+    """off, dry-run or enforce, for one target."""
+    if target in UNREAD:
+        return "off"
+    rules = policy.preemption
+    stated: Mode | None = getattr(rules.targets, target.replace("-", "_"), None)
+    return stated or rules.mode
+
+
+def idle_mode(policy: Policy, mode: Mode) -> Mode:
+    """Of the idle rule at a target that is in `mode`: the more careful of the two."""
+    rule = policy.preemption.idle
+    return min(rule.mode, mode, key=_BOLDNESS.index) if rule is not None else "off"
+
+
+class Unsettled(Unavailable):
+    """After `ROUNDS` the cluster still kept somebody of whom was chosen. vetoes: all that are known by then."""
+
+    def __init__(self, vetoes: Mapping[str, Veto]) -> None:
+        super().__init__(f"{len(vetoes)} workloads were chosen one after the other and may not go; others come next")
+        self.vetoes = vetoes
+
+
+def preempt(
+    policy: Policy,
+    cluster: Cluster,
+    situation: Situation,
+    mode: Mode,
+    leading: Callable[[], bool] = lambda: True,
+    known: Mapping[str, Veto] = _NONE,
+) -> PreemptionReport:
+    """known: vetoes that still hold. Raises ClusterError where the cluster does not answer before anything was done,
+    Unsettled where it keeps too many."""
+    settled, verdicts, vetoes = _vetted(policy, cluster, situation, mode, known)
+    cycle = cycle_id(policy, settled)
+    stops: list[Stop] = []
+    told: list[Event] = []
+    silent = False
+    for n, verdict in enumerate(verdicts):
+        enforce = _verdict_mode(policy, verdict, mode) == "enforce"
+        for m, victim in enumerate(verdict.victims):
+            if not enforce:
+                effect = Effect("would-stop")
+            elif silent or not leading():
+                effect = Effect(
+                    "unavailable",
+                    "not tried: " + ("the API server does not answer" if silent else "no longer the leader"),
+                )
+            else:
+                effect = act(cluster, victim, f"{cycle}/{n}/{m}", settled.now_ms)
+                silent = effect.result == "unavailable"
+            stops.append(Stop(verdict.claimant, victim, effect))
+            if effect.result in STOPPED or effect.result == "would-stop":
+                told += events(victim, settled.now_ms, dry_run=not enforce)
+    past = tuple(
+        Past(
+            settled.now_ms, key_of(stop.victim.gang), stop.victim.gang.queue, stop.victim.team, stop.victim.gpus,
+            stop.victim.lost_gpu_hours, cycle,
+        )
+        for stop in stops
+        if stop.effect.result in STOPPED
+    )  # fmt: skip
+    return PreemptionReport(situation.target, mode, settled, verdicts, tuple(stops), tuple(told), past, vetoes)
+
+
+def _verdict_mode(policy: Policy, verdict: Verdict, mode: Mode) -> Mode:
+    return idle_mode(policy, mode) if verdict.trigger == "idle" else mode
+
+
+def _vetted(
+    policy: Policy, cluster: Cluster, situation: Situation, mode: Mode, known: Mapping[str, Veto]
+) -> tuple[Situation, tuple[Verdict, ...], Mapping[str, Veto]]:
+    vetoes = dict(known)
+    situation = replace(situation, vetoed={key: veto.reason for key, veto in known.items()} | dict(situation.vetoed))
+    for _ in range(ROUNDS):
+        verdicts = decide(policy, situation)
+        vetoed: dict[str, str] = {}
+        vetting = None
+        if any(verdict.victims for verdict in verdicts):
+            vetting = Vetting(cluster, try_evictions=mode == "enforce")
+        for verdict in verdicts:
+            for victim in verdict.victims:
+                veto = vetting.refusal(victim) if vetting is not None else None
+                if veto is not None:
+                    vetoes[key_of(victim.gang)] = veto
+                    vetoed[key_of(victim.gang)] = veto.reason
+        if not vetoed:
+            return situation, verdicts, vetoes
+        situation = replace(situation, vetoed={**situation.vetoed, **vetoed})
+    raise Unsettled(vetoes)
+
+
+def cycle_id(policy: Policy, situation: Situation) -> str:
+    return f"{policy.version()}/{situation.now_ms}/{situation.target}/preemption"
+
+
+Said = Mapping[str, tuple[object, ...]]
+"""What was last recorded of each claim."""
+
+
+def said(report: PreemptionReport) -> dict[str, tuple[object, ...]]:
+    """What makes a verdict news: its outcome, and who goes."""
+    effects = {(stop.claimant, key_of(stop.victim.gang)): stop.effect.result for stop in report.stops}
+    return {
+        verdict.claimant: (
+            verdict.outcome,
+            tuple(sorted((key_of(v.gang), effects.get((verdict.claimant, key_of(v.gang)))) for v in verdict.victims)),
+        )
+        for verdict in report.verdicts
+    }
+
+
+def decisions(policy: Policy, report: PreemptionReport, before: Said) -> tuple[Decision, ...]:
+    """The inputs, each verdict and each victim; empty where nothing is other than it was said before."""
+    now = said(report)
+    stopped = {stop.claimant for stop in report.stops if stop.effect.result in STOPPED}
+    news = {
+        verdict.claimant
+        for verdict in report.verdicts
+        if verdict.outcome != "room" and (before.get(verdict.claimant) != now[verdict.claimant])
+    } | stopped
+    if not news:
+        return ()
+    cycle = cycle_id(policy, report.situation)
+    common: dict[str, Any] = {
+        "at_ms": report.situation.now_ms,
+        "kind": "preemption",
+        "target": report.target,
+        "policy_version": policy.version(),
+    }
+    made = [
+        Decision(
+            id=cycle,
+            subject=EVERYTHING,
+            mode=report.mode,
+            reason="the inputs of this cycle's preemptions",
+            inputs={"situation": write(report.situation), "release": RELEASE},
+            **common,
+        )
+    ]
+    effects = {(stop.claimant, id(stop.victim)): stop.effect for stop in report.stops}
+    for n, verdict in enumerate(report.verdicts):
+        if verdict.claimant not in news:
+            continue
+        mode = _verdict_mode(policy, verdict, report.mode)
+        inputs: dict[str, Any] = {"cycle": cycle, "verdict": show(verdict)}
+        made.append(
+            Decision(
+                id=f"{cycle}/{n}",
+                subject=verdict.claimant,
+                mode=mode,
+                value=verdict.gpus,
+                reason=verdict.reason,
+                inputs=inputs,
+                **common,
+            )
+        )
+        for m, victim in enumerate(verdict.victims):
+            effect = effects[verdict.claimant, id(victim)]
+            inputs = {
+                "cycle": cycle,
+                "claimant": verdict.claimant,
+                **facts(victim),
+                "result": effect.result,
+                "detail": effect.detail,
+            }
+            made.append(
+                Decision(
+                    id=f"{cycle}/{n}/{m}",
+                    subject=key_of(victim.gang),
+                    mode=mode,
+                    value=victim.gpus,
+                    reason=victim.reason,
+                    inputs=inputs,
+                    **common,
+                )
+            )
+    return tuple(made)
+
+
+def facts(victim: Victim) -> dict[str, Any]:
+    """What the record of a victim says of it beside its GPUs and its reason."""
+    return {
+        "queue": victim.gang.queue,
+        "team": victim.team,
+        "ground": victim.ground,
+        "whole": victim.whole,
+        "pods": [f"{pod.namespace}/{pod.name}" for pod in victim.pods],
+        "lost_gpu_hours": victim.lost_gpu_hours,
+    }
+
+
+def replay(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
+    """`again`, for a caller whose policy may be another one: raises ValueError for that too."""
+    if cycle.policy_version != policy.version():
+        raise ValueError(f"the decision was made under policy {cycle.policy_version}, this is {policy.version()}")
+    return again(policy, cycle)
+
+
+def again(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
+    """Decide a recorded cycle again: the same verdicts, bit for bit. policy: the one it was made under. Raises
+    ValueError for a record that holds no inputs."""
+    recorded: Any = cycle.inputs.get("situation")
+    if recorded is None:
+        raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")
+    return decide(policy, read(recorded))
+
+
+Trouble = Literal[
+    "Refused", "Unavailable", "LostWorkLimitReached", "RateLimitReached", "HeldByBudgets", "WarningNotWritten"
+]
+"""In the order of who has to look first; the condition carries the first one as its reason."""
+TROUBLES: Final[tuple[Trouble, ...]] = (
+    "Refused", "Unavailable", "LostWorkLimitReached", "RateLimitReached", "HeldByBudgets", "WarningNotWritten",
+)  # fmt: skip
+CONDITION = "Preemption"
+_OF_LIMIT: Mapping[Limit, Trouble] = {
+    "per-team": "RateLimitReached", "per-cluster": "RateLimitReached", "lost-hours": "LostWorkLimitReached",
+}  # fmt: skip
+_OF_EFFECT: Mapping[Done, Trouble] = {
+    "refused": "Refused", "unavailable": "Unavailable", "blocked": "HeldByBudgets",
+}  # fmt: skip
+
+
+def troubles(report: PreemptionReport) -> dict[Trouble, tuple[str, ...]]:
+    """Sentences by trouble, in the order of `TROUBLES`; empty where all went as decided."""
+    found: dict[Trouble, list[str]] = {trouble: [] for trouble in TROUBLES}
+    for stop in report.stops:
+        trouble = _OF_EFFECT.get(stop.effect.cause or stop.effect.result)
+        if trouble is not None:
+            found[trouble].append(f"{key_of(stop.victim.gang)}: {stop.effect.detail}")
+    for verdict in report.verdicts:
+        for spared in verdict.spared if verdict.outcome == "denied" else ():
+            veto = report.vetoes.get(spared.key)
+            if spared.limit is not None and spared.limit in _OF_LIMIT:
+                found[_OF_LIMIT[spared.limit]].append(f"{spared.key}: {spared.reason}")
+            elif veto is not None and veto.kind != "changed":
+                found["Refused" if veto.kind == "refused" else "HeldByBudgets"].append(f"{spared.key}: {veto.reason}")
+    found["WarningNotWritten"] += report.faults
+    return {trouble: tuple(dict.fromkeys(texts)) for trouble, texts in found.items() if texts}
+
+
+def condition(report: PreemptionReport) -> Condition:
+    """`Preemption`: True where whoever was to go has gone (or would have, in a dry run)."""
+    found = troubles(report)
+    if not found:
+        return Condition(CONDITION, "True", "AsDecided", f"mode {report.mode}: nothing stands in the way")
+    words = [f"{trouble}: {say(texts, most=3)}" for trouble, texts in found.items()]
+    return Condition(CONDITION, "False", next(iter(found)), "; ".join(words))
+
+
+def failed(error: Exception) -> Condition:
+    """Where nothing could be decided at all."""
+    return Condition(CONDITION, "False", "Unavailable", str(error))

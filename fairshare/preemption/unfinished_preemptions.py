@@ -1,0 +1,236 @@
+"""Finishes preemptions that an earlier cycle began.
+
+The intent stands as an annotation on the object itself, written in the patch that acts. A Workload that was
+switched off is switched on again once Kueue has taken its quota back (sooner would race); a Volcano Job whose
+Command was lost gets another. Every cycle looks at every object, so a crash delays and forgets nothing.
+
+Nothing of it depends on usage, or on preemption still being switched on: a Workload that was switched off for
+somebody must come back even if the accountant is away, or preemption or the target have been switched off since.
+What this must not do: stop anybody.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from fairshare.core.model import Condition
+from fairshare.core.pods import millis
+from fairshare.core.queue_objects import say
+from fairshare.targets.kueue import WORKLOADS
+from fairshare.targets.volcano import COMMAND, JOB
+from fairshare.targets.weight_plan import FIELD_MANAGER, list_if_served
+from gputally.base.errors import ClusterError
+from gputally.base.units import MS_PER_MINUTE
+from gputally.kubernetes.objects import Cluster, Event, Kind, Object, look
+
+PREEMPTION = "gputally.dev/preemption"
+REASON = "gputally.dev/preempted-because"
+REISSUE_MS = 60_000
+MOST_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """decision: the id under which it is recorded. attempts: Commands issued so far."""
+
+    decision: str
+    at_ms: int
+    attempts: int = 1
+
+    def text(self) -> str:
+        return json.dumps({"decision": self.decision, "at_ms": self.at_ms, "attempts": self.attempts})
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What was done for one intent. name: namespace/name. detail: the cluster's words where it failed."""
+
+    name: str
+    action: str
+    detail: str = ""
+    uid: str = ""
+
+
+def read(obj: Object) -> Intent | None:
+    """The intent on an object; None where there is none of ours."""
+    text = (obj["metadata"].get("annotations") or {}).get(PREEMPTION)
+    try:
+        plain: Any = json.loads(text or "")
+        return Intent(str(plain["decision"]), int(plain["at_ms"]), int(plain.get("attempts", 1)))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def command(name: str, namespace: str, uid: str, reason: str) -> Object:
+    """Volcano's order to kill a Job's pods and queue it again."""
+    return {
+        "apiVersion": COMMAND.api_version,
+        "kind": COMMAND.kind,
+        "metadata": {"generateName": "gputally-", "namespace": namespace},
+        "action": "RestartJob",
+        "target": {
+            "apiVersion": "batch.volcano.sh/v1alpha1",
+            "kind": "Job",
+            "name": name,
+            "uid": uid,
+            "controller": True,
+        },
+        "reason": "FairshareReclaim",
+        "message": reason,
+    }
+
+
+def resume(
+    cluster: Cluster, kind: Kind, objects: Sequence[Object], commands: Sequence[Object], now_ms: int
+) -> Iterator[Resumed]:
+    """Go on with every intent among `objects`. Carried out as it is iterated."""
+    for obj in objects:
+        intent = read(obj)
+        if intent is None:
+            continue
+        step = _workload(obj) if kind.kind == "Workload" else _job(obj, intent, commands, now_ms)
+        if step is None:
+            continue
+        name, namespace = obj["metadata"]["name"], obj["metadata"].get("namespace", "")
+        uid = str(obj["metadata"].get("uid", ""))
+        action, change, order = step
+        try:
+            change = {**change, "metadata": {"uid": obj["metadata"].get("uid"), **change["metadata"]}}
+            cluster.patch(kind, name, namespace, change, field_manager=FIELD_MANAGER)
+            if order is not None:
+                cluster.create(order, field_manager=FIELD_MANAGER)
+        except ClusterError as error:
+            yield Resumed(f"{namespace}/{name}", action, str(error), uid)
+        else:
+            yield Resumed(f"{namespace}/{name}", action, uid=uid)
+
+
+_Step = tuple[str, dict[str, Any], Object | None]
+_DONE = {"metadata": {"annotations": {PREEMPTION: None}}}
+
+
+def _workload(obj: Object) -> _Step | None:
+    reserved = any(
+        c.get("type") == "QuotaReserved" and c.get("status") == "True"
+        for c in look(obj, ("status", "conditions")) or ()
+    )
+    if look(obj, ("spec", "active")) is not False:
+        return "somebody switched it on", dict(_DONE), None
+    if reserved:
+        return None
+    return "switched on again", {**_DONE, "spec": {"active": True}}, None
+
+
+def _job(obj: Object, intent: Intent, commands: Sequence[Object], now_ms: int) -> _Step | None:
+    uid = obj["metadata"].get("uid")
+    if any(look(each, ("target", "uid")) == uid for each in commands):
+        return None
+    if look(obj, ("status", "state", "phase")) != "Running":
+        return "restarted", dict(_DONE), None
+    since = look(obj, ("status", "state", "lastTransitionTime"))
+    if isinstance(since, str) and _later(since, intent.at_ms):
+        return "restarted", dict(_DONE), None
+    if now_ms - intent.at_ms < REISSUE_MS * intent.attempts:
+        return None
+    if intent.attempts >= MOST_ATTEMPTS:
+        return "given up", dict(_DONE), None
+    again = replace(intent, attempts=intent.attempts + 1)
+    name, namespace = obj["metadata"]["name"], obj["metadata"].get("namespace", "")
+    reason = (obj["metadata"].get("annotations") or {}).get(REASON, "")
+    order = command(name, namespace, str(uid), reason)
+    return "asked again", {"metadata": {"annotations": {PREEMPTION: again.text()}}}, order
+
+
+def _later(text: str, at_ms: int) -> bool:
+    found = millis(text)
+    return found is not None and found > at_ms
+
+
+SELDOM_MS: Final = 5 * MS_PER_MINUTE
+"""Where the controller itself stops nobody, a person still may (`gputally fairshare preempt`)."""
+_KINDS: Final[Mapping[str, tuple[Kind, ...]]] = {"kueue": WORKLOADS, "volcano": (JOB,)}
+"""What carries intents, by target; versions of one kind show the same objects."""
+NOT_RESUMED = "NotResumed"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """By namespace/name: `resumed` runs again as it may, `left` is still being stopped. faults: what could not be
+    ended yet, and why."""
+
+    resumed: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    events: tuple[Event, ...] = ()
+    faults: tuple[str, ...] = ()
+
+    def condition(self) -> Condition | None:
+        """None where nothing is left to be ended."""
+        return Condition("Resumed", "False", NOT_RESUMED, say(self.faults)) if self.faults else None
+
+    def told(self) -> tuple[str, ...]:
+        """For a person, a line each."""
+        return (
+            *(f"{name} had given way and may run again" for name in self.resumed),
+            *(f"{name} is still giving way: release again in a minute" for name in self.left),
+            *(f"not given back: {fault}" for fault in self.faults),
+        )
+
+
+def end_all(cluster: Cluster, now_ms: int) -> Ended:
+    """Of every target, once, because a person switches everything off. Raises ClusterError."""
+    each = [_end(cluster, kinds, now_ms, lambda: True)[1] for kinds in _KINDS.values()]
+    return Ended(
+        tuple(name for ended in each for name in ended.resumed),
+        tuple(name for ended in each for name in ended.left),
+        tuple(event for ended in each for event in ended.events),
+        tuple(fault for ended in each for fault in ended.faults),
+    )
+
+
+class Resuming:
+    """Belongs to one controller; not made for threads."""
+
+    def __init__(self) -> None:
+        self._next_ms: dict[str, int] = {}
+
+    def go_on(
+        self, cluster: Cluster, target: str, now_ms: int, *, enforces: bool, leading: Callable[[], bool]
+    ) -> Ended:
+        """enforces: whether the target's preemption stops people now, so that there may be news in every cycle."""
+        kinds = _KINDS.get(target, ())
+        if not kinds or (not enforces and now_ms < self._next_ms.get(target, now_ms)):
+            return Ended()
+        try:
+            found, ended = _end(cluster, kinds, now_ms, leading)
+        except ClusterError as error:
+            return Ended(faults=(str(error),))
+        self._next_ms[target] = now_ms + (0 if found else SELDOM_MS)
+        return ended
+
+
+def _end(cluster: Cluster, kinds: Sequence[Kind], now_ms: int, leading: Callable[[], bool]) -> tuple[bool, Ended]:
+    """Whether there was anything to end, and what came of it."""
+    for kind in kinds:
+        begun = [obj for obj in list_if_served(cluster, kind) if read(obj) is not None]
+        if not begun:
+            continue
+        commands = list_if_served(cluster, COMMAND) if kind == JOB else ()
+        resumed: list[str] = []
+        events: list[Event] = []
+        faults: list[str] = []
+        steps = resume(cluster, kind, begun, commands, now_ms)
+        while leading() and (step := next(steps, None)) is not None:
+            if step.detail:
+                faults.append(f"{step.name}: {step.detail}")
+                continue
+            resumed.append(step.name)
+            if step.action == "given up":
+                text = f"it was asked to restart {MOST_ATTEMPTS} times for another workload, and goes on as it was"
+                namespace, _, name = step.name.partition("/")
+                events.append(Event(kind, name, namespace, step.uid, "Warning", "NotRestarted", text, now_ms))
+        names = {f"{obj['metadata'].get('namespace', '')}/{obj['metadata']['name']}" for obj in begun}
+        return True, Ended(tuple(resumed), tuple(sorted(names.difference(resumed))), tuple(events), tuple(faults))
+    return False, Ended()

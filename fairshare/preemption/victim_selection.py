@@ -1,0 +1,512 @@
+"""Chooses the victims for each claim and gives a reason for each.
+
+For a claim that finds no room, parts of running workloads are taken as KAI's rules allow (`preempting.searching`);
+one claim after another is judged on what those before it have left. Beyond KAI's rules: no queue on the way is ever
+carried below its deserved quota; nothing above a share goes to a lower priority; `preempting.limits` hold.
+The same situation and policy give the same verdicts, in whatever order gangs are listed.
+
+Parts are taken in the order in which it hurts least (`preempting.victims`), by the rights of `preempting.reclaim`
+and within the limits of `preempting.limits`, until the claim's pods fit on nodes; who then turns out not to be needed
+is spared. Of several orders the one counts that loses least work. What it must not do: change the books
+(`State`); `fairshare.preemption.victim_selection` settles them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import fsum
+
+from accountant.wire.policy_models import Policy
+from fairshare.core.model import UNLIMITED
+from fairshare.core.quotas import Quotas
+from fairshare.preemption import idle_reclaim
+from fairshare.preemption.preemption_claims import (
+    GPU,
+    MOST_CLAIMS,
+    Claim,
+    Room,
+    Trial,
+    claims,
+    over_limit,
+    refusal,
+    saturations,
+)
+from fairshare.preemption.preemption_rules import EPSILON, Account, Accounts, Budget, Limit, Taking, path
+from fairshare.preemption.preemption_types import Ground, Outcome, Situation, Spared, Verdict, Victim
+from fairshare.preemption.victim_candidates import (
+    Bundle,
+    bundles,
+    by_node,
+    by_preference,
+    class_name,
+    counted_from,
+    for_good,
+    past_of,
+    protected,
+    teams,
+)
+
+MOST_SPARED = 200
+"""Spared workloads named in one verdict."""
+
+
+@dataclass(slots=True)
+class State:
+    """What earlier claims of the same cycle have left."""
+
+    accounts: dict[str, Account]
+    expected: dict[str, Account]
+    """The same with those claims that find room by themselves: what counts for who asks, not for who may lose."""
+    room: Room
+    budget: Budget
+    taken: set[str]
+    """Pods and whole gangs that have gone already."""
+    quotas: Quotas
+    """By which the target admits work; every node without quotas."""
+
+    def books(self, queue: str) -> Accounts:
+        """As they are for a claim of this queue."""
+        return {**self.accounts, **{name: self.expected[name] for name in path(queue, self.accounts)}}
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A part that would be taken, and by what right."""
+
+    bundle: Bundle
+    ground: Ground
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Whom any claim may look at: those unprotected in two orders, and why the others are left alone.
+
+    parts: the unprotected of every gang. named: all gangs that run, in the order in which they are told. quotas,
+    teams: by queue."""
+
+    orders: tuple[Order, ...]
+    parts: Mapping[str, Sequence[Bundle]]
+    protected: Mapping[str, Spared]
+    named: Sequence[str]
+    quotas: Mapping[str, float]
+    teams: Mapping[str, str]
+
+    def team(self, queue: str) -> str:
+        """Who pays for what is stopped in a queue."""
+        return self.teams.get(queue, queue)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One way through the unprotected. surplus: of them, by gang, what can go without the gang."""
+
+    bundles: Sequence[Bundle]
+    surplus: Mapping[str, Sequence[Bundle]]
+
+
+class Search:
+    """One claim's way to room: which picks do, and why the others stay."""
+
+    def __init__(self, policy: Policy, claim: Claim, field: Field, state: State) -> None:
+        self._policy = policy
+        self._claim = claim
+        self._field = field
+        self._state = state
+        self._accounts = state.books(claim.queue)
+        self._reasons: dict[str, Spared] = {}
+        self._unfair = False
+
+    def cheapest(self) -> tuple[Pick, ...] | None:
+        """Of the ways tried the one that loses least work, then the fewest GPUs; None where none leads there."""
+        found = [picks for order in self._field.orders if (picks := self._gather(order)) is not None]
+        return min(found, key=_cost, default=None)
+
+    def why_not(self) -> str:
+        if self._unfair:
+            return f"queue {self._claim.queue} would then be above its share more than those it takes from"
+        if not any(map(self._open, self._field.orders[0].bundles)):
+            return "nobody runs who could give way"
+        free = self._state.quotas.free(self._claim.pool)
+        if free < self._claim.gpus - EPSILON:
+            return (
+                f"the quota of {self._claim.pool} has {max(0.0, free):g} GPUs left, and all that may be taken would not"
+                " make room in it"
+            )
+        return "all that may be taken would not make room for it"
+
+    def spared(self, picks: Sequence[Pick], claimant: str) -> tuple[Spared, ...]:
+        """Everybody who runs and was not picked, as far as anybody reads."""
+        silent = {claimant, *(pick.bundle.key for pick in picks)}
+        told = (self._spared(key, bool(picks)) for key in self._field.named if key not in silent)
+        return tuple(islice((each for each in told if each is not None), MOST_SPARED))
+
+    def _spared(self, key: str, enough: bool) -> Spared | None:
+        known = self._reasons.get(key) or self._field.protected.get(key)
+        if known is not None:
+            return known
+        found = next(filter(self._open, self._field.parts[key]), None)
+        text = "others give way who lose less, and that is enough" if enough else "it alone would not make room"
+        return Spared(key, found.gang.queue, text) if found is not None else None
+
+    def _open(self, bundle: Bundle) -> bool:
+        """Whether it comes into question: another's, of a known queue, and still there."""
+        taken = self._state.taken
+        return (
+            bundle.key != self._claim.key
+            and bundle.gang.queue in self._accounts
+            and not (taken and (bundle.key in taken or any(pod.uid in taken for pod in bundle.pods)))
+        )
+
+    def _gather(self, order: Order) -> tuple[Pick, ...] | None:
+        """Take until it fits, then give back what was not needed. None: it never fits, or not fairly."""
+        claim, state = self._claim, self._state
+        taking, budget = Taking(claim.asker, self._accounts), state.budget.copy()
+        trial = _Fitting(claim, state.room.trial(claim.sizes, claim.gpus, claim.nodes), state.quotas.copy())
+        picks: list[Pick] = []
+        missing = claim.gpus - state.room.free(claim.nodes)
+        left: dict[str, list[Bundle]] = {}
+        gone: set[str] = set()
+        for part in order.bundles:
+            if part.key in gone or not self._open(part) or not trial.helped_by(part):
+                continue
+            if part.key not in left:
+                left[part.key] = list(filter(self._open, order.surplus.get(part.key, ())))
+            bundle = part.with_rest(left[part.key]) if part.whole else part
+            ground = self._ground(bundle, taking, budget)
+            if ground is None:
+                continue
+            trial.give(len(picks), bundle)
+            picks.append(Pick(bundle, ground))
+            if part.whole:
+                gone.add(part.key)
+            else:
+                left[part.key].remove(part)
+            taking.take(bundle.gang.queue, {GPU: bundle.gpus})
+            budget.spend(past_of(self._team(bundle), bundle, budget.now_ms))
+            missing -= bundle.gpus
+            if missing <= EPSILON and trial.fits():
+                break
+        else:
+            return None
+        needed = _needed(picks, trial)
+        if not claim.called and not self._fair(needed):
+            self._unfair = True
+            return None
+        return needed
+
+    def _team(self, bundle: Bundle) -> str:
+        return self._field.team(bundle.gang.queue)
+
+    def _fair(self, picks: Sequence[Pick]) -> bool:
+        taking = Taking(self._claim.asker, self._accounts)
+        for pick in picks:
+            taking.take(pick.bundle.gang.queue, {GPU: pick.bundle.gpus})
+        return taking.fair(self._policy.preemption.saturation)
+
+    def _ground(self, bundle: Bundle, taking: Taking, budget: Budget, *, note: bool = True) -> Ground | None:
+        """By what right this part may be taken now; None, and the reason noted."""
+        found = self._right(bundle, taking)
+        reason = found[1] if found[0] is None else None
+        limit: Limit | None = None
+        if reason is None:
+            denial = budget.refusal(bundle.key, self._team(bundle), bundle.lost_gpu_hours)
+            if denial is not None:
+                reason, limit = denial.reason, denial.limit
+        if reason is not None:
+            if note:
+                self._reasons[bundle.key] = Spared(bundle.key, bundle.gang.queue, reason, limit)
+            return None
+        return found[0]
+
+    def _right(self, bundle: Bundle, taking: Taking) -> tuple[Ground | None, str]:
+        claim, rules, queue = self._claim, self._policy.preemption, bundle.gang.queue
+        accounts = self._accounts
+        if queue == claim.queue:
+            if claim.called and bundle.gang.priority < claim.priority:
+                return "lower class", ""
+            return None, "it is of the same queue, where the scheduler itself decides by priority"
+        mine, theirs = taking.levelled(queue)
+        if mine == theirs:
+            return None, f"queue {queue} is above or below queue {claim.queue} in the tree"
+        for name in _below(theirs, taking.path(queue)):
+            held, quota = taking.held(name)[GPU], self._field.quotas[name]
+            if quota == UNLIMITED or held <= quota + EPSILON:
+                return None, f"queue {name} holds {held:g} GPUs, no more than its quota"
+            if held - bundle.gpus < quota - EPSILON:
+                text = f"without its {bundle.gpus:g} GPUs queue {name} would hold less than its quota of {quota:g}"
+                return None, text
+        right = taking.right(queue)
+        if right == "within quota" and rules.quota:
+            return right, ""
+        lower = bundle.gang.priority > claim.priority
+        if right is not None and rules.over_share and taking_above(taking, theirs, accounts) and not lower:
+            return "above share", ""
+        if claim.called and not lower:
+            return "latency", ""
+        if lower:
+            return None, f"its priority {bundle.gang.priority} is above {claim.priority}, and no quota is at stake"
+        return None, f"queue {theirs} is not above its fair share of {accounts[theirs].stocks[GPU].share:g} GPUs"
+
+
+class _Fitting:
+    """Whether a claim's pods fit, on the nodes and in the quota by which its target admits work."""
+
+    def __init__(self, claim: Claim, trial: Trial, quotas: Quotas) -> None:
+        """trial, quotas: changed in place."""
+        self._claim = claim
+        self._trial = trial
+        self._quotas = quotas
+        self._parts: dict[int, Bundle] = {}
+
+    def helped_by(self, part: Bundle) -> bool:
+        """False where nodes have room and the part's quota is of another tree."""
+        pool = self._claim.pool
+        if pool not in self._quotas or self._quotas.root(part.gang.pool) == self._quotas.root(pool):
+            return True
+        return not self._trial.fits()
+
+    def give(self, number: int, bundle: Bundle) -> None:
+        self._parts[number] = bundle
+        self._trial.give(number, bundle.by_node, 0.0 if bundle.pods else bundle.gpus)
+        self._quotas.book(bundle.gang.pool, -bundle.gpus)
+
+    def take_out(self, number: int) -> None:
+        """As if it had never been given."""
+        bundle = self._parts.pop(number)
+        self._trial.take_out(number)
+        self._quotas.book(bundle.gang.pool, bundle.gpus)
+
+    def fits(self, without: int | None = None) -> bool:
+        """without: the number of a part that is left out."""
+        return self._admitted(without) and self._trial.fits(without)
+
+    def _admitted(self, without: int | None) -> bool:
+        if without is None:
+            return self._quotas.free(self._claim.pool) >= self._claim.gpus - EPSILON
+        left_out = self._parts[without]
+        self._quotas.book(left_out.gang.pool, left_out.gpus)
+        admitted = self._quotas.free(self._claim.pool) >= self._claim.gpus - EPSILON
+        self._quotas.book(left_out.gang.pool, -left_out.gpus)
+        return admitted
+
+
+def _needed(picks: Sequence[Pick], trial: _Fitting) -> tuple[Pick, ...]:
+    """Those without whom it would not fit. Who loses most is asked first whether the rest is enough. A core keeps the
+    surplus taken before it.
+
+    Who stays keeps his ground: without those given back others hold more and less is spent."""
+    kept = dict(enumerate(picks))
+    cores = {pick.bundle.key for pick in picks if pick.bundle.whole}
+    for number, pick in sorted(kept.items(), key=lambda item: _most_lost(item[1].bundle)):
+        core = pick.bundle.whole
+        if len(kept) > 1 and (core or pick.bundle.key not in cores) and trial.fits(without=number):
+            trial.take_out(number)
+            del kept[number]
+            if core:
+                cores.remove(pick.bundle.key)
+    return tuple(kept.values())
+
+
+def _most_lost(bundle: Bundle) -> tuple[float, float, str]:
+    return -bundle.lost_gpu_hours, -bundle.gpus, bundle.key
+
+
+def taking_above(taking: Taking, queue: str, accounts: Accounts) -> bool:
+    """Whether a queue still holds more than it may."""
+    return taking.held(queue)[GPU] > accounts[queue].stocks[GPU].allocatable + EPSILON
+
+
+def field_of(policy: Policy, situation: Situation) -> Field:
+    """Whom the claims of a cycle may look at, from what runs."""
+    allowed: list[Bundle] = []
+    left_alone: dict[str, Spared] = {}
+    for gang in situation.gangs:
+        for bundle in bundles(gang, situation.now_ms):
+            reason = protected(policy, situation, bundle)
+            if reason is None:
+                allowed.append(bundle)
+            elif bundle.whole:
+                left_alone[bundle.key] = Spared(bundle.key, gang.queue, reason)
+    prefer = by_preference(saturations(situation.accounts))
+    preferred = sorted(allowed, key=prefer)
+    parts = _by_gang(preferred)
+    return Field(
+        tuple(
+            Order(order, _by_gang([bundle for bundle in order if not bundle.whole]))
+            for order in (preferred, by_node(preferred, prefer))
+        ),
+        parts,
+        left_alone,
+        sorted(parts.keys() | left_alone.keys()),
+        {queue.name: queue.deserved for queue in policy.queues},
+        teams(policy),
+    )
+
+
+def _by_gang(some: Sequence[Bundle]) -> Mapping[str, Sequence[Bundle]]:
+    found: dict[str, list[Bundle]] = {}
+    for bundle in some:
+        found.setdefault(bundle.key, []).append(bundle)
+    return found
+
+
+def _below(top: str, way: Sequence[str]) -> Sequence[str]:
+    return way[way.index(top) :]
+
+
+def _cost(picks: Sequence[Pick]) -> tuple[object, ...]:
+    hard = fsum(pick.bundle.lost_gpu_hours for pick in picks if not pick.bundle.spot)
+    gpus = fsum(pick.bundle.gpus for pick in picks)
+    return round(hard, 6), gpus, len(picks), tuple(sorted(pick.bundle.key for pick in picks))
+
+
+def decide(policy: Policy, situation: Situation) -> tuple[Verdict, ...]:
+    """A verdict per claim, in the order in which they were served."""
+    state = State(
+        dict(situation.accounts),
+        dict(situation.accounts),
+        Room(situation.free),
+        Budget(policy.preemption, situation.past, situation.now_ms),
+        set(),
+        Quotas(situation.quotas),
+    )
+    asked = claims(policy, situation)
+    verdicts = _Court(policy, situation, field_of(policy, situation), state).judge(asked) if asked else []
+    return (*verdicts, *idle_reclaim.verdicts(policy, situation, state.budget, state.taken))
+
+
+class _Court:
+    """Claims of one cycle, judged one after the other. It looks for victims `MOST_CLAIMS` times at most; who needs no
+    search, because he may not ask or asks like one that found nobody, keeps nobody behind him waiting."""
+
+    def __init__(self, policy: Policy, situation: Situation, field: Field, state: State) -> None:
+        self._policy = policy
+        self._situation = situation
+        self._field = field
+        self._state = state
+        self._full: set[Hashable] = set()
+        self._vain: dict[Hashable, Search] = {}
+
+    def judge(self, asked: Sequence[Claim]) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        searched = refused = 0
+        for claim in asked:
+            verdict, looked = self._judge(claim)
+            searched += looked
+            refused += verdict.outcome == "denied" and not looked
+            if verdict.outcome != "denied" or looked or refused <= MOST_CLAIMS:
+                verdicts.append(verdict)
+            if searched == MOST_CLAIMS:
+                break
+        return verdicts
+
+    def _judge(self, claim: Claim) -> tuple[Verdict, bool]:
+        """The verdict, and whether it took a search."""
+        state, now = self._state, self._situation.accounts
+        needs = f"needs {claim.gpus:g} GPUs"
+        denial = over_limit(claim, now, state.expected)
+        if denial is None and self._placed(claim):
+            _book(state.expected, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
+            state.quotas.book(claim.pool, claim.gpus)
+            self._vain.clear()
+            return _verdict(claim, "room", f"{needs}, and there is room for it already: its scheduler places it"), False
+        denial = denial or refusal(claim, now, state.expected)
+        if denial is not None:
+            return _verdict(claim, "denied", f"{needs}, but {denial}"), False
+        known = self._vain.get(claim.like) if claim.key not in self._field.parts else None
+        search = known or Search(self._policy, claim, self._field, state)
+        picks = search.cheapest() if known is None else None
+        if picks is None:
+            self._vain[claim.like] = search
+            reason = f"{needs}, but {search.why_not()}"
+            return _verdict(claim, "denied", reason, spared=search.spared((), claim.key)), known is None
+        return self._granted(claim, needs, search, picks), True
+
+    def _placed(self, claim: Claim) -> bool:
+        """Whether it finds room as things are; who asks for the same finds none either, until somebody goes."""
+        wanted = (claim.sizes, claim.gpus, claim.nodes)
+        if (claim.pool, *wanted) in self._full:
+            return False
+        placed = self._state.quotas.free(claim.pool) >= claim.gpus - EPSILON and self._state.room.place(*wanted)
+        if not placed:
+            self._full.add((claim.pool, *wanted))
+        return placed
+
+    def _granted(self, claim: Claim, needs: str, search: Search, picks: Sequence[Pick]) -> Verdict:
+        state, now_ms = self._state, self._situation.now_ms
+        victims = tuple(_victim(self._policy, claim, pick, self._field, state.accounts, now_ms) for pick in picks)
+        spared = search.spared(picks, claim.key)
+        _settle(self._field, self._situation, claim, picks, state)
+        self._full.clear()
+        self._vain.clear()
+        lost = fsum(victim.lost_gpu_hours for victim in victims)
+        count = len({pick.bundle.key for pick in picks})
+        who = f"{count} workloads give way" if count > 1 else "1 workload gives way"
+        reason = f"{needs}: {who}, {fsum(v.gpus for v in victims):g} GPUs, {lost:.1f} GPU-hours of work lost"
+        if claim.why:
+            reason = f"{reason}; {claim.why}"
+        return replace(_verdict(claim, "preempts", reason, spared=spared), victims=victims)
+
+
+def _victim(
+    policy: Policy, claim: Claim, pick: Pick, field: Field, accounts: Mapping[str, Account], now_ms: int
+) -> Victim:
+    bundle, queue = pick.bundle, pick.bundle.gang.queue
+    stock = accounts[queue].stocks[GPU]
+    what = f"its {bundle.gpus:g} GPUs" if bundle.whole else f"{bundle.gpus:g} of its GPUs, which it can run without,"
+    grounds: dict[Ground, str] = {
+        "within quota": f"queue {queue} holds {stock.allocated:g} GPUs with a quota of {stock.deserved:g}, and queue"
+        f" {claim.queue} is within its own quota",
+        "above share": f"queue {queue} holds {stock.allocated:g} GPUs, more than its fair share of {stock.share:g},"
+        f" and queue {claim.queue} is below its own",
+        "latency": f"queue {queue} holds {stock.allocated:g} GPUs with a quota of {stock.deserved:g}, and {claim.why}",
+        "lower class": f"its priority {class_name(policy, bundle.gang.priority)} is lower in the same queue, and"
+        f" {claim.why}",
+    }
+    since = counted_from(bundle, now_ms)
+    reason = (
+        f"{what} go to {claim.key} of queue {claim.queue}: {grounds[pick.ground]};"
+        f" {bundle.lost_gpu_hours:.1f} GPU-hours of work since {since} are lost{for_good(bundle)}"
+    )
+    return Victim(
+        bundle.gang,
+        bundle.pods,
+        bundle.gpus,
+        bundle.lost_gpu_hours,
+        bundle.whole,
+        pick.ground,
+        field.team(queue),
+        reason,
+    )
+
+
+def _settle(field: Field, situation: Situation, claim: Claim, picks: Sequence[Pick], state: State) -> None:
+    """The books as they are once the claim has what it takes."""
+    for pick in picks:
+        bundle = pick.bundle
+        state.taken.update(pod.uid for pod in bundle.pods)
+        if bundle.whole:
+            state.taken.add(bundle.key)
+        state.room.give(bundle.by_node)
+        state.quotas.book(bundle.gang.pool, -bundle.gpus)
+        state.budget.spend(past_of(field.team(bundle.gang.queue), bundle, situation.now_ms))
+        for books in (state.accounts, state.expected):
+            _book(books, bundle.gang.queue, -bundle.gpus, fixed=0.0)
+    if not state.room.place(claim.sizes, claim.gpus, claim.nodes):
+        state.room.place((), min(claim.gpus, state.room.free(claim.nodes)), claim.nodes)
+    state.quotas.book(claim.pool, claim.gpus)
+    for books in (state.accounts, state.expected):
+        _book(books, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
+
+
+def _book(accounts: dict[str, Account], queue: str, gpus: float, *, fixed: float) -> None:
+    for name in path(queue, accounts):
+        stock = accounts[name].stocks[GPU]
+        changed = replace(stock, allocated=stock.allocated + gpus, fixed=stock.fixed + fixed)
+        accounts[name] = replace(accounts[name], stocks={**accounts[name].stocks, GPU: changed})
+
+
+def _verdict(claim: Claim, outcome: Outcome, reason: str, spared: tuple[Spared, ...] = ()) -> Verdict:
+    return Verdict(claim.key, claim.queue, claim.gpus, claim.trigger, outcome, reason, (), spared)

@@ -1,0 +1,246 @@
+"""Measures how fair, full and fast a simulation was.
+
+Feasible demand of a queue in a window: what its jobs could use there with unlimited GPUs, each limited to
+its own gang and to the time left. Entitlement: what was actually delivered in the window, water-filled by
+configured weight, nobody above his feasible demand; so the target depends neither on how efficient a
+policy is nor on work that no policy could run. Share error: the largest distance of a queue from its
+entitlement, as a part of what the cluster could do in the window. Only contended windows count (demand
+above capacity), and which those are is settled once, by the first-come-first-served run. Pure.
+
+Definitions: feasible demand of a queue in a window is what its jobs could use there with unlimited
+GPUs, each limited to its own gang and to the time left; its entitlement is its part of what was
+actually delivered, by weight, capped at that demand. So the target depends neither on how efficient a
+policy is nor on work that no policy could run. Pure; GPU-milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import fsum
+
+import numpy as np
+import numpy.typing as npt
+
+from fairshare.laws.division import fill
+from fairshare.simulator.simulation_model import CONTROL_S, SNAPSHOT_S, Outcome, Record, Workload
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+WARM_UP_S = 7 * 86_400
+LENGTHS_H = {168: 42, 24: 6}
+"""Window lengths and their stride, hours."""
+SHORT_S = 600
+"""Run times below it count as that long in a slowdown."""
+_COUNTS = 0.002
+"""Of the capacity: a smaller entitlement does not enter Jain's index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One window: delivered, feasible and due GPU-seconds per queue; what the cluster could have done."""
+
+    start_s: int
+    end_s: int
+    used: Floats
+    demand: Floats
+    due: Floats
+    possible: float
+
+    @property
+    def contended(self) -> bool:
+        return bool(self.demand.sum() > self.possible)
+
+    @property
+    def error(self) -> float:
+        return float(np.abs(self.used - self.due).max() / self.possible)
+
+    @property
+    def jain(self) -> float | None:
+        """(Σx)² / (n Σx²) of used over due; None where nobody is due anything."""
+        some = self.due > _COUNTS * self.possible
+        if not some.any():
+            return None
+        x = self.used[some] / self.due[some]
+        return float(x.sum() ** 2 / (len(x) * (x * x).sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One policy on one cluster. Errors, utilisation and lost: parts (0..1). Waits: hours, submission to
+    first start, of jobs submitted after the warm-up (not started: until the end). move_per_day: ½ Σ |Δw|
+    of normalised weights. swing: the widest ratio of one queue's largest to its smallest weight. slowdown:
+    mean and 95th percentile of (finish - submission) over the run time, at least 1, run times below ten minutes
+    counting as ten; of jobs submitted after the warm-up and finished within the run."""
+
+    policy: str
+    week: tuple[float, float]
+    day: tuple[float, float]
+    jain: float
+    worst_ratio: float
+    utilisation: float
+    wait_mean_h: float
+    wait_p95_h: float
+    wait_worst_queue_h: float
+    gang_p95_h: float
+    preemptions: int
+    lost: float
+    move_per_day: float
+    swing: float
+    disparity: float
+    contended: float
+    slowdown: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The jobs of a workload as arrays."""
+
+    submit: Ints
+    duration: Ints
+    gpus: Ints
+    queue: Ints
+
+    @classmethod
+    def of(cls, jobs: Workload) -> _Columns:
+        return cls(*(np.asarray(column) for column in (jobs.submit_s, jobs.duration_s, jobs.gpus, jobs.queue)))
+
+
+def spans(record: Record, length_h: int, from_s: int = WARM_UP_S) -> list[Span]:
+    """Every window of a length from `from_s` on, at its stride. Windows begin at snapshots."""
+    stride, length = LENGTHS_H[length_h] * 3600, length_h * 3600
+    jobs = _Columns.of(record.workload)
+    backlogs = [(np.asarray(late), np.asarray(left)) for late, left in record.backlog]
+    starts = range(from_s, record.end_s - length + 1, stride)
+    return [_span(record, jobs, backlogs[at // SNAPSHOT_S], at, at + length) for at in starts]
+
+
+def _span(record: Record, jobs: _Columns, backlog: tuple[Ints, Ints], start_s: int, end_s: int) -> Span:
+    queues = len(record.workload.queues)
+    used = np.array(record.used[end_s // CONTROL_S], float) - np.array(record.used[start_s // CONTROL_S], float)
+    late, left = backlog
+    demand = np.bincount(jobs.queue[late], jobs.gpus[late] * np.minimum(left, end_s - start_s), queues)
+    first, last = np.searchsorted(jobs.submit, [start_s + 1, end_s])
+    arrived = slice(int(first), int(last))
+    able = np.minimum(jobs.duration[arrived], end_s - jobs.submit[arrived])
+    demand = demand + np.bincount(jobs.queue[arrived], jobs.gpus[arrived] * able, queues)
+    demand = np.maximum(demand, used)
+    due = np.array(fill(fsum(used.tolist()), demand.tolist(), list(record.pool.weights)))
+    return Span(start_s, end_s, used, demand, due, float(record.pool.capacity * (end_s - start_s)))
+
+
+def contended(reference: Record, from_s: int = WARM_UP_S) -> dict[int, frozenset[int]]:
+    """By window length: starts of the windows in which more was wanted than there was."""
+    return {
+        length: frozenset(each.start_s for each in spans(reference, length, from_s) if each.contended)
+        for length in LENGTHS_H
+    }
+
+
+def score(policy: str, record: Record, windows: dict[int, frozenset[int]], from_s: int = WARM_UP_S) -> Score:
+    """Every figure of one run. windows: of `contended`, of the first-come-first-served run."""
+    weeks, days = spans(record, 168, from_s), spans(record, 24, from_s)
+    used = np.array(record.used[record.end_s // CONTROL_S], float) - np.array(record.used[from_s // CONTROL_S], float)
+    demand, due, taken = (
+        [float(value) for value in np.sum(rows, axis=0)] if rows else []
+        for rows in ([s.demand for s in weeks], [s.due for s in weeks], [s.used for s in weeks])
+    )
+    waited, queues, gangs = waits(record, from_s)
+    by_queue = [float(waited[queues == q].mean()) for q in range(len(record.workload.queues)) if (queues == q).any()]
+    jains = [value for s in weeks if (value := s.jain) is not None]
+    move, swing = movement(record, from_s)
+    ratio = [a / b for a, b in zip(taken, due, strict=True) if b > 0]
+    met = [a / b for a, b in zip(taken, demand, strict=True) if a > 0]
+    return Score(
+        policy,
+        _mean_p95([s.error for s in weeks if s.start_s in windows[168]]),
+        _mean_p95([s.error for s in days if s.start_s in windows[24]]),
+        float(np.mean(jains)) if jains else 1.0,
+        min(ratio, default=1.0),
+        float(used.sum() / (record.pool.capacity * (record.end_s - from_s))),
+        float(waited.mean()) if len(waited) else 0.0,
+        float(np.quantile(waited, 0.95)) if len(waited) else 0.0,
+        max(by_queue, default=0.0),
+        float(np.quantile(waited[gangs >= 8], 0.95)) if (gangs >= 8).any() else 0.0,
+        record.evictions,
+        record.lost_gpu_s / max(1, record.delivered_gpu_s),
+        move,
+        swing,
+        max(met) / min(met) if met else 1.0,
+        len(windows[168]) / len(weeks) if weeks else 0.0,
+        _mean_p95(slowdowns(record, from_s).tolist()),
+    )
+
+
+def movement(record: Record, from_s: int = WARM_UP_S) -> tuple[float, float]:
+    """(moved per day, widest swing) of the normalised weights in force."""
+    weights = np.array(record.weights[from_s // CONTROL_S :], float)
+    if len(weights) < 2:
+        return 0.0, 1.0
+    weights = weights / weights.sum(axis=1, keepdims=True)
+    moved = float(np.abs(np.diff(weights, axis=0)).sum() / 2)
+    swing = float((weights.max(axis=0) / np.maximum(weights.min(axis=0), 1e-4)).max())
+    return moved / ((len(weights) - 1) * CONTROL_S / 86_400), swing
+
+
+def waits(record: Record, from_s: int) -> tuple[Floats, Ints, Ints]:
+    """Hours of waiting, queue and gang of every job submitted from `from_s` on and before the end."""
+    submit = np.asarray(record.workload.submit_s)
+    some = (submit >= from_s) & (submit < record.end_s)
+    started = np.asarray(record.started_s)[some]
+    waits = (np.where(started >= 0, started, record.end_s) - submit[some]) / 3600
+    return waits, np.asarray(record.workload.queue)[some], np.asarray(record.workload.gpus)[some]
+
+
+def slowdowns(record: Record, from_s: int) -> Floats:
+    """Bounded slowdown of every job submitted from `from_s` on that finished."""
+    submit, finish = np.asarray(record.workload.submit_s), np.asarray(record.finished_s)
+    some = (submit >= from_s) & (finish >= 0)
+    able = np.maximum(np.asarray(record.workload.duration_s)[some], SHORT_S)
+    slow: Floats = np.maximum(1.0, (finish[some] - submit[some]) / able)
+    return slow
+
+
+def _mean_p95(values: Sequence[float]) -> tuple[float, float]:
+    return (float(np.mean(values)), float(np.quantile(values, 0.95))) if values else (0.0, 0.0)
+
+
+def feasible_demand(
+    outcomes: Iterable[Outcome], start_ms: int, end_ms: int, parts: Mapping[str, Fraction] | None = None
+) -> dict[str, int]:
+    """GPU-ms per queue that its jobs could use in [start_ms, end_ms) with unlimited GPUs, when the run
+    began at `start_ms`. Rejected jobs are left out: nothing could run them.
+
+    parts: how much of a GPU a slot of a shape is; a shape that is not listed is a whole one."""
+    sizes = parts or {}
+    demand: dict[str, Fraction] = {}
+    for outcome in outcomes:
+        job = outcome.job
+        if outcome.rejected or job.submit_ms >= end_ms:
+            continue
+        able = min(job.duration_ms, end_ms - max(start_ms, job.submit_ms))
+        demand[job.queue] = demand.get(job.queue, Fraction(0)) + job.gpus * able * sizes.get(job.shape, 1)
+    return {queue: int(amount) for queue, amount in demand.items()}
+
+
+def entitlement(total: int, demand: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
+    """Water-filling: `total` by weight, nobody above his demand, what one leaves goes to the others.
+
+    Exact inside (fractions), so the result does not depend on the order of the queues. A queue without
+    weight gets what the others leave, which is nothing while one of them still wants."""
+    shares = {name: Fraction(0) for name in sorted(weights)}
+    left = Fraction(total)
+    open_ = {name: Fraction(weights[name]) for name in shares if weights[name] > 0 and demand.get(name, 0) > 0}
+    while open_ and left > 0:
+        whole = sum(open_.values())
+        full = [name for name, weight in open_.items() if demand[name] - shares[name] <= left * weight / whole]
+        if not full:
+            for name, weight in open_.items():
+                shares[name] += left * weight / whole
+            break
+        for name in full:
+            left -= demand[name] - shares[name]
+            shares[name] = Fraction(demand[name])
+            del open_[name]
+    return {name: float(share) for name, share in shares.items()}

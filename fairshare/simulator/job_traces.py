@@ -1,0 +1,357 @@
+"""Reads jobs from trace files or from the ledger's history.
+
+Pure: rows come as mappings of text or plain values, with the place each stands at (`file:line`).
+A row that cannot be a job is a fault with its place, never skipped silently and never guessed at.
+
+The ledger knows what ran, not what was asked for. What is assumed, and told with every result (`ASSUMED`):
+
+- a job is one gang: as many GPUs as it held in its fullest hour, or, where it lived too short for an hour to be
+  full, as many different GPUs as it held;
+- it was submitted its queue's median wait before it first held a GPU, and what it did is all it had to do;
+- held again within a day after it stopped, it is the same job; later, another one;
+- who never got a GPU is not in the books: demand is understated where queues were refused for long.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, inf, isfinite
+from pathlib import Path
+from statistics import median
+from typing import get_args
+
+from fairshare.simulator.simulation_model import Job, JobKind, Workload
+from gputally.base.errors import FairshareError
+from gputally.base.units import MS_PER_SECOND
+
+REQUIRED = ("job_id", "submit_offset_s", "team", "gpus", "duration_s")
+UTILISATION = ("mean_gpu_util_pct", "synthetic_mean_gpu_util_pct")
+"""Either may be there; the first that is counts."""
+DEFAULT_UTILISATION_PERMILLE = 500
+"""Where a trace has no utilisation: half. It changes accounts (busy or idle), never shares."""
+_LARGEST_S = 10 * 366 * 86_400
+_LARGEST_GANG = 1_000_000
+_TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a trace, and where. `str()` is one line."""
+
+    place: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
+
+
+class _Bad(ValueError):
+    """One cell that cannot be read."""
+
+
+def missing_columns(columns: Collection[str]) -> tuple[str, ...]:
+    """Required columns that are not there."""
+    return tuple(name for name in REQUIRED if name not in columns)
+
+
+def parse_jobs(rows: Iterable[tuple[str, Mapping[str, object]]], start_ms: int) -> tuple[list[Job], list[Fault]]:
+    """Jobs by submission, `submit_offset_s` counted from `start_ms`; and every fault in the order of the rows."""
+    jobs: list[Job] = []
+    faults: list[Fault] = []
+    seen: dict[str, str] = {}
+    for place, row in rows:
+        try:
+            job = _job(row, start_ms)
+        except _Bad as error:
+            faults.append(Fault(place, str(error)))
+            continue
+        if job.id in seen:
+            faults.append(Fault(place, f"job_id {job.id!r} stands here twice, first at {seen[job.id]}"))
+        else:
+            seen[job.id] = place
+            jobs.append(job)
+    jobs.sort(key=lambda job: (job.submit_ms, job.id))
+    return jobs, faults
+
+
+def teams_of(jobs: Iterable[Job]) -> tuple[str, ...]:
+    """Every team of the trace, sorted."""
+    return tuple(sorted({job.queue for job in jobs}))
+
+
+def _job(row: Mapping[str, object], start_ms: int) -> Job:
+    job_id, team = _text(row, "job_id"), _text(row, "team")
+    submit = _number(row, "submit_offset_s", 0, _LARGEST_S)
+    duration = _number(row, "duration_s", 0.001, _LARGEST_S)
+    gpus = _number(row, "gpus", 1, _LARGEST_GANG)
+    if gpus != int(gpus):
+        raise _Bad(f"gpus: {gpus:g} is not a whole number (parts of a GPU are not replayed)")
+    return Job(
+        id=job_id,
+        queue=team,
+        submit_ms=start_ms + round(submit * MS_PER_SECOND),
+        gpus=int(gpus),
+        duration_ms=max(1, round(duration * MS_PER_SECOND)),
+        kind=_kind(row),
+        utilisation_permille=_utilisation(row),
+        preemptible=_flag(row, "preemptible", default=True),
+    )
+
+
+def _given(row: Mapping[str, object], name: str) -> bool:
+    """Present and not empty; NaN is how tables write an empty number."""
+    value = row.get(name)
+    return value is not None and value != "" and value == value
+
+
+def _text(row: Mapping[str, object], name: str) -> str:
+    value = str(row.get(name, "") if _given(row, name) else "").strip()
+    if not value:
+        raise _Bad(f"{name}: is empty")
+    if len(value) > 200 or not value.isprintable():
+        raise _Bad(f"{name}: must be at most 200 printable characters")
+    return value
+
+
+def _number(row: Mapping[str, object], name: str, least: float, most: float) -> float:
+    if not _given(row, name):
+        raise _Bad(f"{name}: is empty")
+    value = row[name]
+    try:
+        number = float(str(value))
+    except ValueError:
+        raise _Bad(f"{name}: {str(value)[:40]!r} is not a number") from None
+    if not isfinite(number) or not least <= number <= most:
+        raise _Bad(f"{name}: {number:g} is outside {least:g} … {most:g}")
+    return number
+
+
+def _utilisation(row: Mapping[str, object]) -> int:
+    for name in UTILISATION:
+        if _given(row, name):
+            return round(_number(row, name, 0, 100) * 10)
+    return DEFAULT_UTILISATION_PERMILLE
+
+
+def _kind(row: Mapping[str, object]) -> JobKind:
+    if not _given(row, "kind"):
+        return "training"
+    kinds: Sequence[JobKind] = get_args(JobKind)
+    for kind in kinds:
+        if row["kind"] == kind:
+            return kind
+    raise _Bad(f"kind: {str(row['kind'])[:40]!r} is none of {', '.join(kinds)}")
+
+
+def _flag(row: Mapping[str, object], name: str, *, default: bool) -> bool:
+    if not _given(row, name):
+        return default
+    value = _TRUTH.get(str(row[name]).strip().lower())
+    if value is None:
+        raise _Bad(f"{name}: {str(row[name])[:40]!r} is neither true nor false")
+    return value
+
+
+MAX_ROWS = 2_000_000
+SHOWN_FAULTS = 20
+Rows = Iterator[tuple[str, Mapping[str, object]]]
+
+
+class TraceError(FairshareError):
+    """A trace that cannot be replayed; `str()` is a line per fault, each with its place."""
+
+
+def load(path: Path, start_ms: int, *, team: str = "team") -> list[Job]:
+    """The jobs of a trace file, by submission. team: the column that says whose job it is.
+
+    Raises TraceError, also for a missing or unreadable file."""
+    jobs, faults = load_with_faults(path, start_ms, team=team)
+    if faults:
+        raise TraceError(_told(path, faults))
+    return jobs
+
+
+def load_with_faults(path: Path, start_ms: int, *, team: str = "team") -> tuple[list[Job], list[Fault]]:
+    """The jobs, and the rows that cannot be one. Raises TraceError where nothing can be read."""
+    try:
+        rows = _parquet(path, team) if path.suffix == ".parquet" else _csv(path, team)
+        jobs, faults = parse_jobs(rows, start_ms)
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, csv.Error, EOFError, zlib.error) as error:
+        raise TraceError(f"{path}: not a CSV file: {error}") from error
+    if not jobs:
+        raise TraceError(_told(path, faults) if faults else f"{path}: no jobs")
+    return jobs, faults
+
+
+def _told(path: Path, faults: Sequence[Fault]) -> str:
+    """A line per fault, as many as anybody reads."""
+    shown = [str(fault) for fault in faults[:SHOWN_FAULTS]]
+    if len(faults) > SHOWN_FAULTS:
+        shown.append(f"{path}: and {len(faults) - SHOWN_FAULTS} more rows like these")
+    return "\n".join(shown)
+
+
+def _csv(path: Path, team: str) -> Rows:
+    with path.open("rb") as raw:
+        stream = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+        reader = csv.DictReader(io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""), strict=True)
+        _check_columns(path, reader.fieldnames or (), team)
+        for number, row in enumerate(reader):
+            place = f"{path}:{reader.line_num}"
+            if number >= MAX_ROWS:
+                raise TraceError(f"{place}: more than {MAX_ROWS:,} rows")
+            if None in row:
+                raise TraceError(f"{place}: more cells than columns")
+            yield place, _named(row, team)
+
+
+def _parquet(path: Path, team: str) -> Rows:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with path.open("rb") as raw:
+            table = pyarrow.parquet.ParquetFile(raw)
+            wanted = [team, *REQUIRED, *UTILISATION, "kind", "preemptible"]
+            names = table.schema_arrow.names
+            _check_columns(path, names, team)
+            if table.metadata.num_rows > MAX_ROWS:
+                raise TraceError(f"{path}: more than {MAX_ROWS:,} rows")
+            number = 0
+            for batch in table.iter_batches(columns=list(dict.fromkeys(name for name in wanted if name in names))):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}: row {number}", _named(row, team)
+    except pyarrow.ArrowException as error:
+        raise TraceError(f"{path}: not a Parquet file: {str(error).splitlines()[0]}") from error
+
+
+def _named(row: Mapping[str, object], team: str) -> Mapping[str, object]:
+    return row if team == "team" else {**row, "team": row[team]}
+
+
+def _check_columns(path: Path, columns: Sequence[str], team: str) -> None:
+    read = {team, *REQUIRED, *UTILISATION, "kind", "preemptible"}
+    twice = next((name for number, name in enumerate(columns) if name in read and name in columns[:number]), None)
+    if twice is not None:
+        raise TraceError(f"{path}:1: column {twice!r} stands there twice")
+    missing = missing_columns(["team" if name == team else name for name in columns])
+    if team != "team" and team not in columns:
+        missing = (team, *(name for name in missing if name != "team"))
+    if missing:
+        raise TraceError(f"{path}:1: no column {', '.join(missing)} (see docs/traces.md)")
+
+
+def shares(path: Path, *, team: str = "team") -> dict[str, float]:
+    """Configured share per team from a CSV with the columns `team` and `share`; rows without a share are left
+    out. Raises TraceError."""
+    found: dict[str, float] = {}
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream, strict=True)
+            missing = [name for name in (team, "share") if name not in (reader.fieldnames or ())]
+            if missing:
+                raise TraceError(f"{path}:1: no column {', '.join(missing)}")
+            for row in reader:
+                text, place = (row["share"] or "").strip(), f"{path}:{reader.line_num}"
+                if not text:
+                    continue
+                try:
+                    value = float(text)
+                except ValueError:
+                    raise TraceError(f"{place}: share: {text[:40]!r} is not a number") from None
+                if not 0 < value < inf or row[team] in found:
+                    raise TraceError(f"{place}: {row[team]!r} needs one share above 0")
+                found[row[team]] = value
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"{path}: not a CSV file: {error}") from error
+    if not found:
+        raise TraceError(f"{path}: no share")
+    return found
+
+
+HOUR_S = 3600
+SAME_JOB_H = 24
+FULL_AFTER_H = 3
+"""From so many hours on, one of them was full."""
+US_PER_GPU_HOUR = 3_600_000_000
+_LEAST = 0.02
+"""Of a GPU: less is a rounding of the clock, not another GPU."""
+ASSUMED = (
+    "a job holds as many GPUs as in its fullest hour and has done all it had to do",
+    "it was submitted its queue's median wait before it first held a GPU",
+    "jobs that never got a GPU are not in the books, so demand is understated where queues were refused for long",
+    "one pool of equal GPUs, of the median capacity; nested queues as leaves with their part of their parents' weight",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """GPU-microseconds that a job of a queue held in the hour that begins at `hour` (hours since the start)."""
+
+    queue: str
+    job: str
+    hour: int
+    gpu_us: int
+
+
+def jobs(
+    held: Iterable[Held], queues: Sequence[str], gpus_of: Mapping[tuple[str, str], int], waits_s: Mapping[str, float]
+) -> Workload:
+    """The workload of `queues`. gpus_of: how many different GPUs a (queue, job) held. waits_s: median wait by
+    queue. Jobs of other queues are left out and counted."""
+    by_job: dict[tuple[str, str], dict[int, int]] = {}
+    for each in held:
+        if each.gpu_us > 0:
+            hours = by_job.setdefault((each.queue, each.job), {})
+            hours[each.hour] = hours.get(each.hour, 0) + each.gpu_us
+    index = {name: i for i, name in enumerate(queues)}
+    rows: list[tuple[int, str, int, int, int]] = []
+    left_out = 0
+    for (queue, job), hours in sorted(by_job.items()):
+        if queue not in index:
+            left_out += 1
+            continue
+        for run in _runs(sorted(hours)):
+            amounts = [hours[hour] for hour in run]
+            gang = _gang(amounts, gpus_of.get((queue, job), 0))
+            begun = run[0] * HOUR_S
+            if len(run) > 1:  # it went on: what is missing of its first hour is before it began
+                begun += max(0, HOUR_S - ceil(amounts[0] / gang / 1e6))
+            submit = max(0, begun - round(waits_s.get(queue, 0.0)))
+            rows.append((submit, job, gang, max(1, ceil(sum(amounts) / gang / 1e6)), index[queue]))
+    rows.sort()
+    return Workload(
+        tuple(queues), [row[0] for row in rows], [row[2] for row in rows], [row[3] for row in rows],
+        [row[4] for row in rows], left_out,
+    )  # fmt: skip
+
+
+def capacity(gpu_us_by_hour: Iterable[int]) -> int:
+    """GPUs of the cluster: the median over hours of what was not down; 0 where no hour is known."""
+    known = [amount for amount in gpu_us_by_hour if amount > 0]
+    return round(median(known) / US_PER_GPU_HOUR) if known else 0
+
+
+def _runs(hours: Sequence[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for hour in hours:
+        if runs and hour - runs[-1][-1] <= SAME_JOB_H:
+            runs[-1].append(hour)
+        else:
+            runs.append([hour])
+    return runs
+
+
+def _gang(amounts: Sequence[int], different: int) -> int:
+    fullest = max(1, ceil(max(amounts) / US_PER_GPU_HOUR - _LEAST))
+    return max(fullest, different) if len(amounts) < FULL_AFTER_H else fullest

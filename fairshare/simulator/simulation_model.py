@@ -1,0 +1,319 @@
+"""Defines clusters, jobs, events and results of a simulation, as objects and as columns.
+
+A slot is what one member of a gang holds: a whole GPU, one MIG instance, or one replica of a
+time-sliced GPU. Slots of one shape, model and pool are interchangeable but for their place.
+Frozen data only.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
+
+WHOLE = "gpu"
+"""Shape of a slot that is a whole GPU. Only these are divided into fair shares and reclaimed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """One physical GPU and the shapes of its slots: `(WHOLE,)`, a MIG geometry, or N equal replicas."""
+
+    uuid: str
+    model: str
+    shapes: tuple[str, ...] = (WHOLE,)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One node. `pool` is what jobs may be restricted to, e.g. `spot`."""
+
+    name: str
+    gpus: tuple[GpuSpec, ...]
+    pool: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Flavour:
+    """What makes slots interchangeable. A gang runs on slots of one flavour."""
+
+    shape: str
+    model: str
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One schedulable part of a GPU: `index` counts from 0 in the order of `GpuSpec.shapes`."""
+
+    node: str
+    gpu: str
+    index: int
+    flavour: Flavour
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A span in which a node, or one GPU, cannot be used; `end_ms` None: for good.
+
+    Its jobs stop at `start_ms` as after a crash: they keep what they checkpointed."""
+
+    target: Literal["node", "gpu"]
+    name: str
+    start_ms: int
+    end_ms: int | None
+    reason: str
+
+
+def slots_of(node: NodeSpec) -> tuple[Slot, ...]:
+    """All slots of a node, by GPU and index."""
+    return tuple(
+        Slot(node.name, gpu.uuid, index, Flavour(shape, gpu.model, node.pool))
+        for gpu in node.gpus
+        for index, shape in enumerate(gpu.shapes)
+    )
+
+
+JobKind = Literal["training", "notebook", "short", "inference"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A gang of `gpus` slots of one shape, needed all at once for `duration_ms` of work.
+
+    queue: leaf queue; a name the engine does not know is a job of another scheduler, placed as it
+        comes and outside the division. models, pools: where it may run; empty is anywhere.
+    utilisation_permille: how busy each of its slots is, of the slot, 0..1000.
+    preemptible: False runs only inside its queue's deserved quota and is never reclaimed.
+    """
+
+    id: str
+    queue: str
+    submit_ms: int
+    gpus: int
+    duration_ms: int
+    kind: JobKind = "training"
+    shape: str = WHOLE
+    models: tuple[str, ...] = ()
+    pools: tuple[str, ...] = ()
+    utilisation_permille: int = 1000
+    preemptible: bool = True
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1 or self.duration_ms < 1 or not 0 <= self.utilisation_permille <= 1000:
+            raise ValueError(f"job {self.id}: needs gpus >= 1, duration_ms >= 1, utilisation_permille 0..1000")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the scheduler works. Defaults: the preemption model used to evaluate fair-share policies.
+
+    scan_depth: how many waiting jobs of a queue are tried in one cycle, oldest first.
+    checkpoint_ms: work since the last multiple is lost when a job is stopped.
+    restart_ms: extra run time of every start but the first.
+    min_runtime_ms: a job is not reclaimed before it has run that long.
+    cycle_ms: scheduling happens at multiples of this.
+    """
+
+    scan_depth: int = 32
+    checkpoint_ms: int = 30 * MS_PER_MINUTE
+    restart_ms: int = 2 * MS_PER_MINUTE
+    min_runtime_ms: int = 10 * MS_PER_MINUTE
+    cycle_ms: int = 1_000
+    reclaim: bool = True
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one job. None: has not happened. lost_gpu_ms: work done and lost by stops,
+    restarts included. evictions: stops by reclaim; crashes: stops by outages."""
+
+    job: Job
+    first_start_ms: int | None = None
+    finish_ms: int | None = None
+    evictions: int = 0
+    crashes: int = 0
+    lost_gpu_ms: int = 0
+    rejected: bool = False
+    """No flavour it may use has that many slots even when empty."""
+
+
+StopReason = Literal["finished", "reclaimed", "outage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """`job` holds `slots` from now on. attempt counts from 1."""
+
+    at_ms: int
+    job: Job
+    slots: tuple[Slot, ...]
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """`job` holds its slots no longer. for_queue: for whom it was reclaimed."""
+
+    at_ms: int
+    job: Job
+    slots: tuple[Slot, ...]
+    attempt: int
+    reason: StopReason
+    for_queue: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutageBegan:
+    at_ms: int
+    outage: Outage
+
+
+@dataclass(frozen=True, slots=True)
+class OutageEnded:
+    at_ms: int
+    outage: Outage
+
+
+Event = Started | Stopped | OutageBegan | OutageEnded
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Gangs by (submit_s, id), one list per column. queue: index into `queues`. left_out: jobs that no
+    policy could run (larger than the cluster, or of a queue that has no share)."""
+
+    queues: tuple[str, ...]
+    submit_s: Sequence[int]
+    gpus: Sequence[int]
+    duration_s: Sequence[int]
+    queue: Sequence[int]
+    left_out: int = 0
+
+    @property
+    def gpu_hours(self) -> float:
+        """All work offered."""
+        return sum(g * d for g, d in zip(self.gpus, self.duration_s, strict=True)) / 3600
+
+    def between(self, start_s: int, end_s: int) -> Workload:
+        """Jobs submitted in [start_s, end_s), counted from `start_s`."""
+        kept = [i for i, at in enumerate(self.submit_s) if start_s <= at < end_s]
+        return Workload(
+            self.queues,
+            [self.submit_s[i] - start_s for i in kept],
+            [self.gpus[i] for i in kept],
+            [self.duration_s[i] for i in kept],
+            [self.queue[i] for i in kept],
+            self.left_out,
+        )
+
+    def fitting(self, capacity: int) -> Workload:
+        """Without the gangs that are larger than the cluster; they are counted."""
+        kept = [i for i, gang in enumerate(self.gpus) if gang <= capacity]
+        if len(kept) == len(self.gpus):
+            return self
+        return Workload(
+            self.queues,
+            [self.submit_s[i] for i in kept],
+            [self.gpus[i] for i in kept],
+            [self.duration_s[i] for i in kept],
+            [self.queue[i] for i in kept],
+            self.left_out + len(self.gpus) - len(kept),
+        )
+
+
+def columns(jobs: Iterable[Job], queues: Sequence[str]) -> Workload:
+    """Jobs of these queues; of others they are left out and counted. Part seconds of a run count whole."""
+    index = {name: i for i, name in enumerate(queues)}
+    ordered = sorted(jobs, key=lambda job: (job.submit_ms, job.id))
+    kept = [job for job in ordered if job.queue in index]
+    return Workload(
+        tuple(queues),
+        [job.submit_ms // MS_PER_SECOND for job in kept],
+        [job.gpus for job in kept],
+        [-(-job.duration_ms // MS_PER_SECOND) for job in kept],
+        [index[job.queue] for job in kept],
+        len(ordered) - len(kept),
+    )
+
+
+def capacity_for(workload: Workload, hours: float, load: float) -> int:
+    """GPUs at which the offered work is `load` times what they can do in `hours`; a multiple of 8."""
+    return max(8, round(workload.gpu_hours / (hours * load) / 8) * 8)
+
+
+TICK_S = 60
+CONTROL_S = 600
+SNAPSHOT_S = 6 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The cluster and how it is shared. deserved, weights, limits: per queue, in the workload's order; a
+    limit of None is none. capacity_at: capacity changes to these GPUs at these seconds."""
+
+    capacity: int
+    deserved: Sequence[float]
+    weights: Sequence[float]
+    limits: Sequence[int | None] = ()
+    reclaim: bool = True
+    one_line: bool = False
+    """True: one queue for all, first in first out across teams."""
+    backfill: bool = False
+    """True, without reclaim and limits: EASY backfilling instead of starting whatever fits."""
+    scan_depth: int = 32
+    checkpoint_s: int = 1800
+    restart_s: int = 120
+    min_runtime_s: int = 600
+
+
+@dataclass(slots=True)
+class View:
+    """What a controller sees every `CONTROL_S`. used: GPU-seconds since the start; gang: smallest that
+    waits within the scan depth; reclaims: evictions made for the queue since the start."""
+
+    now_s: int
+    capacity: int
+    used: list[int]
+    held: list[int]
+    asked: list[float]
+    gang: list[int]
+    reclaims: list[int]
+
+
+class Steering(Protocol):
+    """A policy in the loop."""
+
+    def __call__(self, view: View) -> Sequence[float] | None:
+        """Weights from now on; None leaves them."""
+        ...
+
+
+Dividing = Callable[[View, Sequence[float]], list[float]]
+"""Fair shares from a view and the weights in force."""
+Ranking = Callable[[View], Sequence[float]]
+"""Queues in the order in which they are served, lowest first, where fair shares do not decide it."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What happened. used[t], weights[t]: per control period. backlog: per snapshot, every job submitted and not
+    finished and the seconds of work that it has left, in step. Times -1 where it did not come to it."""
+
+    workload: Workload
+    pool: Pool
+    end_s: int
+    used: list[list[int]] = field(default_factory=list)
+    held: list[list[int]] = field(default_factory=list)
+    weights: list[tuple[float, ...]] = field(default_factory=list)
+    shares: list[tuple[float, ...]] = field(default_factory=list)
+    backlog: list[tuple[array[int], array[int]]] = field(default_factory=list)
+    started_s: list[int] = field(default_factory=list)
+    finished_s: list[int] = field(default_factory=list)
+    evictions: int = 0
+    evicted: list[int] = field(default_factory=list)
+    lost_gpu_s: int = 0
+    delivered_gpu_s: int = 0

@@ -1,0 +1,66 @@
+"""Maps the policy to pods of the default kube-scheduler.
+
+Pods say by the label `gputally.dev/queue` where they belong; `policy:NAME` refers to that label. Shares come
+from the same laws as everywhere; they act through the extender (`fairshare.controller.kube_scheduler_extender`),
+which the scheduler's own configuration has to name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from accountant.wire.policy_models import Policy
+from fairshare.core.model import Condition, Eviction, Held, Observation, Pod, Standing, Value, Weight
+from fairshare.core.pods import LABELLED, amounts, labelled, queue_namer
+from fairshare.core.queue_objects import owners
+from fairshare.targets.weight_plan import Read, Seen
+from gputally.kubernetes.objects import EVENT, Object
+
+NAME = "kube-scheduler"
+
+
+class KubeSchedulerAdapter:
+    """`fairshare.targets.weight_plan.Adapter` for the default scheduler: all reading, no writing."""
+
+    name = NAME
+    prefixes = (LABELLED,)
+
+    def reads(self, policy: Policy) -> tuple[Read, ...]:
+        return (Read((EVENT,), fields="reason=Preempted"),) if policy.law == "deficit" else ()
+
+    def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
+        return "off" if policy.targets.kube_scheduler.mode == "off" else "enforce"
+
+    def publishes(self, _policy: Policy) -> bool:
+        return False
+
+    def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
+        gangs = labelled(policy, pods)
+        asked = amounts(policy, gangs)
+        names = {queue.name for queue in owners(policy, LABELLED).values()}
+        standings = {name: asked.get(name, Standing(0.0, 0.0)) for name in sorted(names | asked.keys())}
+        text = "shares act where the scheduler's configuration names our extender; its requests are counted"
+        taken = tuple(_evictions(policy, seen.get(EVENT, ()), pods))
+        acts = Condition("Effective", "Unknown", "AsksTheExtender", text)
+        return Observation({}, standings, (), (acts,), gangs, taken)
+
+    def express(
+        self, _policy: Policy, _weights: Sequence[Weight], _observation: Observation, _gpus: float
+    ) -> Mapping[str, Value]:
+        return {}
+
+    def patch(self, held: Held, value: Value | None, annotations: Mapping[str, str]) -> Object:
+        raise AssertionError(f"nothing is ever written for {held.name}: {value}, {annotations}")
+
+
+def _evictions(policy: Policy, events: Sequence[Object], pods: Sequence[Pod]) -> Iterator[Eviction]:
+    """The scheduler's Events on its victims, which name the pod they make room for (ours of the same reason do not)."""
+    queue_of, by_uid = queue_namer(policy), {pod.uid: pod for pod in pods}
+    for event in events:
+        related, regarding = event.get("related") or {}, event.get("regarding") or {}
+        claimant, victim = by_uid.get(related.get("uid", "")), by_uid.get(regarding.get("uid", ""))
+        queue = queue_of(claimant) if claimant is not None else None
+        if queue is not None and (victim is None or queue_of(victim) != queue):
+            key = victim.gang if victim is not None and victim.gang else regarding.get("uid", "")
+            yield Eviction(event["metadata"].get("uid", ""), queue, key)

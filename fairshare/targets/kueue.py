@@ -1,0 +1,644 @@
+"""Maps the policy to Kueue's ClusterQueues, Cohorts and LocalQueues, and says where weights cannot act.
+
+`kueue:NAME` refers to a ClusterQueue, `kueue-cohort:NAME` to a Cohort, `kueue:NAMESPACE/NAME` to a
+LocalQueue. A queue's weight goes on its Cohort, else its ClusterQueue, else its one LocalQueue; beside one of
+the first two, LocalQueues only say whose workloads are meant. So the policy's tree lies over Kueue's, and
+history counts between the queues of a cohort and between cohorts, where Kueue itself keeps none.
+
+Inside one ClusterQueue Kueue may keep history of its own (admission fair sharing, AFS). There a LocalQueue
+gets the configured weight, unchanged by history, which would count twice; without AFS Kueue does not read
+LocalQueue weights at all, and `Effective` says so. Whether Kueue reads weights is told by what its manager shows in
+statuses; its configuration (`fairshare.targets.kueue_configuration`) explains why.
+
+Kueue admits by quota: what a Workload holds is what it is admitted for, and what a queue can get is bounded by the
+quotas of its ClusterQueue and Cohorts (`fairshare.core.quotas`), whatever the nodes have.
+
+A weight is written as fixed-point text, 0.000001 at least: a JSON number that is no integer is refused.
+
+Source: kubernetes-sigs/kueue ff69552e79ad, apis/kueue/v1beta2 (v1beta1 where that alone is served).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import fsum, inf
+from typing import Any, Literal
+
+from accountant.wire.policy_models import Policy, QueuePolicy
+from fairshare.core import queue_objects
+from fairshare.core.model import (
+    UNLIMITED,
+    Condition,
+    Eviction,
+    Gang,
+    Held,
+    Issue,
+    Observation,
+    Pod,
+    Quota,
+    Standing,
+    Value,
+    Weight,
+)
+from fairshare.core.pods import CHECKPOINT, amounts, by_gang, in_order, millis, named, request, with_pods
+from fairshare.core.queue_objects import differences, in_sync, match, owners, say
+from fairshare.core.quotas import Quotas, capacity
+from fairshare.targets.kueue_configuration import Configuration, admission_lines, fair_sharing_lines, read_configuration
+from fairshare.targets.weight_plan import Read, Seen
+from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed, gpus, look, quantity
+
+_GROUP = "kueue.x-k8s.io"
+CLUSTER_QUEUES = tuple(Kind(f"{_GROUP}/{v}", "ClusterQueue", "clusterqueues") for v in ("v1beta2", "v1beta1"))
+COHORTS = tuple(Kind(f"{_GROUP}/{v}", "Cohort", "cohorts") for v in ("v1beta2", "v1beta1"))
+LOCAL_QUEUES = tuple(
+    Kind(f"{_GROUP}/{v}", "LocalQueue", "localqueues", namespaced=True) for v in ("v1beta2", "v1beta1")
+)
+WORKLOADS = tuple(Kind(f"{_GROUP}/{v}", "Workload", "workloads", namespaced=True) for v in ("v1beta2", "v1beta1"))
+KINDS = (*CLUSTER_QUEUES, *COHORTS, *LOCAL_QUEUES, *WORKLOADS)
+QUEUE_PREFIX, COHORT_PREFIX = "kueue", "kueue-cohort"
+LEAST = 1e-6
+"""The smallest weight Kueue keeps apart from zero with room to spare."""
+UNSET = 1.0
+"""What Kueue takes for a weight that is not set."""
+REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"
+"""Annotation of an elastic job's new Workload: namespace/name of the one it takes the place of, once admitted."""
+_AFS = "UsageBasedAdmissionFairSharing"
+_WITHIN = "due to prioritization in the ClusterQueue"
+"""Words of a preemption that does not take from another ClusterQueue."""
+_FOR_WORKLOAD = re.compile(r"\(UID: ([^,)\s]+)")
+_FOR_QUEUE = re.compile(r"preemptor path: \S*/([^/;\s]+)")
+
+
+class KueueAdapter:
+    """`fairshare.targets.weight_plan.Adapter` for Kueue."""
+
+    name = "kueue"
+    prefixes = (QUEUE_PREFIX, COHORT_PREFIX)
+
+    def reads(self, policy: Policy) -> tuple[Read, ...]:
+        namespace, _, name = policy.targets.kueue.config.partition("/")
+        return (
+            Read(CLUSTER_QUEUES, required=True),
+            Read(COHORTS),
+            Read(LOCAL_QUEUES),
+            Read(WORKLOADS),
+            Read((CONFIG_MAP,), namespace=namespace, name=name),
+        )
+
+    def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
+        target = policy.targets.kueue
+        return target.apply if target.mode != "off" else "off"
+
+    def publishes(self, _policy: Policy) -> bool:
+        return True
+
+    def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
+        queues = {obj["metadata"]["name"]: obj for obj in _objects(seen, CLUSTER_QUEUES)}
+        cohorts = {obj["metadata"]["name"]: obj for obj in _objects(seen, COHORTS)}
+        locals_ = {_ref(obj): obj for obj in _objects(seen, LOCAL_QUEUES)}
+        workloads = _objects(seen, WORKLOADS)
+        owner = owners(policy, QUEUE_PREFIX, COHORT_PREFIX)
+        carriers = {ref: queue for ref, queue in owner.items() if ref in _carriers(owner)}
+        found = match([*cohorts.values(), *queues.values(), *locals_.values()], carriers, _ref, "Kueue queue")
+        configuration = read_configuration(seen.get(CONFIG_MAP, ()))
+        nodes = _quotas(queues, cohorts, workloads if any(kind in seen for kind in WORKLOADS) else None)
+        quotas = Quotas(nodes)
+        gangs, stopped = _gangs(owner, workloads, locals_, queues, nodes, pods)
+        asked = amounts(policy, gangs)
+        issues = list(found.issues)
+        held: dict[str, Held] = {}
+        standings: dict[str, Standing] = {}
+        carried: dict[str, Object] = {}
+        for name, obj in sorted(found.found.items()):
+            kind = _kind_of(obj)
+            weight = look(obj, ("spec", "fairSharing", "weight"))
+            number = None if weight is None else quantity(weight)
+            if weight is not None and number is None:
+                issues.append(Issue(obj["metadata"]["name"], f"spec.fairSharing.weight is {weight!r}"))
+                continue
+            carried[name] = obj
+            held[name] = noted = _held(obj, kind, number, _keeps_history(obj, kind, queues, configuration))
+            own = _own(obj)
+            demand = asked.get(name, Standing(own, own))
+            most = quotas.most(_pool(obj))
+            standings[name] = Standing(
+                demand.requested,
+                demand.allocated,
+                UNSET if number is None else number,
+                noted.changed_ms,
+                noted.direction,
+                most=UNLIMITED if most == inf else most,
+            )
+        conditions = (
+            _effective(policy, configuration, carried, queues),
+            _in_sync(policy, owner, carried, quotas, stopped),
+        )
+        taken = tuple(_evictions(gangs, owner, workloads))
+        left = {
+            _ref(obj).partition(":")[2]: _held(obj, _kind_of(obj), quantity(weight), False)
+            for obj in found.strangers
+            if queue_objects.carries(obj) and (weight := look(obj, ("spec", "fairSharing", "weight"))) is not None
+        }
+        can_give = capacity(quotas, map(_pool, carried.values()))
+        return Observation(held, standings, tuple(issues), conditions, gangs, taken, left, nodes, can_give)
+
+    def express(
+        self, _policy: Policy, weights: Sequence[Weight], observation: Observation, _gpus: float
+    ) -> Mapping[str, Value]:
+        """Six decimals, never zero unless the policy says zero; of a LocalQueue under AFS the configured weight."""
+        values: dict[str, Value] = {}
+        for weight in weights:
+            held = observation.held.get(weight.queue)
+            if held is None:
+                continue
+            wanted = weight.configured if held.static else weight.value
+            local = held.kind is not None and held.kind.kind == "LocalQueue"
+            values[weight.queue] = 0.0 if wanted == 0 and not local else max(LEAST, round(wanted, 6))
+        return values
+
+    def patch(self, held: Held, value: Value | None, annotations: Mapping[str, str]) -> Object:
+        assert held.kind is not None, "every object of Kueue is shown with its kind"
+        metadata: dict[str, Any] = {"name": held.name}
+        if held.namespace:
+            metadata["namespace"] = held.namespace
+        if held.uid:
+            metadata["uid"] = held.uid
+        if annotations:
+            metadata["annotations"] = dict(annotations)
+        patch: dict[str, Any] = {"apiVersion": held.kind.api_version, "kind": held.kind.kind, "metadata": metadata}
+        if value is not None:
+            patch["spec"] = {"fairSharing": {"weight": fixed(float(value))}}
+        return patch
+
+
+def _evictions(
+    gangs: Sequence[Gang], owner: Mapping[str, QueuePolicy], workloads: Sequence[Object]
+) -> Iterator[Eviction]:
+    """What the condition `Preempted` of each victim says: for which Workload, by uid, and by which path.
+
+    Once the victim is admitted again the condition is False, and its message still says it; how often it happened is
+    counted in the status, so that none is missed between two looks. Of several since the last look the latest is
+    known."""
+    queues = {gang.uid: gang.queue for gang in gangs}
+    for obj in workloads:
+        metadata = obj["metadata"]
+        found: Mapping[str, Any] = next(
+            (c for c in look(obj, ("status", "conditions")) or () if c.get("type") == "Preempted"), {}
+        )
+        text = found.get("message") or ""
+        count = _preempted(obj)
+        within = found.get("reason") == "InClusterQueue" or _WITHIN in text
+        if not text or within or (count == 0 and found.get("status") != "True"):
+            continue
+        uid, path = _FOR_WORKLOAD.search(text), _FOR_QUEUE.search(text)
+        queue = queues.get(uid[1]) if uid else None
+        named_queue = owner.get(f"{QUEUE_PREFIX}:{path[1]}") if path else None
+        queue = queue if queue is not None or named_queue is None else named_queue.name
+        if queue is not None and queue != queues.get(metadata.get("uid", "")):
+            when = count or found.get("lastTransitionTime", "")
+            yield Eviction(
+                f"{metadata.get('uid', '')}/{when}", queue, f"{metadata.get('namespace', '')}/{metadata['name']}"
+            )
+
+
+def _preempted(workload: Object) -> int:
+    """How often Kueue has preempted it; 0 where its release does not count."""
+    counts = look(workload, ("status", "schedulingStats", "evictions")) or ()
+    return sum(int(each.get("count") or 0) for each in counts if each.get("reason") == "Preempted")
+
+
+def _objects(seen: Seen, kinds: Sequence[Kind]) -> Sequence[Object]:
+    return next((seen[kind] for kind in kinds if kind in seen), ())
+
+
+def _kind_of(obj: Object) -> Kind:
+    return next(kind for kind in KINDS if (kind.api_version, kind.kind) == (obj["apiVersion"], obj["kind"]))
+
+
+def _ref(obj: Object) -> str:
+    metadata = obj["metadata"]
+    if obj["kind"] == "Cohort":
+        return f"{COHORT_PREFIX}:{metadata['name']}"
+    name = f"{metadata['namespace']}/{metadata['name']}" if obj["kind"] == "LocalQueue" else metadata["name"]
+    return f"{QUEUE_PREFIX}:{name}"
+
+
+def _carriers(owner: Mapping[str, QueuePolicy]) -> set[str]:
+    """Of each queue's refs those at the highest level: Cohort, ClusterQueue, LocalQueue."""
+    best: dict[str, int] = {}
+    for ref, queue in owner.items():
+        best[queue.name] = min(best.get(queue.name, 3), _level(ref))
+    return {ref for ref, queue in owner.items() if _level(ref) == best[queue.name]}
+
+
+def _level(ref: str) -> int:
+    return 0 if ref.startswith(f"{COHORT_PREFIX}:") else 2 if "/" in ref else 1
+
+
+def _asks_for_history(cluster_queue: Object | None) -> bool:
+    return bool(look(cluster_queue or {}, ("spec", "admissionScope", "admissionMode")) == _AFS)
+
+
+def _keeps_history(obj: Object, kind: Kind, queues: Mapping[str, Object], configuration: Configuration | None) -> bool:
+    """Whether Kueue itself counts what a LocalQueue used; where it cannot be known, it may."""
+    asks = kind.kind == "LocalQueue" and _asks_for_history(queues.get(obj["spec"].get("clusterQueue", "")))
+    return asks and (configuration is None or configuration.admission)
+
+
+def _cohort(obj: Object) -> str:
+    """Name of the Cohort above a ClusterQueue or Cohort, "" where there is none."""
+    spec = obj.get("spec") or {}
+    names = ("parentName", "parent") if obj["kind"] == "Cohort" else ("cohortName", "cohort")
+    return str(next((spec[name] for name in names if spec.get(name)), ""))
+
+
+def _title(obj: Object) -> str:
+    namespace = obj["metadata"].get("namespace")
+    return f"{obj['kind']} {namespace + '/' if namespace else ''}{obj['metadata']['name']}"
+
+
+def _held(obj: Object, kind: Kind, weight: float | None, static: bool) -> Held:
+    metadata = obj["metadata"]
+    noted = queue_objects.read(metadata.get("annotations") or {})
+    return Held(
+        metadata["name"],
+        metadata.get("uid", ""),
+        metadata.get("resourceVersion", ""),
+        weight,
+        noted.published if noted else None,
+        noted.base if noted else None,
+        noted.changed_ms if noted else None,
+        noted.direction if noted else 0,
+        kind,
+        metadata.get("namespace", ""),
+        static,
+        unset=UNSET,
+    )
+
+
+def _own(obj: Object) -> float:
+    """GPUs reserved as the queue's status says; a Cohort's does not say."""
+    flavors = look(obj, ("status", "flavorsReservation")) or ()
+    return fsum(gpus({r["name"]: r.get("total")}) for flavor in flavors for r in flavor.get("resources") or ())
+
+
+def _pool(obj: Object) -> str:
+    """The node of the tree of quotas by which a queue's work is admitted."""
+    if obj["kind"] == "LocalQueue":
+        return f"ClusterQueue {obj['spec'].get('clusterQueue', '')}"
+    return _title(obj)
+
+
+def _quotas(
+    queues: Mapping[str, Object], cohorts: Mapping[str, Object], workloads: Sequence[Object] | None
+) -> dict[str, Quota]:
+    """Every ClusterQueue that has a quota of GPUs, and the Cohorts above. workloads: None where they cannot be read."""
+    used: dict[str, list[float]] = {}
+    for obj in workloads or ():
+        cluster_queue = look(obj, ("status", "admission", "clusterQueue"))
+        if cluster_queue and not _finished(obj):
+            used.setdefault(cluster_queue, []).append(_admitted(obj))
+    found: dict[str, Quota] = {}
+    for name, obj in queues.items():
+        if _counts_gpus(obj):
+            held = _own(obj) if workloads is None else fsum(used.get(name, ()))
+            found[_title(obj)] = _quota(obj, held)
+    for obj in cohorts.values():
+        found[_title(obj)] = _quota(obj, 0.0)
+    return found
+
+
+def _resources(obj: Object) -> Iterator[Mapping[str, Any]]:
+    """Quotas of a ClusterQueue or Cohort, flavor by flavor, of resources that are GPUs."""
+    for group in look(obj, ("spec", "resourceGroups")) or ():
+        for flavor in group.get("flavors") or ():
+            for resource in flavor.get("resources") or ():
+                if str(resource.get("name")).startswith((GPU, "nvidia.com/mig-")):
+                    yield resource
+
+
+def _counts_gpus(obj: Object) -> bool:
+    return next(_resources(obj), None) is not None
+
+
+def _quota(obj: Object, used: float) -> Quota:
+    def add_up(what: str) -> float:
+        return fsum(gpus({each["name"]: each.get(what)}) for each in resources)
+
+    def bound(what: str) -> float:
+        return add_up(what) if resources and all(each.get(what) is not None for each in resources) else UNLIMITED
+
+    resources = list(_resources(obj))
+    above = _cohort(obj)
+    return Quota(
+        f"Cohort {above}" if above else "", add_up("nominalQuota"), used, bound("borrowingLimit"), bound("lendingLimit")
+    )
+
+
+def _finished(workload: Object) -> bool:
+    conditions = look(workload, ("status", "conditions")) or ()
+    return any((c.get("type"), c.get("status")) == ("Finished", "True") for c in conditions)
+
+
+def _gangs(
+    owner: Mapping[str, QueuePolicy],
+    workloads: Sequence[Object],
+    locals_: Mapping[str, Object],
+    queues: Mapping[str, Object],
+    quotas: Mapping[str, Quota],
+    pods: Sequence[Pod],
+) -> tuple[tuple[Gang, ...], tuple[str, ...]]:
+    """Workloads that ask for GPUs, are not finished and not switched off; and which queues keep others waiting, in
+    words: what no queue admits asks for nothing."""
+    members = by_gang(pods)
+    live = {f"{o['metadata'].get('namespace', '')}/{o['metadata']['name']}": o for o in workloads if not _finished(o)}
+    replaced = {
+        look(obj, ("metadata", "annotations", REPLACES))
+        for obj in live.values()
+        if look(obj, ("status", "admission")) is not None
+    }
+    found = []
+    kept_out: dict[str, float] = {}
+    for key, obj in live.items():
+        spec = obj.get("spec") or {}
+        queue, pool = _queue_of(owner, locals_, obj)
+        if queue is None or spec.get("active") is False or key in replaced:
+            continue
+        admitted = look(obj, ("status", "admission")) is not None
+        gang = _gang(obj, queue.name, f"ClusterQueue {pool}", live)
+        if gang.requested <= 0:
+            continue
+        if gang.pool not in quotas:
+            gang = replace(gang, pool="")
+        halt = None if admitted else _halt(obj, locals_, queues.get(pool))
+        if halt is not None:
+            kept_out[halt] = kept_out.get(halt, 0.0) + gang.requested
+            continue
+        shown = with_pods(gang, members.get(named(obj), ()))
+        # What is admitted is held, whether its pods are there yet or not: Kueue gives it to no other.
+        found.append(
+            shown
+            if not admitted
+            else replace(
+                shown, requested=gang.requested, allocated=gang.allocated, minimum=min(shown.minimum, gang.requested)
+            )
+        )
+    stopped = tuple(f"{halt}: {amount:g} GPUs that wait there are not counted" for halt, amount in kept_out.items())
+    return in_order(found), tuple(sorted(stopped))
+
+
+def _gang(obj: Object, queue: str, pool: str, live: Mapping[str, Object]) -> Gang:
+    """One Workload. What is admitted gets no more, even where it asked for more (partial admission); an elastic job's
+    next Workload asks for what it adds to the one it takes the place of."""
+    metadata, spec = obj["metadata"], obj.get("spec") or {}
+    sets = spec.get("podSets") or ()
+    done = _done(obj)
+    asked = fsum(_pod_set(each, _count(each), done) for each in sets)
+    least = fsum(_pod_set(each, _count(each, "minCount"), done) for each in sets)
+    held = _admitted(obj)
+    if look(obj, ("status", "admission", "podSetAssignments")):
+        asked = held
+    elif look(obj, ("status", "admission")) is None:
+        before = live.get(look(metadata, ("annotations", REPLACES)) or "")
+        given = _admitted(before) if before is not None else 0.0
+        asked, least = max(0.0, asked - given), max(0.0, least - given)
+    since = [
+        millis(c.get("lastTransitionTime"))
+        for c in look(obj, ("status", "conditions")) or ()
+        if c["type"] == "Admitted" and c["status"] == "True"
+    ]
+    owners_ = [each for each in metadata.get("ownerReferences") or () if each.get("kind") != "Pod"]
+    return Gang(
+        queue,
+        _kind_of(obj),
+        metadata.get("namespace", ""),
+        metadata["name"],
+        metadata.get("uid", ""),
+        asked,
+        held,
+        min(least, asked) or asked,
+        int(spec.get("priority") or 0),
+        True,
+        millis(metadata.get("creationTimestamp")),
+        next((at for at in since if at is not None), None),
+        millis((metadata.get("annotations") or {}).get(CHECKPOINT)),
+        job=next((each["name"] for each in owners_ if each.get("controller")), ""),
+        pool=pool,
+    )
+
+
+Pods = Mapping[str | None, int]
+"""Pods by the name of their set."""
+
+
+def _done(workload: Object) -> Pods:
+    """Pods that have completed: what these held Kueue has given to others."""
+    done = look(workload, ("status", "reclaimablePods")) or ()
+    return {each.get("name"): int(each.get("count") or 0) for each in done}
+
+
+def _count(pod_set: Mapping[str, Any], which: str = "count") -> int:
+    found = next((pod_set[key] for key in (which, "count") if pod_set.get(key) is not None), 1)
+    return int(found)
+
+
+def _pod_set(pod_set: Mapping[str, Any], count: int, done: Pods) -> float:
+    """GPUs of `count` of its pods, at most those that are not done."""
+    left = max(0, _count(pod_set) - done.get(pod_set.get("name"), 0))
+    return min(count, left) * request(look(pod_set, ("template", "spec")) or {})
+
+
+def _admitted(workload: Object) -> float:
+    """GPUs that a Workload is admitted for and still holds: of each set as many pods as were admitted, at what a pod
+    asks for. The admission's own figures may be of other resources, into which Kueue transforms GPUs."""
+    done = _done(workload)
+    sets = {each.get("name"): each for each in look(workload, ("spec", "podSets")) or ()}
+    held = []
+    for assignment in look(workload, ("status", "admission", "podSetAssignments")) or ():
+        pod_set = sets.get(assignment.get("name"), {})
+        pods = _count(assignment) if assignment.get("count") is not None else _count(pod_set)
+        left = max(0, pods - done.get(assignment.get("name"), 0))
+        held.append(left * request(look(pod_set, ("template", "spec")) or {}))
+    return fsum(held)
+
+
+def _queue_of(
+    owner: Mapping[str, QueuePolicy], locals_: Mapping[str, Object], obj: Object
+) -> tuple[QueuePolicy | None, str]:
+    """The policy's queue by its LocalQueue, else by the ClusterQueue that this leads to, which is the second."""
+    local = _local(obj)
+    cluster = look(obj, ("status", "admission", "clusterQueue")) or look(
+        locals_.get(local, {}), ("spec", "clusterQueue")
+    )
+    return owner.get(local) or owner.get(f"{QUEUE_PREFIX}:{cluster}"), str(cluster or "")
+
+
+def _local(workload: Object) -> str:
+    """The LocalQueue of a Workload, as a ref."""
+    namespace = workload["metadata"].get("namespace", "")
+    return f"{QUEUE_PREFIX}:{namespace}/{look(workload, ('spec', 'queueName')) or ''}"
+
+
+def _halt(workload: Object, locals_: Mapping[str, Object], cluster_queue: Object | None) -> str | None:
+    """What keeps it from being admitted, in words, whatever quota there is."""
+    for obj in (locals_.get(_local(workload)), cluster_queue):
+        if obj is None:
+            continue
+        policy = look(obj, ("spec", "stopPolicy")) or "None"
+        if policy != "None":
+            return f"{_title(obj)} admits nothing (stopPolicy {policy})"
+        for found in look(obj, ("status", "conditions")) or ():
+            if (found.get("type"), found.get("status")) == ("Active", "False"):
+                return f"{_title(obj)} admits nothing ({found.get('reason')}: {found.get('message')})"
+    return None
+
+
+def _in_sync(
+    policy: Policy,
+    owner: Mapping[str, QueuePolicy],
+    carried: Mapping[str, Object],
+    quotas: Quotas,
+    stopped: Sequence[str],
+) -> Condition:
+    """Where Kueue's own quotas, limits and Cohorts differ from the policy. A LocalQueue has none."""
+    differing: list[str] = []
+    unknown: list[str] = []
+    above: dict[str | None, dict[str, list[str]]] = {}
+    for queue in sorted(policy.queues, key=lambda queue: queue.name):
+        obj = carried.get(queue.name)
+        if obj is None or obj["kind"] == "LocalQueue":
+            continue
+        pool, cohort = _pool(obj), _cohort(obj)
+        parent = owner.get(f"{COHORT_PREFIX}:{cohort}") if cohort else None
+        pairs: list[tuple[str, object, object]] = []
+        if pool in quotas:
+            most, quota = quotas.most(pool), _quota(obj, 0.0)
+            pairs.append(("quota", quotas.total(pool), queue.deserved))
+            limit = most if not cohort or quota.borrows != UNLIMITED else UNLIMITED
+            if cohort or queue.limit != UNLIMITED:
+                pairs.append(("limit", limit, queue.limit))
+        else:
+            unknown.append(pool)
+        if parent is not None or any(ref.startswith(f"{COHORT_PREFIX}:") for ref in _refs(policy, queue.parent)):
+            pairs.append(("parent", parent.name if parent else cohort or None, queue.parent))
+        elif cohort:
+            above.setdefault(queue.parent, {}).setdefault(cohort, []).append(queue.name)
+        differing += differences(obj["metadata"]["name"], pairs)
+    for parted in above.values():
+        if len(parted) > 1:
+            places = "; ".join(f"{', '.join(names)} in Cohort {cohort}" for cohort, names in sorted(parted.items()))
+            differing.append(f"siblings in the policy share no Cohort: {places}")
+    text = f"{say(unknown)} has no quota of {GPU}: what it can get is not known" if unknown else ""
+    return in_sync(differing, stopped, what="quota, limit and parent", unknown=text)
+
+
+def _refs(policy: Policy, name: str | None) -> Sequence[str]:
+    return next((queue.refs for queue in policy.queues if queue.name == name), ())
+
+
+def _effective(
+    policy: Policy,
+    configuration: Configuration | None,
+    carried: Mapping[str, Object],
+    queues: Mapping[str, Object],
+) -> Condition:
+    """Whether Kueue reads our weights: of ClusterQueues and Cohorts, and of LocalQueues, which it reads apart."""
+    where = policy.targets.kueue.config
+    shared = {name: obj for name, obj in carried.items() if obj["kind"] != "LocalQueue"}
+    locals_ = [obj for _, obj in sorted(carried.items()) if obj["kind"] == "LocalQueue"]
+    verdicts = [_admits_by(configuration, locals_, queues, where)] if locals_ else []
+    if shared or not locals_:
+        verdicts.append(_shares(configuration, queues.values(), where))
+        alone = _alone(policy, shared)
+        if alone and verdicts[-1].status != "False":
+            verdicts[-1] = Condition("Effective", "False", "NothingToShare", say(alone))
+    worst = min(verdicts, key=lambda verdict: ("False", "Unknown", "True").index(verdict.status))
+    said = dict.fromkeys(verdict.message for verdict in verdicts if verdict.status == worst.status)
+    return replace(worst, message="; ".join(said))
+
+
+def _shares(configuration: Configuration | None, queues: Iterable[Object], where: str) -> Condition:
+    """By the shares that the manager shows on every ClusterQueue, or on none. where: its configuration's ConfigMap."""
+    told = [obj for obj in queues if obj.get("status")]
+    on = sum(look(obj, ("status", "fairSharing")) is not None for obj in told)
+    advice = _remedy(where, fair_sharing_lines(configuration.version if configuration else "v1beta2"), configuration)
+    if told and 0 < on < len(told):
+        text = f"{on} of {len(told)} ClusterQueues show a weighted share: Kueue's manager has not come to all of them"
+        return Condition("Effective", "Unknown", "SharesDisagree", text)
+    shown = bool(told) and on == len(told)
+    if configuration is not None and configuration.fault:
+        text = f"Kueue's manager does not start with ConfigMap {where}: {configuration.fault}"
+        return Condition("Effective", "Unknown" if shown else "False", "ConfigurationRefused", text, advice)
+    if shown:
+        if configuration is not None and not configuration.fair:
+            text = f"Kueue reads weights now, and ConfigMap {where} switches that off at its manager's next start"
+            return Condition("Effective", "Unknown", "RestartPending", text, advice)
+        return Condition("Effective", "True", "FairSharing", "Kueue divides what is borrowed by our weights")
+    if told and configuration is not None and configuration.fair:
+        text = f"no ClusterQueue shows a weighted share, though ConfigMap {where} switches fair sharing on"
+        return Condition("Effective", "False", "FairSharingOff", f"{text}: restart Kueue's manager", advice)
+    if told or (configuration is not None and not configuration.fair):
+        seen = "no ClusterQueue shows a weighted share" if told else f"ConfigMap {where} does not switch it on"
+        text = f"fair sharing is off in Kueue: it does not read weights ({seen})"
+        return Condition("Effective", "False", "FairSharingOff", text, advice)
+    if configuration is None:
+        text = f"Kueue's configuration cannot be read from ConfigMap {where}, and no ClusterQueue has a status"
+        return Condition("Effective", "Unknown", "ConfigurationUnread", text)
+    return Condition("Effective", "Unknown", "SharesUnseen", "no ClusterQueue has a status: does Kueue's manager run?")
+
+
+def _remedy(where: str, lines: str, configuration: Configuration | None) -> str:
+    """What to write, and where."""
+    namespace, _, name = where.partition("/")
+    version = f" ({configuration.version})" if configuration is not None else ""
+    return (
+        f"kubectl -n {namespace} edit configmap {name}, and write in Kueue's Configuration{version}: `{lines}`; then"
+        f" kubectl -n {namespace} rollout restart deployment/kueue-controller-manager"
+    )
+
+
+def _alone(policy: Policy, shared: Mapping[str, Object]) -> list[str]:
+    """Objects without a Cohort above: they borrow from no other. A tree's root is meant to have none: it is left out
+    where the policy has nothing beside it."""
+    parents = {queue.name: queue.parent for queue in policy.queues}
+    beside: dict[str | None, int] = {}
+    for name in shared:
+        beside[parents[name]] = beside.get(parents[name], 0) + 1
+    return [
+        f"{_title(obj)} is in no cohort: it shares with no other"
+        for name, obj in sorted(shared.items())
+        if not _cohort(obj) and (obj["kind"] != "Cohort" or beside[parents[name]] > 1)
+    ]
+
+
+def _admits_by(
+    configuration: Configuration | None, locals_: Sequence[Object], queues: Mapping[str, Object], where: str
+) -> Condition:
+    """Of LocalQueues: whether Kueue orders a ClusterQueue's work by what they used over their weight."""
+    scoped = [obj for obj in locals_ if _asks_for_history(queues.get(obj["spec"].get("clusterQueue", "")))]
+    faults = [
+        f"{_title(obj)}: its ClusterQueue has no admissionScope, so that Kueue does not read its weight"
+        for obj in locals_
+        if obj not in scoped
+    ]
+    remedy = ""
+    if faults:
+        remedy = "write in the spec of its ClusterQueue: `admissionScope: {admissionMode: " + _AFS + "}`"
+    elif configuration is not None and (not configuration.admission or configuration.frozen):
+        lack = "usageHalfLifeTime" if configuration.admission else "admissionFairSharing"
+        faults = [f"ConfigMap {where} has no {lack}: Kueue counts no usage of LocalQueues"]
+        remedy = _remedy(where, admission_lines(), configuration)
+    if faults:
+        return Condition("Effective", "False", "AdmissionFairSharingOff", say(faults), remedy)
+    if configuration is None:
+        text = f"Kueue's configuration cannot be read from ConfigMap {where}: does it have admissionFairSharing?"
+        return Condition("Effective", "Unknown", "ConfigurationUnread", text)
+    silent = [obj for obj in scoped if look(obj, ("status", "fairSharing", "admissionFairSharingStatus")) is None]
+    if silent:
+        text = f"Kueue shows no usage yet of {say([_title(obj) for obj in silent])}: does its manager run?"
+        return Condition("Effective", "Unknown", "UsageUnseen", text)
+    return Condition(
+        "Effective", "True", "AdmissionFairSharing", "Kueue admits by what a LocalQueue used over its weight"
+    )

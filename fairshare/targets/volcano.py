@@ -1,0 +1,378 @@
+"""Maps the policy to Volcano's Queue objects, and says why weights are not effective.
+
+- mode `weight`, for the proportion plugin: `spec.weight`, an integer that stands for a part of the *whole*
+  cluster, quota included. Written in ten-thousandths of the cluster, so all siblings on one scale.
+- mode `deserved`, for the capacity plugin: `spec.deserved`, whole GPUs, above which Volcano reclaims.
+- mode `hierarchy`, for the drf plugin with `enableHierarchy: true`: the numbers of `volcano.sh/hierarchy-weights`,
+  along the path that the operator gave in `volcano.sh/hierarchy`.
+
+The first two come from dividing the cluster among all queues by quota and published weight, as if everyone
+asked: what a queue may have must be there before it asks. The weight itself stands in an annotation.
+
+Source: volcano-sh/volcano ed72c7c815a9, scheduling.volcano.sh/v1beta1, plugins proportion, capacity, drf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import fsum, inf
+from typing import Any, Literal
+
+from accountant.wire.policy_models import Policy, QueuePolicy
+from fairshare.core import queue_objects
+from fairshare.core.model import (
+    UNLIMITED,
+    Case,
+    Claim,
+    Condition,
+    Gang,
+    Held,
+    Issue,
+    Observation,
+    Pod,
+    Standing,
+    Value,
+    Weight,
+)
+from fairshare.core.pods import CHECKPOINT, amounts, by_gang, in_order, millis, named, request, with_pods
+from fairshare.core.queue_objects import match, owners
+from fairshare.laws.division import divide
+from fairshare.targets.weight_plan import Read, Seen, same
+from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
+from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed, gpus, look, quantity
+
+QUEUE = Kind("scheduling.volcano.sh/v1beta1", "Queue", "queues")
+POD_GROUP = Kind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups", namespaced=True, status=False)
+JOB = Kind("batch.volcano.sh/v1alpha1", "Job", "jobs", namespaced=True)
+COMMAND = Kind("bus.volcano.sh/v1alpha1", "Command", "commands", namespaced=True, status=False)
+"""An order to Volcano's controllers, `RestartJob` for example. They delete it before they act on it."""
+KINDS = (QUEUE, POD_GROUP, JOB, COMMAND)
+PREFIX = "volcano"
+HIERARCHY, HIERARCHY_WEIGHTS = "volcano.sh/hierarchy", "volcano.sh/hierarchy-weights"
+MOST_WEIGHT = 65_535
+SCALE = 10_000
+"""A weight of 10,000 is the whole cluster."""
+_CONFIGURATION, _ENABLE_HIERARCHY = "volcano-scheduler.conf", "enableHierarchy"
+_LINE = {"hierarchy": f"- {{name: drf, {_ENABLE_HIERARCHY}: true}}"}
+_ROOT = "root"
+_DEFAULT_WEIGHT = 1.0
+"""The CRD fills it in, and the API server books it to whoever created the Queue."""
+_FINE = 1000.0
+"""Parts are taken of thousandths of a GPU, so that rounding to whole units does not show in them."""
+_PLUGIN = {"weight": "proportion", "deserved": "capacity", "hierarchy": "drf"}
+_LIVE = frozenset({"Pending", "Inqueue", "Running", "Unknown", ""})
+
+
+class VolcanoAdapter:
+    """`fairshare.targets.weight_plan.Adapter` for Volcano."""
+
+    name = "volcano"
+    prefixes = (PREFIX,)
+
+    def reads(self, policy: Policy) -> tuple[Read, ...]:
+        namespace, _, name = policy.targets.volcano.config.partition("/")
+        return (
+            Read((QUEUE,), required=True),
+            Read((POD_GROUP,)),
+            Read((JOB,)),
+            Read((CONFIG_MAP,), namespace=namespace, name=name),
+        )
+
+    def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
+        target = policy.targets.volcano
+        return target.apply if target.mode != "off" else "off"
+
+    def publishes(self, _policy: Policy) -> bool:
+        return True
+
+    def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
+        owner = owners(policy, PREFIX)
+        mode = policy.targets.volcano.mode
+        objects = seen.get(QUEUE, ())
+        found = match(objects, owner, lambda o: f"{PREFIX}:{o['metadata']['name']}", "Volcano queue")
+        parents = {obj["metadata"]["name"]: look(obj, ("spec", "parent")) for obj in objects}
+        issues = list(found.issues)
+        gangs = _gangs(owner, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods)
+        asked = amounts(policy, gangs)
+        held: dict[str, Held] = {}
+        standings: dict[str, Standing] = {}
+        for name, obj in sorted(found.found.items()):
+            read = _held(obj, mode, parents)
+            if isinstance(read, Issue):
+                issues.append(read)
+                continue
+            held[name], weight = read
+            own = gpus(look(obj, ("status", "allocated")))
+            demand = asked.get(name, Standing(own, own))
+            standings[name] = Standing(
+                max(demand.requested, own), max(demand.allocated, own), weight, read[0].changed_ms, read[0].direction
+            )
+        config = policy.targets.volcano.config
+        conditions = (_effective(mode, config, seen.get(CONFIG_MAP, ()), found.strangers),)
+        behind = {o["metadata"]["name"]: _held(o, mode, parents) for o in found.strangers if queue_objects.carries(o)}
+        left = {name: read[0] for name, read in behind.items() if not isinstance(read, Issue)}
+        return Observation(held, standings, tuple(issues), conditions, gangs, left=left)
+
+    def express(
+        self, policy: Policy, weights: Sequence[Weight], observation: Observation, gpus: float
+    ) -> Mapping[str, Value]:
+        mode = policy.targets.volcano.mode
+        wanted = {weight.queue: weight.value for weight in weights}
+        if mode == "hierarchy":
+            owner = owners(policy, PREFIX)
+            return {
+                weight.queue: _along(observation.held[weight.queue], weight.queue, wanted, owner)
+                for weight in weights
+                if weight.queue in observation.held
+            }
+        if mode == "deserved":
+            shares = _whole(policy, wanted, gpus, 1.0)
+            return {name: shares[name] for name in observation.held if name in shares}
+        shares = _whole(policy, wanted, gpus, _FINE)
+        return {
+            name: float(min(MOST_WEIGHT, max(1, round(shares[name] / (gpus * _FINE) * SCALE))))
+            for name in observation.held
+            if name in shares
+        }
+
+    def patch(self, held: Held, value: Value | None, annotations: Mapping[str, str]) -> Object:
+        metadata: dict[str, Any] = {"name": held.name}
+        if held.uid:
+            metadata["uid"] = held.uid
+        noted = dict(annotations)
+        patch: dict[str, Any] = {"apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": metadata}
+        if value is not None and held.field == "hierarchy":
+            noted[HIERARCHY_WEIGHTS] = str(value)
+        elif value is not None and held.field == "deserved":
+            patch["spec"] = {"deserved": {GPU: fixed(float(value))}}
+        elif value is not None:
+            patch["spec"] = {"weight": round(float(value))}
+        if noted:
+            metadata["annotations"] = noted
+        return patch
+
+
+def _held(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[Held, float | None] | Issue:
+    """One Queue as the mode sees it, and the weight in force (None: none of ours). parents: of all Queues."""
+    metadata = obj["metadata"]
+    name, annotations = metadata["name"], metadata.get("annotations") or {}
+    value: Value | None
+    if mode == "hierarchy":
+        value = annotations.get(HIERARCHY_WEIGHTS)
+        if not annotations.get(HIERARCHY):
+            return Issue(name, f"has no annotation {HIERARCHY}: its place in the tree is not known")
+    elif mode == "deserved":
+        text = look(obj, ("spec", "deserved", GPU))
+        value = None if text is None else quantity(text)
+        if text is not None and value is None:
+            return Issue(name, f"spec.deserved[{GPU}] is {text!r}")
+    else:
+        number = look(obj, ("spec", "weight"))
+        value = None if number is None else quantity(number)
+    noted = queue_objects.read(annotations, text=mode == "hierarchy")
+    held = Held(
+        name,
+        metadata.get("uid", ""),
+        metadata.get("resourceVersion", ""),
+        value,
+        noted.published if noted else None,
+        noted.base if noted else None,
+        noted.changed_ms if noted else None,
+        noted.direction if noted else 0,
+        QUEUE,
+        field=mode,
+        path=annotations.get(HIERARCHY, "") if mode == "hierarchy" else _path(name, parents),
+        default=_DEFAULT_WEIGHT if mode == "weight" else None,
+        unset=_DEFAULT_WEIGHT if mode == "weight" else 0.0,
+    )
+    ours = noted is not None and same(value, noted.published)
+    return held, noted.weight if noted is not None and ours else None
+
+
+def _path(name: str, parents: Mapping[str, Any]) -> str:
+    """`root/eng/team`, as far as it is known; Volcano's webhook checks the sums of `deserved` along it."""
+    path = [name]
+    while (above := parents.get(path[0])) and above not in path:
+        path.insert(0, str(above))
+    return "/".join(path if path[0] == _ROOT else [_ROOT, *path])
+
+
+def _whole(policy: Policy, weights: Mapping[str, float], gpus: float, scale: float) -> dict[str, float]:
+    """What every queue gets if everyone asks for everything, quota first, then by weight, in 1/scale GPUs."""
+    claims = tuple(
+        Claim(
+            queue.name,
+            inf,
+            queue.deserved if queue.deserved == UNLIMITED else queue.deserved * scale,
+            queue.limit if queue.limit == UNLIMITED else queue.limit * scale,
+            weights.get(queue.name, queue.weight),
+            0.0,
+            queue.priority,
+            parent=queue.parent,
+        )
+        for queue in policy.queues
+    )
+    return dict(divide(Case("whole", gpus * scale, 0.0, claims)).shares)
+
+
+def _along(held: Held, queue: str, weights: Mapping[str, float], owner: Mapping[str, QueuePolicy]) -> str:
+    """The weights of a path such as `root/eng/team-a`; a part that no queue stands for keeps its number."""
+    parts = held.path.split("/")
+    shown = str(held.weight).split("/") if held.weight is not None else []
+    numbers = []
+    for i, part in enumerate(parts):
+        known = queue if i == len(parts) - 1 else owner[ref].name if (ref := f"{PREFIX}:{part}") in owner else None
+        standing = shown[i] if i < len(shown) else "1"
+        weight = weights.get(known) if known is not None else None
+        numbers.append(standing if weight is None else fixed(max(1e-6, weight)))
+    return "/".join(numbers)
+
+
+def _gangs(
+    owner: Mapping[str, QueuePolicy], groups: Sequence[Object], jobs: Sequence[Object], pods: Sequence[Pod]
+) -> tuple[Gang, ...]:
+    """PodGroups of queues we know; what a group with no pods yet asks for stands in its Job, else in minResources."""
+    members = by_gang(pods)
+    asks = {(job["metadata"].get("namespace", ""), job["metadata"]["name"]): job for job in jobs}
+    found = []
+    for obj in groups:
+        metadata, spec = obj["metadata"], obj.get("spec") or {}
+        namespace = metadata.get("namespace", "")
+        queue = owner.get(f"{PREFIX}:{spec.get('queue') or 'default'}")
+        if queue is None or (look(obj, ("status", "phase")) or "") not in _LIVE:
+            continue
+        annotations: Mapping[str, str] = metadata.get("annotations") or {}
+        job = next(
+            (
+                asks[namespace, reference["name"]]
+                for reference in metadata.get("ownerReferences") or ()
+                if reference.get("kind") == "Job" and (namespace, reference["name"]) in asks
+            ),
+            None,
+        )
+        tasks = look(job or {}, ("spec", "tasks")) or ()
+        stated = fsum(int(t.get("replicas") or 1) * request(look(t, ("template", "spec")) or {}) for t in tasks)
+        least = gpus(spec.get("minResources"))
+        asked = max(stated, least)
+        target = job or obj
+        gang = Gang(
+            queue.name,
+            JOB if job is not None else POD_GROUP,
+            namespace,
+            target["metadata"]["name"],
+            target["metadata"].get("uid", ""),
+            asked,
+            0.0,
+            least or asked,
+            0,
+            annotations.get("volcano.sh/preemptable") != "false",
+            millis(metadata.get("creationTimestamp")),
+            None,
+            millis(annotations.get(CHECKPOINT)),
+        )
+        mine = members.get(named(obj), ())
+        if not mine and named(obj) in members:
+            continue  # all of it is on its way out
+        # Its controller makes all pods at once: from then on those that are left are what it asks for.
+        gang = with_pods(
+            replace(
+                gang,
+                requested=0.0 if mine else asked,
+                priority=max((pod.priority for pod in mine), default=0),
+            ),
+            mine,
+            int(spec["minMember"]) if spec.get("minMember") else None,
+        )
+        if gang.requested > 0:
+            found.append(gang)
+    return in_order(found)
+
+
+def _effective(mode: str, name: str, configuration: Sequence[Object], strangers: Sequence[Object]) -> Condition:
+    """Whether the plugin that reads what we write is active, and our queues compete with each other alone."""
+    wanted = _PLUGIN[mode]
+    namespace, _, config_map = name.partition("/")
+    line = _LINE.get(mode, f"- {{name: {wanted}}}")
+    apart = " and take proportion out of that tier" if mode == "hierarchy" else ""
+    edit = f"kubectl -n {namespace} edit configmap {config_map}"
+    remedy = f"{edit}: under `plugins` of a tier in {_CONFIGURATION} write `{line}`{apart}"
+    tiers = _tiers(configuration)
+    if isinstance(tiers, str):
+        text = f"Volcano's configuration cannot be read ({tiers}): make sure that the plugin {wanted} is active"
+        return Condition("Effective", "Unknown", "ConfigurationUnread", text, remedy)
+    refused = _refused(tiers)
+    if refused:
+        text = f"Volcano refuses its configuration and goes on with the one before: {refused}"
+        return Condition("Effective", "False", "ConfigurationRefused", text, remedy)
+    plugins = {str(plugin.get("name")): plugin for tier in tiers for plugin in tier}
+    if wanted not in plugins:
+        other = next((m for m, plugin in _PLUGIN.items() if plugin in plugins and plugin != "drf"), None)
+        hint = f": set targets.volcano.mode to {other}" if other else ""
+        text = f"Volcano's plugin {wanted} is not active{hint}"
+        other_mode = f", or in the policy `targets: {{volcano: {{mode: {other}}}}}`" if other else ""
+        return Condition("Effective", "False", "PluginNotActive", text, remedy + other_mode)
+    if mode == "hierarchy" and plugins["drf"].get(_ENABLE_HIERARCHY) is not True:
+        other = next(
+            (key for key in plugins["drf"] if "hierarchy" in str(key).lower() and key != _ENABLE_HIERARCHY), ""
+        )
+        hint = f" ({other} is no key of Volcano's, which ignores it in silence)" if other else ""
+        text = f"Volcano's plugin drf has no {_ENABLE_HIERARCHY}: true{hint}"
+        return Condition("Effective", "False", "HierarchyOff", text, remedy)
+    if "fairshare" in plugins:
+        text = "Volcano's plugin fairshare keeps history too, between the namespaces of a queue: drop one of them"
+        drop = f"{edit}: take `- name: fairshare` out of {_CONFIGURATION}"
+        return Condition("Effective", "False", "HistoryCountedTwice", text, drop)
+    busy = sorted(
+        obj["metadata"]["name"]
+        for obj in strangers
+        if obj["metadata"]["name"] != _ROOT and gpus(look(obj, ("status", "allocated"))) > 0
+    )
+    if busy and mode == "weight":
+        text = f"queues that the policy does not know hold GPUs and dilute its weights: {', '.join(busy)}"
+        refs = ", ".join(f"`refs: [volcano:{name}]`" for name in busy)
+        return Condition("Effective", "False", "StrangersCompete", text, f"give each a queue of the policy: {refs}")
+    return Condition("Effective", "True", "PluginActive", f"Volcano's plugin {wanted} divides by what we write")
+
+
+_Tiers = Sequence[Sequence[Mapping[str, Any]]]
+
+
+def _tiers(configuration: Sequence[Object]) -> _Tiers | str:
+    """Plugins of every tier in `volcano-scheduler.conf`, or of the only entry with tiers; else why it is not known."""
+    if not configuration:
+        return "it is not there, or not ours to read"
+    found: dict[str, _Tiers] = {}
+    for config_map in configuration:
+        for key, text in (config_map.get("data") or {}).items():
+            try:
+                document = parse(text, key, MAX_CONFIG_CHARACTERS).data
+            except FileFault as fault:
+                if key == _CONFIGURATION:
+                    return f"not YAML that can be used: {fault.faults[0]}"
+                continue
+            tiers = document.get("tiers") if isinstance(document, dict) else None
+            if isinstance(tiers, list):
+                listed = [tier.get("plugins") for tier in tiers if isinstance(tier, dict)]
+                found[key] = [
+                    [p for p in plugins if isinstance(p, dict)] for plugins in listed if isinstance(plugins, list)
+                ]
+    if _CONFIGURATION in found:
+        return found[_CONFIGURATION]
+    if len(found) == 1:
+        return next(iter(found.values()))
+    return f"several entries have tiers: {', '.join(sorted(found))}" if found else "no entry has tiers"
+
+
+def _refused(tiers: _Tiers) -> str:
+    """Why Volcano does not take the configuration; empty: it does."""
+    for tier in tiers:
+        hierarchy = False
+        for plugin in tier:
+            stated = plugin.get(_ENABLE_HIERARCHY)
+            if stated is not None and not isinstance(stated, bool):
+                return f"{_ENABLE_HIERARCHY} of {plugin.get('name')} is {stated!r}, not true or false"
+            hierarchy |= plugin.get("name") == "drf" and stated is True
+        if hierarchy and any(plugin.get("name") == "proportion" for plugin in tier):
+            return f"one tier has proportion and drf with {_ENABLE_HIERARCHY}: take proportion out"
+    return ""

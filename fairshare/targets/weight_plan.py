@@ -1,0 +1,295 @@
+"""Observes a target, compares desired with observed weights, and plans the writes.
+
+A plan is values only; `fairshare.controller.control_loop` carries it out or shows it. Applying a plan twice changes
+nothing the second time: what already stands is not planned again.
+
+The operator's base weight: the first write notes the weight it replaces. A weight that is later found
+to be neither ours nor the base was set by somebody: it is the new base. A weight found back at the
+base was reset, by a GitOps sync for example: the base stays, and ours is published again. Who applies
+with ownership then makes that a conflict, which is reported and never forced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isclose
+from typing import Literal, Protocol
+
+from accountant.wire.policy_models import Policy
+from fairshare.core.model import Condition, Held, Observation, Pod, Value, Weight
+from fairshare.core.pods import smallest_waiting
+from fairshare.core.queue_objects import Marks, say
+from gputally.base.errors import ClusterError, NotFound, Refused
+from gputally.kubernetes.objects import Event, Kind, Object, Readable
+
+FIELD_MANAGER = "gputally-fairshare"
+Mode = Literal["off", "dry-run", "enforce"]
+
+
+Seen = Mapping[Kind, Sequence[Object]]
+"""Objects of one target by kind; a kind that is not served, or not for us to read, is not a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What an adapter wants to see: all objects of the first of `kinds` that is served, or the one named.
+
+    required: without it there is nothing to publish to; else it is read for advice or demand alone. fields: only
+    those that this field selector takes."""
+
+    kinds: tuple[Kind, ...]
+    required: bool = False
+    namespace: str = ""
+    name: str = ""
+    fields: str = ""
+
+
+class Adapter(Protocol):
+    """One scheduler: its objects to our model and back. Pure."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What the refs of its queues begin with."""
+        ...
+
+    def reads(self, policy: Policy, /) -> tuple[Read, ...]: ...
+
+    def mode(self, policy: Policy) -> Mode: ...
+
+    def publishes(self, policy: Policy, /) -> bool:
+        """False: history reaches this target in another way, its weights are left alone."""
+        ...
+
+    def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
+        """The target as it stands. pods: of the whole cluster, those that ask for GPUs."""
+        ...
+
+    def express(
+        self, policy: Policy, weights: Sequence[Weight], observation: Observation, gpus: float, /
+    ) -> Mapping[str, Value]:
+        """What each queue's field should show for its weight, in the target's own terms. gpus: of the cluster, > 0."""
+        ...
+
+    def patch(self, held: Held, value: Value | None, annotations: Mapping[str, str]) -> Object:
+        """The fields we own, for server-side apply. value None: leave it unset."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """One server-side apply. value: what the field gets; None leaves it unset. why: for people. order: writes of one
+    target are made in this order, see `write_order`. default: what stands there where nobody states a value."""
+
+    target: str
+    queue: str
+    name: str
+    previous: Value | None
+    value: Value | None
+    why: str
+    patch: Object
+    field_manager: str = FIELD_MANAGER
+    order: tuple[int, int] = (0, 0)
+    default: Value | None = None
+
+
+Action = Apply | Event | Condition
+
+
+def plan(
+    adapter: Adapter,
+    weights: Sequence[Weight],
+    values: Mapping[str, Value],
+    observation: Observation,
+    policy_version: str,
+    now_ms: int,
+) -> tuple[Action, ...]:
+    """Applies and their events in the order of the queues (in a tree whose sums are checked: in `write_order`), then
+    the conditions. values: see `Adapter.express`."""
+    planned: list[tuple[tuple[int, int], list[Action]]] = []
+    for weight in sorted(weights, key=lambda weight: weight.queue):
+        held = observation.held.get(weight.queue)
+        if held is not None and weight.queue in values:
+            steps = _plan_one(adapter, weight, values[weight.queue], held, policy_version, now_ms)
+            planned.append((write_order(held, values[weight.queue]), steps))
+    actions = [action for _, steps in sorted(planned, key=lambda each: each[0]) for action in steps]
+    actions += observation.conditions
+    issues = [f"{issue.subject}: {issue.reason}" for issue in observation.issues]
+    behind = [_behind(name, held) for name, held in sorted(observation.left.items()) if held.published is not None]
+    if issues or behind:
+        reason = "QueuesLeftOut" if issues else "WeightsLeftBehind"
+        actions.append(Condition("Mapped", "False", reason, "; ".join(map(say, filter(None, (issues, behind))))))
+    else:
+        actions.append(Condition("Mapped", "True", "AllFound", "every queue of the policy that has a ref was found"))
+    return tuple(actions)
+
+
+def _behind(name: str, held: Held) -> str:
+    return (
+        f"{name} carries our weight {show(held.weight)} (its own: {show(_base(held))}) and belongs to no queue of the"
+        " policy any more: `gputally fairshare release --left-behind` gives it its own back"
+    )
+
+
+def release(adapter: Adapter, observation: Observation, *, left_behind: bool = False) -> tuple[Apply, ...]:
+    """Give every touched object of the policy its base weight back and take our annotations off. left_behind: instead
+    those that no queue of the policy is tied to, which may be another policy's."""
+    held_by = observation.left if left_behind else observation.held
+    applies = (
+        Apply(
+            adapter.name,
+            queue,
+            held.name,
+            held.weight,
+            base,
+            "restored what stood there before" if base is not None else "unset, as it was before",
+            adapter.patch(held, base, {}),
+            order=write_order(held, base),
+            default=held.default,
+        )
+        for queue, held in sorted(held_by.items())
+        if held.published is not None
+        for base in (_base(held),)
+    )
+    return tuple(sorted(applies, key=lambda apply: apply.order))
+
+
+def write_order(held: Held, value: Value | None) -> tuple[int, int]:
+    """Shrink children before parents, then grow parents before children: where the scheduler's webhook checks at every
+    write that children stay within their parent, every step on the way is valid if the first and the last state are."""
+    if not held.path or isinstance(value, str) or isinstance(held.weight, str):
+        return (0, 0)
+    depth = held.path.count("/")
+    return (-1, -depth) if (value or 0.0) < (held.weight or 0.0) else (1, depth)
+
+
+def same(one: Value | None, other: Value | None, unset: float = 0.0) -> bool:
+    """Equal as the scheduler reads them, never as text: `1/2` is `1.0/2`. unset: what it takes for an unset field."""
+    left, right = _numbers(one, unset), _numbers(other, unset)
+    if left is None or right is None:
+        return one == other
+    return len(left) == len(right) and all(isclose(a, b, rel_tol=1e-9) for a, b in zip(left, right, strict=True))
+
+
+def _numbers(value: Value | None, unset: float) -> list[float] | None:
+    if not isinstance(value, str):
+        return [unset if value is None else value]
+    try:
+        return [float(part) for part in value.split("/")]
+    except ValueError:
+        return None
+
+
+def _base(held: Held) -> Value | None:
+    """The operator's value, as far as we can know it."""
+    unset = held.unset
+    if held.published is None or not (same(held.weight, held.published, unset) or same(held.weight, held.base, unset)):
+        return held.weight
+    return held.base
+
+
+def _plan_one(
+    adapter: Adapter, weight: Weight, value: Value, held: Held, policy_version: str, now_ms: int
+) -> list[Action]:
+    base = _base(held)
+    reset = held.published is not None and not same(held.weight, held.published, held.unset)
+    changed = not same(value, held.weight, held.unset)
+    if not changed and not reset:
+        return []
+    direction = (weight.value > (weight.previous or 0.0)) - (weight.value < (weight.previous or 0.0))
+    law = None if value == weight.value else weight.value
+    noted = (
+        Marks(base, value, now_ms, direction, policy_version, law)
+        if changed and not same(value, held.published, held.unset)
+        else Marks(base, value, held.changed_ms, held.direction, policy_version, law)
+    )
+    why = "the scheduler keeps history here itself: the configured weight" if held.static else weight.why
+    actions: list[Action] = [
+        Apply(
+            adapter.name,
+            weight.queue,
+            held.name,
+            held.weight,
+            value,
+            why,
+            adapter.patch(held, value, noted.annotations()),
+            order=write_order(held, value),
+            default=held.default,
+        )
+    ]
+    if reset and same(held.weight, held.base, held.unset):
+        text = f"somebody set the weight back to its base {show(held.weight)}; {show(value)} is published again"
+        actions.append(_event(held, "WeightReset", text, now_ms))
+    elif reset:
+        text = f"somebody changed the weight to {show(held.weight)}: that is the new base"
+        actions.append(_event(held, "BaseWeightChanged", text, now_ms))
+    return actions
+
+
+def show(value: Value | None) -> str:
+    """For sentences: 2.5, 1/2/8, unset."""
+    if value is None:
+        return "unset"
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _event(held: Held, reason: str, message: str, now_ms: int) -> Event:
+    assert held.kind is not None, "an adapter says the kind of every object it shows"
+    return Event(held.kind, held.name, held.namespace, held.uid, "Normal", reason, message, now_ms)
+
+
+_RIGHTS = (
+    "let the controller read them: `gputally doctor --only permissions` names the rights; a scheduler's ConfigMap"
+    " belongs into `fairshare.rbac.schedulerConfigMaps` of the chart"
+)
+
+
+def look_at(adapter: Adapter, policy: Policy, cluster: Readable, pods: Sequence[Pod] = ()) -> Observation:
+    """One target as it stands. Raises ClusterError where what it must read is not there.
+
+    What is there and not for us to read is left out, and said: without it demand is reckoned too low."""
+    seen: dict[Kind, Sequence[Object]] = {}
+    refused: list[str] = []
+    for read in adapter.reads(policy):
+        found = _read(cluster, read, refused)
+        if found is not None:
+            seen[found[0]] = found[1]
+    observation = adapter.observe(policy, seen, pods)
+    waiting = smallest_waiting(observation.gangs)
+    standings = {
+        queue: replace(standing, gang=waiting.get(queue, standing.gang))
+        for queue, standing in observation.standings.items()
+    }
+    said = [Condition("Readable", "False", "ReadRefused", say(refused), _RIGHTS)] if refused else []
+    return replace(observation, standings=standings, conditions=(*observation.conditions, *said))
+
+
+def list_if_served(cluster: Readable, kind: Kind) -> Sequence[Object]:
+    """Objects that are read for advice: none where the kind is unknown or not for us to read."""
+    found = _read(cluster, Read((kind,)), [])
+    return found[1] if found is not None else ()
+
+
+def _read(cluster: Readable, read: Read, refused: list[str]) -> tuple[Kind, Sequence[Object]] | None:
+    """Objects of the first kind that is served; None: of none, or not for us to read, which is noted in `refused`.
+    Raises for what is required."""
+    absent: ClusterError | None = None
+    for kind in read.kinds:
+        try:
+            if read.name:
+                return kind, (cluster.get(kind, read.name, read.namespace),)
+            return kind, cluster.list(kind, fields=read.fields) if read.fields else cluster.list(kind)
+        except NotFound as error:
+            absent = absent or error
+        except Refused as error:
+            if read.required:
+                raise
+            absent = absent or error
+            refused.append(str(error))
+            break
+    if read.required and absent is not None:
+        raise absent
+    return None

@@ -1,0 +1,1 @@
+"""Reads usage from the accountant and finds what it does not meter."""

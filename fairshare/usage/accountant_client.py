@@ -1,0 +1,423 @@
+"""Calls the accountant: announces the policy, reads windows, posts decisions.
+
+The bearer token is read from its file at every request, for tokens rotate; authorities when their file changed, and
+those trusted until then stay so. Whatever keeps an answer from being one becomes AccountantUnavailable with one
+clear line; the caller holds and tries again.
+
+An accountant counts by one policy at a time. Where it counts by another's, ours is announced again, each time after
+twice as long, so that two controllers that tell one accountant of their own do not turn it over all the time. What
+this must not do: decide what usage that is good is worth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import ssl
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+import httpx2
+from pydantic import TypeAdapter, ValidationError
+
+from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire.usage_models import Accounts, BudgetState, Dimension, UsageAnswer, UsageLine
+from fairshare.core.errors import AccountantRefused, AccountantUnavailable
+from fairshare.core.queue_objects import instant
+from fairshare.laws import weight_calculation
+from fairshare.usage.stale_usage_hold import Hold, gate
+from gputally.base.atomic_file import Stamp, stamp
+from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
+
+
+class AccountantPort(Protocol):
+    """The accountant's HTTP interface. Every method raises AccountantUnavailable."""
+
+    def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
+        """Usage per queue over the window that ends (or is current) at `at_ms`."""
+        ...
+
+    def put_policy(self, policy: Policy) -> PolicyVersion:
+        """Make the policy known; the same content again changes nothing."""
+        ...
+
+    def budgets(self) -> Sequence[BudgetState]:
+        """Budgets of the policy in force, and what this month has used of them."""
+        ...
+
+    def pod_usage(
+        self, start_ms: int, end_ms: int, pods: Sequence[tuple[str, str]] = ()
+    ) -> Mapping[tuple[str, str], Accounts]:
+        """GPU time by (namespace, name) over the span, of these pods (none: of all). A name that several clusters
+        have at the time is left out."""
+        ...
+
+    def lost_gpus(self, start_ms: int, end_ms: int) -> Mapping[str, int]:
+        """GPUs that were lost for the whole of the span on a node in service, by node. A name that several clusters
+        have at the time is left out."""
+        ...
+
+    def metered_nodes(self, start_ms: int, end_ms: int) -> Collection[str]:
+        """Nodes whose GPUs the ledger knows of over the span, by name; where no cluster is named, of whatever one."""
+        ...
+
+    def post_decisions(self, decisions: Sequence[Decision]) -> None:
+        """Keep what was decided. Idempotent by `Decision.id`."""
+        ...
+
+
+MOST_DECISIONS_PER_POST = 1_000
+MOST_BYTES_PER_POST = 8 * 1024 * 1024
+"""Before they are compressed; a larger one goes alone."""
+_FINAL = frozenset({400, 413, 422})
+DECISIONS_PER_GET = 1_000
+MOST_NAMES = 100
+"""Pods and nodes that are asked for by name; of more pods their namespaces are asked for, of more nodes all."""
+T = TypeVar("T")
+Query = Mapping[str, str | Sequence[str]]
+_DECISIONS = TypeAdapter(list[Decision])
+_POLICIES = TypeAdapter(list[PolicyVersion])
+_BUDGETS = TypeAdapter(list[BudgetState])
+_POLICY = TypeAdapter(PolicyVersion)
+_USAGE = TypeAdapter(UsageAnswer)
+_WINDOW = TypeAdapter(UsageWindow)
+_WAITS = TypeAdapter(list[dict[str, Any]])
+
+
+class AccountantClient:
+    """Talks to one accountant. Close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token_file: Path | None = None,
+        ca_file: Path | None = None,
+        cluster: str = "",
+        timeout_s: float = 30.0,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        """Raises AccountantUnavailable for an address that is none, or a file without a certificate.
+
+        ca_file: authorities (PEM) trusted instead of the system's. cluster: ask of it alone, and decide in its name;
+        "": of everything in the ledger. transport: instead of the network."""
+        try:
+            parsed = httpx2.URL(url)
+        except httpx2.InvalidURL as error:
+            raise AccountantUnavailable(f"not an address: {url!r}: {error}") from error
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise AccountantUnavailable(f"not an address: {url!r} (write for example http://accountant:8080)")
+        self._url = url.rstrip("/")
+        self._token_file = token_file
+        self._cluster = cluster
+        trusted: ssl.SSLContext | bool = True if ca_file is None else _trusting(ca_file)
+        if parsed.scheme == "http":
+            trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # unused, and loading the system's takes its time
+        self._ca_file, self._trusted = ca_file, trusted
+        self._ca_seen = self._ca_stamp()
+        self._http = httpx2.Client(timeout=timeout_s, transport=transport, follow_redirects=False, verify=trusted)
+
+    def __enter__(self) -> AccountantClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
+        query: dict[str, str | Sequence[str]] = {
+            "kind": spec.kind,
+            "size": f"{spec.size}s",
+            "measure": measure,
+            "by": "queue",
+            "at": str(at_ms),
+            "min_coverage": repr(min_coverage),
+        }
+        if spec.half_life is not None:
+            query["half_life"] = f"{spec.half_life}s"
+        if spec.start is not None:
+            query["start"] = spec.start.isoformat()
+        if spec.cron is not None:
+            query["cron"] = spec.cron
+        if spec.decay != "exact":
+            query |= {"decay": spec.decay, "calc_period": f"{spec.calc_period}s"}
+        if spec.gpu_weights:
+            query["gpu_weight"] = [f"{model}:{weight}" for model, weight in sorted(spec.gpu_weights.items())]
+        return self._read("/v1/windows", _WINDOW, query | self._mine())
+
+    def _mine(self) -> dict[str, str | Sequence[str]]:
+        return {"cluster": self._cluster} if self._cluster else {}
+
+    def put_policy(self, policy: Policy) -> PolicyVersion:
+        answer = self._send("PUT", "/v1/policy", content=policy.model_dump_json(by_alias=True))
+        try:
+            return PolicyVersion.model_validate_json(answer)
+        except ValidationError as error:
+            raise self._foreign("/v1/policy") from error
+
+    def post_decisions(self, decisions: Sequence[Decision]) -> None:
+        part: list[bytes] = []
+        size = 0
+        for decision in decisions:
+            text = decision.model_copy(update={"cluster": self._cluster}).model_dump_json().encode()
+            if part and (len(part) == MOST_DECISIONS_PER_POST or size + len(text) > MOST_BYTES_PER_POST):
+                self._post_decisions(part)
+                part, size = [], 0
+            part.append(text)
+            size += len(text)
+        if part:
+            self._post_decisions(part)
+
+    def _post_decisions(self, part: Sequence[bytes]) -> None:
+        """Compressed: the record of a preemption holds every pod of the cluster."""
+        content = gzip.compress(b"[" + b",".join(part) + b"]", compresslevel=1, mtime=0)
+        self._send("POST", "/v1/decisions", content=content, zipped=True)
+
+    def decisions(self, start_ms: int, end_ms: int) -> Iterator[Decision]:
+        """What was decided in [start_ms, end_ms), newest first, fetched as it is taken."""
+        last: set[str] = set()
+        while end_ms > start_ms:
+            query = {"start": str(start_ms), "end": str(end_ms), "limit": str(DECISIONS_PER_GET)}
+            found = self._read("/v1/decisions", _DECISIONS, query | self._mine())
+            fresh = [decision for decision in found if decision.id not in last]
+            yield from fresh
+            if len(found) < DECISIONS_PER_GET or not fresh:
+                return
+            # The page may have ended within a millisecond: that one is asked for again.
+            end_ms = found[-1].at_ms + 1
+            last = {decision.id for decision in found if decision.at_ms == found[-1].at_ms}
+
+    def policies(self) -> list[PolicyVersion]:
+        """Every policy that was ever in force, oldest first."""
+        return self._read("/v1/policy/versions", _POLICIES)
+
+    def policy(self) -> Policy:
+        """The one in force."""
+        return self._read("/v1/policy", _POLICY).policy
+
+    def budgets(self) -> list[BudgetState]:
+        """Budgets of the policy in force, this month."""
+        return self._read("/v1/budgets", _BUDGETS)
+
+    def pod_usage(
+        self, start_ms: int, end_ms: int, pods: Sequence[tuple[str, str]] = ()
+    ) -> dict[tuple[str, str], Accounts]:
+        where: dict[Dimension, Sequence[str]] = {}
+        if pods:
+            where["namespace"] = sorted({space for space, _ in pods})
+            if len(pods) <= MOST_NAMES:
+                where["pod"] = sorted({name for _, name in pods})
+        found: dict[tuple[str, str], list[Accounts]] = {}
+        for line in self.usage(start_ms, end_ms, ("cluster", "namespace", "pod"), where):
+            found.setdefault((line.key["namespace"], line.key["pod"]), []).append(line.accounts_gpu_us)
+        return {key: here[0] for key, here in found.items() if len(here) == 1 and (not pods or key in pods)}
+
+    def lost_gpus(self, start_ms: int, end_ms: int) -> dict[str, int]:
+        # Nodes first: a large cluster has far fewer of them than GPUs, and mostly none has lost any.
+        suspects = sorted(
+            {line.key["node"] for line in self.usage(start_ms, end_ms, ("cluster", "node")) if _lost(line)}
+        )
+        if not suspects:
+            return {}
+        where: dict[Dimension, Sequence[str]] = {"node": suspects} if len(suspects) <= MOST_NAMES else {}
+        lost: dict[str, int] = {}
+        clusters: dict[str, set[str]] = {}
+        for line in self.usage(start_ms, end_ms, ("cluster", "node", "gpu"), where):
+            node = line.key["node"]
+            clusters.setdefault(node, set()).add(line.key["cluster"])
+            if 0 < line.accounts_gpu_us.total <= _lost(line):
+                lost[node] = lost.get(node, 0) + 1
+        return {node: count for node, count in lost.items() if len(clusters[node]) == 1}
+
+    def metered_nodes(self, start_ms: int, end_ms: int) -> frozenset[str]:
+        return frozenset(line.key["node"] for line in self.usage(start_ms, end_ms, ("node",)))
+
+    def usage(
+        self,
+        start_ms: int,
+        end_ms: int,
+        by: Sequence[Dimension],
+        where: Mapping[Dimension, Sequence[str]] | None = None,
+    ) -> Iterator[UsageLine]:
+        """GPU time by account and group, page by page. An hour is named by its beginning in UTC. where: only these
+        values of a dimension."""
+        query: dict[str, str | Sequence[str]] = {
+            "start": str(start_ms), "end": str(end_ms), "by": ",".join(by), "timezone": "UTC", "limit": "10000",
+        }  # fmt: skip
+        query |= {f"where.{dimension}": values for dimension, values in (where or {}).items()}
+        if self._cluster:
+            query["where.cluster"] = self._cluster
+        while True:
+            answer = self._read("/v1/usage", _USAGE, query)
+            yield from answer.lines
+            if answer.next_page is None:
+                return
+            query["page"] = answer.next_page
+
+    def median_waits_s(self, start_ms: int, end_ms: int) -> dict[str, float]:
+        """The median time from creation to a node, by queue, of the pods that existed in the span."""
+        query = {"start": str(start_ms), "end": str(end_ms), "by": "queue"}
+        found = self._read("/v1/waits", _WAITS, query | self._mine())
+        try:
+            return {str(line["key"]): float(line["queued"]["median"]) for line in found}
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._foreign("/v1/waits") from error
+
+    def _read(self, path: str, shape: TypeAdapter[T], params: Query | None = None) -> T:
+        try:
+            return shape.validate_json(self._send("GET", path, params=params))
+        except ValidationError as error:
+            raise self._foreign(path) from error
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Query | None = None,
+        content: str | bytes | None = None,
+        zipped: bool = False,
+    ) -> bytes:
+        headers = {"Accept": "application/json"}
+        if content is not None:
+            headers |= {"Content-Type": "application/json", **({"Content-Encoding": "gzip"} if zipped else {})}
+        if self._token_file is not None:
+            headers["Authorization"] = f"Bearer {self._token(self._token_file)}"
+        self._trust_renewed()
+        try:
+            response = self._http.request(method, self._url + path, params=params, content=content, headers=headers)
+        except httpx2.HTTPError as error:
+            raise AccountantUnavailable(f"{self._url}: {str(error) or type(error).__name__}") from error
+        if not response.is_success:
+            final = content is not None and response.status_code in _FINAL
+            text = f"{self._url}{path}: {response.status_code} {_reason(response)}"
+            raise AccountantRefused(text) if final else AccountantUnavailable(text)
+        return response.content
+
+    def _ca_stamp(self) -> Stamp | None:
+        return stamp(self._ca_file) if self._ca_file is not None else None
+
+    def _trust_renewed(self) -> None:
+        """Half of a renewal changes nothing."""
+        seen = self._ca_stamp()
+        if seen != self._ca_seen and isinstance(self._trusted, ssl.SSLContext):
+            with contextlib.suppress(OSError):
+                self._trusted.load_verify_locations(self._ca_file)
+                self._ca_seen = seen
+
+    def _foreign(self, path: str) -> AccountantUnavailable:
+        return AccountantUnavailable(f"{self._url}{path}: not the answer of an accountant of this release")
+
+    @staticmethod
+    def _token(path: Path) -> str:
+        try:
+            return path.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not text"
+            raise AccountantUnavailable(f"token file {path}: {reason}") from error
+
+
+def _lost(line: UsageLine) -> int:
+    """GPU-microseconds that a GPU's agent called lost; 0 from an accountant that does not tell them apart."""
+    return 0 if line.node_down_us is None else line.accounts_gpu_us.down - line.node_down_us
+
+
+def _trusting(ca_file: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError as error:
+        raise AccountantUnavailable(f"authorities {ca_file}: no certificate in it") from error
+    except OSError as error:
+        raise AccountantUnavailable(f"authorities {ca_file}: {error.strerror}") from error
+
+
+def _reason(response: httpx2.Response) -> str:
+    """The problem's own words, where it is one."""
+    try:
+        problem: Any = json.loads(response.content)
+        return f"{problem['title']}: {problem['detail']}"
+    except (ValueError, KeyError, TypeError):
+        return response.reason_phrase
+
+
+LONGEST_MS = 6 * MS_PER_HOUR
+"""Between two announcements of one policy where somebody else's replaces it every time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """window: None where there was no answer. hold: why it may not be acted on. spent: queues whose budget is
+    exhausted."""
+
+    window: UsageWindow | None
+    hold: Hold | None
+    spent: frozenset[str] = frozenset()
+
+
+class Usage:
+    """Belongs to one controller; not made for threads."""
+
+    def __init__(self, accountant: AccountantPort, clock: Clock) -> None:
+        self._accountant = accountant
+        self._clock = clock
+        self._announced: str | None = None
+        self._announced_ms = 0
+        self._effective_ms = 0
+        self._contests = 0
+
+    def ask(self, policy: Policy, version: str, *, quiet: bool) -> Measured:
+        """version: of the policy. quiet: announce nothing. Never raises for what the accountant answers."""
+        try:
+            if self._announced != version and not quiet:
+                self._effective_ms = self._accountant.put_policy(policy).effective_ms
+                self._announced, self._announced_ms = version, self._clock.wall_ms()
+            now_ms = self._clock.wall_ms()
+            # Rows end at whole minutes: a window that does too cuts none, and costs the accountant a twentieth.
+            at_ms = now_ms - now_ms % MS_PER_MINUTE
+            if at_ms <= self._announced_ms:  # a policy that has just been announced is in force only after it
+                at_ms = now_ms
+            if at_ms < self._effective_ms <= now_ms + MS_PER_MINUTE:  # by the accountant's clock, which may go before
+                at_ms = self._effective_ms
+            window = self._accountant.window(policy.window, policy.measure, at_ms, policy.min_coverage)
+            spent = (
+                weight_calculation.exhausted(policy, self._accountant.budgets())
+                if weight_calculation.acts(policy)
+                else frozenset()
+            )
+        except AccountantUnavailable as error:
+            return Measured(None, Hold("AccountantUnavailable", str(error)))
+        counted_alike = window.policy_version == version or window.policy_counting == policy.counting()
+        if not counted_alike and not quiet:
+            return Measured(window, self._counted_otherwise(window, version, now_ms))
+        if now_ms - self._announced_ms > 2 * LONGEST_MS:
+            self._contests = 0
+        return Measured(window, gate(policy, window, now_ms), spent)
+
+    def _counted_otherwise(self, window: UsageWindow, version: str, now_ms: int) -> Hold:
+        """Its queues are not ours: another controller's, or a ledger that was restored. Announced again when it is
+        time."""
+        if now_ms < self._effective_ms:  # nobody else's doing, and announcing it again would change nothing
+            return Hold("PolicyNotInForce", _behind(self._effective_ms, now_ms))
+        told = window.policy_version or "none"
+        text = f"usage was counted by policy {told}, ours is {version}"
+        if self._contests > 1:
+            text = f"{text}, announced {self._contests} times: another controller tells this accountant of its own"
+        if now_ms >= self._announced_ms + min(MS_PER_MINUTE << self._contests, LONGEST_MS):
+            self._announced, self._contests = None, self._contests + 1
+        return Hold("PolicyNotInForce", text)
+
+
+def _behind(effective_ms: int, now_ms: int) -> str:
+    return (
+        f"the accountant has ours in force from {instant(effective_ms)} on, and our clock shows {instant(now_ms)}:"
+        f" it is {(effective_ms - now_ms) / MS_PER_SECOND:.0f} s or more behind the accountant's"
+    )

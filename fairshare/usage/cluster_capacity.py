@@ -1,0 +1,221 @@
+"""Counts the GPUs to divide: without lost GPUs and unmetered nodes, with the replicas of time-sliced GPUs.
+
+A node lists a lost GPU as allocatable until its device plugin notices. The ledger has the agent's own word: a
+GPU counts as lost when it was so, on a node in service, for the whole of the last quarter of an hour that is
+metered. Invariants: capacity only shrinks, by no more than a node lists, and never for a GPU that the node (or a
+node out of service) has left out itself. What the accountant does not say changes nothing.
+
+A node is shown to the rest of the cycle as if it had stopped listing the GPU, so that shares, room for
+preemption and the extender's answers agree.
+
+The ledger knows a GPU from its first record on, so that its coverage says nothing of those without one: usage on
+them would count as none, and whoever runs there would seem to be owed what others hold. A node is given an hour to
+be metered (a cluster that grows is no fault); one that was metered and is silent now lowers the coverage itself.
+
+What is compared are nodes, weighed by the GPUs they list: a time-sliced GPU is listed several times.
+
+A scheduler counts what a node lists, and so do quotas, demand and shares here: a GPU in four replicas is four of them.
+The books count the GPU once. Where both meet (a lost GPU, the length of a window) the nodes' labels say how many
+replicas a GPU has; where nodes differ in that no number of GPUs means the same on all of them, and that is said.
+
+Sources: NVIDIA/gpu-feature-discovery (`nvidia.com/gpu.replicas`, `nvidia.com/mig-….replicas`), NVIDIA/k8s-device-plugin
+(`renameByDefault`: `nvidia.com/gpu.shared`), GKE (`cloud.google.com/gke-max-shared-clients-per-gpu`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import fsum
+from typing import Final
+
+from accountant.wire.policy_models import UsageWindow
+from fairshare.core.errors import AccountantUnavailable
+from fairshare.core.model import Condition
+from fairshare.core.pods import millis
+from fairshare.core.queue_objects import say
+from fairshare.usage.stale_usage_hold import gpus_of_window
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR
+from gputally.kubernetes.objects import GPU, Object, gpus, gpus_of_nodes, look, quantity
+
+UNIT = "OneUnit"
+"""The type of the condition that tells of nodes on which a GPU does not count alike."""
+SHARED = f"{GPU}.shared"
+_GKE = "cloud.google.com/gke-max-shared-clients-per-gpu"
+
+
+def devices(node: Object) -> float:
+    """Physical GPUs behind what a node lists as allocatable (`quantities.gpus`)."""
+    labels = look(node, ("metadata", "labels")) or {}
+    listed = look(node, ("status", "allocatable")) or {}
+    return fsum(gpus({name: text}) / _replicas(labels, str(name)) for name, text in listed.items())
+
+
+def one_unit(nodes: Sequence[Object]) -> tuple[Condition, ...]:
+    """What is to be said where GPUs do not count alike, or not at all; nothing where they do. nodes: those that may be
+    given work."""
+    said: list[str] = []
+    renamed = {_name(node): count for node in nodes if (count := _renamed(node)) > 0}
+    if renamed:
+        said.append(
+            f"{fsum(renamed.values()):g} {SHARED} ({say(sorted(renamed), most=4)}) are in no share, quota or demand"
+            " here, while their use is in the history"
+        )
+    often: dict[float, list[str]] = {}
+    for node in nodes:
+        listed = gpus(look(node, ("status", "allocatable")))
+        if listed > 0:
+            often.setdefault(round(listed / devices(node), 3), []).append(_name(node))
+    if len(often) > 1:
+        each = "; ".join(f"{times:g} on {say(sorted(names), most=4)}" for times, names in sorted(often.items()))
+        said.append(
+            f"a GPU counts as {each}: schedulers, quotas and shares count replicas (time-slicing, MPS), the history"
+            " counts GPUs"
+        )
+    reason = "ReplicasDiffer" if len(often) > 1 else "NotCounted"
+    return (Condition(UNIT, "False", reason, "; ".join(said)),) if said else ()
+
+
+def _replicas(labels: dict[str, str], resource: str) -> float:
+    for key in (f"{resource.removesuffix('.shared')}.replicas", *((_GKE,) if resource == GPU else ())):
+        count = quantity(labels.get(key))
+        if count is not None and count > 1:
+            return count
+    return 1.0
+
+
+def _renamed(node: Object) -> float:
+    return quantity((look(node, ("status", "allocatable")) or {}).get(SHARED)) or 0.0
+
+
+def _name(node: Object) -> str:
+    return str(look(node, ("metadata", "name")))
+
+
+AskLostGpus = Callable[[int, int], Mapping[str, int]]
+"""Lost GPUs by node over a span of UTC milliseconds: `gputally.kubernetes.objects.AccountantPort.lost_gpus`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Nodes that may be given work, listing only what works. lost: GPUs that were left out, by node; only nodes
+    that listed them."""
+
+    nodes: tuple[Object, ...] = ()
+    lost: Mapping[str, float] = field(default_factory=dict)
+
+    def capacity(self, window: UsageWindow) -> float:
+        """GPUs to divide: the nodes' own, or where none ever listed any the window's average; 0 where unknown."""
+        listed = gpus_of_nodes(self.nodes)
+        return listed if listed > 0 or self.lost else gpus_of_window(window) or 0.0
+
+    @property
+    def devices(self) -> float | None:
+        """Physical GPUs behind the capacity; None where the nodes list none."""
+        return fsum(map(devices, self.nodes)) or None
+
+
+def quarter(window: UsageWindow, now_ms: int) -> tuple[int, int] | None:
+    """The last whole quarter of an hour that the ledger has settled; None where it has none."""
+    if window.watermark_ms is None:
+        return None
+    end_ms = min(window.watermark_ms, now_ms) // BUCKET_MS * BUCKET_MS
+    return end_ms - BUCKET_MS, end_ms
+
+
+def none_lost(window: UsageWindow, start_ms: int, end_ms: int) -> bool:
+    """Whether the window itself tells that no GPU was lost in [start_ms, end_ms), as nearly always."""
+    covered = window.start_ms <= start_ms and end_ms <= window.end_ms
+    return covered and window.lost_ms is not None and window.lost_ms <= start_ms
+
+
+def leave_out(nodes: Sequence[Object], lost: Mapping[str, int]) -> Serving:
+    """The nodes without their lost GPUs. lost: by name of the node.
+
+    A node with `capacity` c that lists a as allocatable and has lost n keeps min(a, c - n): what its device
+    plugin took out already is not taken out twice. A lost GPU takes all its replicas along."""
+    shown: list[Object] = []
+    out: dict[str, float] = {}
+    for node in nodes:
+        name = str(look(node, ("metadata", "name")))
+        resources = look(node, ("status", "allocatable"))
+        listed = gpus(resources)
+        each = listed / devices(node) if listed > 0 else 1.0
+        most = max(listed, gpus(look(node, ("status", "capacity"))))
+        left = min(listed, max(0.0, most - lost.get(name, 0) * each))
+        if left >= listed:
+            shown.append(node)
+            continue
+        out[name] = listed - left
+        fewer = {
+            key: (quantity(text) or 0.0) * left / listed if gpus({key: text}) > 0 else text
+            for key, text in resources.items()
+        }
+        shown.append({**node, "status": {**node["status"], "allocatable": fewer}})
+    return Serving(tuple(shown), out)
+
+
+class LostGpus:
+    """Asks the accountant, once for each state of its records in which any GPU is lost. Belongs to one controller; not
+    made for threads."""
+
+    def __init__(self, ask: AskLostGpus) -> None:
+        self._ask = ask
+        self._asked: tuple[int, int] | None = None
+        self._found: Mapping[str, int] = {}
+
+    def serving(self, nodes: Sequence[Object], window: UsageWindow | None, now_ms: int) -> Serving:
+        """window: one that is good enough to act on; None: nothing is known."""
+        span = quarter(window, now_ms) if window is not None else None
+        if window is None or window.watermark_ms is None or span is None:
+            return Serving(tuple(nodes))
+        state = (window.watermark_ms, span[1])
+        if self._asked != state:
+            try:
+                self._found = {} if none_lost(window, *span) else self._ask(*span)
+            except AccountantUnavailable:
+                return Serving(tuple(nodes))
+            self._asked = state
+        return leave_out(nodes, self._found)
+
+
+AskMeteredNodes = Callable[[int, int], Collection[str]]
+"""Nodes with a record over a span of UTC milliseconds: `gputally.kubernetes.objects.AccountantPort.metered_nodes`."""
+SETTLED_MS: Final = MS_PER_HOUR
+"""How long a new node may take until its agent is heard of."""
+
+
+class Unheard:
+    """Asks the accountant only while there is a node it has not told of. Belongs to one controller; not made for
+    threads."""
+
+    def __init__(self, ask: AskMeteredNodes) -> None:
+        self._ask = ask
+        self._asked: int | None = None
+        self._heard: frozenset[str] = frozenset()
+
+    def fault(self, nodes: Sequence[Object], window: UsageWindow, now_ms: int, least: float) -> str | None:
+        """Why usage does not speak for the GPUs there are to divide; None: it does. nodes: those that may be given
+        work. least: part of their GPUs that has to be metered. Raises AccountantUnavailable."""
+        span = quarter(window, now_ms)
+        if span is None:
+            return None
+        settled = {_unmetered_name(node): gpus_of_nodes([node]) for node in nodes if _settled(node, now_ms)}
+        silent = sorted(name for name, gpus in settled.items() if gpus > 0 and name not in self._heard)
+        if silent and self._asked != window.watermark_ms:
+            self._heard |= frozenset(self._ask(span[0], span[1] + BUCKET_MS))
+            self._asked = window.watermark_ms
+            silent = [name for name in silent if name not in self._heard]
+        listed, missing = gpus_of_nodes(nodes), sum(settled[name] for name in silent)
+        if not silent or missing <= (1 - least) * listed:
+            return None
+        return f"{missing:g} of {listed:g} GPUs stand on nodes that no agent has metered: {say(silent)}"
+
+
+def _unmetered_name(node: Object) -> str:
+    return str(look(node, ("metadata", "name")))
+
+
+def _settled(node: Object, now_ms: int) -> bool:
+    created = millis(look(node, ("metadata", "creationTimestamp")))
+    return created is not None and created <= now_ms - SETTLED_MS

@@ -1,0 +1,87 @@
+"""Holds the last weights while usage is missing, stale or incompletely metered.
+
+Fail safe: usage that is missing, stale or covered too thinly never changes a weight; the last good
+ones stay, and the reason is said in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accountant.wire.policy_models import Policy, UsageWindow
+from fairshare.core.model import Condition
+from fairshare.laws.weight_calculation import effective_s
+from gputally.base.units import MS_PER_SECOND, US_PER_MS
+from gputally.kubernetes.objects import Object, gpus, gpus_of_nodes, look
+
+USAGE_FRESH = "UsageFresh"
+"""The type of the condition that tells of a hold."""
+
+
+NOTHING_IN_SERVICE = "NothingInService"
+"""The reason of a hold that is no trouble."""
+_NONE = frozenset({"NoCapacity", "NoUsage"})
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Why the last good weights stay. reason: one word; message: with the figures."""
+
+    reason: str
+    message: str
+
+
+def gate(policy: Policy, window: UsageWindow, now_ms: int) -> Hold | None:
+    """None where the window is good enough to act on."""
+    if window.capacity <= 0:
+        of = f" of cluster {window.cluster!r}: is that what its agents call it?" if window.cluster else ""
+        return Hold("NoCapacity", f"the window holds no capacity{of}")
+    if window.watermark_ms is None:
+        return Hold("NoUsage", "the ledger knows of no GPU in service")
+    age_s = max(0, now_ms - window.watermark_ms) / MS_PER_SECOND
+    if age_s > policy.max_staleness:
+        return Hold("StaleUsage", f"usage is {age_s:.0f} s old, allowed are {policy.max_staleness} s")
+    if window.coverage < policy.min_coverage:
+        return Hold(
+            "LowCoverage", f"{window.coverage:.2%} of the window is metered, needed are {policy.min_coverage:.0%}"
+        )
+    return None
+
+
+def explained(hold: Hold | None, nodes: Sequence[Object]) -> Hold | None:
+    """The same hold, told apart from a cluster that has no GPU to give now: one that was scaled to nothing for the
+    weekend, or drained. Where the books say nothing against it, nodes that list GPUs and may all be given no work do:
+    the window's average would be divided as if it were there. nodes: all of the cluster; none where they cannot be
+    read."""
+    if (hold is not None and hold.reason not in _NONE) or not nodes or gpus_of_nodes(nodes) > 0:
+        return hold
+    if hold is None and not any(map(_lists_gpus, nodes)):
+        return None  # other nodes than these have them, or they are given in another way
+    return Hold(NOTHING_IN_SERVICE, "no node lists a GPU that may be given work: there is nothing to divide")
+
+
+def _lists_gpus(node: Object) -> bool:
+    return any(gpus(look(node, ("status", what))) > 0 for what in ("allocatable", "capacity"))
+
+
+def fresh(hold: Hold | None) -> Condition:
+    """The gate's answer as a condition."""
+    if hold is None:
+        return Condition(USAGE_FRESH, "True", "Fresh", "usage is recent and complete enough to act on")
+    return Condition(USAGE_FRESH, "False", hold.reason, f"{hold.message}: the last good weights stay")
+
+
+def within(gpus: float, capacity: float | None) -> float:
+    """What there is to divide at one target. capacity: what it can give by quotas of its own; None: all."""
+    return gpus if capacity is None else min(gpus, capacity)
+
+
+def gpus_of_window(window: UsageWindow) -> float | None:
+    """Average GPUs over the part of the window there are books for, weighed as its usage is; None where it is not
+    measured in GPU time."""
+    if window.unit != "gpu_us":
+        return None
+    since_ms = window.start_ms if window.since_ms is None else max(window.start_ms, window.since_ms)
+    span_s = effective_s((window.end_ms - since_ms) / MS_PER_SECOND, window.half_life_s)
+    return window.capacity / (span_s * MS_PER_SECOND * US_PER_MS) if span_s > 0 else None

@@ -1,0 +1,122 @@
+"""Builds the FastAPI application of the pages from the controller's settings.
+
+jinja2 is imported only here and behind it, and what signing in stands on only where people do: a controller without
+pages does without.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import structlog
+
+from fairshare.controller.policy_file import PolicyPlace, keeper
+from fairshare.core.settings import Settings, address
+from fairshare.http_server import tls_context
+from fairshare.usage.accountant_client import AccountantClient
+from fairshare.web.page_authentication import Doors
+from fairshare.web.page_server import serve_pages
+from fairshare.web.queue_history import History, Scene
+from fairshare.web.what_if_previews import Previews, Source, Worker
+from gputally.base.clock import Clock
+from gputally.base.errors import ClusterError, FairshareError
+from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Event
+from gputally.server.tokens_and_grants import TokenFile
+
+if TYPE_CHECKING:
+    from fairshare.web.page_authentication import SignIns
+
+
+class PagesMissing(FairshareError):
+    """What pages are made with is not installed."""
+
+
+class NobodyComesIn(FairshareError):
+    """The files that say who may come in name nobody."""
+
+
+@contextmanager
+def pages(settings: Settings, scene: Scene, client: AccountantClient, clock: Clock, cluster: Cluster) -> Iterator[str]:
+    """Serve until the context ends; yields the base URL. Raises CannotListen, PagesMissing, NobodyComesIn, NoSessions,
+    and FileFault for tokens and callers."""
+    if find_spec("jinja2") is None:
+        raise PagesMissing("pages_listen: pages need jinja2: install gputally[fairshare]")
+    from fairshare.web.page_context import House, Site
+    from fairshare.web.route_table import ROUTES
+    from fairshare.web.sign_in_pages import OPENINGS
+
+    events = structlog.get_logger("fairshare.pages")
+
+    def refused(event: str) -> Callable[[str], None]:
+        def tell(fault: str) -> None:
+            for line in fault.splitlines():
+                events.error(event, fault=line)
+
+        return tell
+
+    def applied(who: str, before: str, now: str) -> None:
+        events.warning("policy_applied", by=who, before=before, now=now, file=str(settings.policy))
+        if settings.status_namespace:
+            message = f"{who} applied policy {now} from the pages, in place of {before}"
+            name, space = settings.status_name, settings.status_namespace
+            try:
+                cluster.event(Event(CONFIG_MAP, name, space, "", "Normal", "PolicyApplied", message, clock.wall_ms()))
+            except ClusterError as error:
+                events.warning("event_lost", fault=str(error))
+
+    def told(method: str, path: str, status: int, seconds: float) -> None:
+        level = "warning" if status >= 500 else "debug" if path.endswith("/state") else "info"
+        getattr(events, level)(
+            "page", method=method, path=path[:200], status=status, milliseconds=round(seconds * 1000)
+        )
+
+    tokens = (
+        TokenFile(settings.pages_tokens, clock, refused("tokens_refused"))
+        if settings.pages_tokens is not None
+        else None
+    )
+    people = _sign_ins(settings, clock, refused("callers_refused"))
+    if tokens is None and people is not None and people() is None:
+        raise NobodyComesIn(f"pages_callers: {settings.pages_callers}: no issuer has a login, so nobody can sign in")
+    tls = None
+    if settings.pages_certificate is not None and settings.pages_key is not None:
+        tls = tls_context(settings.pages_certificate, settings.pages_key, None)
+    place = PolicyPlace(settings.policy, keeper(settings.pages_apply, settings.policy, cluster))
+    source = Source(settings.accountant, settings.token_file, settings.ca_file, settings.cluster_name)
+    previews = Previews(Worker(source, settings.pages_memory_mib))
+    house = House(
+        scene, History(client, clock), previews, place, clock,
+        settings.interval, applied, settings.pages_accountant,
+    )  # fmt: skip
+    host, port = address(settings.pages_listen)
+    site = Site(house, Doors(tokens, people), ROUTES, OPENINGS)
+    ready = threading.Thread(target=site.make_ready, name="templates", daemon=True)
+    with ExitStack() as open_:
+        open_.callback(previews.close)
+        url = open_.enter_context(serve_pages(host, port, site.answer, told=told, tls=tls))
+        ready.start()
+        open_.callback(ready.join)
+        events.info("pages", url=url, apply=settings.pages_apply, tokens=tokens is not None, sign_in=people is not None)
+        yield url
+
+
+def _sign_ins(settings: Settings, clock: Clock, report: Callable[[str], None]) -> SignIns | None:
+    """Those who sign in; None where nobody should."""
+    if settings.pages_callers is None or settings.pages_session_key is None:
+        return None
+    if find_spec("jwt") is None:
+        raise PagesMissing("pages_callers: signing in needs pyjwt: install gputally[fairshare]")
+    from fairshare.web.page_authentication import SignIns
+
+    return SignIns(
+        settings.pages_callers,
+        settings.pages_session_key,
+        settings.pages_public_url,
+        settings.pages_session,
+        clock,
+        report,
+    )

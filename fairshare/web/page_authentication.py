@@ -1,0 +1,188 @@
+"""Authenticates requests for the controller's pages and limits what each caller may see.
+
+Imported only where people sign in: a controller with tokens alone does without what verifies a provider's word.
+
+A token is shown as a bearer, or as the password of Basic, which browsers know how to ask for. Forms carry a mark made
+from the caller's own token or session: a page of another site cannot make it, and every replica knows it again. Nothing
+is kept here; what a person may do is asked of the grants at every request.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from fairshare.web.http_messages import MARK, Refusal, Request
+from gputally.base.clock import Clock
+from gputally.base.errors import CannotStart, FairshareError
+from gputally.server import config_models
+from gputally.server.config_models import Watched
+from gputally.server.sign_in import People, Seal, key_of
+from gputally.server.tokens_and_grants import SCOPES, Callers, Principal, Scope, TokenFile, Unauthenticated, is_loopback
+
+if TYPE_CHECKING:
+    from gputally.server.sign_in import Person
+
+HOUSE = "gputally-fairshare"
+"""Cookies differ from the accountant's in name and seal: a session there is none here, though both have one key."""
+_LOOK_EVERY_MS = 1_000
+
+
+class NoSessions(FairshareError):
+    """There is nothing that sessions can be signed with."""
+
+
+class SignIns:
+    """From any thread. report: called with the faults of a version that is not taken into force.
+
+    Raises FileFault for a bad first version, NoSessions for the key."""
+
+    def __init__(
+        self,
+        callers: Path,
+        key: Path,
+        public_url: str,
+        session_seconds: int,
+        clock: Clock,
+        report: Callable[[str], None],
+    ) -> None:
+        try:
+            self._seal = Seal(key_of(key), HOUSE)
+        except CannotStart as error:
+            raise NoSessions(f"pages_session_key: {error}") from error
+        self._clock = clock
+        self._public_url = public_url
+        self._session_seconds = session_seconds
+        self._lock = threading.Lock()
+        self._file = Watched(callers, lambda path: config_models.load_yaml(path, Callers), report, self._enforce)
+        self._looked_ms = clock.monotonic_ms()
+        self._people: People | None = None
+        self._enforce(self._file.current)
+
+    def __call__(self) -> People | None:
+        """None where no issuer of the file has a login."""
+        with self._lock:
+            now = self._clock.monotonic_ms()
+            if now - self._looked_ms >= _LOOK_EVERY_MS:
+                self._looked_ms = now
+                self._file.look()
+            return self._people
+
+    def _enforce(self, callers: Callers) -> None:
+        if all(issuer.login is None for issuer in callers.issuers):
+            self._people = None
+        else:
+            self._people = People(callers, self._clock, self._seal, self._public_url, self._session_seconds)
+
+
+_BASIC = 'Basic realm="gputally: any name, the token as password", charset="UTF-8"'
+_BEARER = 'Bearer realm="gputally"'
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. mark: what his forms carry. person: who signed in; None for who showed a token."""
+
+    principal: Principal
+    mark: str
+    person: Person | None = None
+
+    def may(self, scope: Scope) -> bool:
+        return self.principal.may(scope)
+
+    @property
+    def teams(self) -> frozenset[str] | None:
+        """The only ones whose queues he sees; None: all."""
+        return self.principal.teams
+
+
+class Doors:
+    """tokens, people: the ways in; `people()` None: nobody signs in now. Without any: everybody on this machine, and
+    nobody else."""
+
+    def __init__(self, tokens: TokenFile | None, people: Callable[[], People | None] | None = None) -> None:
+        self._tokens = tokens
+        self._people = people
+        self._own = secrets.token_bytes(32)
+
+    def people(self) -> People | None:
+        """Those who sign in to the pages; None where nobody does."""
+        return self._people() if self._people is not None else None
+
+    def admit(self, request: Request, scope: Scope, *, for_teams: bool = False) -> Caller:
+        """Raises Refusal. A request that changes something has to come from a page of ours as well.
+
+        for_teams: there is a part of it for who sees some teams only."""
+        if self._tokens is None and self._people is None and not is_loopback(_host(request)):
+            raise Refusal(403, "Wrong host", "without tokens these pages answer only under localhost or 127.0.0.1")
+        caller = self._caller(request)
+        if caller.teams is not None and not for_teams:
+            raise Refusal(403, "Not for one team", "this page is about every queue, and you see those of your teams")
+        if not caller.may(scope):
+            raise Refusal(403, "Not allowed", f"{caller.principal.name!r} lacks the scope {scope!r}")
+        if request.method != "GET":
+            _from_here(request, caller.mark)
+        return caller
+
+    def _caller(self, request: Request) -> Caller:
+        if self._tokens is None and self._people is None:
+            return Caller(Principal("anonymous", frozenset(SCOPES)), _mark(self._own))
+        token = _token(request.headers.get("authorization", ""))
+        try:
+            person = self._signed_in(request) if token is None else None
+            if person is not None:
+                return Caller(person.principal, person.form_token, person)
+            if self._tokens is None:
+                raise Unauthenticated("nobody is signed in")
+            return Caller(self._tokens.whose(token), _mark((token or "").encode()))
+        except Unauthenticated as error:
+            # Where people sign in, a form whose session is over must not make a browser ask for a password.
+            challenge = _BASIC if self.people() is None else _BEARER
+            raise Refusal(401, "Who are you?", str(error), {"WWW-Authenticate": challenge}) from error
+
+    def _signed_in(self, request: Request) -> Person | None:
+        people = self.people()
+        return people.person(request.cookies) if people is not None else None
+
+
+def _mark(secret: bytes) -> str:
+    return hmac.digest(secret, b"gputally fairshare form", "sha256").hex()
+
+
+def _from_here(request: Request, mark: str) -> None:
+    same_site(request)
+    if not hmac.compare_digest(request.sent(MARK).encode(), mark.encode()):
+        raise Refusal(403, "An old form", "the form is not one that was made for you; open the page again")
+
+
+def same_site(request: Request) -> None:
+    """Raises Refusal for what a browser says that a page of another site sent."""
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise Refusal(403, "Another site", "a page of another site may not write here")
+    origin = request.headers.get("origin", "null")  # which is what our own pages send: they tell no referrer
+    if origin != "null" and urlsplit(origin).netloc != request.headers.get("host", ""):
+        raise Refusal(403, "Another site", "a page of another site may not write here")
+
+
+def _host(request: Request) -> str:
+    return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+
+
+def _token(authorization: str) -> str | None:
+    kind, _, value = authorization.partition(" ")
+    if kind.lower() == "bearer":
+        return value.strip()
+    if kind.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+    return None

@@ -1,0 +1,559 @@
+"""Converts the policy to form fields and back; ruamel.yaml keeps the file's comments.
+
+A field that was not touched changes nothing in the file. Faults and advice are those of `fairshare check`, in its
+words; here they only find their field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import unified_diff
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from accountant.wire.policy_models import Policy, QueuePolicy
+from fairshare.controller import policy_file as policies
+from fairshare.web.yaml_editing import LISTED, Entry, Revision, flow, revise, revised
+from gputally.base.yaml_file import FileFault, Key, Plain, parse
+from gputally.server.config_models import faults_of
+
+Kind = Literal["number", "duration", "instant", "text", "choice", "switch", "list", "yaml"]
+"""switch: true or false. yaml: a part of the file with a structure of its own, as the file has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One value. path: in the policy, or a key of a queue."""
+
+    path: tuple[str, ...]
+    label: str
+    kind: Kind
+    help: str = ""
+    """Of yaml: how it is written, for example."""
+    choices: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.path)
+
+    def default(self, model: type[BaseModel]) -> str:
+        """What leaving it out means, as it would be written; "" where it cannot be left out."""
+        found: Any = model
+        for key in self.path:
+            info = found.__pydantic_fields__[key]
+            if info.is_required():
+                return ""
+            found = info.default
+        if self.kind == "switch":
+            return "yes" if found else "no"
+        if found is None or self.kind == "yaml" or found == ():
+            return "none"
+        return written(found) if self.kind == "duration" else f"{found:g}" if isinstance(found, float) else str(found)
+
+
+def written(seconds: int) -> str:
+    """A duration as a policy writes it: `7d`, `90m`."""
+    for length, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds and seconds % length == 0:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Fields under one heading. folded: shown on demand."""
+
+    title: str
+    lead: str
+    fields: tuple[Field, ...]
+    folded: bool = False
+
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_WHOLE = re.compile(r"[+-]?\d+")
+_MINUS = "\u2212"
+
+
+def shown(each: Field, value: Any) -> str:
+    """What the file has, as the field shows it; "" for what it leaves out."""
+    if value is False and each.kind == "choice":
+        return "off"  # which YAML reads as a truth value
+    if each.kind == "yaml" and value is not None:
+        return _lines(value)
+    return text_of(value)
+
+
+def value(each: Field, text: str) -> Plain:
+    """What stands in the file for a field's text; None: the key goes. What cannot be read stays text, which the policy
+    then refuses (`unreadable`)."""
+    if not text:
+        return None
+    if each.kind == "list":
+        return [part for part in re.split(r"[\s,]+", text) if part]
+    if each.kind in ("number", "duration"):
+        plain = text.replace(_MINUS, "-")
+        if _WHOLE.fullmatch(plain):
+            return int(plain)
+        return float(plain) if each.kind == "number" and _NUMBER.fullmatch(plain) else text
+    if each.kind == "switch":
+        return {"true": True, "false": False}.get(text, text)
+    if each.kind == "yaml":
+        try:
+            return parse(text, each.label).data
+        except FileFault:
+            return text
+    return text
+
+
+def unreadable(each: Field, text: str) -> str:
+    """Why a field's text is no YAML, in its own lines; "" where it is, or need not be."""
+    if each.kind != "yaml" or not text:
+        return ""
+    try:
+        parse(text, "line")
+    except FileFault as fault:
+        return fault.faults[0]
+    return ""
+
+
+def text_of(value: Any) -> str:
+    """A plain value as people write it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def look(data: Any, path: Sequence[str]) -> Any:
+    """What stands at a path; None where nothing does."""
+    for key in path:
+        data = data.get(key) if isinstance(data, Mapping) else None
+    return data
+
+
+def _lines(value: Any) -> str:
+    """One entry a line."""
+    if isinstance(value, list):
+        return "\n".join(f"- {flow(entry)}" for entry in value)
+    if isinstance(value, Mapping):
+        return "\n".join(f"{flow(key)}: {flow(entry)}" for key, entry in value.items())
+    return flow(value)
+
+
+_MODES = (
+    ("off", "off: not at all"),
+    ("dry-run", "dry-run: decided and recorded, nobody is stopped"),
+    ("enforce", "enforce: done"),
+)
+_APPLY = (("dry-run", "dry-run: printed, not written"), ("enforce", "enforce: written to the cluster"))
+_WEIGHT = (("weight", "weight: published to its queues"), ("off", "off"))
+
+
+def _target(name: str, title: str, modes: tuple[tuple[str, str], ...], *more: Field) -> tuple[Field, ...]:
+    return (
+        Field(("targets", name, "mode"), title, "choice", "", modes),
+        Field(("targets", name, "apply"), f"{title} applies", "choice", "", _APPLY),
+        *more,
+    )
+
+
+TARGETS = Group(
+    "Targets",
+    "The schedulers that are told, and whether what is decided is written or only printed.",
+    (
+        *_target(
+            "kai", "KAI", (_WEIGHT[0], ("usage", "usage: KAI asks for it itself"), _WEIGHT[1]),
+            Field(("targets", "kai", "endpoint"), "KAI asks at", "text", "with the mode usage: where"),
+        ),
+        *_target(
+            "kueue", "Kueue", _WEIGHT,
+            Field(("targets", "kueue", "config"), "Kueue's configuration", "text", "namespace/name"),
+        ),
+        *_target(
+            "volcano", "Volcano",
+            (
+                _WEIGHT[0], ("deserved", "deserved: its capacity plugin"), ("hierarchy", "hierarchy: its drf"),
+                _WEIGHT[1],
+            ),
+            Field(("targets", "volcano", "config"), "Volcano's configuration", "text", "namespace/name"),
+        ),
+        Field(
+            ("targets", "kube_scheduler", "mode"), "kube-scheduler", "choice", "",
+            (("extender", "extender: it asks"), _WEIGHT[1]),
+        ),
+        *_target(
+            "runai", "Run:ai", _WEIGHT,
+            Field(("targets", "runai", "url"), "Run:ai at", "text", "https://…"),
+            Field(("targets", "runai", "node_pool"), "Run:ai's node pool", "text"),
+            Field(("targets", "runai", "cluster"), "Run:ai's cluster", "text", "its id, where there are several"),
+        ),
+    ),
+    folded=True,
+)  # fmt: skip
+
+BUDGETS = Group(
+    "Budgets",
+    "What a queue or a team may spend in a month, in money (with a currency) or in GPU-hours.",
+    (
+        Field(
+            ("budgets",), "Budgets", "yaml",
+            "one a line: - {name: vision-eur, team: vision, limit: 20000, currency: EUR, thresholds: [0.8, 1.0]}",
+        ),
+    ),
+)  # fmt: skip
+
+PREEMPTION = Group(
+    "Preemption",
+    "When running work gives way, and how much of it at most.",
+    (
+        Field(("preemption", "mode"), "Preemption", "choice", "", _MODES),
+        Field(("preemption", "quota"), "For quotas", "switch", "queues within what they deserve may take it back"),
+        Field(("preemption", "over_share"), "For shares", "switch", "queues below their share, from those above it"),
+        Field(("preemption", "saturation"), "Saturation", "number", "how much more saturated the others must stay"),
+        Field(("preemption", "wait"), "Waits first", "duration", "before a workload may take"),
+        Field(("preemption", "min_runtime"), "Left alone", "duration", "after a start"),
+        Field(("preemption", "cool_down"), "Cool-down", "duration", "after having been preempted"),
+        Field(("preemption", "per_team"), "Most of a team", "number", "workloads stopped in an hour"),
+        Field(("preemption", "per_cluster"), "Most of all", "number", "workloads stopped in an hour"),
+        Field(("preemption", "lost_gpu_hours"), "Most lost", "number", "GPU-hours of work in a day"),
+        Field(("preemption", "targets"), "Per target", "yaml", "at most what the mode allows: kai: enforce"),
+        Field(("preemption", "classes"), "Priority classes", "yaml", "- {name: urgent, value: 1000, preempts: true}"),
+        Field(
+            ("preemption", "slos"), "Latencies", "yaml",
+            "- {name: chat, queue: inference, query: 'histogram_quantile(…)', above: 2s, sustained: 5m, gpus: 4}",
+        ),
+        Field(
+            ("preemption", "idle"), "Idle GPUs", "yaml",
+            "{mode: dry-run, below: 0.05, sustained: 2h, grace: 30m}; empty: nobody is asked",
+        ),
+    ),
+    folded=True,
+)  # fmt: skip
+
+_KINDS = (
+    ("sliding", "sliding: the last span, moving"),
+    ("tumbling", "tumbling: since the last boundary"),
+    ("cron", "cron: since a cron expression fired"),
+    ("calendar", "calendar: this month"),
+)
+_MEASURES = (
+    ("allocated", "allocated: GPU time held, idle or not"),
+    ("busy", "busy: GPU time used"),
+    ("cost", "cost: by the price book"),
+    ("energy", "energy: joules"),
+)
+_DECAYS = (
+    ("exact", "exact: the integral of the half-life"),
+    ("slurm", "slurm: period by period, as Slurm does"),
+)
+_LAWS = (
+    ("kai", "kai: KAI's own formula, n + k (n − U)"),
+    ("deficit", "deficit: what is owed is repaid"),
+    ("fairtree", "fairtree: Slurm's fair tree"),
+    ("multifactor", "multifactor: Slurm's classic factor"),
+)
+
+GROUPS = (
+    Group(
+        "History",
+        "Which past counts, and how strongly.",
+        (
+            Field(("window", "kind"), "Window", "choice", "", _KINDS),
+            Field(("window", "size"), "Length", "duration", "for example 7d, 12h, 1h30m"),
+            Field(("window", "half_life"), "Half-life", "duration", "usage that old counts half; empty: all the same"),
+            Field(("window", "start"), "Boundaries from", "instant", "with the window tumbling: 2026-10-01T00:00:00Z"),
+            Field(("window", "cron"), "Cron", "text", "with the window cron: minute hour day month weekday"),
+            Field(("window", "decay"), "Decay", "choice", "", _DECAYS),
+            Field(("window", "calc_period"), "Its period", "duration", "of Slurm's decay: PriorityCalcPeriod"),
+            Field(("window", "gpu_weights"), "Weights of models", "yaml", "how much a GPU-second counts: H100: 2.5"),
+            Field(("measure",), "Measure", "choice", "", _MEASURES),
+            Field(("law",), "Law", "choice", "", _LAWS),
+            Field(("k",), "k", "number", "how strongly history counts in the law kai; 0: not at all"),
+        ),
+    ),
+    Group(
+        "Bounds",
+        "How far and how fast a published weight may move from the configured one.",
+        (
+            Field(("bounds", "min_multiplier"), "At least", "number", "times the configured weight"),
+            Field(("bounds", "max_multiplier"), "At most", "number", "times the configured weight"),
+            Field(("bounds", "max_step"), "Step", "number", "largest relative change in one cycle"),
+            Field(("bounds", "deadband"), "Deadband", "number", "smaller relative changes are not published"),
+            Field(("bounds", "hold_down"), "Hold-down", "duration", "no turning round sooner than this"),
+            Field(("max_staleness",), "Staleness", "duration", "with older figures the last weights stay"),
+            Field(("min_coverage",), "Coverage", "number", "with thinner figures the last weights stay; 1 is all"),
+        ),
+    ),
+    Group(
+        "The deficit law",
+        "Read by the law deficit alone.",
+        (
+            Field(("deficit", "repay"), "Repay within", "duration", "in which a debt would be repaid at once"),
+            Field(("deficit", "rate"), "Rate", "number", "most that a queue is moved off its share, of the pool"),
+            Field(("deficit", "horizon"), "Horizon", "duration", "how far ahead pending work counts as demand"),
+            Field(("deficit", "gain"), "Gain", "number", "how strongly who is off his due moves his weight"),
+            Field(("deficit", "smoothing"), "Smoothing", "duration", "averaged over this time"),
+            Field(("deficit", "reclaim_price"), "Its price", "number", "most taken from who has others preempted"),
+            Field(("deficit", "price_knee"), "Its knee", "number", "evictions per GPU-hour that cost half of it"),
+            Field(("deficit", "quiet"), "Quiet below", "number", "smaller differences of share move no weight"),
+            Field(("turns", "min_turn"), "Shortest turn", "duration", "of a gang that no share admits"),
+            Field(("turns", "ratio"), "Turn's weight", "number", "most, as a ratio to the others'; 0: no turns"),
+            Field(("turns", "lump"), "Turns from", "number", "gangs from this part of the pool on"),
+        ),
+        folded=True,
+    ),
+    BUDGETS,
+    PREEMPTION,
+    TARGETS,
+)  # fmt: skip
+
+QUEUE = (
+    Field(("name",), "Queue", "text"),
+    Field(("parent",), "Under", "text", ""),
+    Field(("deserved",), "Deserved", "number", "GPUs it has at any time; −1: unlimited"),
+    Field(("weight",), "Weight", "number", "its part of what is left over, before history"),
+    Field(("limit",), "Limit", "number", "GPUs it may hold at most; −1: none"),
+    Field(("priority",), "Priority", "number", "higher is served first"),
+    Field(("team",), "Team", "text", "who the usage is billed to"),
+    Field(("refs",), "Refs", "list", "the scheduler's queues it is: kai:NAME, kueue:NAMESPACE/NAME …"),
+)  # fmt: skip
+SCALARS = tuple(field for group in GROUPS for field in group.fields)
+
+MOST_QUEUES = 2_000
+"""Rows that a form may send."""
+_DURATIONS = frozenset(each.name for each in SCALARS if each.kind == "duration")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One queue in the form. at: its number in the file, None for a new one. gone: it is to be taken away."""
+
+    at: int | None
+    values: Mapping[str, str]
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What stands in the fields, as text. values: by name of the field."""
+
+    values: Mapping[str, str]
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """field: the name of the form's field it belongs beside, "" for none. place: file:line in the file as it would
+    be. where: the path in the policy, "" where the place says enough."""
+
+    field: str
+    place: str
+    message: str
+    where: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """As `fairshare check` has it behind the place."""
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+    @property
+    def beside(self) -> str:
+        """As its field has it: of a part with a structure of its own, which value."""
+        return self.sentence if self.where.startswith(f"{self.field}.") else self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a form asks for. policy None: it is faulty. edited: the file's own text with the changes in it; False: it
+    had to be written anew."""
+
+    text: str
+    edited: bool
+    policy: Policy | None
+    faults: tuple[Finding, ...] = ()
+    advice: tuple[Finding, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        return self.policy is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The file as it stands. name: as people know it."""
+
+    text: str
+    name: str
+    data: dict[str, Any] = field(repr=False, default_factory=dict)
+
+    @classmethod
+    def of(cls, text: str, name: str) -> Standing:
+        """Raises FileFault for what is no YAML."""
+        data = parse(text, name).data
+        return cls(text, name, data if isinstance(data, dict) else {})
+
+    @property
+    def queues(self) -> list[dict[str, Any]]:
+        found = self.data.get(LISTED)
+        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def form_of(standing: Standing) -> Form:
+    """The fields as the file fills them; what it leaves out is empty."""
+    values = {each.name: shown(each, look(standing.data, each.path)) for each in SCALARS}
+    rows = tuple(
+        Row(at, {each.name: shown(each, queue.get(each.name)) for each in QUEUE})
+        for at, queue in enumerate(standing.queues)
+    )
+    return Form(values, rows)
+
+
+def form_from(sent: Mapping[str, Sequence[str]]) -> Form:
+    """The fields as a browser sends them: `window.size`, `queues.3.weight`, `queues.3.at`, `queues.3.gone`. Raises
+    ValueError for what no form of ours sends."""
+    values = {each.name: _sent(sent, each.name) for each in SCALARS}
+    numbers = sorted({int(parts[1]) for key in sent if (parts := key.split("."))[0] == LISTED and _indexed(parts)})
+    if len(numbers) > MOST_QUEUES:
+        raise ValueError(f"more than {MOST_QUEUES} queues")
+    rows = []
+    for number in numbers:
+        head = f"{LISTED}.{number}."
+        at = _sent(sent, head + "at")
+        if at and not _WHOLE.fullmatch(at):
+            raise ValueError(f"{head}at: not a number")
+        rows.append(
+            Row(
+                int(at) if at else None,
+                {each.name: _sent(sent, head + each.name) for each in QUEUE},
+                bool(_sent(sent, head + "gone")),
+            )
+        )
+    return Form(values, tuple(rows))
+
+
+def with_new_row(form: Form) -> Form:
+    """One more empty queue."""
+    return Form(form.values, (*form.rows, Row(None, {each.name: "" for each in QUEUE})))
+
+
+def draft(standing: Standing, form: Form, capacity: float | None = None) -> Draft:
+    """The file that the form asks for, and what is wrong with it. capacity: GPUs, to compare quotas with. Raises
+    ValueError for rows that the file does not have."""
+    revision, numbers = _revision(standing, form)
+    unread = {each.name: fault for each in SCALARS if (fault := unreadable(each, form.values[each.name]))}
+    wanted = revised(standing.data, revision)
+    text, edited = revise(standing.text, revision)
+    document = parse(text, standing.name)
+    found = faults_of(wanted, Policy)
+    faults = tuple(
+        Finding(name, document.place(path), unread.get(name, message), ".".join(map(str, path)))
+        for path, message in found
+        for name in [_field(path, numbers)]
+    )
+    if faults:
+        return Draft(text, edited, None, faults)
+    policy = Policy.model_validate(document.data)
+    advice = tuple(
+        Finding(_field(each.path, numbers), document.place(each.path), each.message)
+        for each in policies.advice(policy, capacity)
+    )
+    return Draft(text, edited, policy, (), advice)
+
+
+def difference(before: str, after: str, name: str) -> tuple[str, ...]:
+    """Unified diff, a line each; empty where nothing is different."""
+    return tuple(
+        line.rstrip("\n")
+        for line in unified_diff(
+            before.splitlines(keepends=True), after.splitlines(keepends=True), name, f"{name} (new)"
+        )
+    )
+
+
+def changes(before: Policy, after: Policy) -> tuple[tuple[str, str, str], ...]:
+    """(what, before, after) of every value that is another, queues by name, defaults filled in."""
+    return tuple(_changes("", _plain(before), _plain(after)))
+
+
+def names(form: Form) -> tuple[str, ...]:
+    """Queues that may be a parent."""
+    return tuple(dict.fromkeys(row.values["name"] for row in form.rows if row.values["name"] and not row.gone))
+
+
+def _revision(standing: Standing, form: Form) -> tuple[Revision, tuple[int, ...]]:
+    """The changes, and the form's row of every queue that is left."""
+    values: dict[tuple[Key, ...], Plain] = {}
+    for each in SCALARS:
+        text, was = form.values[each.name], look(standing.data, each.path)
+        if text != shown(each, was):
+            values[each.path] = value(each, text)
+    entries, numbers = [], []
+    for number, row in enumerate(form.rows):
+        if row.gone or (row.at is None and not any(row.values.values())):
+            continue
+        if row.at is not None and not 0 <= row.at < len(standing.queues):
+            raise ValueError(f"the file has no queue {row.at}: it has changed since the form was opened")
+        base = standing.queues[row.at] if row.at is not None else {}
+        changed = {
+            each.name: value(each, row.values[each.name])
+            for each in QUEUE
+            if row.values[each.name] != shown(each, base.get(each.name))
+        }
+        entries.append(Entry(row.at, changed))
+        numbers.append(number)
+    return Revision(values, tuple(entries)), tuple(numbers)
+
+
+def _field(path: Sequence[Key], numbers: Sequence[int]) -> str:
+    """The field that a fault belongs beside. A list's own faults are those of its only field."""
+    keys = tuple(path)
+    if len(keys) >= 2 and keys[0] == LISTED and isinstance(keys[1], int):
+        key = keys[2] if len(keys) > 2 else "name"
+        return f"{LISTED}.{numbers[keys[1]]}.{key}" if keys[1] < len(numbers) else ""
+    known = {each.path for each in SCALARS}
+    return next((".".join(map(str, keys[:n])) for n in range(len(keys), 0, -1) if keys[:n] in known), "")
+
+
+def _sent(sent: Mapping[str, Sequence[str]], key: str) -> str:
+    return (sent.get(key) or ("",))[0].replace("\r\n", "\n").strip()
+
+
+def _indexed(parts: Sequence[str]) -> bool:
+    return len(parts) == 3 and parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 6
+
+
+def _plain(policy: Policy) -> dict[str, Any]:
+    plain = policy.model_dump(mode="json", by_alias=True)
+    plain[LISTED] = {queue.name: _without_name(queue) for queue in policy.queues}
+    return plain
+
+
+def _without_name(queue: QueuePolicy) -> dict[str, Any]:
+    return queue.model_dump(mode="json", exclude={"name"})
+
+
+def _changes(at: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]:
+    if before == after:
+        return
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in dict.fromkeys((*before, *after)):
+            yield from _changes(f"{at}.{key}" if at else str(key), before.get(key), after.get(key))
+    elif isinstance(after, Mapping) and before is None:
+        yield at, "", "new"
+    elif isinstance(before, Mapping) and after is None:
+        yield at, "there", "gone"
+    else:
+        words = _duration if at in _DURATIONS else text_of
+        yield at, words(before) or "none", words(after) or "none"
+
+
+def _duration(seconds: Any) -> str:
+    return written(seconds) if isinstance(seconds, int) else text_of(seconds)

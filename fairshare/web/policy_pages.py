@@ -1,0 +1,242 @@
+"""Serves the policy's form, preview and file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from accountant.wire.policy_models import Policy, QueuePolicy
+from fairshare.controller.policy_file import Changed, NotKept, digest, loaded
+from fairshare.laws.weight_calculation import static_parts
+from fairshare.web import policy_form, queue_pages
+from fairshare.web.http_messages import Answer, Refusal, Request
+from fairshare.web.page_context import Site, Visit, as_json, link, redirect
+from fairshare.web.policy_form import GROUPS, QUEUE, Draft, Finding, Form, Standing
+from fairshare.web.svg_plots import Line, bullet, over_time
+from fairshare.web.what_if_previews import MOST_DAYS, Busy, Comparison, Order
+from gputally.base.units import MS_PER_DAY
+from gputally.base.yaml_file import FileFault, parse
+
+PREVIEW_DAYS = (3, 7, 14, 30)
+YAML = "application/yaml; charset=utf-8"
+_FALLBACK_GPUS = 100.0
+"""Parts of a cluster nobody knows the size of are shown as of one hundred GPUs."""
+
+
+def form(visit: Visit) -> Answer:
+    """`/policy`: the file as it stands, in fields."""
+    standing = _standing(visit.site)
+    return _form_page(visit, standing, policy_form.form_of(standing), None)
+
+
+def submit(visit: Visit) -> Answer:
+    """POST `/policy`: what the form comes to. Without scripts it is checked here too, and rows are added."""
+    standing = _standing(visit.site)
+    sent = _sent(visit.request)
+    action = visit.request.sent("action")
+    if action == "add":
+        return _form_page(visit, standing, policy_form.with_new_row(sent), None)
+    found = _draft(visit.site, standing, sent)
+    if action != "review" or not found.sound:
+        return _form_page(visit, standing, sent, found, status=200 if found.sound else 422)
+    return _review_page(visit, standing, found, visit.request.sent("base"))
+
+
+def check(visit: Visit) -> Answer:
+    """POST `/policy/check`: the same for the script, as JSON."""
+    found = _draft(visit.site, _standing(visit.site), _sent(visit.request))
+    return as_json(
+        {
+            "sound": found.sound,
+            "faults": _told(found.faults),
+            "advice": _told(found.advice),
+            "parts": _parts_html(visit.site, found.policy),
+        }
+    )
+
+
+def _told(findings: Sequence[Finding]) -> list[dict[str, str]]:
+    return [
+        {"field": each.field, "place": each.place, "text": each.beside, "sentence": each.sentence} for each in findings
+    ]
+
+
+def file(visit: Visit) -> Answer:
+    """POST `/policy/file`: the file to commit."""
+    text, _ = _text(visit.site, visit.request)
+    name = "".join(letter for letter in visit.house.place.name if letter.isalnum() or letter in "._-") or "policy.yaml"
+    return Answer(text.encode(), YAML, headers={"Content-Disposition": f'attachment; filename="{name}"'})
+
+
+def preview(visit: Visit) -> Answer:
+    """POST `/policy/preview`: replay the last days; leads to the preview's page."""
+    text, policy = _text(visit.site, visit.request)
+    days = visit.request.sent("days")
+    if not days.isascii() or not days.isdigit() or not 1 <= int(days) <= MOST_DAYS:
+        raise Refusal(422, "How many days?", f"a preview looks back 1 to {MOST_DAYS} days")
+    order = Order(visit.site.snapshot().policy, policy, int(days), visit.house.clock.wall_ms())
+    try:
+        key = visit.house.previews.start(order, text, edited=visit.request.sent("edited") != "no")
+    except Busy as busy:
+        running = visit.house.previews.running()
+        raise Refusal(409, "One at a time", f"{busy}: {link('/preview/', running)}" if running else str(busy)) from busy
+    return redirect(link("/preview/", key))
+
+
+def preview_page(visit: Visit) -> Answer:
+    """`/preview/KEY`: how far it is, then who would have got what."""
+    key, _, more = visit.rest.partition("/")
+    found = visit.house.previews.get(key)
+    if found is None:
+        raise Refusal(404, "No such preview", "this replica does not know it: it was made on another, or is forgotten")
+    if more == "state":
+        return as_json({"state": found.state, "part": round(found.part, 3), "doing": found.doing})
+    if more:
+        raise Refusal(404, "No such page", "there is nothing at this address")
+    standing = _standing(visit.site)
+    return visit.page(
+        "preview.html", "/policy", key=key, preview=found, plots=_plots(found.result) if found.result else (),
+        lines=policy_form.difference(standing.text, found.text, standing.name), base=digest(standing.text),
+        days=PREVIEW_DAYS,
+    )  # fmt: skip
+
+
+def cancel(visit: Visit) -> Answer:
+    """POST `/preview/KEY`: stop it."""
+    visit.house.previews.cancel(visit.rest)
+    return redirect(link("/preview/", visit.rest))
+
+
+def apply(visit: Visit) -> Answer:
+    """POST `/policy/apply`: write the file, where the operator allows it and nobody was faster."""
+    text, policy = _text(visit.site, visit.request)
+    if not visit.house.place.writable:
+        raise Refusal(403, "Not from here", "pages do not write the policy here: commit the file instead")
+    before = _version(visit.site)
+    try:
+        visit.house.place.write(text, visit.request.sent("base"))
+    except Changed as error:
+        raise Refusal(409, "Somebody was faster", str(error)) from error
+    except NotKept as error:
+        raise Refusal(500, "It could not be written", str(error)) from error
+    visit.house.applied(visit.caller.principal.name, before, policy.version())
+    return visit.page("applied.html", "/policy", before=before, version=policy.version())
+
+
+def _standing(site: Site) -> Standing:
+    try:
+        text = site.house.place.read()
+        return Standing.of(text, site.house.place.name)
+    except (NotKept, FileFault) as error:
+        raise Refusal(503, "The policy file cannot be read", str(error)) from error
+
+
+def _version(site: Site) -> str:
+    """Of the file as it stands; "faulty" where it is no policy."""
+    try:
+        return loaded(parse(site.house.place.read(), site.house.place.name)).version()
+    except (NotKept, FileFault):
+        return "faulty"
+
+
+def _sent(request: Request) -> Form:
+    try:
+        return policy_form.form_from(request.form)
+    except ValueError as error:
+        raise Refusal(400, "Not a form of ours", str(error)) from error
+
+
+def _draft(site: Site, standing: Standing, sent: Form) -> Draft:
+    snapshot = site.house.scene.now()
+    try:
+        return policy_form.draft(standing, sent, snapshot.gpus if snapshot is not None else None)
+    except ValueError as error:
+        raise Refusal(409, "The file has changed", str(error)) from error
+
+
+def _text(site: Site, request: Request) -> tuple[str, Policy]:
+    """The whole file that a later step of the form carries along."""
+    text = request.sent("text").replace("\r\n", "\n")
+    try:
+        return text, loaded(parse(text, site.house.place.name))
+    except FileFault as fault:
+        raise Refusal(422, "This policy is faulty", str(fault)) from fault
+
+
+def _form_page(visit: Visit, standing: Standing, shown: Form, found: Draft | None, status: int = 200) -> Answer:
+    if found is None:
+        found = _draft(visit.site, standing, shown)
+    beside: dict[str, list[tuple[str, str]]] = {}
+    for kind, findings in (("fault", found.faults), ("advice", found.advice)):
+        for each in findings:
+            beside.setdefault(each.field, []).append((kind, each.beside))
+    return visit.page(
+        "policy.html", "/policy", status, standing=standing, form=shown, draft=found, beside=beside,
+        groups=GROUPS, columns=QUEUE, base=digest(standing.text), names=policy_form.names(shown), policy_model=Policy,
+        queue_model=QueuePolicy, parts=_parts_html(visit.site, found.policy), may=visit.caller.may("policy"),
+    )  # fmt: skip
+
+
+def _review_page(visit: Visit, standing: Standing, found: Draft, base: str) -> Answer:
+    assert found.policy is not None
+    try:
+        before: Policy | None = loaded(parse(standing.text, standing.name))
+    except FileFault:
+        before = None
+    return visit.page(
+        "review.html", "/policy", standing=standing, draft=found, base=base or digest(standing.text),
+        changes=policy_form.changes(before, found.policy) if before is not None else (),
+        lines=policy_form.difference(standing.text, found.text, standing.name), days=PREVIEW_DAYS,
+        version=found.policy.version(), before=before.version() if before is not None else "faulty",
+    )  # fmt: skip
+
+
+def _parts_html(site: Site, policy: Policy | None) -> str:
+    """What quotas and weights come to under a draft, as a list to be put into the page."""
+    if policy is None:
+        return ""
+    snapshot = site.house.scene.now()
+    gpus = (snapshot.gpus if snapshot is not None else None) or _FALLBACK_GPUS
+    parts = static_parts(policy, gpus)
+    used = {
+        queue.name: queue_pages.used_part(snapshot.report.window, queue.name) if snapshot is not None else None
+        for queue in policy.queues
+    }
+    top = min(1.0, max([0.05, *parts.values(), *(value or 0.0 for value in used.values())]) * 1.08)
+    items = [
+        f'<li class="d{min(depth, 6)}"><span>{escape(queue.name)}</span>'
+        f"{bullet(queue.name, used[queue.name], parts[queue.name], top)}"
+        f"<b>{parts[queue.name]:.1%}</b><small>{parts[queue.name] * gpus:,.1f} GPUs</small></li>"
+        for depth, queue in queue_pages.ordered(policy)
+    ]
+    return f'<ul class="parts">{"".join(items)}</ul>'
+
+
+def _plots(result: Comparison) -> list[dict[str, Any]]:
+    """One chart per queue, the largest first."""
+    order = sorted(result.rows, key=lambda row: -max(row.then.gpu_hours, row.now.gpu_hours))
+    return [
+        {
+            "row": row,
+            "svg": over_time(
+                f"{row.queue}: mean GPUs a day",
+                [
+                    Line("held", "as it was", _at(result, row.queue, "had"), area=True),
+                    Line("now", "present policy, replayed", _at(result, row.queue, "now")),
+                    Line("then", "draft, replayed", _at(result, row.queue, "then")),
+                ],
+                result.start_ms,
+                result.end_ms,
+                height=170,
+            ),
+        }
+        for row in order[:12]
+    ]
+
+
+def _at(result: Comparison, queue: str, case: str) -> list[tuple[float, float]]:
+    """Each day's mean at the day's middle."""
+    return [
+        (result.start_ms + (day - 0.5) * MS_PER_DAY, value) for day, value in result.series[queue][case] if day >= 1
+    ]

@@ -1,0 +1,149 @@
+"""Draws usage against entitlement as inline SVG.
+
+Colours are CSS classes of the sheet, told apart with any common colour vision; lines differ in dashes as well. Built as
+element trees, so that no name can break out of its text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from xml.etree import ElementTree as ET
+
+from gputally.base.number_format import percent
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
+from gputally.server.page_layout import rect, root, text
+
+Points = Sequence[tuple[float, float]]
+_WIDTH, _HEIGHT = 1040, 260
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 28
+_BULLET_W, _BULLET_H = 240, 22
+_MOST_TICKS = 9
+_STEPS_MS = (
+    10 * MS_PER_MINUTE,
+    MS_PER_HOUR,
+    3 * MS_PER_HOUR,
+    6 * MS_PER_HOUR,
+    12 * MS_PER_HOUR,
+    *(n * MS_PER_DAY for n in (1, 2, 5, 7, 14)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """css: its class. points: (milliseconds UTC, value), oldest first. area: filled down to nothing. steps: each value
+    holds until the next."""
+
+    css: str
+    name: str
+    points: Points
+    area: bool = False
+    steps: bool = False
+
+
+def bullet(name: str, used: float | None, entitled: float, top: float) -> str:
+    """A bar of what was used, beyond the entitlement in another colour, and a mark at that; parts of `top`."""
+    said = f"{name}: used {percent(used)} of the capacity, entitled to {percent(entitled)}"
+    svg = ET.Element(
+        "svg",
+        {
+            "class": "bullet", "viewBox": f"0 0 {_BULLET_W} {_BULLET_H}", "role": "img", "aria-label": said,
+            "preserveAspectRatio": "none",
+        },
+    )  # fmt: skip
+    ET.SubElement(svg, "title").text = said
+    scale = _BULLET_W / top if top > 0 else 0.0
+    had = used or 0.0
+    rect(svg, "track", 0, 6, _BULLET_W, 10)
+    rect(svg, "within", 0, 6, min(had, entitled) * scale, 10)
+    rect(svg, "beyond", entitled * scale, 6, (had - entitled) * scale, 10)
+    rect(svg, "mark", min(entitled * scale, _BULLET_W - 2.5) - 1.25, 1, 2.5, 20)
+    return ET.tostring(svg, encoding="unicode")
+
+
+def over_time(
+    name: str, lines: Sequence[Line], start_ms: int, end_ms: int, unit: str = "GPUs", *, height: int = _HEIGHT
+) -> str:
+    """Lines over [start_ms, end_ms) from nothing up. name: unique on the page, and what the chart is called."""
+    highest = max((value for line in lines for _, value in line.points), default=0.0)
+    top = nice(highest)
+    described = "; ".join(_described(line, unit) for line in lines)
+    svg = root("over-time", _WIDTH, height, name, described)
+    marks = {"title": f"{slug(name)}-title", "desc": f"{slug(name)}-desc"}
+    for child in svg:
+        child.set("id", marks[child.tag])
+    svg.set("aria-labelledby", " ".join(marks.values()))
+    plot_w, plot_h = _WIDTH - _LEFT - _RIGHT, height - _TOP - _BOTTOM
+
+    def x(at: float) -> float:
+        return _LEFT + plot_w * min(1.0, max(0.0, (at - start_ms) / max(1, end_ms - start_ms)))
+
+    def y(value: float) -> float:
+        return _TOP + plot_h * (1 - value / top)
+
+    for step in range(5 if height > 180 else 3):
+        value = top * step / (4 if height > 180 else 2)
+        level = f"{y(value):.1f}"
+        ET.SubElement(
+            svg, "line", {"class": "grid", "x1": f"{_LEFT}", "x2": f"{_WIDTH - _RIGHT}", "y1": level, "y2": level}
+        )
+        text(svg, "tick end", _LEFT - 8, y(value) + 4, f"{value:,.2f}".rstrip("0").rstrip("."))
+    for at, label in ticks(start_ms, end_ms):
+        text(svg, "tick mid", x(at), height - 8, label)
+    for line in lines:
+        where = _stepped(line.points, end_ms) if line.steps else list(line.points)
+        if not where:
+            continue
+        path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in where)
+        if line.area:
+            corners = f"{x(where[0][0]):.1f},{y(0):.1f} {path} {x(where[-1][0]):.1f},{y(0):.1f}"
+            ET.SubElement(svg, "polygon", {"class": f"area {line.css}", "points": corners})
+        ET.SubElement(svg, "polyline", {"class": f"line {line.css}", "points": path})
+    return ET.tostring(svg, encoding="unicode")
+
+
+def ticks(start_ms: int, end_ms: int) -> list[tuple[int, str]]:
+    """Instants (UTC) with their labels, at most nine, at whole steps."""
+    span = end_ms - start_ms
+    step = next((step for step in _STEPS_MS if span <= step * _MOST_TICKS), 30 * MS_PER_DAY)
+    form = "%-d %b" if step >= MS_PER_DAY else "%-d %b %H:%M"
+    first = -(-start_ms // step) * step
+    edge = span * 0.03
+    return [
+        (at, f"{datetime.fromtimestamp(at // MS_PER_SECOND, UTC):{form}}")
+        for at in range(first, end_ms + 1, step)
+        if start_ms + edge <= at <= end_ms - edge
+    ]
+
+
+def nice(highest: float) -> float:
+    """The end of an axis: the next of 1, 2, 4, 5 times a power of ten."""
+    if highest <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(highest))
+    return next(step * power for step in (1, 2, 4, 5, 10) if highest <= step * power * 1.0001)
+
+
+def slug(name: str) -> str:
+    """An id of a page's element that a name gives."""
+    return "p" + name.encode().hex()
+
+
+def _stepped(points: Points, end_ms: int) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    for at, value in points:
+        if found:
+            found.append((at, found[-1][1]))
+        found.append((at, value))
+    if found and found[-1][0] < end_ms:
+        found.append((end_ms, found[-1][1]))
+    return found
+
+
+def _described(line: Line, unit: str) -> str:
+    values = [value for _, value in line.points]
+    if not values:
+        return f"{line.name}: nothing is known"
+    return f"{line.name}: {min(values):,.1f} to {max(values):,.1f} {unit}, at the end {values[-1]:,.1f}"

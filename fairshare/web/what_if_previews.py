@@ -1,0 +1,307 @@
+"""Runs what-if previews in a process of their own, one at a time.
+
+A preview replays the same days under the policy in force and under the draft. How that is carried out is a constructor
+argument: in a process of its own (`fairshare.web.what_if_previews`), or right here for who can wait.
+
+The process is niced, may not grow beyond its memory, and is ended when its time is over or somebody asks. What it says
+comes through a pipe: ("progress", part, doing), then ("done", Comparison) or ("failed", reason).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import resource
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal
+
+from accountant.wire.policy_models import Policy
+from fairshare.explain import what_if
+from fairshare.explain.what_if import Days, Row, daily, of_books
+from fairshare.usage.accountant_client import AccountantClient
+from gputally.base.errors import FairshareError
+from gputally.base.units import MS_PER_HOUR
+
+MOST_DAYS = 30
+MOST_KEPT = 20
+State = Literal["running", "done", "failed", "cancelled"]
+Told = Callable[[float, str], None]
+"""Hears of progress: the part that is done (0..1), and what is being done."""
+
+
+class Busy(Exception):
+    """Another preview is being made."""
+
+
+class Cancelled(Exception):
+    """Somebody asked for it to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Replay `days` whole days up to the hour before `at_ms` under both policies."""
+
+    now: Policy
+    then: Policy
+    days: int
+    at_ms: int
+
+    @property
+    def key(self) -> str:
+        """Equal orders within an hour, equal keys, on every replica."""
+        parts = f"{self.now.version()} {self.then.version()} {self.days} {self.at_ms // MS_PER_HOUR}"
+        return hashlib.sha256(parts.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came out. series: by queue and "had" (as the books have it), "now" and "then": (day, mean GPUs held)."""
+
+    gpus: int
+    jobs: int
+    start_ms: int
+    end_ms: int
+    rows: tuple[Row, ...]
+    series: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
+    told: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """part: of the work that is done. text: the policy file as it would be. fault: why it failed."""
+
+    order: Order
+    text: str
+    edited: bool
+    state: State = "running"
+    part: float = 0.0
+    doing: str = "starting"
+    result: Comparison | None = None
+    fault: str = ""
+
+
+Work = Callable[[Order, Told, threading.Event], Comparison]
+"""Raises Cancelled soon after the event is set, and an Exception with a sentence for whatever else goes wrong."""
+
+
+class Previews:
+    """Made in a thread each; asked for from any."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Preview] = OrderedDict()
+        self._stops: dict[str, threading.Event] = {}
+
+    def start(self, order: Order, text: str, *, edited: bool) -> str:
+        """Its key. One that is running, or has come out well, is not made again. Raises Busy."""
+        key = order.key
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None and known.state in ("running", "done"):
+                return key
+            if self._stops:
+                raise Busy("another preview is being made; it can be stopped on its page")
+            self._known[key] = Preview(order, text, edited)
+            self._known.move_to_end(key)
+            while len(self._known) > MOST_KEPT:
+                self._known.popitem(last=False)
+            stop = self._stops[key] = threading.Event()
+        threading.Thread(target=self._make, args=(key, order, stop), name="fairshare-preview", daemon=True).start()
+        return key
+
+    def get(self, key: str) -> Preview | None:
+        """None: never heard of here, or forgotten."""
+        with self._lock:
+            return self._known.get(key)
+
+    def running(self) -> str | None:
+        """The key of the one that is being made."""
+        with self._lock:
+            return next(iter(self._stops), None)
+
+    def cancel(self, key: str) -> None:
+        with self._lock:
+            stop = self._stops.get(key)
+        if stop is not None:
+            stop.set()
+
+    def close(self) -> None:
+        """Stop what is under way."""
+        with self._lock:
+            stops = tuple(self._stops.values())
+        for stop in stops:
+            stop.set()
+
+    def _make(self, key: str, order: Order, stop: threading.Event) -> None:
+        def told(part: float, doing: str) -> None:
+            self._change(key, part=min(1.0, part), doing=doing)
+
+        try:
+            result = self._work(order, told, stop)
+        except Cancelled:
+            self._change(key, over=True, state="cancelled")
+        except Exception as error:  # noqa: BLE001  # whatever it is, the page says so and the controller goes on
+            self._change(key, over=True, state="failed", fault=str(error) or type(error).__name__)
+        else:
+            self._change(key, over=True, state="done", part=1.0, result=result)
+
+    def _change(self, key: str, *, over: bool = False, **changes: object) -> None:
+        with self._lock:
+            if over:
+                self._stops.pop(key, None)
+            if key in self._known:
+                self._known[key] = replace(self._known[key], **changes)  # type: ignore[arg-type]  # checked by replace
+
+
+def compare(order: Order, client: AccountantClient, told: Told) -> Comparison:
+    """The work itself. Raises WhatIfError and AccountantUnavailable."""
+    told(0.0, "reading the books")
+    past = of_books(client, order.then, order.days * 86_400, None, order.at_ms)
+    told(0.1, "replaying the policy in force")
+    before = what_if.replayed(order.now, past, lambda part: told(0.1 + 0.45 * part, "replaying the policy in force"))
+    told(0.55, "replaying the draft")
+    after = what_if.replayed(order.then, past, lambda part: told(0.55 + 0.45 * part, "replaying the draft"))
+    names = what_if.leaves(order.then)
+    days: dict[str, tuple[list[str], Days]] = {
+        "now": (what_if.leaves(order.now), daily(before, past.from_s)),
+        "then": (names, daily(after, past.from_s)),
+        "had": (names, past.days or []),
+    }
+    series = {
+        name: {
+            case: [(at, values[queues.index(name)]) for at, values in found] if name in queues else []
+            for case, (queues, found) in days.items()
+        }
+        for name in names
+    }
+    end_ms = order.at_ms // MS_PER_HOUR * MS_PER_HOUR
+    start_ms = end_ms - (past.end_s - past.from_s) * 1000
+    rows = tuple(what_if.rows(names, past, before, after))
+    told_ = what_if.assumed(past, order.now, order.then)
+    return Comparison(past.gpus, len(past.workload.submit_s), start_ms, end_ms, rows, series, told_)
+
+
+MIB = 1024 * 1024
+_LOOK_S = 0.2
+_PATIENCE_S = 300.0
+_NICE = 10
+
+
+class PreviewFailed(FairshareError):
+    """It did not come to an end, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the history comes from."""
+
+    url: str
+    token_file: Path | None = None
+    ca_file: Path | None = None
+    cluster: str = ""
+
+    def open(self) -> AccountantClient:
+        return AccountantClient(
+            self.url,
+            token_file=self.token_file,
+            ca_file=self.ca_file,
+            cluster=self.cluster,
+            timeout_s=_PATIENCE_S,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """Implements `previews.Work`. most_mib: memory of the process's own; most_s: its time.
+
+    compare: what it does; a function of a module, for it travels by name."""
+
+    source: Source
+    most_mib: int = 768
+    most_s: float = 600.0
+    compare: Callable[[Order, AccountantClient, Told], Comparison] = compare
+
+    def __call__(self, order: Order, told: Told, stop: threading.Event) -> Comparison:
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe(duplex=False)
+        plain = (order.now.model_dump_json(by_alias=True), order.then.model_dump_json(by_alias=True))
+        process = context.Process(
+            target=_work,
+            args=(self.compare, self.source, plain, order.days, order.at_ms, self.most_mib, there),
+            name="gputally-preview",
+            daemon=True,
+        )
+        process.start()
+        there.close()  # so that its end is seen here
+        try:
+            return self._listen(here, told, stop)
+        finally:
+            process.terminate()
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+            here.close()
+
+    def _listen(self, pipe: Connection, told: Told, stop: threading.Event) -> Comparison:
+        looks = round(self.most_s / _LOOK_S)
+        while looks > 0:
+            if stop.is_set():
+                raise Cancelled
+            if not pipe.poll(_LOOK_S):
+                looks -= 1
+                continue
+            try:
+                kind, *said = pipe.recv()
+            except EOFError as error:
+                raise PreviewFailed(f"its process died; it may use {self.most_mib} MiB: take fewer days") from error
+            if kind == "progress":
+                told(*said)
+            elif kind == "done":
+                found: Comparison = said[0]
+                return found
+            else:
+                raise PreviewFailed(str(said[0]))
+        raise PreviewFailed(f"it took longer than {self.most_s:g} s: take fewer days")
+
+
+def _work(
+    compare: Callable[[Order, AccountantClient, Told], Comparison],
+    source: Source,
+    policies: tuple[str, str],
+    days: int,
+    at_ms: int,
+    most_mib: int,
+    pipe: Connection,
+) -> None:
+    """In the process."""
+    with suppress(OSError):
+        os.nice(_NICE)
+    resource.setrlimit(resource.RLIMIT_DATA, (most_mib * MIB, most_mib * MIB))
+    now, then = (Policy.model_validate_json(each) for each in policies)
+    said = 0.0
+
+    def told(part: float, doing: str) -> None:
+        nonlocal said
+        if part == 0.0 or part - said >= 0.01:
+            said = part
+            pipe.send(("progress", part, doing))
+
+    try:
+        with source.open() as client:
+            result = compare(Order(now, then, days, at_ms), client, told)
+    except MemoryError:
+        pipe.send(("failed", f"it needs more than {most_mib} MiB: take fewer days"))
+    except Exception as error:  # noqa: BLE001  # the page says it; there is nobody else to tell
+        pipe.send(("failed", str(error) or type(error).__name__))
+    else:
+        pipe.send(("done", result))

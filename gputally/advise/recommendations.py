@@ -1,0 +1,427 @@
+"""Computes node counts by hour of the week, spot savings and GPU sharing candidates, and writes them as autoscaler
+files.
+
+A node is needed for every `threshold` × GPUs-per-node GPUs that are held on average over an hour: held, not busy, for
+what is held cannot be given back. The week's hour takes the largest need of all weeks in the window, the pool's
+smallest and largest node counts are the least and the most of those. Demand that waited because nothing was free does
+not show in what was held: hours in which (nearly) everything was held are counted and said.
+
+Sources: Terraform, "Variable definitions (.tfvars) files" (JSON); Karpenter, NodePool karpenter.sh/v1: `spec.limits`
+maps a resource to a quantity.
+
+The interval between checkpoints that wastes least (Daly's higher order estimate; its first term is Young's): with a
+checkpoint that takes δ and interruptions that are M apart on average, exponentially distributed,
+
+    τ = √(2δM) · [1 + ⅓ √(δ/2M) + ⅑ (δ/2M)] − δ    for δ < 2M, else M.
+
+The time a run of length T then takes (Daly's complete model): M · e^(R/M) · (e^((τ+δ)/M) − 1) · T/τ, R to start again.
+
+Sources: J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation
+Computer Systems 22 (2006) 303-312; J. W. Young, "A first order approximation to the optimum checkpoint interval",
+Communications of the ACM 17 (1974) 530-531.
+
+Who is a candidate the report says (accountant.reports.savings_hints, kind `slice`): one GPU, never more than half of
+it busy in any hour. Memory is the mean over the time held: its peak the ledger does not know, so that whoever follows
+an advice looks at it first.
+
+Source of models and profiles: NVIDIA Multi-Instance GPU User Guide, "Supported GPUs" and "Supported MIG Profiles".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from math import ceil, exp, expm1, floor, sqrt
+from typing import Any, Literal
+
+import yaml
+
+from accountant.ledger.protocols import JobKey
+from accountant.prices.gpu_model_names import parse_gpu_model
+from gputally.base.money import exact_product, exact_sum, gpu_hours
+from gputally.base.units import US_PER_HOUR, US_PER_MS
+
+THRESHOLD = 0.75
+"""Part of a node's GPUs that may be held before another node is due."""
+FULL = 0.98
+"""Part of a pool's GPUs from which on an hour counts as full: what waited then is not seen."""
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+HOURS = 24
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Pool:
+    """name: the inventory's node pool, or the GPU model where it knows none (`named` False)."""
+
+    cluster: str
+    name: str
+    gpu_model: str
+    region: str
+    capacity_type: str
+    named: bool = True
+
+    @property
+    def key(self) -> str:
+        """As variables name it: letters, digits and underscores."""
+        return "".join(c if c.isalnum() else "_" for c in self.name.lower()).strip("_") or "gpus"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHour:
+    """One node in one local hour (`2026-10-05T14`). GPU-µs: up_us capacity without what was down; held_us of it."""
+
+    pool: Pool
+    node: str
+    hour: str
+    up_us: int
+    held_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAdvice:
+    """weekly: nodes by hour of the week from Monday 00:00, None where the window has no such hour. node_hours: that
+    were up; idle_node_hours: in which nothing was held; surplus_node_hours: up beyond the week's need. saving: of the
+    surplus at `unit_price` an hour and GPU, None without a price. full_hours: see the module. shapes: GPUs per node,
+    where nodes differ; the largest counts."""
+
+    pool: Pool
+    gpus_per_node: int
+    nodes_now: int
+    min_nodes: int
+    max_nodes: int
+    weekly: tuple[int | None, ...]
+    hours: int
+    node_hours: float
+    idle_node_hours: int
+    surplus_node_hours: float
+    full_hours: int
+    peak_gpus: float
+    mean_gpus: float
+    shapes: tuple[int, ...]
+    unit_price: Decimal | None
+    saving: Decimal | None
+
+
+def pools(
+    rows: Iterable[NodeHour],
+    lengths: Mapping[str, int],
+    prices: Mapping[Pool, Decimal | None],
+    threshold: float = THRESHOLD,
+) -> tuple[PoolAdvice, ...]:
+    """lengths: of the window's local hours in ms; only whole ones are looked at. prices: of a GPU-hour. Raises
+    ValueError for a threshold outside (0, 1]."""
+    if not 0 < threshold <= 1:
+        raise ValueError(f"a threshold is above 0 and at most 1, and not {threshold}")
+    whole = {hour: ms for hour, ms in lengths.items() if ms >= US_PER_HOUR // US_PER_MS}
+    by_pool: dict[Pool, list[NodeHour]] = {}
+    for row in rows:
+        if row.hour in whole and row.up_us > 0:
+            by_pool.setdefault(row.pool, []).append(row)
+    return tuple(_pool(pool, found, whole, prices.get(pool), threshold) for pool, found in sorted(by_pool.items()))
+
+
+def _pool(
+    pool: Pool, rows: Sequence[NodeHour], lengths: Mapping[str, int], price: Decimal | None, threshold: float
+) -> PoolAdvice:
+    shapes = _shapes(rows, lengths)
+    per_node = shapes[-1]
+    held: dict[str, int] = {}
+    up: dict[str, int] = {}
+    nodes: dict[str, set[str]] = {}
+    for row in rows:
+        held[row.hour] = held.get(row.hour, 0) + row.held_us
+        up[row.hour] = up.get(row.hour, 0) + row.up_us
+        nodes.setdefault(row.hour, set()).add(row.node)
+    gpus = {hour: held[hour] / (lengths[hour] * US_PER_MS) for hour in held}
+    needed = {hour: math.ceil(round(count / (threshold * per_node), 9)) for hour, count in gpus.items()}
+    weekly: list[int | None] = [None] * (len(DAYS) * HOURS)
+    for hour, count in needed.items():
+        slot = slot_of(hour)
+        weekly[slot] = max(count, weekly[slot] or 0)
+    known = [count for count in weekly if count is not None]
+    surplus_us = sum(
+        max(0, up[hour] - (weekly[slot_of(hour)] or 0) * per_node * lengths[hour] * US_PER_MS) for hour in held
+    )
+    return PoolAdvice(
+        pool=pool,
+        gpus_per_node=per_node,
+        nodes_now=len(nodes[max(nodes)]),
+        min_nodes=min(known),
+        max_nodes=max(known),
+        weekly=tuple(weekly),
+        hours=len(held),
+        node_hours=sum(up.values()) / US_PER_HOUR / per_node,
+        idle_node_hours=sum(1 for row in rows if not row.held_us),
+        surplus_node_hours=surplus_us / US_PER_HOUR / per_node,
+        full_hours=sum(1 for hour in held if held[hour] >= FULL * up[hour]),
+        peak_gpus=max(gpus.values()),
+        mean_gpus=math.fsum(gpus.values()) / len(gpus),
+        shapes=shapes,
+        unit_price=price,
+        saving=None if price is None else exact_product(price, gpu_hours(surplus_us)),
+    )
+
+
+def slot_of(hour: str) -> int:
+    """Hour of the week of a local hour: 0 is Monday 00:00."""
+    at = datetime.strptime(hour, "%Y-%m-%dT%H")  # noqa: DTZ007 - a local hour has no offset
+    return at.weekday() * HOURS + at.hour
+
+
+def _shapes(rows: Sequence[NodeHour], lengths: Mapping[str, int]) -> tuple[int, ...]:
+    """Different numbers of GPUs of the pool's nodes, each node by its fullest hour."""
+    most: dict[str, int] = {}
+    for row in rows:
+        count = max(1, round(row.up_us / (lengths[row.hour] * US_PER_MS)))
+        most[row.node] = max(count, most.get(row.node, 0))
+    return tuple(sorted(set(most.values())))
+
+
+Form = Literal["tfvars", "ansible", "karpenter"]
+GPU = "nvidia.com/gpu"
+VARIABLE = "gpu_node_pools"
+
+
+def rendered(form: Form, advised: Sequence[PoolAdvice], threshold: float, span: str) -> str:
+    """The file's text. span: of the window, for the comment."""
+    return _FORMS[form](advised, threshold, span)
+
+
+def variables(advised: Sequence[PoolAdvice], threshold: float) -> dict[str, dict[str, Any]]:
+    """By pool: min_nodes, max_nodes, gpus_per_node, utilisation_threshold, and weekly_nodes as 24 counts a weekday (an
+    hour the window has not seen has the largest count)."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in advised:
+        key = one.pool.key
+        if key in found:
+            key = "_".join(filter(None, (one.pool.cluster, key, one.pool.capacity_type, one.pool.region)))
+        found[key] = {
+            "pool": one.pool.name,
+            "gpu_model": one.pool.gpu_model,
+            "gpus_per_node": one.gpus_per_node,
+            "min_nodes": one.min_nodes,
+            "max_nodes": one.max_nodes,
+            "utilisation_threshold": threshold,
+            "weekly_nodes": {
+                day: [one.max_nodes if count is None else count for count in one.weekly[at * HOURS : (at + 1) * HOURS]]
+                for at, day in enumerate(DAYS)
+            },
+        }
+    return found
+
+
+def _tfvars(advised: Sequence[PoolAdvice], threshold: float, _span: str) -> str:
+    return json.dumps({VARIABLE: variables(advised, threshold)}, indent=2) + "\n"
+
+
+def _ansible(advised: Sequence[PoolAdvice], threshold: float, span: str) -> str:
+    text = yaml.safe_dump(
+        {VARIABLE: variables(advised, threshold)}, sort_keys=False, default_flow_style=None, width=120
+    )
+    return f"# gputally advise autoscaler, {span}\n---\n{text}"
+
+
+def _karpenter(advised: Sequence[PoolAdvice], threshold: float, span: str) -> str:
+    """One document a pool that has a name: Karpenter knows no smallest size and no schedule, so that only the limit is
+    set."""
+    parts = [
+        f"# gputally advise autoscaler, {span}, at most {threshold:.0%} of a node's GPUs held\n",
+        "# kubectl apply --server-side --field-manager=gputally-advise -f FILE   # NodePools that exist\n",
+    ]
+    for one in advised:
+        if not one.pool.named:
+            parts.append(f"# {one.pool.name}: no node pool is known of these nodes\n")
+            continue
+        document = {
+            "apiVersion": "karpenter.sh/v1",
+            "kind": "NodePool",
+            "metadata": {"name": one.pool.name},
+            "spec": {"limits": {GPU: str(one.max_nodes * one.gpus_per_node)}},
+        }
+        parts.append("---\n" + yaml.safe_dump(document, sort_keys=False))
+    return "".join(parts)
+
+
+_FORMS: dict[Form, Callable[[Sequence[PoolAdvice], float, str], str]] = {
+    "tfvars": _tfvars,
+    "ansible": _ansible,
+    "karpenter": _karpenter,
+}
+
+_MOST_EXPONENT = 50.0
+"""Beyond it no run would ever end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What the ledger does not know; seconds. checkpoint_s: to write one; restart_s: from an interruption to work
+    again; between_s: mean time between interruptions of one node."""
+
+    checkpoint_s: float
+    restart_s: float
+    between_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpotAdvice:
+    """gpu_hours held on other capacity; cost: of it; spot_cost: of as many hours at the book's spot price. nodes: the
+    most the job had at once. interval_s: between checkpoints; stretch: by what the run becomes longer, None where it
+    would never end. saving: what is left of the difference, None where stretch is; may be negative."""
+
+    team: str
+    cluster: str
+    namespace: str
+    job: str
+    gpu_hours: Decimal
+    cost: Decimal
+    spot_cost: Decimal
+    nodes: int
+    interval_s: float
+    stretch: float | None
+    saving: Decimal | None
+
+
+def young(checkpoint_s: float, between_s: float) -> float:
+    """First order: √(2δM), seconds."""
+    return sqrt(2 * checkpoint_s * between_s)
+
+
+def daly(checkpoint_s: float, between_s: float) -> float:
+    """Higher order, seconds. Raises ValueError for what is not above 0."""
+    if checkpoint_s <= 0 or between_s <= 0:
+        raise ValueError("a checkpoint takes time, and interruptions are apart: both are above 0")
+    if checkpoint_s >= 2 * between_s:
+        return between_s
+    part = checkpoint_s / (2 * between_s)
+    return young(checkpoint_s, between_s) * (1 + sqrt(part) / 3 + part / 9) - checkpoint_s
+
+
+def stretched(interval_s: float, checkpoint_s: float, restart_s: float, between_s: float) -> float | None:
+    """By what a run becomes longer (1.1: a tenth); None where it would never end."""
+    segment, restart = (interval_s + checkpoint_s) / between_s, restart_s / between_s
+    if segment + restart > _MOST_EXPONENT:
+        return None
+    return between_s * exp(restart) * expm1(segment) / interval_s
+
+
+def job_of(row: Mapping[str, Any]) -> JobKey:
+    """Of a row of the report's tables."""
+    return JobKey(row["cluster"], row["namespace"], row["job"])
+
+
+def spot_advice(
+    rows: Iterable[Mapping[str, Any]], nodes_of: Mapping[JobKey, int], assumed: Assumed
+) -> tuple[SpotAdvice, ...]:
+    """rows: the report's table `spot`. nodes_of: the most nodes that a job had at once; an interruption of any of
+    them interrupts the job. The largest saving first."""
+    found = [_spot_advice_of(row, max(1, nodes_of.get(job_of(row), 1)), assumed) for row in rows]
+    return tuple(sorted(found, key=lambda one: (-(one.saving or 0), one.team, one.cluster, one.namespace, one.job)))
+
+
+def _spot_advice_of(row: Mapping[str, Any], nodes: int, assumed: Assumed) -> SpotAdvice:
+    cost, gross = Decimal(str(row["cost"])), Decimal(str(row["saving_at_most"]))
+    between_s = assumed.between_s / nodes
+    interval_s = daly(assumed.checkpoint_s, between_s)
+    stretch = stretched(interval_s, assumed.checkpoint_s, assumed.restart_s, between_s)
+    spot_cost = exact_sum([cost, -gross])
+    saving = None if stretch is None else exact_sum([cost, -exact_product(spot_cost, Decimal(str(round(stretch, 6))))])
+    return SpotAdvice(
+        row["team"], *job_of(row), Decimal(str(row["gpu_hours"])), cost, spot_cost, nodes, interval_s,
+        stretch, saving,
+    )  # fmt: skip
+
+
+_MIG_FAMILIES = {
+    "A30": 4, "A100": 7, "H100": 7, "H800": 7, "H20": 7, "H200": 7, "GH200": 7, "B200": 7, "GB200": 7, "B300": 7,
+    "GB300": 7,
+}  # fmt: skip
+"""Compute slices by family."""
+_PROFILES: Mapping[tuple[int, int | None], tuple[tuple[int, int, int], ...]] = {
+    (4, None): ((1, 2, 6), (2, 4, 12)),
+    (7, 40): ((1, 1, 5), (1, 2, 10), (2, 2, 10), (3, 4, 20), (4, 4, 20)),
+    (7, 80): ((1, 1, 10), (1, 2, 20), (2, 2, 20), (3, 4, 40), (4, 4, 40)),
+    (7, 141): ((1, 1, 18), (1, 2, 35), (2, 2, 35), (3, 4, 71), (4, 4, 71)),
+}
+"""By compute slices and GB of the GPU: (compute slices, eighths of the memory, GB of an instance), smallest first."""
+_OTHER = ((1, 1, 0), (1, 2, 0), (2, 2, 0), (3, 4, 0), (4, 4, 0))
+_EIGHTHS = 8
+_MIB_PER_GB = 954
+"""A vendor's GB is 10^9 bytes."""
+_MOST_REPLICAS = 4
+"""Of time-slicing: beyond it waits for the turn grow faster than what is saved."""
+Way = Literal["mig", "time-slicing", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a job did on one model. memory_mib: mean while it held it, None where it is not known."""
+
+    gpu_model: str
+    memory_mib: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SharingAdvice:
+    """way: how. profile: of MIG (`1g.10gb`, or `1g` where the model's memory is not known). replicas: of time-slicing.
+    peak: busy part of the GPU in the busiest hour. saving: at most, None without a price. reason: why not, or what to
+    look at."""
+
+    team: str
+    cluster: str
+    namespace: str
+    job: str
+    gpu_model: str
+    way: Way
+    profile: str
+    replicas: int
+    peak: float
+    memory_mib: float | None
+    saving: Decimal | None
+    reason: str
+
+
+def sharing_advice(rows: Iterable[Mapping[str, Any]], uses: Mapping[JobKey, Use]) -> tuple[SharingAdvice, ...]:
+    """rows: the report's table `hints`. The largest saving first."""
+    found = [_sharing_advice_of(row, uses.get(job_of(row))) for row in rows if row["kind"] == "slice"]
+    return tuple(sorted(found, key=lambda one: (-(one.saving or 0), one.team, one.cluster, one.namespace, one.job)))
+
+
+def _sharing_advice_of(row: Mapping[str, Any], use: Use | None) -> SharingAdvice:
+    peak = float(row["peak_busy_gpus"])
+    saving = None if row.get("saving_at_most") is None else Decimal(str(row["saving_at_most"]))
+    model, memory = (use.gpu_model, use.memory_mib) if use is not None else ("", None)
+    way, profile, replicas, reason = _way(model, memory, peak)
+    return SharingAdvice(
+        row["team"], *job_of(row), model, way, profile, replicas, peak, memory,
+        saving if way != "none" else None, reason,
+    )  # fmt: skip
+
+
+def _way(model: str, memory: float | None, peak: float) -> tuple[Way, str, int, str]:
+    gpu = parse_gpu_model(model)
+    slices = _MIG_FAMILIES.get(gpu.family)
+    if not model:
+        return "none", "", 0, "it ran on several models, or on none that is known"
+    whole_mib = gpu.memory_gb * _MIB_PER_GB if gpu.memory_gb else None
+    if slices is not None:
+        sizes = _PROFILES.get((slices, gpu.memory_gb)) or _PROFILES.get((slices, None)) or _OTHER
+        for compute, eighths, gigabytes in sizes:
+            room = None if whole_mib is None else whole_mib * eighths / _EIGHTHS
+            if compute >= ceil(round(peak * slices, 6)) and (memory is None or room is None or memory <= room):
+                name = f"{compute}g.{gigabytes}gb" if gigabytes else f"{compute}g"
+                return "mig", name, 0, _look(memory)
+        return "none", "", 0, "its memory needs the whole GPU"
+    by_time = floor(1 / peak) if peak > 0 else _MOST_REPLICAS
+    by_memory = floor(whole_mib / memory) if whole_mib and memory else by_time
+    replicas = min(by_time, by_memory, _MOST_REPLICAS)
+    if replicas < 2:
+        return "none", "", 0, "its memory needs the whole GPU"
+    return "time-slicing", "", replicas, f"{_look(memory)}; time-slicing isolates neither memory nor faults"
+
+
+def _look(memory: float | None) -> str:
+    return "memory is not known: look before" if memory is None else "memory is a mean: look at its peak before"

@@ -1,0 +1,82 @@
+"""Writes a file so that readers see the old content or the new, even after a power failure.
+
+Whoever reads the place sees the old content or the new, after a power failure too: what is written is made durable
+before it gets the name, and the name in its folder afterwards (rename(2), fsync(2)). Where writing fails, nothing is
+left behind and the old content stands. A link at the place is replaced, not followed. It makes no folders.
+
+Whoever reads it again and again sees by its stamp that there is something new to read.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+Stamp: TypeAlias = tuple[int, int, int]
+"""Of a file at one instant; means nothing but another file, or another content, where it is another one."""
+
+
+def stamp(place: Path) -> Stamp | None:
+    """Changes with every way of writing a file: in place, or a new one in its stead (as Kubernetes does). None where it
+    cannot be seen."""
+    try:
+        return stamped(place.stat())
+    except OSError:
+        return None
+
+
+def stamped(found: os.stat_result) -> Stamp:
+    """`stamp` of a file that was looked at already."""
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@contextmanager
+def replacing(place: Path, mode: int | None = None) -> Iterator[BinaryIO]:
+    """What is written to in the block stands at `place` after it; an error in the block leaves everything as it was.
+
+    mode: the file's rights; None: those of the one that it replaces, of a new one the process's own. Raises OSError."""
+    fresh = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+    rights = mode if mode is not None else _rights(place)
+    # Nobody else may read it while it is not known who may.
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if rights is None else 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            if rights is not None:
+                os.fchmod(descriptor, rights)
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+        fresh.replace(place)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    sync(place.parent)
+
+
+def write(place: Path, content: bytes, mode: int | None = None) -> None:
+    """The whole content at once. Raises OSError."""
+    with replacing(place, mode) as file:
+        file.write(content)
+
+
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _rights(place: Path) -> int | None:
+    """Of a file that stands there; None where none does."""
+    try:
+        mode = place.lstat().st_mode
+    except FileNotFoundError:
+        return None
+    return None if stat.S_ISLNK(mode) else stat.S_IMODE(mode)

@@ -1,0 +1,82 @@
+"""Defines the clock that every stage takes as an argument, and a virtual clock for tests and the demo.
+
+Two readings: wall time (UTC, may step) and monotonic time (never steps back, arbitrary origin).
+`VirtualClock` is moved by its owner; the demo and the tests run on it, so that nothing sleeps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where time comes from."""
+
+    def wall_ms(self) -> int:
+        """UTC now, milliseconds since 1970-01-01."""
+        ...
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds of steady time since an arbitrary origin; counts while suspended."""
+        ...
+
+    def wait(self, seconds: float, stop: threading.Event) -> bool:
+        """Let `seconds` pass or return early when `stop` is set; True if it was set."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+    def wait(self, seconds: float, stop: threading.Event) -> bool:
+        return stop.wait(seconds)
+
+
+class VirtualClock:
+    """A clock that stands still until it is moved.
+
+    `wait` moves it, so a loop written for real time runs at once in a test. `step_wall` models an
+    administrator (or NTP) setting the wall clock: monotonic time does not notice.
+    """
+
+    def __init__(self, wall_ms: int, monotonic_ms: int = 0) -> None:
+        self._lock = threading.Lock()
+        self._wall_ms = wall_ms
+        self._monotonic_ms = monotonic_ms
+
+    def wall_ms(self) -> int:
+        return self._wall_ms
+
+    def monotonic_ms(self) -> int:
+        return self._monotonic_ms
+
+    def advance(self, milliseconds: int) -> None:
+        """Let time pass on both clocks. Raises ValueError for a negative step."""
+        if milliseconds < 0:
+            raise ValueError(f"time does not run backwards: {milliseconds} ms")
+        with self._lock:
+            self._wall_ms += milliseconds
+            self._monotonic_ms += milliseconds
+
+    def advance_to(self, wall_ms: int) -> None:
+        """Let time pass until the wall clock reads `wall_ms`."""
+        self.advance(wall_ms - self._wall_ms)
+
+    def step_wall(self, milliseconds: int) -> None:
+        """Set the wall clock forwards or backwards; no time passes."""
+        with self._lock:
+            self._wall_ms += milliseconds
+
+    def wait(self, seconds: float, stop: threading.Event) -> bool:
+        if stop.is_set():
+            return True
+        self.advance(round(seconds * 1000))
+        return stop.is_set()

@@ -1,0 +1,216 @@
+"""Defines money and exact arithmetic of GPU time and prices.
+
+The one home of Decimal arithmetic. Invariants: amounts of different currencies never meet; no
+float comes in; every operation is exact (the context traps Inexact) except the one rounding to
+the currency's minor unit, which is done by largest remainder so that parts add up to the whole.
+
+An hour is 3.6e9 µs, and 1/3.6e9 has no finite decimal expansion. Therefore nothing here divides a
+price: time is first expressed in GPU-hours with nine decimals (a unit of 3.6 µs), apportioned so
+that the parts add up to the total, and a cost is price times that quantity, exactly.
+
+Pure: no clock, no I/O, no knowledge of teams, nodes or GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact, InvalidOperation, Overflow
+from fractions import Fraction
+from typing import TypeVar
+
+from gputally.base.units import US_PER_HOUR, apportion
+
+K = TypeVar("K", bound=Hashable)
+
+HOUR_PLACES = 9
+"""Decimals of a stated GPU-hour quantity."""
+
+_EXACT = Context(prec=200, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, InvalidOperation, Overflow])
+"""Wide enough for any sum of our products; should it ever not be, it raises instead of rounding."""
+
+# ISO 4217, list one (national currencies in use; funds and precious metals left out).
+_CODES = """
+    AED AFN ALL AMD AOA ARS AUD AWG AZN BAM BBD BDT BHD BIF BMD BND BOB BRL BSD BTN BWP BYN BZD CAD CDF CHF CLP CNY
+    COP CRC CUP CVE CZK DJF DKK DOP DZD EGP ERN ETB EUR FJD FKP GBP GEL GHS GIP GMD GNF GTQ GYD HKD HNL HTG HUF IDR
+    ILS INR IQD IRR ISK JMD JOD JPY KES KGS KHR KMF KPW KRW KWD KYD KZT LAK LBP LKR LRD LSL LYD MAD MDL MGA MKD MMK
+    MNT MOP MRU MUR MVR MWK MXN MYR MZN NAD NGN NIO NOK NPR NZD OMR PAB PEN PGK PHP PKR PLN PYG QAR RON RSD RUB RWF
+    SAR SBD SCR SDG SEK SGD SHP SLE SOS SRD SSP STN SVC SYP SZL THB TJS TMT TND TOP TRY TTD TWD TZS UAH UGX USD UYU
+    UZS VED VES VND VUV WST XAF XCD XOF XPF YER ZAR ZMW ZWG
+"""
+CURRENCIES = frozenset(_CODES.split())
+_WITHOUT_CENTS = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF"
+_WITH_MILLS = "BHD IQD JOD KWD LYD OMR TND"
+_MINOR_PLACES = dict.fromkeys(_WITHOUT_CENTS.split(), 0) | dict.fromkeys(_WITH_MILLS.split(), 3)
+
+
+class CurrencyMismatch(ValueError):
+    """Two currencies met in one sum: always a fault of the caller, never converted."""
+
+
+def minor_places(currency: str) -> int:
+    """Decimals of the currency's minor unit (2 for cents). Source: ISO 4217."""
+    return _MINOR_PLACES.get(currency, 2)
+
+
+def half_unit(currency: str) -> Decimal:
+    """Half a minor unit: from which on two amounts are apart for whoever pays them."""
+    return Decimal(5).scaleb(-minor_places(currency) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """An exact amount of one currency; may be negative (a correction)."""
+
+    amount: Decimal
+    currency: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.amount, Decimal):
+            raise TypeError(f"money is Decimal, not {type(self.amount).__name__}: {self.amount!r}")
+        if not self.amount.is_finite():
+            raise ValueError(f"money is finite, not {self.amount}")
+        if self.currency not in CURRENCIES:
+            raise ValueError(f"not an ISO 4217 currency: {self.currency!r}")
+
+    @classmethod
+    def zero(cls, currency: str) -> Money:
+        return cls(Decimal(0), currency)
+
+    @classmethod
+    def sum(cls, parts: Iterable[Money], currency: str) -> Money:
+        """Exact sum; `currency` says what nothing adds up to. Raises CurrencyMismatch."""
+        total = cls.zero(currency)
+        for part in parts:
+            total = total + part
+        return total
+
+    def _same(self, other: Money) -> None:
+        if self.currency != other.currency:
+            raise CurrencyMismatch(f"{self.currency} and {other.currency} do not mix")
+
+    def __add__(self, other: Money) -> Money:
+        self._same(other)
+        return Money(_EXACT.add(self.amount, other.amount), self.currency)
+
+    def __sub__(self, other: Money) -> Money:
+        self._same(other)
+        return Money(_EXACT.subtract(self.amount, other.amount), self.currency)
+
+    def __neg__(self) -> Money:
+        return Money(_EXACT.minus(self.amount), self.currency)
+
+    def times(self, quantity: Decimal | int) -> Money:
+        """This unit price for `quantity` units, exactly. Raises TypeError for a float."""
+        if type(quantity) not in (Decimal, int):
+            raise TypeError(f"a quantity is Decimal or int, not {type(quantity).__name__}")
+        return Money(exact_product(self.amount, Decimal(quantity)), self.currency)
+
+    def rounded(self) -> Money:
+        """To the minor unit, half to even. For one figure that stands alone; parts of a whole go
+        through `payable`, or they would not add up."""
+        return Money(_to_decimal(round(_units(self)), minor_places(self.currency)), self.currency)
+
+    def split(self, weights: Sequence[int], places: int | None = None) -> tuple[Money, ...]:
+        """Shares in proportion to `weights`, in whole units of `places` decimals (default: the minor
+        unit), by largest remainder, ties to the earlier position; they add up to self exactly.
+
+        Raises ValueError for a negative amount, one that is no multiple of the unit, or bad weights."""
+        places = minor_places(self.currency) if places is None else places
+        units = Fraction(self.amount) * 10**places
+        if units.denominator != 1:
+            raise ValueError(f"{self.amount} {self.currency} is no multiple of the unit with {places} decimals")
+        return tuple(Money(_to_decimal(n, places), self.currency) for n in apportion(units.numerator, weights))
+
+
+def payable(amounts: Mapping[K, Money], currency: str, total: Money | None = None) -> dict[K, Money]:
+    """Exact amounts -> minor units, such that the parts add up to the rounded total.
+
+    The total is rounded half to even, once (or given: then as it was rounded among its own peers);
+    every part takes its floor, and what is missing goes to the largest fractions, equal ones in the order of
+    the mapping. Negative amounts are fine. Raises CurrencyMismatch, and ValueError for a total that no rounding of
+    the parts gives. Source: Hamilton's method; openmeter's AllocateByWeight does the same."""
+    zero = Money.zero(currency)
+    several = [*amounts.values(), zero if total is None else total]
+    for money in several:
+        zero._same(money)
+    places = minor_places(currency)
+    finest = max(-int(money.amount.as_tuple().exponent) for money in several)
+    # Whole numbers of the finest unit that any of them has: `unit` of these are a minor unit.
+    unit = 10 ** max(0, finest - places)
+    exact = {key: _scaled(money.amount, max(finest, places)) for key, money in amounts.items()}
+    floors = {key: value // unit for key, value in exact.items()}
+    whole = sum(exact.values()) if total is None else _scaled(total.amount, max(finest, places))
+    missing = _half_even(whole, unit) - sum(floors.values())
+    if not 0 <= missing <= len(floors):
+        parts = Fraction(sum(exact.values()), unit)
+        raise ValueError(f"parts of {parts} units cannot be rounded to add up to {Fraction(whole, unit)}")
+    order = sorted(exact, key=lambda key: -(exact[key] % unit))  # stable: ties keep their order
+    for key in order[:missing]:
+        floors[key] += 1
+    return {key: Money(_to_decimal(value, places), currency) for key, value in floors.items()}
+
+
+def nano_gpu_hours(gpu_us: int) -> int:
+    """GPU-µs as whole nano-GPU-hours (3.6 µs each), half to even. Raises ValueError below zero."""
+    if gpu_us < 0:
+        raise ValueError(f"GPU time is not negative: {gpu_us} µs")
+    return _half_even(gpu_us * 10**HOUR_PLACES, US_PER_HOUR)
+
+
+def gpu_hours(gpu_us: int) -> Decimal:
+    """GPU-µs as GPU-hours with nine decimals, half to even: for one figure that stands alone."""
+    return _to_decimal(nano_gpu_hours(gpu_us), HOUR_PLACES)
+
+
+def apportion_gpu_hours(gpu_us: Mapping[str, Mapping[K, int]]) -> dict[str, dict[K, Decimal]]:
+    """GPU-µs by bucket and line -> GPU-hours with nine decimals that add up on every level.
+
+    The grand total is rounded once; it is apportioned over the buckets (price rows), and each
+    bucket's quantity over its lines. So the quantity of a bucket, and with it the cost, does not depend on
+    how its time is cut into lines. Ties go to the earlier bucket or line: the caller sorts."""
+    totals = [sum(lines.values()) for lines in gpu_us.values()]
+    if not totals:
+        return {}
+    answer: dict[str, dict[K, Decimal]] = {}
+    for (bucket, lines), nano in zip(gpu_us.items(), apportion(nano_gpu_hours(sum(totals)), totals), strict=True):
+        parts = apportion(nano, list(lines.values())) if lines else []
+        answer[bucket] = {key: _to_decimal(n, HOUR_PLACES) for key, n in zip(lines, parts, strict=True)}
+    return answer
+
+
+def exact_product(left: Decimal, right: Decimal) -> Decimal:
+    """Product without rounding, whatever the caller's decimal context says."""
+    return _EXACT.multiply(left, right)
+
+
+def exact_sum(values: Iterable[Decimal]) -> Decimal:
+    """Sum without rounding, whatever the caller's decimal context says."""
+    total = Decimal(0)
+    for value in values:
+        total = _EXACT.add(total, value)
+    return total
+
+
+def plain(value: Decimal) -> str:
+    """Plain decimal text (no exponent, no thousands separators), as files and hashes need it."""
+    return format(value, "f")
+
+
+def _units(money: Money) -> Fraction:
+    return Fraction(money.amount) * Fraction(10 ** minor_places(money.currency))
+
+
+def _scaled(amount: Decimal, places: int) -> int:
+    """In units of so many decimals, of which the amount is a multiple."""
+    return int(_EXACT.scaleb(amount, places))
+
+
+def _half_even(value: int, unit: int) -> int:
+    """value / unit as a whole number, half to even."""
+    whole, rest = divmod(value, unit)
+    return whole + (2 * rest > unit or (2 * rest == unit and whole % 2 == 1))
+
+
+def _to_decimal(units: int, places: int) -> Decimal:
+    return _EXACT.scaleb(Decimal(units), -places)

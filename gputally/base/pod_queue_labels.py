@@ -1,0 +1,59 @@
+"""Reads from a pod's labels which scheduler queue it was sent to; the one rule for bills and for shares.
+
+Whoever makes a pod writes its labels, and the queue decides who pays. So a queue counts only on a pod that the
+queue's own scheduler places: on any other it would be a way to let somebody else pay. Kueue places no pods;
+its label names a LocalQueue of the pod's own namespace, and those only the namespace's administrator makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+RESERVATION_NAMESPACES = frozenset({"kai-resource-reservation", "runai-reservation"})
+"""Namespaces whose pods hold GPUs for those that share them. Source: KAI Scheduler and Run:ai, GPU sharing."""
+KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheme:
+    """schedulers: names under which the scheduler places pods; keys: labels or annotations, the newest first."""
+
+    name: str
+    schedulers: frozenset[str]
+    keys: tuple[str, ...]
+
+
+# Sources: kai-scheduler pkg/common/constants; Volcano and Slinky (slurm-bridge) API references.
+_SCHEMES = (
+    _Scheme("kai", frozenset({"kai-scheduler", "runai-scheduler"}), ("kai.scheduler/queue", "runai/queue")),
+    _Scheme("volcano", frozenset({"volcano"}), ("scheduling.volcano.sh/queue-name", "volcano.sh/queue-name")),
+    _Scheme(
+        "slurm",
+        frozenset({"slurm-bridge-scheduler"}),
+        ("slinky.slurm.net/slurm-account", "slurmjob.slinky.slurm.net/account"),
+    ),
+)
+QUEUE_KEYS = frozenset({KUEUE_QUEUE, *(key for scheme in _SCHEMES for key in scheme.keys)})
+"""Labels and annotations that may name a queue."""
+
+
+def placed_by(scheduler: str) -> str:
+    """`kai`, `volcano` or `slurm` for a pod's `schedulerName`; "" for a scheduler that has no queues we know."""
+    return next((scheme.name for scheme in _SCHEMES if scheduler in scheme.schedulers), "")
+
+
+def queue_ref(
+    namespace: str, scheduler: str, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None
+) -> str:
+    """The queue a pod was sent to, in the words of `agent.wire.PodFacts`; "" where it names none that counts.
+
+    scheduler: the pod's `schedulerName`. Where a key stands in both, the label counts."""
+    if local := labels.get(KUEUE_QUEUE):
+        return f"kueue:{namespace}/{local}"
+    written = {**(annotations or {}), **labels}
+    for scheme in _SCHEMES:
+        named = next((written[key] for key in scheme.keys if written.get(key)), "")
+        if named and scheduler in scheme.schedulers:
+            return f"{scheme.name}:{named}"
+    return ""

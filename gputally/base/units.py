@@ -1,0 +1,56 @@
+"""Defines the units of time, energy and memory, and divides integers without losing a unit.
+
+Nothing here rounds silently: every division says who gets the remainder, and the parts always
+add up to the whole. No floats, no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+US_PER_MS = 1_000
+US_PER_HOUR = 3_600_000_000
+MS_PER_SECOND = 1_000
+MS_PER_MINUTE = 60_000
+MS_PER_HOUR = 3_600_000
+MS_PER_DAY = 86_400_000
+BUCKET_MS = 15 * MS_PER_MINUTE
+"""Width of the finest rollup: it divides every time zone's offset in use."""
+
+
+def apportion(total: int, weights: Sequence[int]) -> list[int]:
+    """Divide `total` in proportion to `weights`, in whole units, by largest remainder.
+
+    The parts add up to `total` exactly. Equal remainders go to the earlier position, so the
+    result depends only on the order of the arguments. All-zero weights divide evenly.
+
+    Raises ValueError for a negative total, a negative weight, or no weights at all.
+    Source: Hamilton's method of apportionment.
+    """
+    if not weights:
+        raise ValueError("apportion needs at least one weight")
+    if total < 0 or min(weights) < 0:
+        raise ValueError(f"apportion needs non-negative numbers, got {total} by {list(weights)}")
+    if len(weights) == 1:  # most GPUs are one part with one holder
+        return [total]
+    denominator = sum(weights)
+    if denominator == 0:
+        weights = [1] * len(weights)
+        denominator = len(weights)
+    parts = [total * w // denominator for w in weights]
+    remainders = [total * w % denominator for w in weights]
+    missing = total - sum(parts)
+    for i in sorted(range(len(weights)), key=lambda i: (-remainders[i], i))[:missing]:
+        parts[i] += 1
+    return parts
+
+
+def prorate(value: int, span: int, start: int, end: int) -> int:
+    """The part of `value`, spread evenly over [0, span), that falls into [start, end).
+
+    Additive: over any partition of [0, span) the parts add up to `value` exactly, because each is
+    a difference of one cumulative floor. Needs 0 <= start <= end <= span, span > 0, value >= 0.
+    """
+    if not 0 <= start <= end <= span or span <= 0:
+        raise ValueError(f"prorate needs 0 <= start <= end <= span, got [{start}, {end}) of {span}")
+    return value * end // span - value * start // span

@@ -1,0 +1,235 @@
+"""Runs the demo's accountant behind a network that loses answers, with a simulated inventory.
+
+The accountant's service, ledger and server run unchanged. Made up are its clock, which goes from hour to hour as it is
+told, its inventory, and the wire in front of it, which fails as planned. It keeps house when it is told to, so that a
+run can be repeated; and it is asked once, at the end, what the ledger has to say.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from decimal import Decimal
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from accountant.billing.costs import cost
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
+from accountant.reports import csv_xlsx_parquet as csv_report
+from accountant.reports import html_and_pdf as html_report
+from accountant.reports.report_model import build
+from fairshare.simulator.simulation_model import NodeSpec, OutageBegan, OutageEnded
+from gputally.base.clock import VirtualClock
+from gputally.base.money import Money
+from gputally.demo.cluster_and_workload import CLUSTER, REGION
+from gputally.demo.worker_processes import LedgerFigures, Premises
+from gputally.server.https_server import serve
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+
+class UnreliableWire:
+    """away: nobody answers but a proxy. lose_next_ack: the next batch arrives and is booked, but its sender
+    never hears of it. Both are set from outside, between requests."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.away = False
+        self.lose_next_ack = False
+        self.acks_lost = 0
+        self.refused = 0
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if self.away:
+            self.refused += 1
+            await _consume(receive)
+            await _bad_gateway(send)
+        elif self.lose_next_ack and (scope["method"], scope["path"]) == ("POST", "/v1/usage"):
+            self.lose_next_ack = False
+            self.acks_lost += 1
+            await self._app(scope, receive, _nowhere)
+            await _bad_gateway(send)
+        else:
+            await self._app(scope, receive, send)
+
+
+async def _consume(receive: Receive) -> None:
+    while (await receive()).get("more_body", False):
+        pass
+
+
+async def _nowhere(_message: Message) -> None:
+    pass
+
+
+async def _bad_gateway(send: Send) -> None:
+    body = b"bad gateway"
+    headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 502, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class SimulatedInventory:
+    """accountant.ledger.protocols.Inventory, told by the simulation when nodes go and come."""
+
+    def __init__(self, nodes: Sequence[NodeSpec], teams: Sequence[str]) -> None:
+        self._nodes = {
+            node.name: NodeFacts(
+                cluster=CLUSTER,
+                name=node.name,
+                pool=node.pool,
+                region=REGION,
+                zone=f"{REGION}a",
+                capacity_type="spot" if node.pool == "spot" else "on-demand",
+            )
+            for node in nodes
+        }
+        self._namespaces = tuple(NamespaceFacts(CLUSTER, team, team) for team in sorted(teams))
+
+    def node_down(self, name: str, at_ms: int, reason: str) -> None:
+        """The node is not ready from `at_ms` on."""
+        node = self._nodes[name]
+        self._nodes[name] = replace(node, down=(*node.down, Down(at_ms, None, reason)))
+
+    def node_up(self, name: str, at_ms: int) -> None:
+        """The node is ready again."""
+        node = self._nodes[name]
+        self._nodes[name] = replace(node, down=(*node.down[:-1], replace(node.down[-1], end_ms=at_ms)))
+
+    def read(self, now_ms: int) -> Facts:  # noqa: ARG002 - what lies in the future has not been told yet
+        """Everything known by now."""
+        return Facts(nodes=tuple(self._nodes[name] for name in sorted(self._nodes)), namespaces=self._namespaces)
+
+    def taken(self) -> None:
+        """Every reading is whole."""
+
+
+PRICE_BOOK = files("gputally.demo") / "data" / "price-book.yaml"
+_A_WEEK_S = 7 * 86_400
+"""Between checkpoints. One costs what the last of the file's row groups holds, however little is new."""
+
+_LINGER_MS = 30
+"""All agents deliver at once, on fewer cores than there are of them: one that comes late would cost a commit of its
+own. The accountant waits no longer than until all are there."""
+
+
+class Office:
+    """An accountant that serves from construction to `close`."""
+
+    def __init__(self, premises: Premises) -> None:
+        """Raises what accountant.composition.Service and serve raise where folder or port cannot be used."""
+        _log_to(premises.log_file)
+        self._clock = VirtualClock(premises.start_ms)
+        self._inventory = SimulatedInventory(premises.nodes, premises.teams)
+        with ExitStack() as opening:
+            book = opening.enter_context(as_file(PRICE_BOOK))
+            settings = Settings(
+                data=premises.folder,
+                listen=f"127.0.0.1:{premises.port}",
+                auth="off",
+                prices=book,
+                linger_ms=_LINGER_MS,
+                checkpoint_seconds=_A_WEEK_S,
+                refresh_seconds=3_600,
+            )
+            self._service = opening.enter_context(Service(settings, self._clock, self._inventory))
+            self._wire = UnreliableWire(self._service.app)
+            self._url = opening.enter_context(serve(self._wire, settings.host, settings.port))
+            self._open = opening.pop_all()
+
+    def url(self) -> str:
+        """Where it serves."""
+        return self._url
+
+    def hour(
+        self, now_ms: int, outages: Sequence[OutageBegan | OutageEnded], away: bool, keep_house: bool = False
+    ) -> None:
+        """It is `now_ms`; these nodes went or came meanwhile. away: nobody answers until the next hour. keep_house:
+        do what is due first."""
+        if keep_house:
+            self.maintain()
+        self._clock.advance_to(now_ms)
+        for event in outages:
+            if isinstance(event, OutageBegan):
+                self._inventory.node_down(event.outage.name, event.at_ms, event.outage.reason)
+            else:
+                self._inventory.node_up(event.outage.name, event.at_ms)
+        self._wire.away = away
+
+    def lose_next_ack(self) -> None:
+        """Of the batch that comes next the sender will not hear."""
+        self._wire.lose_next_ack = True
+
+    def ack_was_lost(self) -> bool:
+        """Whether one came since; the next one's answer arrives again."""
+        lost = not self._wire.lose_next_ack
+        self._wire.lose_next_ack = False
+        return lost
+
+    def maintain(self) -> None:
+        """Do what is due by now."""
+        self._service.maintain()
+
+    def figures(self, start_ms: int, end_ms: int) -> LedgerFigures:
+        """Ask the ledger everything once."""
+        ledger = self._service.ledger
+        (whole,) = ledger.usage(start_ms, end_ms, ())
+        by_team = {line.key["team"]: line.accounts_gpu_us for line in ledger.usage(start_ms, end_ms, ("team",))}
+        bill = cost(ledger, self._service.book(), start_ms, end_ms, ("team",))
+        currency = bill.currency or ""
+        return LedgerFigures(
+            whole.accounts_gpu_us,
+            by_team,
+            currency,
+            _payable(bill.total, currency),
+            {line.key["team"]: _payable(line.cost, currency) for line in bill.lines},
+            ledger.coverage(start_ms, end_ms),
+            self._service.metrics.rows(),
+            self._wire.acks_lost,
+        )
+
+    def write_files(self, folder: Path, start_ms: int, end_ms: int) -> None:
+        """LEDGER_FILES: the month's report, its statement, a copy of the ledger. Raises OSError."""
+        ledger = self._service.ledger
+        with ledger.moment(start_ms, end_ms) as moment:
+            report = build(moment, self._service.book(), start_ms, end_ms)
+        (folder / "report.html").write_text(html_report.render_html(report), encoding="utf-8")
+        (folder / "statement.csv").write_text(csv_report.render_csv(report), encoding="utf-8", newline="")
+        ledger.checkpoint()  # nothing writes any more: with its log folded in, the file is the whole ledger
+        shutil.copyfile(self._service.settings.ledger_file, folder / "ledger.duckdb")
+
+    def close(self) -> None:
+        """Stop the server and close the ledger."""
+        self._open.close()
+
+
+def _log_to(file: Path | None) -> None:
+    """What the accountant has to say, from warnings up, a line of JSON each."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING if file else logging.CRITICAL),
+        logger_factory=structlog.WriteLoggerFactory(file.open("a", encoding="utf-8") if file else None),
+    )
+
+
+def _payable(amount: Decimal | None, currency: str) -> Decimal | None:
+    return None if amount is None else Money(amount, currency).rounded().amount

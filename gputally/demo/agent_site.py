@@ -1,0 +1,476 @@
+"""Simulates the machines of a site with a real agent on each, and turns jobs into pods.
+
+Every event is applied at its exact instant; the agents of the machines it touches read at that instant,
+and all agents read at least every second interval. An agent sees only what its own machine shows. As in
+an agent itself, delivering and metering may go on at once, in two threads: everything but `deliver` belongs to one.
+
+Only the hardware and the kubelet are made up: the agent's loop, meter, outbox and uploader are the ones
+that run in production. The outbox's fsync is off, as nothing here can lose power but the simulation's
+own machines, whose outboxes live on in this process.
+
+One pod per node and attempt. Names, owners and namespaces are as an operator would see them; the queue
+stands in `queue_ref`, so a pod is billed to its team even when it lived while nobody listened. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+from random import Random
+from uuid import NAMESPACE_URL, uuid5
+
+from agent.core.readings import Allocation
+from agent.core.settings import Settings
+from agent.main_loop import Agent
+from agent.metrics.exporter import AgentMetrics
+from agent.simulation.simulated_node import SimulatedNode, SimulatedSource
+from agent.upload.spool import Outbox
+from agent.upload.uploader import ShipResult, Uploader
+from agent.wire import Holder, Owner, PodFacts
+from fairshare.simulator.simulation_model import (
+    WHOLE,
+    Event,
+    Job,
+    JobKind,
+    NodeSpec,
+    OutageBegan,
+    OutageEnded,
+    Slot,
+    Started,
+    Stopped,
+    slots_of,
+)
+from gputally.base.clock import Clock, VirtualClock
+from gputally.demo.cluster_and_workload import CLUSTER, REPLICAS, SHARED, devices
+from gputally.demo.ground_truth import Truth
+from gputally.demo.worker_processes import Plot, Stocktaking
+
+_WORKLOAD: dict[JobKind, str] = {
+    "training": "PyTorchJob",
+    "notebook": "Notebook",
+    "short": "Job",
+    "inference": "Deployment",
+}
+
+
+_MEMORY_MIB = 80_000
+"""About what a GPU has; a pod uses a third of it, more if it is busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One device of a pod. utilisation_ppm: of the GPU, or of its MIG instance."""
+
+    allocation: Allocation
+    utilisation_ppm: int
+    memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    node: str
+    facts: PodFacts
+    claims: tuple[Claim, ...]
+
+
+def pod_uid(job: Job, attempt: int, node: str) -> str:
+    """Deterministic, and another one for every attempt: a rescheduled pod is a new pod."""
+    return _uid(f"{job.id}/{attempt}/{node}")
+
+
+@lru_cache(1_024)
+def _uid(name: str) -> str:
+    """Asked for again when the pod stops, and for every pod of its owner."""
+    return str(uuid5(NAMESPACE_URL, name))
+
+
+def namespace_of(job: Job) -> str:
+    """Every team has one namespace of its name."""
+    return job.queue
+
+
+def pods_of(
+    start: Started, mig_uuids: dict[Slot, str], queued: frozenset[str], here: Container[str]
+) -> tuple[Pod, ...]:
+    """The pods of a gang on the nodes that are `here`, by node. mig_uuids: the instance behind a slot; queued: queues
+    that exist."""
+    nodes: dict[str, list[Slot]] = {}
+    for slot in start.slots:
+        nodes.setdefault(slot.node, []).append(slot)
+    return tuple(
+        _pod(start, rank, node, slots, mig_uuids, queued)
+        for rank, (node, slots) in enumerate(sorted(nodes.items()))
+        if node in here
+    )
+
+
+def pod_nodes(stop: Stopped) -> tuple[str, ...]:
+    """The nodes a gang held something on."""
+    return tuple(sorted({slot.node for slot in stop.slots}))
+
+
+def _pod(
+    start: Started, rank: int, node: str, slots: list[Slot], mig_uuids: dict[Slot, str], queued: frozenset[str]
+) -> Pod:
+    job = start.job
+    uid = pod_uid(job, start.attempt, node)
+    kind = _WORKLOAD[job.kind]
+    name = f"{job.id}-{'worker-' if job.kind == 'training' else ''}{rank}"
+    namespace = namespace_of(job)
+    facts = PodFacts(
+        seq=0,
+        uid=uid,
+        namespace=namespace,
+        name=name,
+        node=node,
+        labels={"app.kubernetes.io/name": job.id},
+        owners=(Owner(kind, job.id, _uid(job.id)),),
+        workload=f"{kind}/{job.id}",
+        queue_ref=f"kai:{job.queue}" if job.queue in queued else "",
+        priority=50 if job.preemptible else 100,
+        requests={_resource(slots[0].flavour.shape): str(len(slots))},
+        created_ms=job.submit_ms,
+        scheduled_ms=start.at_ms,
+        started_ms=start.at_ms,
+        observed_ms=start.at_ms,
+    )
+    holder = Holder("pod", uid, namespace, name, "main")
+    return Pod(node, facts, tuple(_claim(holder, slot, job, mig_uuids.get(slot, "")) for slot in slots))
+
+
+def _claim(holder: Holder, slot: Slot, job: Job, mig_uuid: str) -> Claim:
+    ppm = job.utilisation_permille * 1_000
+    memory = _MEMORY_MIB // 3 + job.utilisation_permille * _MEMORY_MIB // 2_000
+    if slot.flavour.shape == SHARED:
+        allocation = Allocation(slot.gpu, holder, sharing="time-slicing", sharing_replicas=REPLICAS)
+        return Claim(allocation, ppm // REPLICAS, memory // REPLICAS)
+    return Claim(Allocation(slot.gpu, holder, mig_uuid=mig_uuid), ppm, memory // 8 if mig_uuid else memory)
+
+
+def _resource(shape: str) -> str:
+    if shape == WHOLE:
+        return "nvidia.com/gpu"
+    return "nvidia.com/gpu.shared" if shape == SHARED else f"nvidia.com/mig-{shape}"
+
+
+class Machine:
+    """A node, switched off until `boot`; `running` while its agent does.
+
+    randbits, jitter: where the agent's randomness comes from. metrics: of its agents, for a Prometheus."""
+
+    def __init__(
+        self,
+        spec: NodeSpec,
+        folder: Path,
+        url: str,
+        interval_s: int,
+        clock: Clock,
+        *,
+        randbits: Callable[[int], int],
+        jitter: Callable[[], float],
+        metrics: AgentMetrics | None = None,
+    ) -> None:
+        self.name = spec.name
+        self._clock = clock
+        self._randbits = randbits
+        self._jitter = jitter
+        self._metrics = metrics
+        self._outbox_file = folder / f"{spec.name}.sqlite"
+        self._settings = Settings(cluster=CLUSTER, node=spec.name, url=url, interval_s=interval_s, batch_rows=20_000)
+        gpus = devices(spec)
+        self._node = SimulatedNode(spec.name, gpus, start_ms=clock.wall_ms())
+        self.mig_uuids: dict[Slot, str] = {
+            slot: gpus[g].mig[slot.index].uuid
+            for slot in slots_of(spec)
+            for g in (next(i for i, gpu in enumerate(gpus) if gpu.uuid == slot.gpu),)
+            if gpus[g].mig
+        }
+        self._boots = 0
+        self._closed_before = 0
+        self._agent: Agent | None = None
+        self._uploader: Uploader | None = None
+        self._outbox: Outbox | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._agent is not None
+
+    @property
+    def closed(self) -> int:
+        """Intervals that its agents, all lives together, closed and spooled."""
+        return self._closed_before + (self._agent.health.intervals_closed if self._agent is not None else 0)
+
+    @property
+    def spooled(self) -> int:
+        """The newest number its outbox gave out."""
+        return self._outbox.last_seq if self._outbox is not None else 0
+
+    @property
+    def unconfirmed(self) -> int:
+        """Intervals that would be sent now."""
+        pending = self._outbox.pending(1_000_000, 1 << 40) if self._outbox is not None else None
+        return len(pending.rows) if pending is not None else 0
+
+    # --- what happens to it ------------------------------------------------------------------
+
+    def boot(self) -> None:
+        """Power is back: a new boot, fresh driver counters, and the agent starts."""
+        self._boots += 1
+        for gpu in self._node.gpus:
+            self._node.reset_counters(self._clock.wall_ms(), gpu.uuid)
+        self.start_agent()
+
+    def start_agent(self) -> None:
+        """The agent starts on the outbox it finds, and looks around at once."""
+        self._outbox = Outbox(self._outbox_file, self._clock, fsync=False, randbits=self._randbits)
+        self._uploader = Uploader(
+            self._outbox,
+            self._settings.url,
+            self._settings.cluster,
+            self.name,
+            str(uuid5(NAMESPACE_URL, f"{self.name}/boot/{self._boots}")),
+            None,
+            self._clock,
+            max_rows=self._settings.batch_rows,
+            max_bytes=self._settings.batch_kib * 1024,
+            compares_clocks=False,
+            jitter=self._jitter,
+        )
+        source = SimulatedSource(self._node)
+        self._agent = Agent(self._settings, source, self._outbox, self._uploader, self._clock, metrics=self._metrics)
+        self.sample()
+
+    def kill_agent(self) -> None:
+        """The process ends without a word: what it had not spooled is gone."""
+        self._closed_before = self.closed
+        if self._uploader is not None and self._outbox is not None:
+            self._uploader.close()
+            self._outbox.close()
+        self._agent = self._uploader = self._outbox = None
+
+    def start_pod(self, at_ms: int, pod: Pod) -> None:
+        """The kubelet gives the pod its devices."""
+        for claim in pod.claims:
+            self._node.place(at_ms, claim.allocation, claim.utilisation_ppm, claim.memory_mib, pod.facts)
+
+    def stop_pod(self, at_ms: int, uid: str) -> None:
+        """The pod ends and its devices are free."""
+        self._node.remove(at_ms, uid)
+
+    def lose_gpu(self, at_ms: int, uuid: str) -> None:
+        """The GPU falls off the bus."""
+        self._node.lose(at_ms, uuid)
+
+    def recover_gpu(self, at_ms: int, uuid: str) -> None:
+        """The GPU was reset and answers again."""
+        self._node.recover(at_ms, uuid)
+
+    # --- what its agent does -----------------------------------------------------------------
+
+    def sample(self) -> None:
+        """One reading, if the agent runs."""
+        if self._agent is not None:
+            self._agent.sample()
+
+    def deliver(self, upto: int | None = None) -> ShipResult | None:
+        """Send what is pending, as far as number `upto`, until nothing is left or the other side does not take it."""
+        result = None
+        while self._agent is not None and (result is None or (result.progress and not self._delivered(upto))):
+            result = self._agent.ship(upto)
+        return result
+
+    def _delivered(self, upto: int | None) -> bool:
+        return upto is not None and self._outbox is not None and self._outbox.durable_seq >= upto
+
+    def exposition(self) -> str:
+        """Its agent's /metrics page; empty where it keeps none."""
+        return str(self._metrics.exposition(), "utf-8") if self._metrics is not None else ""
+
+    def close(self) -> None:
+        """Shut the agent down in good order."""
+        closed = self.closed
+        if self._agent is not None:
+            self._agent.shutdown()
+        self._closed_before = closed
+        self._agent = self._uploader = self._outbox = None
+
+
+LAST_READING_MS = 2_000
+
+
+class Site:
+    """Machines with their agents and the truth about them, under one clock, which this moves.
+
+    It is told of everything that happens in the cluster and minds what happens on its own machines."""
+
+    def __init__(self, plot: Plot) -> None:
+        self._clock = VirtualClock(plot.start_ms)
+        self._faults = plot.faults
+        self._queued = plot.queues
+        self._sample_ms = 2 * plot.interval_s * 1000
+        self._truth = Truth(plot.nodes, plot.start_ms, plot.interval_s * 1000)
+        self._machines: dict[str, Machine] = {}
+        for node in plot.nodes:
+            random = Random(f"{plot.seed}/{node.name}")  # noqa: S311 - repeatable is what is wanted here
+            self._machines[node.name] = Machine(
+                node,
+                plot.folder,
+                plot.url,
+                plot.interval_s,
+                self._clock,
+                randbits=random.getrandbits,
+                jitter=random.random,
+                metrics=AgentMetrics(node.name, version("gputally")) if plot.scraped else None,
+            )
+        self._of_gpu = {gpu.uuid: node.name for node in plot.nodes for gpu in node.gpus}
+        self._mig_uuids: dict[Slot, str] = {}
+        for machine in self._machines.values():
+            self._mig_uuids |= machine.mig_uuids
+        self._pool = ThreadPoolExecutor(max(1, len(plot.nodes)), "agent")
+
+    def begin(self, events: Sequence[Event]) -> None:
+        """Switch everything on, after what happens at the very start: an agent sees an instant once."""
+        self._happen(events, self._clock.wall_ms())
+        for machine in self._machines.values():
+            machine.boot()
+
+    def follow(self, events: Iterable[Event], until_ms: int) -> dict[str, int]:
+        """Let everything happen up to `until_ms`, readings included; what can be delivered then (`deliver`)."""
+        for at_ms, group in groupby(events, _when):
+            happening = list(group)
+            self._read_before_losses(happening, at_ms)
+            self._pass_time(at_ms - 1)
+            self._move(at_ms)
+            self._happen(happening, at_ms)
+            if at_ms % self._sample_ms == 0:
+                self._read_all()
+        self._pass_time(until_ms)
+        return {name: machine.spooled for name, machine in self._machines.items() if machine.running}
+
+    def deliver(self, upto: Mapping[str, int]) -> None:
+        """These agents send what they had at number `upto`, all at once, as far as the other side takes it.
+
+        Meanwhile `follow` may go on, as long as no agent ends in it."""
+        for _ in self._pool.map(lambda name: self._machines[name].deliver(upto[name]), upto):
+            pass
+
+    def deliver_alone(self, name: str) -> int:
+        """One agent sends what it has; returns how many intervals that were."""
+        machine = self._machines[name]
+        number = machine.unconfirmed
+        machine.deliver()
+        return number
+
+    def scrape(self) -> dict[str, str]:
+        """What each running agent shows to a Prometheus, by node."""
+        return {name: machine.exposition() for name, machine in self._machines.items() if machine.running}
+
+    def finish(self, end_ms: int) -> Stocktaking:
+        """Book everything up to the end."""
+        self._truth.finish(end_ms)
+        return Stocktaking(self._truth.books, sum(machine.closed for machine in self._machines.values()))
+
+    def close(self) -> None:
+        """Shut the agents down in good order."""
+        for machine in self._machines.values():
+            machine.close()
+        self._pool.shutdown()
+
+    # --- within ------------------------------------------------------------------------------
+
+    def _pass_time(self, until_ms: int) -> None:
+        """Regular readings, and what the fault plan has in store, up to `until_ms`."""
+        due: list[tuple[int, int, Callable[[], None]]] = []
+        now = self._clock.wall_ms()
+        for at_ms, happen in ((self._faults.killed_ms, self._kill), (self._faults.back_ms, self._return)):
+            if now < at_ms <= until_ms:
+                due.append((at_ms, 0, happen))
+        first = (now // self._sample_ms + 1) * self._sample_ms
+        due += [(at_ms, 1, self._read_all) for at_ms in range(first, until_ms + 1, self._sample_ms)]
+        for at_ms, _, happen in sorted(due, key=lambda entry: entry[:2]):
+            self._move(at_ms)
+            happen()
+
+    def _move(self, at_ms: int) -> None:
+        if at_ms > self._clock.wall_ms():
+            self._clock.advance_to(at_ms)
+
+    def _read_all(self) -> None:
+        for name in self._machines:
+            self._read(name)
+
+    def _read(self, name: str) -> None:
+        machine = self._machines[name]
+        if machine.running:
+            machine.sample()
+            self._truth.agent_read(name, self._clock.wall_ms())
+
+    def _kill(self) -> None:
+        machine = self._machines.get(self._faults.killed_node)
+        if machine is not None and machine.running:
+            self._truth.agent_dies(machine.name)
+            machine.kill_agent()
+
+    def _return(self) -> None:
+        machine = self._machines.get(self._faults.killed_node)
+        if machine is not None and not machine.running:
+            machine.start_agent()
+            self._truth.agent_returns(machine.name, self._clock.wall_ms())
+
+    def _read_before_losses(self, events: Sequence[Event], at_ms: int) -> None:
+        """Readings are every few seconds in reality: the last before a GPU falls off the bus is that close."""
+        for event in events:
+            if isinstance(event, OutageBegan) and event.outage.name in self._of_gpu:
+                read_ms = max(self._clock.wall_ms(), at_ms - LAST_READING_MS)
+                self._pass_time(read_ms)
+                self._move(read_ms)
+                self._read(self._of_gpu[event.outage.name])
+                self._truth.gpu_fails(event.outage.name, read_ms, at_ms)
+
+    def _happen(self, events: Sequence[Event], at_ms: int) -> None:
+        """All that happens at one instant, then one reading of each machine that it touched."""
+        for event in events:
+            if isinstance(event, OutageBegan) and event.outage.name in self._machines:
+                self._truth.power_fails(event.outage.name, at_ms)
+        touched: set[str] = set()
+        booting: list[str] = []
+        for event in events:
+            self._truth.see(event)
+            if isinstance(event, Started):
+                for pod in pods_of(event, self._mig_uuids, self._queued, self._machines):
+                    self._machines[pod.node].start_pod(at_ms, pod)
+                    touched.add(pod.node)
+            elif isinstance(event, Stopped):
+                for node in pod_nodes(event):
+                    if node in self._machines:
+                        self._machines[node].stop_pod(at_ms, pod_uid(event.job, event.attempt, node))
+                        touched.add(node)
+            elif event.outage.name in self._of_gpu:
+                touched.add(self._gpu_outage(event))
+            elif event.outage.name in self._machines:
+                if isinstance(event, OutageEnded):
+                    booting.append(event.outage.name)
+                else:
+                    self._machines[event.outage.name].kill_agent()
+        for name in booting:
+            self._machines[name].boot()
+            self._truth.agent_read(name, at_ms)
+        for name in self._machines:
+            if name in touched:
+                self._read(name)
+
+    def _gpu_outage(self, event: OutageBegan | OutageEnded) -> str:
+        """The machine it happened on."""
+        machine = self._machines[self._of_gpu[event.outage.name]]
+        act = machine.lose_gpu if isinstance(event, OutageBegan) else machine.recover_gpu
+        act(event.at_ms, event.outage.name)
+        return machine.name
+
+
+def _when(event: Event) -> int:
+    return event.at_ms

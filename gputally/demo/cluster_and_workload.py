@@ -1,0 +1,331 @@
+"""Defines the demo's cluster and planned faults, and generates its jobs and arrivals from published distributions.
+
+Eight nodes of eight GPUs: four with H100, three with A100, and one more with A100 that the cloud may take back
+(pool `spot`). On the last A100 node two GPUs are partitioned by MIG and one is time-sliced; they
+serve notebooks and inference. MIG profiles and slice counts: NVIDIA MIG user guide, A100 80GB.
+
+Lost acknowledgements force agents to send again what is booked already; one agent is killed and comes back
+minutes later; the accountant is away for an hour, and the agents spool.
+
+Ours, and synthetic; only its figures are taken from others:
+
+* Run times are lognormal with the median of 24 min and the 90th percentile of 9.2 h of the Philly trace
+  (Jeon et al., USENIX ATC 2019), cut at 2 days. Large gangs run longer, as they do there.
+* Gang sizes: most jobs take one GPU and few GPU-hours; jobs of 5 GPUs and more take about 60 % of them
+  (Philly: 89 % of the jobs with 21 % of the GPU-hours; 61 %).
+* Arrivals come in campaigns (a sweep is many jobs at once), follow the working day, and teams have
+  sprints: hours differ far more than a Poisson process would have them (Philly: index of dispersion 189).
+* Utilisation of training jobs follows Philly's distribution (quartiles 0, 48, 92 %, 90th percentile 99 %),
+  notebooks that of idle interactive pods (Alibaba GenAI: mean 7 %).
+
+Offered load is `LOAD` of the whole GPUs, so that queues wait and shares decide. Deterministic: every
+team draws from its own stream, seeded by (seed, team).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from random import Random
+
+from agent.core.readings import Gpu
+from agent.simulation.simulated_node import A100, H100, MIG_PROFILES, MODELS, make_gpu
+from fairshare.simulator.simulation_model import WHOLE, GpuSpec, Job, NodeSpec, Outage
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
+
+CLUSTER = "demo"
+REGION = "eu-demo-1"
+SHARED = "shared"
+REPLICAS = 4
+"""A time-sliced GPU is offered to the kubelet this many times."""
+GEOMETRY = ("3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb")
+
+
+def nodes() -> tuple[NodeSpec, ...]:
+    """The eight nodes, H100 first."""
+    partitioned = {5: GEOMETRY, 6: GEOMETRY, 7: (SHARED,) * REPLICAS}
+    h100 = [_node(f"h100-{n}", H100.name) for n in range(1, 5)]
+    a100 = [_node("a100-1", A100.name), _node("a100-2", A100.name), _node("a100-3", A100.name, partitioned)]
+    return (*h100, *a100, _node("spot-1", A100.name, pool="spot"))
+
+
+def _node(name: str, model: str, shapes: dict[int, tuple[str, ...]] | None = None, pool: str = "") -> NodeSpec:
+    gpus = (GpuSpec(f"GPU-{name}-{i}", model, (shapes or {}).get(i, (WHOLE,))) for i in range(8))
+    return NodeSpec(name, tuple(gpus), pool or name.split("-")[0])
+
+
+def devices(node: NodeSpec) -> tuple[Gpu, ...]:
+    """The node's GPUs as an agent sees them: slot `index` of a partitioned GPU is the MIG instance at `index`."""
+    models = {model.name: model for model in MODELS.values()}
+    return tuple(
+        make_gpu(spec.uuid, index, models[spec.model], [shape for shape in spec.shapes if shape in MIG_PROFILES])
+        for index, spec in enumerate(node.gpus)
+    )
+
+
+def compute_of(shape: str) -> int:
+    """Compute slices of a MIG profile, of the seven of its GPU."""
+    return MIG_PROFILES[shape][0]
+
+
+def parts() -> dict[str, Fraction]:
+    """How much of a GPU a slot of each shape is."""
+    return {SHARED: Fraction(1, REPLICAS)} | {shape: Fraction(compute_of(shape), 7) for shape in GEOMETRY}
+
+
+def outages(start_ms: int, days: int) -> tuple[Outage, ...]:
+    """What breaks in a run of `days`: a node for some hours, the spot node twice, one GPU for a day.
+
+    Placed by the length of the run, so that a short one has its share; hours off the interval grid."""
+    span = days * MS_PER_DAY
+
+    def at(part: float) -> int:
+        """An instant `part` of the way, moved off every interval's edge."""
+        return start_ms + int(span * part) // MS_PER_MINUTE * MS_PER_MINUTE + 7_321
+
+    unit = min(MS_PER_HOUR, span // 96)
+    return (
+        Outage("node", "h100-3", at(0.40), at(0.40) + 5 * unit + 911_000, "power supply failed"),
+        Outage("node", "spot-1", at(0.22), at(0.22) + 3 * unit + 47_000, "spot capacity reclaimed"),
+        Outage("node", "spot-1", at(0.71), at(0.71) + 9 * unit + 128_500, "spot capacity reclaimed"),
+        Outage("gpu", "GPU-a100-2-4", at(0.55), at(0.55) + 24 * unit + 35_250, "Xid 79: GPU has fallen off the bus"),
+    )
+
+
+_HOURS_PER_LOST_ACK = 24
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """lost_acks: (hour of the run, node). away: hours of the run in which the accountant does not answer.
+    killed_ms, back_ms: when the agent on `killed_node` dies and returns."""
+
+    lost_acks: frozenset[tuple[int, str]]
+    away: frozenset[int]
+    killed_node: str
+    killed_ms: int
+    back_ms: int
+
+
+def plan(seed: int, nodes: Sequence[str], start_ms: int, days: int) -> FaultPlan:
+    """About one lost acknowledgement a day; the rest once per run, off the interval grid and apart from
+    each other. nodes: those without outages of their own, at least two; the first one's agent is killed."""
+    random = Random(f"{seed}/faults")  # noqa: S311 - repeatable is what is wanted here
+    hours = days * 24
+    away = int(hours * 0.83)
+    possible = [hour for hour in range(2, hours) if abs(hour - away) > 2]
+    lost = random.sample(possible, max(2, hours // _HOURS_PER_LOST_ACK))
+    killed_ms = start_ms + int(days * MS_PER_DAY * 0.62) // MS_PER_MINUTE * MS_PER_MINUTE + 4_567
+    return FaultPlan(
+        lost_acks=frozenset((hour, random.choice(nodes[1:])) for hour in lost),
+        away=frozenset({away}),
+        killed_node=nodes[0],
+        killed_ms=killed_ms,
+        back_ms=killed_ms + 11 * MS_PER_MINUTE + 890,
+    )
+
+
+LOAD = 1.16
+_MIG_STEP, _SHARED_STEP = 7, 4
+"""Utilisation of a part of a GPU, in steps that make whole microseconds of the whole one."""
+_MEDIAN_MS = 24 * MS_PER_MINUTE
+_SIGMA = 2.447
+"""ln(9.2 h / 24 min) / 1.2816: lognormal through the median and the 90th percentile."""
+_LONGEST_MS = 2 * MS_PER_DAY
+_UTILISATION = ((0.0, 0.0), (0.25, 0.06), (0.5, 0.48), (0.75, 0.92), (0.9, 0.99), (1.0, 1.0))
+"""Quantiles of GPU utilisation over jobs; the first quartile is not taken as dead idle, but nearly so."""
+_HOURS = (3, 2, 2, 2, 2, 3, 4, 6, 9, 12, 13, 13, 12, 13, 14, 14, 13, 11, 9, 7, 6, 5, 4, 4)
+"""Relative number of campaigns per hour of the day."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """One team: quota and weight of its queue, and what it asks for.
+
+    share: what it offers, as a part of all offered GPU-hours. gangs: (GPUs, relative GPU-hours).
+    sweep: mean jobs in a campaign. sprints: spans of the run (parts of it) in which it works, with
+    intensity; outside it is nearly silent. notebooks: people with a notebook on a part of a GPU;
+    hoarders: on a whole one."""
+
+    name: str
+    deserved: int
+    weight: float
+    share: float
+    gangs: tuple[tuple[int, float], ...]
+    sweep: float = 1.5
+    sprints: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
+    notebooks: int = 0
+    hoarders: int = 0
+    services: tuple[tuple[str, int], ...] = ()
+    """(shape, utilisation in permille) of inference services that always run."""
+    short_per_day: int = 0
+    words: tuple[str, ...] = field(default=("train",))
+
+
+TEAMS = (
+    Team(
+        "llm", 4, 3.0, 0.32, ((8, 4), (16, 5), (4, 1)), 1.2, ((0.10, 0.36), (0.55, 0.95)),
+        words=("pretrain", "sft", "long-context", "reward"),
+    ),
+    Team(
+        "vision", 4, 3.0, 0.36, ((1, 3), (2, 2), (4, 2), (8, 3)), 3.0, notebooks=1,
+        words=("detector", "segment", "video", "depth"),
+    ),
+    Team(
+        "speech", 3, 2.0, 0.14, ((1, 3), (2, 3), (4, 4)), 1.8, notebooks=2, hoarders=2,
+        words=("asr", "tts", "codec"),
+    ),
+    Team(
+        "research", 3, 2.0, 0.13, ((1, 6), (2, 2), (8, 2)), 9.0, ((0.0, 0.35), (0.5, 0.95)), notebooks=4, hoarders=3,
+        words=("ablation", "sweep", "probe", "eval"),
+    ),
+    Team(
+        "platform", 3, 1.0, 0.05, ((1, 5), (2, 5)), 1.5, notebooks=1, short_per_day=40,
+        services=(("3g.40gb", 410), ("3g.40gb", 280), ("2g.20gb", 350), (SHARED, 220)),
+        words=("image-build", "bench", "nightly"),
+    ),
+)  # fmt: skip
+SANDBOX = "sandbox"
+"""Namespace of pods that belong to no queue and no team: somebody forgot to ask for one."""
+
+
+def generate(seed: int, start_ms: int, days: int, whole_gpus: int) -> list[Job]:
+    """All jobs of a run, by submission."""
+    offered = LOAD * whole_gpus * days * 24.0
+    jobs: list[Job] = []
+    for team in TEAMS:
+        random = Random(f"{seed}/{team.name}")  # noqa: S311 - repeatable is what is wanted here
+        jobs += _team(random, team, start_ms, days, offered)
+    jobs += _forgotten(start_ms, days)
+    return sorted(jobs, key=lambda job: (job.submit_ms, job.id))
+
+
+def _team(random: Random, team: Team, start_ms: int, days: int, offered_hours: float) -> Iterator[Job]:
+    yield from _campaigns(random, team, start_ms, days, offered_hours * team.share)
+    yield from _short_pods(random, team, start_ms, days)
+    yield from _notebooks(random, team, start_ms, days)
+    yield from _services(random, team, start_ms, days)
+
+
+def _campaigns(random: Random, team: Team, start_ms: int, days: int, hours: float) -> Iterator[Job]:
+    """Training: campaigns until the team has asked for its hours, each gang size for its part of them.
+
+    Only what can run inside the span counts, so that a burst of long jobs at the end is not the load."""
+    end_ms = start_ms + days * MS_PER_DAY
+    calendar = _Calendar(team.sprints, start_ms, days)
+    parts = sum(part for _, part in team.gangs)
+    number = 0
+    for gpus, part in team.gangs:
+        left = hours * part / parts
+        while left > 0:
+            at = calendar.draw(random)
+            typical = _run_time(random, gpus)
+            word = random.choice(team.words)
+            number += 1
+            trials = 1 + int(random.expovariate(1 / (team.sweep - 1))) if team.sweep > 1 and gpus <= 8 else 1
+            utilisation = _quantile(_UTILISATION, random.random())
+            for trial in range(trials):
+                at += random.randrange(200, 20_000) if trial else 0
+                duration = max(61_003, min(_LONGEST_MS, int(typical * random.lognormvariate(0.0, 0.35))))
+                permille = _permille(utilisation * random.uniform(0.92, 1.04))
+                name = f"{team.name}-{word}-{number:03d}" + (f"-{trial}" if trials > 1 else "")
+                yield Job(name, team.name, at, gpus, duration, utilisation_permille=permille)
+                left -= gpus * max(0, min(duration, end_ms - at)) / MS_PER_HOUR
+
+
+def _short_pods(random: Random, team: Team, start_ms: int, days: int) -> Iterator[Job]:
+    """Seconds to a few minutes, wholly inside one metering interval: smoke tests of the build system."""
+    calendar = _Calendar(((0.0, 1.0),), start_ms, days)
+    for number in range(team.short_per_day * days):
+        duration = int(min(random.lognormvariate(4.1, 0.9), 600.0) * MS_PER_SECOND) + random.randrange(1_000)
+        permille = random.randrange(250, 950)
+        yield Job(
+            f"{team.name}-smoke-{number:04d}", team.name, calendar.draw(random), 1, duration, "short",
+            utilisation_permille=permille,
+        )  # fmt: skip
+
+
+def _notebooks(random: Random, team: Team, start_ms: int, days: int) -> Iterator[Job]:
+    """Opened in the morning of a working day, hardly used, closed in the evening, now and then forgotten."""
+    for person in range(team.notebooks + team.hoarders):
+        hoards = person >= team.notebooks
+        shape = WHOLE if hoards else random.choice((SHARED, SHARED, "1g.10gb", "2g.20gb"))
+        for day in range(days):
+            morning = start_ms + day * MS_PER_DAY
+            if _weekend(morning) or random.random() < 0.15:
+                continue
+            opened = morning + int(random.uniform(7.5, 10.5) * MS_PER_HOUR)
+            forgotten = random.random() < 0.2
+            hours = random.uniform(14.0, 22.0) if forgotten else random.uniform(5.0, 9.5)
+            yield Job(
+                f"{team.name}-notebook-{person + 1}-{day + 1:02d}", team.name, opened, 1, int(hours * MS_PER_HOUR),
+                "notebook", shape=shape, utilisation_permille=_in_steps(random.choice((0, 8, 28, 41, 70, 182)), shape),
+                preemptible=not hoards,
+            )  # fmt: skip
+
+
+def _services(random: Random, team: Team, start_ms: int, days: int) -> Iterator[Job]:
+    """Inference that always runs: rolled out anew every morning, a little before the old one would end."""
+    for number, (shape, utilisation) in enumerate(team.services):
+        for day in range(days):
+            at = start_ms + day * MS_PER_DAY + number * 97_000 + random.randrange(1_000)
+            yield Job(
+                f"{team.name}-serve-{number + 1}-{day + 1:02d}", team.name, at, 1, MS_PER_DAY - 1_000, "inference",
+                shape=shape, utilisation_permille=_in_steps(utilisation + random.randrange(-40, 41), shape),
+            )  # fmt: skip
+
+
+def _forgotten(start_ms: int, days: int) -> list[Job]:
+    """One pod that no team owns, for a fifth of the run."""
+    at = start_ms + int(days * MS_PER_DAY * 0.3) + 13_579
+    return [Job("debug-shell", SANDBOX, at, 1, int(days * MS_PER_DAY * 0.2), "notebook", utilisation_permille=15)]
+
+
+class _Calendar:
+    """When a team works: hours of the day, days of the week, sprints. Draws instants by that intensity."""
+
+    def __init__(self, sprints: Sequence[tuple[float, float]], start_ms: int, days: int) -> None:
+        self._start_ms = start_ms
+        weights = []
+        for hour in range(days * 24):
+            at = start_ms + hour * MS_PER_HOUR
+            part = hour / (days * 24)
+            busy = any(begin <= part < end for begin, end in sprints)
+            weekend = 0.35 if _weekend(at) else 1.0
+            weights.append(_HOURS[at // MS_PER_HOUR % 24] * weekend * (1.0 if busy else 0.04))
+        self._sums = list(accumulate(weights))
+
+    def draw(self, random: Random) -> int:
+        hour = bisect_left(self._sums, random.random() * self._sums[-1])
+        return self._start_ms + hour * MS_PER_HOUR + random.randrange(MS_PER_HOUR)
+
+
+def _weekend(at_ms: int) -> bool:
+    """1970-01-01 was a Thursday."""
+    return (at_ms // MS_PER_DAY + 3) % 7 >= 5
+
+
+def _run_time(random: Random, gpus: int) -> float:
+    """Lognormal; the median grows with the gang, since small jobs are mostly trials of large ones."""
+    return min(_LONGEST_MS, _MEDIAN_MS * math.sqrt(gpus) * math.exp(random.gauss(0.0, _SIGMA)))
+
+
+def _quantile(points: Sequence[tuple[float, float]], p: float) -> float:
+    """Linear between the given quantiles."""
+    for (p0, x0), (p1, x1) in pairwise(points):
+        if p <= p1:
+            return x0 + (x1 - x0) * (p - p0) / (p1 - p0)
+    return points[-1][1]
+
+
+def _permille(utilisation: float) -> int:
+    return max(0, min(1000, round(utilisation * 1000)))
+
+
+def _in_steps(permille: int, shape: str) -> int:
+    step = 1 if shape == WHOLE else _SHARED_STEP if shape == SHARED else _MIG_STEP
+    return permille // step * step

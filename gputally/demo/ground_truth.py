@@ -1,0 +1,206 @@
+"""Records what really happened in the simulation, to the microsecond.
+
+The ledger's accounts are held against these. Nothing here knows of agents' rows or of the ledger: the
+truth follows the scheduler's events, and is told which stretches nobody could have metered (a node that
+lost power, an agent that was killed). Its one borrowed rule is how microseconds of a GPU are divided
+among MIG instances: by largest remainder over each closed span, spans being cut at every multiple of the
+interval and at every change of ownership on that GPU. Integers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+from fairshare.simulator.simulation_model import WHOLE, Event, GpuSpec, NodeSpec, OutageBegan, Started, Stopped
+from gputally.base.units import US_PER_MS, apportion
+from gputally.demo.cluster_and_workload import SHARED, compute_of
+
+Condition = Literal["ok", "lost", "off", "blind"]
+HELD = ("busy", "allocated_idle", "allocated_unknown")
+TRUE_ACCOUNTS = (*HELD, "unallocated", "unmetered", "down")
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """One pod's hold on a slot."""
+
+    job: str
+    attempt: int
+    team: str
+    permille: int
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """One GPU: who holds its slots since when, and in what condition it is."""
+
+    spec: GpuSpec
+    since_ms: int
+    weights: tuple[int, ...]
+    per: int
+    slots: list[_Hold | None]
+    condition: Condition = "ok"
+    before: list[_Hold | None] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Books:
+    """GPU-microseconds by account, and by team and account."""
+
+    totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TRUE_ACCOUNTS, 0))
+    teams: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def add(self, account: str, amount_us: int, team: str = "") -> None:
+        """Held time names its team."""
+        self.totals[account] += amount_us
+        if team:
+            self.teams.setdefault(team, dict.fromkeys(HELD, 0))[account] += amount_us
+
+    def merge(self, other: Books) -> None:
+        """Take over the books of other GPUs."""
+        for account, amount in other.totals.items():
+            self.totals[account] += amount
+        for team, accounts in other.teams.items():
+            mine = self.teams.setdefault(team, dict.fromkeys(HELD, 0))
+            for account, amount in accounts.items():
+                mine[account] += amount
+
+    def held_us(self, team: str) -> int:
+        """What a team held."""
+        return sum(self.teams.get(team, {}).values())
+
+
+class Truth:
+    """Feed it the engine's events in order, and the stretches that could not be metered.
+
+    It follows the GPUs of its own nodes; what happens on others is none of its business."""
+
+    def __init__(self, nodes: Sequence[NodeSpec], start_ms: int, interval_ms: int) -> None:
+        self._interval_ms = interval_ms
+        self._nodes = {node.name: [gpu.uuid for gpu in node.gpus] for node in nodes}
+        self._gpus = {gpu.uuid: _fresh(gpu, start_ms) for node in nodes for gpu in node.gpus}
+        self._read_ms = dict.fromkeys(self._nodes, start_ms)
+        self.books = Books()
+
+    def see(self, event: Event) -> None:
+        """Something happened at `event.at_ms`."""
+        at_ms = event.at_ms
+        if isinstance(event, Started | Stopped):
+            job = event.job
+            hold = _Hold(job.id, event.attempt, job.queue, job.utilisation_permille)
+            for slot in event.slots:
+                gpu = self._gpus.get(slot.gpu)
+                if gpu is not None:
+                    self._settle(gpu, at_ms)
+                    gpu.slots[slot.index] = hold if isinstance(event, Started) else None
+            return
+        condition: Condition = "ok"
+        if isinstance(event, OutageBegan):
+            condition = "lost" if event.outage.target == "gpu" else "off"
+        names = (event.outage.name,) if event.outage.target == "gpu" else self._nodes.get(event.outage.name, ())
+        for uuid in names:
+            gpu = self._gpus.get(uuid)
+            if gpu is not None:
+                self._settle(gpu, at_ms)
+                gpu.condition = condition
+
+    def agent_read(self, node: str, at_ms: int) -> None:
+        """The agent took a reading: every interval that had ended by then is closed."""
+        self._read_ms[node] = at_ms
+
+    def power_fails(self, node: str, at_ms: int) -> None:
+        """Before the events of that instant: what the agent had not closed by then is gone for good."""
+        for uuid in self._nodes[node]:
+            gpu = self._gpus[uuid]
+            closed_ms = self._closed_by(gpu, node)
+            self._settle(gpu, closed_ms)
+            self.books.add("unmetered", (at_ms - closed_ms) * US_PER_MS)
+            gpu.since_ms = at_ms
+
+    def gpu_fails(self, uuid: str, read_ms: int, at_ms: int) -> None:
+        """Before the events of that instant: how busy it was since the last reading nobody knows."""
+        gpu = self._gpus[uuid]
+        self._settle(gpu, read_ms)
+        for hold, share in zip(gpu.slots, self._shares(gpu, read_ms, at_ms), strict=True):
+            if hold is None:
+                self.books.add("unallocated", share)
+            else:
+                self.books.add("allocated_unknown", share, hold.team)
+        gpu.since_ms = at_ms
+
+    def agent_dies(self, node: str) -> None:
+        """Killed without a word: its counters are lost, what it had closed is not."""
+        for uuid in self._nodes[node]:
+            gpu = self._gpus[uuid]
+            self._settle(gpu, self._closed_by(gpu, node))
+            gpu.before = list(gpu.slots)
+            gpu.condition = "blind"
+
+    def agent_returns(self, node: str, at_ms: int) -> None:
+        """It can say that a pod still holds what it held, not how busy it was, nor that nothing happened."""
+        for uuid in self._nodes[node]:
+            gpu = self._gpus[uuid]
+            for start, end in pairwise(self._instants(gpu.since_ms, at_ms)):
+                for share, before, now in zip(self._shares(gpu, start, end), gpu.before, gpu.slots, strict=True):
+                    if before is not None and before == now:
+                        self.books.add("allocated_unknown", share, before.team)
+                    else:
+                        self.books.add("unmetered", share)
+            gpu.since_ms = at_ms
+            gpu.condition = "ok"
+
+    def finish(self, end_ms: int) -> None:
+        """Book everything up to the end."""
+        for gpu in self._gpus.values():
+            self._settle(gpu, end_ms)
+
+    # --- within ------------------------------------------------------------------------------
+
+    def _settle(self, gpu: _Gpu, at_ms: int) -> None:
+        if gpu.condition == "blind" or at_ms == gpu.since_ms:
+            return
+        if gpu.condition != "ok":
+            self.books.add("down", (at_ms - gpu.since_ms) * US_PER_MS)
+        else:
+            for start, end in self._pieces(gpu, at_ms):
+                for i, share in enumerate(self._shares(gpu, start, end)):
+                    hold = gpu.slots[i]
+                    if hold is None:
+                        self.books.add("unallocated", share)
+                    else:
+                        busy = (end - start) * hold.permille * gpu.weights[i] // gpu.per
+                        self.books.add("busy", busy, hold.team)
+                        self.books.add("allocated_idle", share - busy, hold.team)
+        gpu.since_ms = at_ms
+
+    def _pieces(self, gpu: _Gpu, end_ms: int) -> Iterable[tuple[int, int]]:
+        """A GPU that divides into whole microseconds need not be cut where the agents cut it."""
+        if US_PER_MS % gpu.per == 0:
+            return ((gpu.since_ms, end_ms),)
+        return pairwise(self._instants(gpu.since_ms, end_ms))
+
+    def _shares(self, gpu: _Gpu, start_ms: int, end_ms: int) -> Sequence[int]:
+        return apportion((end_ms - start_ms) * US_PER_MS, gpu.weights)
+
+    def _instants(self, start_ms: int, end_ms: int) -> Iterator[int]:
+        """start, every multiple of the interval between, end."""
+        yield start_ms
+        yield from range((start_ms // self._interval_ms + 1) * self._interval_ms, end_ms, self._interval_ms)
+        yield end_ms
+
+    def _closed_by(self, gpu: _Gpu, node: str) -> int:
+        """The last instant up to which the node's agent had closed this GPU's rows."""
+        return max(gpu.since_ms, self._read_ms[node] // self._interval_ms * self._interval_ms)
+
+
+def _fresh(gpu: GpuSpec, start_ms: int) -> _Gpu:
+    if gpu.shapes == (WHOLE,):
+        weights: tuple[int, ...] = (1,)
+    elif SHARED in gpu.shapes:
+        weights = (1,) * len(gpu.shapes)
+    else:
+        weights = tuple(compute_of(shape) for shape in gpu.shapes)
+    return _Gpu(gpu, start_ms, weights, sum(weights), [None] * len(weights))

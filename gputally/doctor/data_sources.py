@@ -1,0 +1,241 @@
+"""Collects the facts, each once: this machine, the cluster, the accountant.
+
+A source that cannot be had raises, the same at every question, one of the stages' narrow exceptions or CannotCheck;
+`checks.make` turns that into the reason why a check was not made. What only some checks need is imported by them, so
+that a machine with the agent alone can be looked at. Nothing is written anywhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from agent.devices.driver_lifecycle import Gpus
+from agent.devices.nvml_library import Driver, Fault
+from agent.holders.kubelet_client import Given, Kubelet, UnaryChannel
+from agent.holders.node_source import NodeSource
+from agent.holders.process_cgroups import PodLogs, ProcessTable
+from gputally.base.clock import Clock
+from gputally.doctor.findings import CannotCheck
+from gputally.doctor.node_checks import Machine
+
+if TYPE_CHECKING:
+    from accountant.wire.http_client import Remote
+    from accountant.wire.policy_models import Policy
+    from gputally.kubernetes.objects import Kind, Object
+
+T = TypeVar("T")
+
+
+class Ground(Protocol):
+    """A cluster to look at, which is also gputally.kubernetes.objects.Readable:
+    gputally.kubernetes.api_client.Inspector."""
+
+    def list(self, kind: Kind, *, fields: str = "") -> Sequence[Object]: ...
+
+    def get(self, kind: Kind, name: str, namespace: str = "") -> Object: ...
+
+    def scan(self, kind: Kind, take: Callable[[Object], object]) -> str: ...
+
+    def served(self, groups: Iterable[str]) -> Mapping[tuple[str, str], Sequence[str]]: ...
+
+    def may(self, wanted: Mapping[str, str], user: str = "", groups: Iterable[str] = ()) -> bool: ...
+
+    def caller(self) -> str: ...
+
+    def server_ms(self) -> int: ...
+
+
+class Once:
+    """A source that is opened at the first question; the same value, or the same exception, from then on."""
+
+    def __init__(self, open_: Callable[[], T]) -> None:
+        self._open: Callable[[], Any] = open_
+        self._value: Any = None
+        self._fault: Exception | None = None
+        self._asked = False
+
+    def __call__(self) -> Any:
+        if not self._asked:
+            self._asked = True
+            try:
+                self._value = self._open()
+            except Exception as fault:
+                self._fault = fault
+                raise
+        if self._fault is not None:
+            raise self._fault
+        return self._value
+
+
+@dataclass(frozen=True)
+class Options:
+    """namespace: of the release. policy: a file instead of the one in force at the accountant."""
+
+    url: str = "http://127.0.0.1:8080"
+    token_file: Path | None = None
+    ca_file: Path | None = None
+    kubeconfig: Path | None = None
+    policy: Path | None = None
+    namespace: str = "gputally-system"
+    kubelet_socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    proc: Path = Path("/proc")
+
+
+class Sources:
+    """Everything the checks look at. machine, kubelet, ground, remote: open the one source each; see `usual`."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        options: Options,
+        *,
+        machine: Callable[[], Machine],
+        kubelet: Callable[[], Given],
+        ground: Callable[[], Ground],
+        remote: Callable[[], Remote],
+    ) -> None:
+        self.clock = clock
+        self.options = options
+        self._machine, self._kubelet = Once(machine), Once(kubelet)
+        self._ground, self._remote = Once(ground), Once(remote)
+        self._policy = Once(self._find_policy)
+        self._nodes = Once(self._find_nodes)
+        self._pods = Once(self._find_pods)
+
+    def machine(self) -> Machine:
+        """This machine's GPUs and who holds them."""
+        found: Machine = self._machine()
+        return found
+
+    def kubelet(self) -> Given:
+        """What this machine's kubelet says."""
+        found: Given = self._kubelet()
+        return found
+
+    def ground(self) -> Ground:
+        """The cluster."""
+        found: Ground = self._ground()
+        return found
+
+    def remote(self) -> Remote:
+        """The accountant."""
+        found: Remote = self._remote()
+        return found
+
+    def policy(self) -> Policy | None:
+        """The policy of the file, else the one in force; None where there is none."""
+        found: Policy | None = self._policy()
+        return found
+
+    def nodes(self) -> Sequence[Object]:
+        """All nodes."""
+        found: Sequence[Object] = self._nodes()
+        return found
+
+    def pods(self) -> Sequence[Object]:
+        """Pods that ask for GPUs and are not finished."""
+        found: Sequence[Object] = self._pods()
+        return found
+
+    @cached_property
+    def now_ms(self) -> int:
+        """One instant for all checks."""
+        return self.clock.wall_ms()
+
+    def _find_policy(self) -> Policy | None:
+        from accountant.wire.policy_models import PolicyVersion
+
+        if self.options.policy is not None:
+            from fairshare.controller.policy_file import load
+
+            return load(self.options.policy)[0]
+        remote = self.remote()
+        answer = remote.knock("/v1/policy")
+        if answer.status == 404:
+            return None
+        if answer.status != 200:
+            raise CannotCheck(
+                f"the policy in force cannot be read: {answer.status} {answer.reason}; give --policy FILE"
+            )
+        return remote.ask(PolicyVersion, "/v1/policy").policy
+
+    def _find_nodes(self) -> Sequence[Object]:
+        from gputally.kubernetes.objects import NODE
+
+        return self.ground().list(NODE)
+
+    def _find_pods(self) -> Sequence[Object]:
+        from fairshare.core.pods import read_pod
+        from gputally.kubernetes.objects import POD
+
+        found: list[Object] = []
+        self.ground().scan(POD, lambda obj: found.append(obj) if read_pod(obj) is not None else None)
+        return found
+
+
+def usual(options: Options, clock: Clock) -> Sources:
+    """The real sources."""
+
+    def machine() -> Machine:
+
+        return look(options.proc, clock)
+
+    def kubelet() -> Given:
+
+        return ask_kubelet(options.kubelet_socket, clock)
+
+    def ground() -> Ground:
+        from fairshare.targets import KINDS
+        from gputally.kubernetes.api_client import Inspector
+
+        return Inspector.connect(KINDS, options.kubeconfig)
+
+    def remote() -> Remote:
+        from accountant.wire.http_client import Remote, read_token
+
+        token = read_token(options.token_file) if options.token_file is not None else None
+        return Remote(options.url, token, options.ca_file)
+
+    return Sources(clock, options, machine=machine, kubelet=kubelet, ground=ground, remote=remote)
+
+
+_POD_LOGS = Path("/var/log/pods")
+_BETWEEN_S = 1.0
+"""Busy time is a difference: the driver is read twice."""
+
+
+def look(proc: Path, clock: Clock) -> Machine:
+    """GPUs, and the processes that hold them. Raises agent.core.errors.DriverReplaced."""
+    driver = Driver()
+    source = NodeSource(Gpus(driver), ProcessTable(proc), None, PodLogs(_POD_LOGS))
+    try:
+        snapshot = source.snapshot(clock.wall_ms())
+        if snapshot.devices:
+            clock.wait(_BETWEEN_S, threading.Event())
+            snapshot = source.snapshot(clock.wall_ms())
+        return Machine(snapshot, _counted(driver, len(snapshot.devices)))
+    finally:
+        source.close()
+
+
+def _counted(driver: Driver, opened: int) -> int:
+    try:
+        return int(driver.call("nvmlDeviceGetCount"))
+    except Fault:  # not started, or lost meanwhile: nothing is known beyond what was opened
+        return opened
+
+
+def ask_kubelet(socket: Path, clock: Clock) -> Given:
+    """Its answer, or the reason in it why there is none. Raises CannotCheck where there is no kubelet."""
+    if not socket.exists():
+        raise CannotCheck(f"no kubelet here ({socket}); on a node of the cluster there is one")
+    channel = UnaryChannel(socket, clock)
+    try:
+        return Kubelet(socket, clock, channel).poll()
+    finally:
+        channel.close()

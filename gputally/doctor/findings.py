@@ -1,0 +1,76 @@
+"""Defines a finding, the result of a check, and the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["warning", "error"]
+Status = Literal["ok", "warning", "error", "unknown"]
+EXIT_CODE: dict[Status, int] = {"ok": 0, "unknown": 0, "warning": 1, "error": 2}
+MOST_SHOWN = 10
+"""Findings of one kind that are told one by one; the rest is counted."""
+
+
+class CannotCheck(Exception):
+    """Facts that a check needs are not to be had here; `str()` says why in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """what: the fault in one sentence, with the name it is about. evidence: the figures it rests on. remedy: the
+    command that mends it or, where there is none, what to do."""
+
+    severity: Severity
+    what: str
+    evidence: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One check. seen: what was looked at, with figures. unknown: why it could not be made, "" where it was."""
+
+    check: str
+    seen: str = ""
+    findings: tuple[Finding, ...] = ()
+    unknown: str = ""
+
+    @property
+    def status(self) -> Status:
+        if self.unknown:
+            return "unknown"
+        return (
+            "error" if any(one.severity == "error" for one in self.findings) else "warning" if self.findings else "ok"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a check has to say before it is given its name."""
+
+    seen: str
+    findings: tuple[Finding, ...] = ()
+
+
+def exit_code(results: Sequence[Result]) -> int:
+    """Of the worst: 0 nothing wrong, 1 warnings, 2 errors. What could not be looked at is not wrong."""
+    return max((EXIT_CODE[result.status] for result in results), default=0)
+
+
+def most(findings: Iterable[Finding], what: str) -> tuple[Finding, ...]:
+    """The first few, and how many more of `what` there are."""
+    found = list(findings)
+    if len(found) <= MOST_SHOWN:
+        return tuple(found)
+    shown, rest = found[: MOST_SHOWN - 1], found[MOST_SHOWN - 1 :]
+    worst: Severity = "error" if any(one.severity == "error" for one in rest) else "warning"
+    return (*shown, Finding(worst, f"{len(rest)} more {what}", rest[0].what, rest[0].remedy))
+
+
+def listed(names: Iterable[str], shown: int = 4) -> str:
+    """`a, b, c, d and 3 more`."""
+    found = list(names)
+    rest = len(found) - shown
+    return ", ".join(found[:shown]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,99 @@
+"""Checks driver, kubelet and processes of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from agent.core.readings import Allocation, DeviceReading, Snapshot, Unavailable
+from gputally.doctor.findings import CannotCheck, Finding, Seen, listed, most
+
+_FOREIGN = ("process", "container", "slurm")
+_READINGS = ("busy_us", "energy_uj", "memory_used_mib")
+_REFUSED = "no permission"
+_RESET = "nvidia-smi -r, or drain and reboot the node"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """counted: GPUs that the driver knows of. One that was lost before anybody looked is counted, and not opened."""
+
+    snapshot: Snapshot
+    counted: int
+
+
+def driver(machine: Machine) -> Seen:
+    """GPUs that do not answer, and readings that usage rests on. Raises CannotCheck where there is no driver."""
+    snapshot = machine.snapshot
+    failure = dict(snapshot.sources).get("nvml", "")
+    if failure and not snapshot.devices and not machine.counted:
+        raise CannotCheck(f"no NVIDIA driver answers here ({failure}); on a GPU node it would")
+    devices = snapshot.devices
+    findings = [
+        Finding(
+            "error",
+            f"GPU {one.gpu.index} ({one.gpu.model}) is lost",
+            one.gpu.uuid,
+            _RESET,
+        )
+        for one in devices
+        if one.health == "lost"
+    ]
+    if missing := machine.counted - len(devices):
+        evidence = f"{machine.counted} counted, {len(devices)} opened"
+        findings.append(Finding("error", f"the driver does not open {missing} of its GPUs", evidence, _RESET))
+    healthy = [one for one in devices if one.health != "lost"]
+    for name in _READINGS:
+        findings += _unread(name, healthy)
+    models = sorted({one.gpu.model for one in devices})
+    version = next((one.gpu.driver_version for one in devices if one.gpu.driver_version), "unknown")
+    return Seen(f"driver {version}, {len(devices)} GPUs: {listed(models)}", tuple(findings))
+
+
+def _unread(name: str, devices: Sequence[DeviceReading]) -> Iterable[Finding]:
+    reasons: dict[str, list[str]] = {}
+    for one in devices:
+        value = getattr(one, name)
+        # MIG has no busy time of the whole device, and a first look has nothing to compare samples with.
+        if isinstance(value, Unavailable) and not one.instances:
+            reasons.setdefault(value.reason, []).append(str(one.gpu.index))
+    for reason, indices in reasons.items():
+        remedy = (
+            "run the agent at privilege process (docs/agent.md)"
+            if reason.startswith(_REFUSED)
+            else "nothing to mend where the GPU has no such counter: that time is booked as unknown, never as idle"
+        )
+        text = f"{name} cannot be read: {reason}"
+        yield Finding("warning", text, f"GPU {listed(indices, 8)}", remedy)
+
+
+def outsiders(snapshot: Snapshot) -> Seen:
+    """Processes that hold a GPU of a Kubernetes node and belong to no pod."""
+    if isinstance(snapshot.allocations, Unavailable):
+        raise CannotCheck(f"processes on the GPUs cannot be seen: {snapshot.allocations.reason}")
+    devices = {one.gpu.uuid: one for one in snapshot.devices}
+    foreign = [each for each in snapshot.allocations if each.holder.kind in _FOREIGN]
+    inside = len(snapshot.allocations) - len(foreign)
+    found = most(
+        (_outsider(each, devices) for each in foreign if each.gpu_uuid in devices), "holders outside Kubernetes"
+    )
+    return Seen(f"{len(snapshot.allocations)} holders, {inside} of them pods", found)
+
+
+def _outsider(each: Allocation, devices: dict[str, DeviceReading]) -> Finding:
+    holder, device = each.holder, devices[each.gpu_uuid]
+    reading = next((r.memory_mib for r in device.holders if r.holder.uid == holder.uid), None)
+    memory = f", {reading:,} MiB" if isinstance(reading, int) else ""
+    pid = holder.uid.partition(":")[0]
+    remedy = {
+        "process": f"kill {pid}, or run it as a pod",
+        "container": f"{holder.namespace or 'docker'} stop {holder.name}, or run it as a pod",
+        "slurm": f"scancel {holder.uid}, or keep the node out of one of the two schedulers",
+    }[holder.kind]
+    whose = f" of {holder.namespace}" if holder.kind == "process" and holder.namespace else ""
+    return Finding(
+        "warning",
+        f"{holder.kind} {holder.name or holder.uid}{whose} holds GPU {device.gpu.index} outside Kubernetes",
+        f"{device.gpu.uuid}{memory}; Kubernetes believes the GPU to be free",
+        remedy,
+    )

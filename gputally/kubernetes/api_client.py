@@ -1,0 +1,512 @@
+"""Calls a Kubernetes API server: reads, reviews and server-side apply; the only importer of `kubernetes`.
+
+Plain REST over the client's own transport (authentication, TLS, token renewal). Answers are handed on as
+bytes; what is no answer becomes one of accountant.core.errors with the server's own words. Reads, and reviews
+of tokens and rights: nothing here changes a cluster.
+
+Plain REST over the client's own transport (authentication, TLS, token renewal), so that any kind works
+without models of it. Writes are server-side apply, never forced. Every answer that is none becomes one
+of fairshare.core.errors with the server's own words.
+
+Reads and reviews alone; nothing is stored by any of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any, Self
+
+import urllib3
+from kubernetes import client, config
+
+from gputally.base.errors import (
+    Blocked,
+    ClusterError,
+    ClusterRefused,
+    ClusterUnavailable,
+    Conflict,
+    Gone,
+    NotFound,
+    Refused,
+    ResourceGone,
+    Unavailable,
+)
+from gputally.kubernetes.objects import POD, Change, Event, Kind, Object, dotted, leaves, look, without
+
+_JSON = "application/json"
+_METADATA = f"{_JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_METADATA_LIST = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_CHUNK = 64 * 1024
+MOST_LINE_BYTES = 8 * 2**20
+"""Longest line of a watch; an object in etcd is at most 1.5 MiB."""
+_IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+
+
+class KubernetesApi:
+    """Talks to the API server behind `api`. Thread-safe, as the client's connection pool is."""
+
+    def __init__(self, api: client.ApiClient, *, timeout_s: float = 30.0, watch_s: float = 330.0) -> None:
+        """watch_s: silence after which a watch is given up; above the time the server keeps one open."""
+        self._api = api
+        self._timeout_s = timeout_s
+        self._watch_s = watch_s
+
+    @classmethod
+    def connect(cls, kubeconfig: Path | None = None) -> KubernetesApi:
+        """The cluster this pod runs in, else that of the kubeconfig. Raises ClusterUnavailable where neither is."""
+        settings = client.Configuration()
+        try:
+            if kubeconfig is None and _IN_CLUSTER.exists():
+                config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+            else:
+                config.load_kube_config(  # type: ignore[no-untyped-call]
+                    config_file=str(kubeconfig) if kubeconfig else None, client_configuration=settings
+                )
+        except (config.ConfigException, OSError) as error:
+            raise ClusterUnavailable(f"no cluster: {error}") from error
+        return cls(client.ApiClient(settings))
+
+    def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
+        response = self._send("GET", path, query, accept=_accept(metadata_only, "limit" in query))
+        with _translated():
+            content: bytes = response.read()
+        return content
+
+    def post(self, path: str, body: Mapping[str, object]) -> bytes:
+        response = self._send("POST", path, {}, body)
+        with _translated():
+            content: bytes = response.read()
+        return content
+
+    def watch(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> Iterator[bytes]:
+        asked = {**query, "watch": "true"}
+        response = self._send("GET", path, asked, accept=_accept(metadata_only, False), timeout_s=(10.0, self._watch_s))
+        raw = response.response
+        rest = b""
+        try:
+            with _translated():
+                for chunk in raw.stream(_CHUNK):
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    if len(rest) > MOST_LINE_BYTES:
+                        raise ClusterUnavailable(
+                            f"GET {path}: a line of the watch is longer than {MOST_LINE_BYTES} bytes"
+                        )
+                    yield from (line for line in lines if line)
+        finally:
+            # What is left unread cannot be read by the connection's next user.
+            raw.close()
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Mapping[str, object] | None = None,
+        *,
+        accept: str = _JSON,
+        timeout_s: float | tuple[float, float] | None = None,
+    ) -> Any:
+        headers = {"Accept": accept, **({"Content-Type": _JSON} if body is not None else {})}
+        with _translated():
+            request = self._api.param_serialize(
+                method,
+                path,
+                query_params=list(query.items()),
+                header_params=headers,
+                body=body,
+                auth_settings=["BearerToken"],
+            )
+            response: Any = self._api.call_api(*request, _request_timeout=timeout_s or self._timeout_s)
+            if not 200 <= response.status < 300:
+                raise _error(method, path, response.status, response.read())
+        return response
+
+
+class _translated:  # noqa: N801  # used like a function
+    """Failures of the transport as the accountant's own."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, client.ApiException | urllib3.exceptions.HTTPError | OSError):
+            text = str(error).strip().splitlines()
+            raise ClusterUnavailable(
+                f"the API server does not answer: {text[0] if text else type(error).__name__}"
+            ) from error
+
+
+def _accept(metadata_only: bool, listing: bool) -> str:
+    """The server answers 406 where a list is asked for as one object, or one object as a list."""
+    return _JSON if not metadata_only else _METADATA_LIST if listing else _METADATA
+
+
+def _error(method: str, path: str, status: int, content: bytes) -> ClusterUnavailable:
+    """The server's Status as an exception."""
+    try:
+        text = str(json.loads(content)["message"])
+    except (ValueError, KeyError, TypeError):
+        text = content[:200].decode(errors="replace") or "no reason given"
+    message = f"{method} {path}: {status}: {' '.join(text.split())}"
+    if status == 410:
+        return ResourceGone(message)
+    if status in (408, 429) or status >= 500:
+        return ClusterUnavailable(message)
+    return ClusterRefused(message, status)
+
+
+_OWNER = re.compile(r'conflict with "([^"]*)"')
+
+
+def error_of(method: str, path: str, status: int, content: bytes, headers: Mapping[str, str]) -> ClusterError:
+    """The server's Status as an exception.
+
+    404 NotFound; 409 Conflict, with the owners of contested fields; 410 Gone; an eviction that a disruption
+    budget does not allow now Blocked, one that two budgets claim Refused; 408, 429 and 5xx Unavailable; a
+    webhook that cannot be reached is a 500 and so Unavailable; all else Refused."""
+    answer = decode(content) or {}
+    text = str(answer.get("message") or content[:200].decode(errors="replace") or "no reason given")
+    message = f"{method} {path}: {status}: {' '.join(text.split())}"
+    if status == 404:
+        return NotFound(message)
+    if status == 409:
+        owners = [
+            (match.group(1), str(cause.get("field", "")))
+            for cause in (answer.get("details") or {}).get("causes") or ()
+            if (match := _OWNER.search(str(cause.get("message", ""))))
+        ]
+        return Conflict(message, tuple(sorted(owners)))
+    if status == 410:
+        return Gone(message)
+    evicting = path.endswith("/eviction")
+    if evicting and status == 500 and not answer.get("reason"):
+        return Refused(message)  # more than one budget selects the pod: waiting does not help
+    if evicting and status == 429:
+        return Blocked(message, _seconds(headers))
+    if status in (408, 429) or status >= 500:
+        return Unavailable(message, _seconds(headers))
+    return Refused(message)
+
+
+def decode(content: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _seconds(headers: Mapping[str, str]) -> float | None:
+    """Retry-After where it is a number of seconds."""
+    text = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
+    return float(text) if text.isdigit() else None
+
+
+PAGE = 500
+"""Objects asked for at a time."""
+_NOTE_BYTES = 1024
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+
+
+class KubernetesCluster:
+    """Talks to the API server behind `api`."""
+
+    def __init__(
+        self,
+        api: client.ApiClient,
+        kinds: Iterable[Kind],
+        *,
+        timeout_s: float = 10.0,
+        reporter: str = "gputally-fairshare",
+    ) -> None:
+        """kinds: those that will be written. reporter: names this instance in events."""
+        self._api = api
+        self._kinds = {(kind.api_version, kind.kind): kind for kind in kinds}
+        self._timeout_s = timeout_s
+        self._reporter = reporter
+
+    @classmethod
+    def connect(cls, kinds: Iterable[Kind], kubeconfig: Path | None = None, *, timeout_s: float = 10.0) -> Self:
+        """The cluster this pod runs in, else that of the kubeconfig. Raises Unavailable where neither is found."""
+        settings = client.Configuration()
+        try:
+            if kubeconfig is None and in_cluster():
+                config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+            else:
+                config.load_kube_config(  # type: ignore[no-untyped-call]
+                    config_file=str(kubeconfig) if kubeconfig else None, client_configuration=settings
+                )
+        except (config.ConfigException, OSError) as error:
+            raise Unavailable(f"no cluster: {error}") from error
+        return cls(client.ApiClient(settings), kinds, timeout_s=timeout_s)
+
+    def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
+        found: list[Object] = []
+        self._pages(kind, found.append, {"fieldSelector": fields} if fields else {})
+        return sorted(found, key=lambda obj: (obj["metadata"].get("namespace", ""), obj["metadata"]["name"]))
+
+    def scan(self, kind: Kind, take: Callable[[Object], object]) -> str:
+        return self._pages(kind, take, {})
+
+    def _pages(self, kind: Kind, take: Callable[[Object], object], wanted: Mapping[str, str]) -> str:
+        token = ""
+        while True:
+            query = {"limit": str(PAGE), **wanted, **({"continue": token} if token else {})}
+            answer = self._send("GET", _path(kind), query)
+            for item in answer.get("items") or ():  # a list leaves out what its kind says
+                item.setdefault("apiVersion", kind.api_version)
+                item.setdefault("kind", kind.kind)
+                take(item)
+            metadata = answer.get("metadata", {})
+            token = metadata.get("continue") or ""
+            if not token:
+                return str(metadata.get("resourceVersion") or "")
+
+    def watch(self, kind: Kind, version: str, timeout_s: float) -> Iterator[Change]:
+        query = {
+            "watch": "1",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(max(1, round(timeout_s))),
+        }
+        path = _path(kind)
+        response = self._open("GET", path, query, None, _JSON, timeout_s + self._timeout_s)
+        stream = response.response
+        try:
+            if not 200 <= response.status < 300:
+                raise error_of("GET", path, response.status, response.read(), response.headers)
+            rest = b""
+            for chunk in stream.stream(65_536, decode_content=True):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    change = decode(line) if line.strip() else None
+                    if change is not None:
+                        yield _change(path, change)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise Unavailable(f"GET {path}: the watch broke off: {error}".splitlines()[0]) from error
+        finally:
+            stream.close()
+
+    def get(self, kind: Kind, name: str, namespace: str = "") -> Object:
+        return self._send("GET", _path(kind, namespace, name))
+
+    def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
+        return self._apply(obj, {"fieldManager": field_manager, **_dry(dry_run)}, subresource)
+
+    def transfer(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
+        metadata = obj["metadata"]
+        if not metadata.get("resourceVersion"):
+            raise ValueError("a transfer names the version whose values it keeps")
+        kind = self._kinds[obj["apiVersion"], obj["kind"]]
+        name, namespace = metadata["name"], metadata.get("namespace", "")
+        standing = self.get(kind, name, namespace)
+        taken = leaves(obj)
+        changed = [dotted(path) for path, value in taken.items() if look(standing, path) != value]
+        if changed:
+            raise Conflict(f"{kind.kind} {name}: {', '.join(changed)} changed meanwhile: read it again")
+        shared = self._apply(obj, {"fieldManager": field_manager, **_dry(dry_run)})
+        if dry_run:
+            return shared
+        # Applying a value that stands only makes us an owner beside the others, and forcing would not change
+        # that. So their entries lose the fields: whoever may write an object may edit its managedFields. In
+        # this order: an object whose fields nobody owns is given to `before-first-apply`.
+        entries = [
+            {**entry, "fieldsV1": without(entry.get("fieldsV1") or {}, taken)}
+            if entry.get("manager") != field_manager and not entry.get("subresource")
+            else entry
+            for entry in shared["metadata"].get("managedFields") or ()
+        ]
+        entries = [entry for entry in entries if entry.get("fieldsV1")]
+        version = shared["metadata"]["resourceVersion"]
+        change = {"metadata": {"resourceVersion": version, "managedFields": entries}}
+        return self.patch(kind, name, namespace, change, field_manager=field_manager)
+
+    def _apply(self, obj: Object, query: Mapping[str, str], subresource: str = "") -> Object:
+        metadata = obj["metadata"]
+        path = _path(self._kinds[obj["apiVersion"], obj["kind"]], metadata.get("namespace", ""), metadata["name"])
+        path = f"{path}/{subresource}" if subresource else path
+        return self._send("PATCH", path, {**query, "fieldValidation": "Strict"}, obj, _APPLY)
+
+    def patch(
+        self, kind: Kind, name: str, namespace: str, change: Object, *, field_manager: str, dry_run: bool = False
+    ) -> Object:
+        query = {"fieldManager": field_manager, "fieldValidation": "Strict", **_dry(dry_run)}
+        return self._send("PATCH", _path(kind, namespace, name), query, change, _MERGE)
+
+    def create(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
+        kind = self._kinds[obj["apiVersion"], obj["kind"]]
+        query = {"fieldManager": field_manager, "fieldValidation": "Strict", **_dry(dry_run)}
+        return self._send("POST", _path(kind, obj["metadata"].get("namespace", "")), query, obj)
+
+    def evict(self, name: str, namespace: str, uid: str, *, grace_s: int | None = None, dry_run: bool = False) -> None:
+        options: dict[str, Any] = {"preconditions": {"uid": uid}, **({"dryRun": ["All"]} if dry_run else {})}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": options,
+        }
+        self._send("POST", f"{_path(POD, namespace, name)}/eviction", {}, body)
+
+    def event(self, event: Event) -> None:
+        """Named by its content: the same again is answered `AlreadyExists`, which is as good."""
+        namespace = event.namespace or "default"
+        text = "\n".join((event.kind.kind, event.namespace, event.name, event.reason, event.message))
+        body = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {
+                "name": f"{event.name[:200]}.{hashlib.sha256(text.encode()).hexdigest()[:16]}",
+                "namespace": namespace,
+            },
+            "eventTime": _micro_time(event.at_ms),
+            "type": event.type,
+            "reason": event.reason,
+            "action": "PublishWeights",
+            "note": event.message.encode()[:_NOTE_BYTES].decode(errors="ignore"),
+            "regarding": {
+                "apiVersion": event.kind.api_version,
+                "kind": event.kind.kind,
+                "name": event.name,
+                **({"namespace": event.namespace} if event.namespace else {}),
+                **({"uid": event.uid} if event.uid else {}),
+            },
+            "reportingController": "gputally.dev/fairshare",
+            "reportingInstance": self._reporter,
+        }
+        try:
+            self._send("POST", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", {}, body)
+        except Conflict:
+            return
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = _JSON,
+    ) -> dict[str, Any]:
+        response = self._open(method, path, query, body, content_type, self._timeout_s)
+        try:
+            content: bytes = response.read()
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise Unavailable(f"the API server does not answer: {error}".splitlines()[0]) from error
+        if not 200 <= response.status < 300:
+            raise error_of(method, path, response.status, content, response.headers)
+        answer = decode(content)
+        if answer is None:
+            raise Unavailable(f"{method} {path}: the answer is not JSON")
+        return answer
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Object | None,
+        content_type: str,
+        timeout_s: float,
+    ) -> Any:
+        headers = {"Accept": _JSON, **({"Content-Type": content_type} if body is not None else {})}
+        try:
+            request = self._api.param_serialize(
+                method,
+                path,
+                query_params=list((query or {}).items()),
+                header_params=headers,
+                body=body,
+                auth_settings=["BearerToken"],
+            )
+            return self._api.call_api(*request, _request_timeout=timeout_s)
+        except (client.ApiException, urllib3.exceptions.HTTPError, OSError) as error:
+            raise Unavailable(f"the API server does not answer: {error}".splitlines()[0]) from error
+
+
+def _dry(dry_run: bool) -> dict[str, str]:
+    return {"dryRun": "All"} if dry_run else {}
+
+
+def _change(path: str, event: Mapping[str, Any]) -> Change:
+    obj = event.get("object") or {}
+    if event.get("type") == "ERROR":
+        raise error_of("GET", path, int(obj.get("code") or 500), json.dumps(obj).encode(), {})
+    return Change(event["type"], obj)
+
+
+def _path(kind: Kind, namespace: str = "", name: str = "") -> str:
+    group = f"/apis/{kind.api_version}" if "/" in kind.api_version else f"/api/{kind.api_version}"
+    inside = f"/namespaces/{namespace}" if kind.namespaced and namespace else ""
+    return f"{group}{inside}/{kind.plural}" + (f"/{name}" if name else "")
+
+
+def _micro_time(at_ms: int) -> str:
+    """Always with six digits: the API server does not parse a MicroTime without a fraction."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def in_cluster() -> bool:
+    return Path("/var/run/secrets/kubernetes.io/serviceaccount/token").exists()
+
+
+_REVIEWS = "/apis/authorization.k8s.io/v1"
+
+
+class Inspector(KubernetesCluster):
+    """A cluster that is also asked about itself. Every method raises gputally.base.errors.ClusterError."""
+
+    def served(self, groups: Iterable[str]) -> dict[tuple[str, str], tuple[str, ...]]:
+        """Versions by (group, plural) of these groups, the preferred one first; "" is the core group."""
+        known = {group["name"]: group for group in self._send("GET", "/apis").get("groups") or ()}
+        found: dict[tuple[str, str], tuple[str, ...]] = {}
+        for group in dict.fromkeys(groups):
+            versions = [each["version"] for each in known.get(group, {}).get("versions") or ()] if group else ["v1"]
+            for version in versions:
+                path = f"/apis/{group}/{version}" if group else f"/api/{version}"
+                for resource in self._resources(path):
+                    key = group, resource
+                    found[key] = (*found.get(key, ()), version)
+        return found
+
+    def _resources(self, path: str) -> list[str]:
+        try:
+            resources = self._send("GET", path).get("resources") or ()
+        except NotFound:  # went away since the groups were told
+            return []
+        return [str(resource["name"]) for resource in resources if "/" not in resource["name"]]
+
+    def may(self, wanted: Mapping[str, str], user: str = "", groups: Iterable[str] = ()) -> bool:
+        """Whether the caller, or that user, may. wanted: resourceAttributes (group, resource, subresource, verb, name,
+        namespace). To ask about another user is a right of its own."""
+        spec: dict[str, Any] = {"resourceAttributes": dict(wanted)}
+        kind = "SelfSubjectAccessReview"
+        if user:
+            kind, spec = "SubjectAccessReview", {**spec, "user": user, "groups": list(groups)}
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
+        answer = self._send("POST", f"{_REVIEWS}/{kind.lower()}s", {}, body)
+        return bool((answer.get("status") or {}).get("allowed"))
+
+    def caller(self) -> str:
+        """Who the API server takes us for. Source: SelfSubjectReview, Kubernetes 1.28."""
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        answer = self._send("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", {}, body)
+        return str(((answer.get("status") or {}).get("userInfo") or {}).get("username") or "")
+
+    def server_ms(self) -> int:
+        """What time the server says it is, in whole seconds: UTC milliseconds."""
+        response = self._open("GET", "/version", None, None, "application/json", self._timeout_s)
+        text = next((value for name, value in response.response.headers.items() if name.lower() == "date"), "")
+        response.response.drain_conn()
+        try:
+            return round(parsedate_to_datetime(text).timestamp() * 1000)
+        except ValueError as error:
+            raise Unavailable(f"the API server's answer has no Date: {text!r}") from error

@@ -1,0 +1,186 @@
+"""Elects one leader of several replicas through a Lease.
+
+What that does not give and this adds: who could not renew for `renew_s` does not lead, even if a request
+still hangs (the answer to `leading` goes by the clock, not by the election's own steps); a server that is
+away ends the term instead of the election; a replica that stops frees the Lease, so that the next one need
+not wait for it to run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubernetes.aio import client, config
+from kubernetes.aio.leaderelection.electionconfig import Config
+from kubernetes.aio.leaderelection.leaderelection import LeaderElection
+from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
+from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
+
+from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_SECOND
+from gputally.kubernetes.api_client import in_cluster
+
+# It logs every failed renewal with a traceback; `leading` and the metrics say the same in a word.
+_library = logging.getLogger("kubernetes.aio.leaderelection")
+_library.addHandler(logging.NullHandler())
+_library.propagate = False
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Whole seconds, as in client-go: how long a Lease lasts, how long its holder tries to renew, how often."""
+
+    lease_s: int = 15
+    renew_s: int = 10
+    retry_s: int = 2
+
+
+class Election:
+    """Run it in a thread; ask `leading` from any."""
+
+    def __init__(
+        self,
+        name: str,
+        namespace: str,
+        identity: str,
+        clock: Clock,
+        *,
+        kubeconfig: Path | None = None,
+        terms: Terms = Terms(),
+    ) -> None:
+        self._name, self._namespace, self._identity = name, namespace, identity
+        self._clock = clock
+        self._kubeconfig = kubeconfig
+        self._terms = terms
+        self._elected = False
+        self._renewed_ms: int | None = None
+        self._fault = ""
+        self._progress: Callable[[], None] = lambda: None
+
+    @property
+    def fault(self) -> str:
+        """What ended the last term, or kept one from beginning; empty once the Lease has been renewed since."""
+        return self._fault
+
+    def leading(self) -> bool:
+        """Whether this replica may act now."""
+        renewed = self._renewed_ms
+        if not self._elected or renewed is None:
+            return False
+        return self._clock.monotonic_ms() - renewed < self._terms.renew_s * MS_PER_SECOND
+
+    def run(self, stop: threading.Event, progress: Callable[[], None] = lambda: None) -> None:
+        """Stand for election until `stop` is set, then give the Lease back. progress: called at each request."""
+        self._progress = progress
+        asyncio.run(self._run(stop))
+
+    async def _run(self, stop: threading.Event) -> None:
+        settings = client.Configuration()
+        if self._kubeconfig is None and in_cluster():
+            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+        else:
+            path = str(self._kubeconfig) if self._kubeconfig else None
+            await config.load_kube_config(config_file=path, client_configuration=settings)  # type: ignore[no-untyped-call]
+        async with client.ApiClient(settings) as api:
+            lock = _Lock(self._name, self._namespace, self._identity, api, self._renewed, self._terms.renew_s)
+            stopped = asyncio.ensure_future(asyncio.to_thread(stop.wait))
+            while not stopped.done():
+                term = asyncio.ensure_future(self._stand(lock))
+                await asyncio.wait({stopped, term}, return_when=asyncio.FIRST_COMPLETED)
+                held, self._elected = self._elected, False
+                term.cancel()
+                # Not for ever: a request that does not end is left behind with the thread.
+                await asyncio.wait({term}, timeout=self._terms.retry_s)
+                ended = term.exception() if term.done() and not term.cancelled() else None
+                # Whatever ended the term, the next try is the answer to it.
+                self._fault = f"{type(ended).__name__}: {ended}".splitlines()[0] if isinstance(ended, Exception) else ""
+                if stopped.done():
+                    if held:
+                        with contextlib.suppress(Exception):
+                            async with asyncio.timeout(self._terms.retry_s):
+                                await lock.give_back()
+                else:
+                    await asyncio.wait({stopped}, timeout=self._terms.retry_s)
+
+    async def _stand(self, lock: _Lock) -> None:
+        """Until elected, then until lost."""
+        over = asyncio.Event()
+
+        async def lead() -> None:
+            self._elected = True
+            try:
+                await over.wait()
+            finally:
+                self._elected = False
+
+        async def lost() -> None:
+            over.set()
+
+        terms = self._terms
+        await LeaderElection(Config(lock, terms.lease_s, terms.renew_s, terms.retry_s, lead, lost)).run()
+
+    def _renewed(self, at_ms: int | None) -> int:
+        """The clock, or with an instant: the Lease was ours from then on."""
+        self._progress()
+        if at_ms is not None:
+            self._renewed_ms, self._fault = at_ms, ""
+        return self._clock.monotonic_ms()
+
+
+class _Lock(LeaseLock):
+    """A Lease whose requests end in time, and that tells when it was last renewed (from before it was asked)."""
+
+    def __init__(
+        self,
+        name: str,
+        namespace: str,
+        identity: str,
+        api: client.ApiClient,
+        renewed: Callable[[int | None], int],
+        patience_s: float,
+    ) -> None:
+        super().__init__(name, namespace, identity, api)
+        self._tell = renewed
+        self._patience_s = patience_s
+
+    async def get(self, name: str, namespace: str) -> Any:
+        self._tell(None)
+        async with asyncio.timeout(self._patience_s):  # `wait_for` of Python 3.11 can swallow a cancellation
+            return await super().get(name, namespace)
+
+    async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
+        asked_ms = self._tell(None)
+        # Not the library's own: release 37 passes an argument that its own validation refuses.
+        lease = client.V1Lease(metadata=client.V1ObjectMeta(name=name), spec=self.update_lease(election_record))
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self.api_instance.create_namespaced_lease(namespace, lease)
+        except client.ApiException:
+            return False
+        return self._told(True, asked_ms)
+
+    async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
+        asked_ms = self._tell(None)
+        async with asyncio.timeout(self._patience_s):
+            made = await super().update(name, namespace, updated_record)
+        return self._told(made, asked_ms)
+
+    async def give_back(self) -> None:
+        """As client-go does on a clean stop: held by nobody, for a second."""
+        lease = await self.api_instance.read_namespaced_lease(self.name, self.namespace)
+        if lease.spec is not None and lease.spec.holder_identity == self.identity:
+            lease.spec.holder_identity = None
+            lease.spec.lease_duration_seconds = 1
+            await self.api_instance.replace_namespaced_lease(self.name, self.namespace, lease)
+
+    def _told(self, made: bool, asked_ms: int) -> bool:
+        if made:
+            self._tell(asked_ms)
+        return made

@@ -1,0 +1,390 @@
+"""Keeps the objects of one kind in memory by list and watch, reduced by a given function.
+
+Only what `keep` makes of an object is held, so memory is bounded by what is kept and one page. A list that
+breaks off goes on at the page it had come to; a watch goes on at the version it had come to; where the
+server no longer has either (410), the list begins again and what is missing from it counts as deleted.
+
+Twenty thousand pods are a hundred megabytes as objects and five as values; a cycle must not fetch them
+again. The copy is level-triggered: whatever breaks (the watch ends, a version is too old, the API server is
+away), the next list makes it whole, and meanwhile it keeps what it had. `age_s` says how far behind it may be.
+
+Runs in a thread of its own; `values` may be called from any.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Generic, TypeVar
+
+import msgspec
+import structlog
+
+from gputally.base.background_tasks import BackgroundTask, described
+from gputally.base.clock import Clock
+from gputally.base.errors import ClusterError, ClusterRefused, ClusterUnavailable, Gone, ResourceGone
+from gputally.base.units import MS_PER_SECOND
+from gputally.kubernetes.api_types import PAGE, Api, ListMetadata, Metadata, Named
+from gputally.kubernetes.objects import Cluster, Kind, Object
+
+O = TypeVar("O")  # noqa: E741  # the object as decoded
+V = TypeVar("V")
+WATCH_SECONDS = 300
+"""How long the server keeps a watch open."""
+ABSENT_SECONDS = 60
+"""Until a kind that the server does not serve is looked for again: its definition may be installed later."""
+BACKOFF_SECONDS = (1, 2, 4, 8, 16, 30)
+
+
+class _Page(msgspec.Struct, Generic[O]):
+    metadata: ListMetadata
+    items: list[O] | None = None
+
+
+class _Line(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _Status(msgspec.Struct):
+    code: int = 0
+    message: str = ""
+
+
+_status = msgspec.json.Decoder(_Status)
+
+
+class Reflector(Generic[O, V]):
+    """Values of one kind by uid. `held` may be read from any thread; all else belongs to one.
+
+    decode: the object's struct. keep: what to hold of it, None: nothing. changed: told every change, with
+    None for an object that is gone (or is no longer one to keep). others: where the kind is served by servers that
+    do not have it at `path`. optional: a server without the kind is no failure. now_ms: for `heard_ms`."""
+
+    def __init__(
+        self,
+        api: Api,
+        path: str,
+        decode: type[O],
+        keep: Callable[[O], V | None],
+        changed: Callable[[str, V | None], None] | None = None,
+        *,
+        metadata_only: bool = False,
+        others: Sequence[str] = (),
+        optional: bool = False,
+        now_ms: Callable[[], int] | None = None,
+    ) -> None:
+        self._api = api
+        self._others = list(others)
+        self._optional = optional
+        self._now_ms = now_ms
+        self.path = path
+        self._metadata_only = metadata_only
+        self._page = msgspec.json.Decoder(_Page[decode])  # type: ignore[valid-type]
+        self._line = msgspec.json.Decoder(_Line)
+        self._object = msgspec.json.Decoder(decode)
+        self._meta = msgspec.json.Decoder(Named)
+        self._keep = keep
+        self._tell = changed
+        self._lock = threading.Lock()
+        self._held: dict[str, V] = {}
+        self._incoming: dict[str, V] = {}
+        self._continue = ""
+        self._version = ""
+        self.heard_ms: int | None = None
+        """When the server last answered, None before."""
+        self.failures = 0
+        self._task: BackgroundTask | None = None
+        self.synced = False
+        """Whether a whole list has been seen."""
+
+    def held(self) -> Mapping[str, V]:
+        """A copy of what there is now."""
+        with self._lock:
+            return dict(self._held)
+
+    def sync(self) -> None:
+        """Make the list complete; goes on where an earlier call broke off. Raises ClusterUnavailable."""
+        while not self._version:
+            query = {"limit": str(PAGE), **({"continue": self._continue} if self._continue else {})}
+            try:
+                page = self._decoded(
+                    self._page.decode, self._api.get(self.path, query, metadata_only=self._metadata_only)
+                )
+                self._heard()
+            except ResourceGone:
+                if not self._continue:
+                    raise
+                self._continue, self._incoming = "", {}
+                continue
+            for item in page.items or ():
+                value = self._keep(item)
+                if value is not None:
+                    self._incoming[_meta(item).uid] = value
+            self._continue = page.metadata.continue_ or ""
+            if not self._continue:
+                self._replace(page.metadata.resource_version)
+
+    def follow(self) -> None:
+        """One watch until the server ends it. Raises ClusterUnavailable; after ResourceGone `sync` begins anew."""
+        query = {
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        try:
+            for raw in self._api.watch(self.path, query, metadata_only=self._metadata_only):
+                self._take(raw)
+                self._heard()
+        except ResourceGone:
+            self._version = ""
+            raise
+
+    def run(self, stop: threading.Event, task: BackgroundTask | None = None) -> None:
+        """Sync and follow until `stop` is set; failures are logged and tried again, later each time.
+
+        task: has a fault while an answer of the server cannot be dealt with, and where none comes for longer than a
+        watch lasts. A server that does not answer is no fault of the task: `heard_ms` and `failures` tell of it."""
+        log = structlog.get_logger("gputally.kubernetes.api_client")
+        self._task = task
+        failures = absent = 0
+        while not stop.is_set():
+            self._progress()
+            try:
+                self.sync()
+                self.follow()
+                failures = 0
+                self._well()
+            except ResourceGone as error:
+                log.info("cluster_list_begins_again", path=self.path, reason=str(error))
+                self._well()
+            except ClusterUnavailable as error:
+                self._well()
+                path = self.path
+                if self.absent(error):
+                    absent += 1
+                    if absent % self.places == 0:
+                        log.debug("cluster_has_no_such_kind", path=path)
+                        stop.wait(ABSENT_SECONDS)
+                    continue
+                self.failures += 1
+                log.warning("cluster_not_read", path=self.path, reason=str(error))
+                stop.wait(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)])
+                failures += 1
+            except Exception as error:
+                self.failures += 1
+                self._version, self._continue, self._incoming = "", "", {}
+                if task is not None:
+                    task.fail(error)
+                log.exception("cluster_not_understood", path=self.path, reason=described(error))
+                stop.wait(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)])
+                failures += 1
+
+    def _progress(self) -> None:
+        if self._task is not None:
+            self._task.begin()
+
+    def _well(self) -> None:
+        if self._task is not None:
+            self._task.succeed()
+
+    @property
+    def places(self) -> int:
+        """How many paths the kind may have."""
+        return 1 + len(self._others)
+
+    def absent(self, error: ClusterUnavailable) -> bool:
+        """Whether this only says that the server does not have an optional kind; the next try is elsewhere."""
+        gone = self._optional and isinstance(error, ClusterRefused) and error.status == HTTPStatus.NOT_FOUND
+        if gone:
+            self._others.append(self.path)
+            self.path = self._others.pop(0)
+            self._heard()
+        return gone
+
+    def _heard(self) -> None:
+        self._progress()
+        if self._now_ms is not None:
+            self.heard_ms = self._now_ms()
+
+    def _take(self, raw: bytes) -> None:
+        line = self._decoded(self._line.decode, raw)
+        if line.type == "ERROR":
+            status = self._decoded(_status.decode, bytes(line.object))
+            if status.code == 410:
+                raise ResourceGone(f"{self.path}: {status.message}")
+            raise ClusterUnavailable(f"{self.path}: {status.code} {status.message}")
+        meta = self._decoded(self._meta.decode, bytes(line.object)).metadata
+        if line.type != "BOOKMARK":
+            value = (
+                None if line.type == "DELETED" else self._keep(self._decoded(self._object.decode, bytes(line.object)))
+            )
+            self._set(meta.uid, value)
+        self._version = meta.resource_version
+
+    def _set(self, uid: str, value: V | None) -> None:
+        with self._lock:
+            before = self._held.get(uid)
+            if value is None:
+                self._held.pop(uid, None)
+            else:
+                self._held[uid] = value
+        if value != before:
+            self._changed(uid, value)
+
+    def _replace(self, version: str) -> None:
+        with self._lock:
+            before, self._held = self._held, self._incoming
+        self._incoming = {}
+        for uid in before.keys() - self._held.keys():
+            self._changed(uid, None)
+        for uid, value in self._held.items():
+            if before.get(uid) != value:
+                self._changed(uid, value)
+        self._version = version
+        self.synced = True
+
+    def _changed(self, uid: str, value: V | None) -> None:
+        if self._tell is not None:
+            self._tell(uid, value)
+
+    def _decoded(self, decode: Callable[[bytes], T], raw: bytes) -> T:
+        try:
+            return decode(raw)
+        except msgspec.MsgspecError as error:
+            raise ClusterUnavailable(f"{self.path}: not what an API server answers: {error}") from error
+
+
+T = TypeVar("T")
+
+
+def _meta(item: object) -> Metadata:
+    found: Metadata = item.metadata  # type: ignore[attr-defined]  # every object has them
+    return found
+
+
+WATCH_S = 240.0
+"""How long one watch stays open."""
+PAUSE_S = 1.0
+"""Least time between two requests; after failures it doubles up to `MOST_PAUSE_S`."""
+MOST_PAUSE_S = 30.0
+MOST_BEHIND_S = 600.0
+"""A server that is there is heard of once in a watch at least; after twice that nobody may rely on what was seen."""
+
+
+class Mirror(Generic[T]):
+    """Everything of one kind for which `reduce` has a value."""
+
+    def __init__(self, cluster: Cluster, kind: Kind, reduce: Callable[[Object], T | None], clock: Clock) -> None:
+        self._cluster = cluster
+        self._kind = kind
+        self._reduce = reduce
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._held: dict[tuple[str, str], T] = {}
+        self._version = ""
+        self._heard_ms: int | None = None
+        self._fault: str | None = None
+        self._progress: Callable[[], None] = lambda: None
+
+    def values(self) -> tuple[T, ...]:
+        """As last heard, by (namespace, name)."""
+        with self._lock:
+            return tuple(value for _, value in sorted(self._held.items(), key=lambda item: item[0]))
+
+    @property
+    def synced(self) -> bool:
+        """Whether a list has ever been read to its end."""
+        return self._heard_ms is not None
+
+    @property
+    def fault(self) -> str | None:
+        """What the last attempt failed of; None while all is well."""
+        return self._fault
+
+    def age_s(self) -> float | None:
+        """Seconds since the server last answered; None before it ever has."""
+        heard = self._heard_ms
+        return None if heard is None else (self._clock.monotonic_ms() - heard) / MS_PER_SECOND
+
+    def behind(self) -> str | None:
+        """Why nothing may be decided by what it holds; None: it may."""
+        age_s = self.age_s()
+        why = f": {self._fault}" if self._fault else ""
+        if age_s is None:
+            return f"{self._kind.plural} have not been read yet{why}"
+        if age_s > MOST_BEHIND_S:
+            return f"{self._kind.plural} are as they were {age_s:.0f} s ago{why}"
+        return None
+
+    def prime(self) -> None:
+        """The first list, so that the first cycle knows what is there; what fails now is tried again by `run`."""
+        try:
+            self.step()
+        except ClusterError as error:
+            self._fault = str(error)
+
+    def run(self, stop: threading.Event, progress: Callable[[], None] = lambda: None) -> None:
+        """Keep up until `stop` is set. progress: called before each request and at each change."""
+        self._progress = progress
+        pause_s = PAUSE_S
+        while not stop.is_set():
+            progress()
+            try:
+                self.step(stop)
+            except ClusterError as error:
+                self._fault = str(error)
+                pause_s = min(MOST_PAUSE_S, pause_s * 2)
+            else:
+                pause_s = PAUSE_S
+            if self._clock.wait(pause_s, stop):
+                return
+
+    def step(self, stop: threading.Event | None = None) -> None:
+        """List where there is no version to go on from, else watch once. Raises ClusterError."""
+        if not self._version:
+            self._list()
+            self._fault = None
+            return
+        try:
+            for change in self._cluster.watch(self._kind, self._version, WATCH_S):
+                self._take(change.type, change.obj)
+                if stop is not None and stop.is_set():
+                    return
+        except Gone:
+            self._version = ""
+        except ClusterError:
+            self._version = ""
+            raise
+        self._heard_ms, self._fault = self._clock.monotonic_ms(), None
+
+    def _list(self) -> None:
+        found: dict[tuple[str, str], T] = {}
+
+        def take(obj: Object) -> None:
+            value = self._reduce(obj)
+            if value is not None:
+                found[_key(obj)] = value
+
+        version = self._cluster.scan(self._kind, take)
+        with self._lock:
+            self._held = found
+        self._version, self._heard_ms = version, self._clock.monotonic_ms()
+
+    def _take(self, change: str, obj: Object) -> None:
+        self._progress()
+        if change != "BOOKMARK":
+            value = None if change == "DELETED" else self._reduce(obj)
+            with self._lock:
+                if value is None:
+                    self._held.pop(_key(obj), None)
+                else:
+                    self._held[_key(obj)] = value
+        self._version = obj["metadata"].get("resourceVersion") or self._version
+        self._heard_ms = self._clock.monotonic_ms()
+
+
+def _key(obj: Object) -> tuple[str, str]:
+    metadata = obj["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]

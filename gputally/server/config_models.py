@@ -1,0 +1,311 @@
+"""Loads settings (file < environment < command line) and YAML files into closed pydantic models, and reads a file
+again when it changes.
+
+Every fault names its place: `file:line` for the file, the variable for the environment, the option for the command
+line. Published: the controller's settings are read the same way. Nothing here opens a file other than the settings'.
+
+Used for the price book, the inventory and (by fairshare) the policy.
+
+A version counts as read once it is in force: what keeps it from that (a file that cannot be read, a disk that is full)
+is tried again at every look. Only a version that is wrong in itself waits for the file to change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+
+from gputally.base.atomic_file import Stamp, stamp
+from gputally.base.errors import SettingsFault
+from gputally.base.yaml_file import Document, FileFault, Key, Unreadable, read
+
+S = TypeVar("S", bound=BaseModel)
+_SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT.*)|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?")
+"""What Kubernetes puts into every pod's environment for a Service of the program's name."""
+
+
+def load_settings(
+    model: type[S], prefix: str, path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
+) -> S:
+    """Read and merge the three layers. Raises SettingsFault with a line per fault.
+
+    environ: PREFIX + `LIMITS__BODY_BYTES` sets `limits.body_bytes`. flags: only those the user gave, dots for nested
+    keys."""
+    try:
+        document = read(path) if path is not None else Document("settings", {}, {})
+    except FileFault as error:
+        raise SettingsFault(str(error)) from error
+    if document.data is None:
+        document = Document(document.name, {}, document.lines)
+    if not isinstance(document.data, dict):
+        raise SettingsFault(f"{document.place(())}: settings are a mapping of keys to values")
+    layers = [*_from_environment(prefix, environ), *_from_flags(flags)]
+    merged: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in document.data.items()}
+    origin: dict[tuple[Key, ...], str] = {}
+    for given in layers:
+        origin[given.path] = given.place
+        inner = merged
+        for part in given.path[:-1]:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise SettingsFault(f"{given.place}: {part} is not a group of settings")
+        inner[given.path[-1]] = given.value
+    try:
+        return model.model_validate(merged)
+    except ValidationError as error:
+        raise SettingsFault("\n".join(sorted(_line(document, origin, fault) for fault in error.errors()))) from error
+
+
+def at(key: str, message: str) -> ValueError:
+    """For a validator that knows which setting is at fault; dots for nested keys."""
+    fault = ValueError(message)
+    fault.path = tuple(key.split("."))  # type: ignore[attr-defined]  # read by _line
+    return fault
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    path: tuple[str, ...]
+    value: object
+    place: str
+
+
+def _from_environment(prefix: str, environ: Mapping[str, str]) -> list[_Given]:
+    names = sorted(name for name in environ if name.startswith(prefix))
+    keys = {name: name.removeprefix(prefix) for name in names}
+    return [
+        _Given(tuple(key.lower().split("__")), environ[name], name)
+        for name, key in keys.items()
+        if not _SERVICE_LINK.fullmatch(key)
+    ]
+
+
+def _from_flags(flags: Mapping[str, object]) -> list[_Given]:
+    return [_Given(tuple(key.split(".")), flags[key], "--" + re.sub("[_.]", "-", key)) for key in sorted(flags)]
+
+
+def _line(document: Document, origin: Mapping[tuple[Key, ...], str], fault: Any) -> str:
+    cause = fault.get("ctx", {}).get("error")
+    path: tuple[Key, ...] = getattr(cause, "path", None) or fault["loc"]
+    where = ".".join(str(part) for part in path)
+    if fault["type"] == "missing" and len(path) == 1:
+        return f"{where} is missing: give --{where.replace('_', '-')} or set it in the settings file"
+    reason = "no such setting" if fault["type"] == "extra_forbidden" else str(cause or fault["msg"])
+    if path in origin:
+        return f"{origin[path]}: {reason}"
+    return f"{document.place(path)}: {where}: {reason}" if path in document.lines else f"{where}: {reason}"
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def load_yaml(path: Path, model: type[M]) -> M:
+    """Read and validate a YAML file. Raises gputally.base.yaml_file.FileFault naming every fault."""
+    return validate(read(path), model)
+
+
+def validate(document: Document, model: type[M]) -> M:
+    """Validate a parsed document. Raises FileFault.
+
+    A validator that knows better where the fault lies raises a ValueError with a `path` attribute."""
+    try:
+        found = model.model_validate(document.data)
+        if wrong := booleans_as_numbers(document.data, found):
+            raise FileFault([f"{document.place(path)}: {'.'.join(map(str, path))}: {NO_NUMBER}" for path in wrong])
+        return found
+    except ValidationError as error:
+        faults = []
+        for path, message in _faults(error):
+            where = ".".join(str(part) for part in path)
+            faults.append(f"{document.place(path)}: {where + ': ' if where else ''}{message}")
+        raise FileFault(sorted(faults)) from error
+
+
+NO_NUMBER = "a number is needed, and true or false is none"
+
+
+def booleans_as_numbers(data: object, found: object) -> list[tuple[Key, ...]]:
+    """Paths of the booleans in `data` that validation took for 1 and 0, as Python does."""
+    return list(_booleans(data, _plain(found), ()))
+
+
+def _plain(found: object) -> object:
+    if isinstance(found, BaseModel):
+        return found.model_dump(by_alias=True)
+    return [_plain(one) for one in found] if isinstance(found, (list, tuple)) else found
+
+
+def _booleans(data: object, found: object, path: tuple[Key, ...]) -> Iterator[tuple[Key, ...]]:
+    if isinstance(data, bool):
+        if not isinstance(found, bool) and isinstance(found, (int, float, Decimal)):
+            yield path
+    elif isinstance(data, dict) and isinstance(found, dict):
+        for key, value in data.items():
+            yield from _booleans(value, found.get(key), (*path, key))
+    elif isinstance(data, list) and isinstance(found, (list, tuple)):
+        for index, (value, one) in enumerate(zip(data, found, strict=False)):
+            yield from _booleans(value, one, (*path, index))
+
+
+def faults_of(data: object, model: type[BaseModel]) -> tuple[tuple[tuple[Key, ...], str], ...]:
+    """(path, reason) of everything that is wrong with plain data, in the words of `validate`; empty: it is sound."""
+    try:
+        model.model_validate(data)
+    except ValidationError as error:
+        return tuple(_faults(error))
+    return ()
+
+
+def _faults(error: ValidationError) -> Iterator[tuple[tuple[Key, ...], str]]:
+    for fault in error.errors(include_url=False):
+        cause = fault.get("ctx", {}).get("error")
+        path: tuple[Key, ...] = getattr(cause, "path", None) or fault["loc"]
+        message = str(cause) if cause is not None else fault["msg"]
+        yield path, "unknown key" if fault["type"] == "extra_forbidden" else message
+
+
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+_DURATION = re.compile(r"(\d+)(w|d|h|m|s)")
+_SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_WHOLE = re.compile("[0-9]{1,12}")
+
+
+def parse_duration(value: object) -> object:
+    """Seconds from `7d`, `1h30m`, `1w` or a plain integer, which in a query string is text too. Raises ValueError for
+    anything else."""
+    if not isinstance(value, str):
+        return value
+    if _WHOLE.fullmatch(value):
+        return int(value)
+    parts = _DURATION.findall(value)
+    if not parts or "".join(n + u for n, u in parts) != value:
+        raise ValueError(f"not a duration: {value!r} (write for example 7d, 12h, 1h30m)")
+    return sum(int(n) * _SECONDS[u] for n, u in parts)
+
+
+def parse_seconds(value: object) -> object:
+    """Seconds from `50ms`, from text such as `2s` or `1m`, or a plain number. Raises ValueError for anything else."""
+    if isinstance(value, str) and value.endswith("ms") and _NUMBER.fullmatch(value[:-2]):
+        return float(value[:-2]) / 1000
+    return parse_duration(value)
+
+
+Duration = Annotated[int, BeforeValidator(parse_duration), Field(ge=0)]
+"""Whole seconds; read from `7d`-style text or an integer."""
+
+
+def _plain_decimal(value: Decimal) -> str:
+    return format(value, "f")
+
+
+Exact = Annotated[Decimal, PlainSerializer(_plain_decimal, return_type=str, when_used="json")]
+"""An exact amount; written without an exponent however small it is."""
+
+
+class Model(BaseModel):
+    """Frozen, closed against unknown keys. Numbers are finite: JSON knows no others, and no sum survives them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def bare_off(value: object) -> object:
+    """YAML 1.1 reads a bare `off` as false."""
+    return "off" if value is False else value
+
+
+T = TypeVar("T")
+
+
+class Renewed(Generic[T]):
+    """What `load` makes of a file, as of its last good version. Raises FileFault for a bad first one.
+
+    enforce: puts a later version in force; the first one is its owner's. Whatever it raises leaves the version before
+    in force, and the new one is tried again at the next look."""
+
+    def __init__(self, path: Path, load: Callable[[Path], T], enforce: Callable[[T], None] | None = None) -> None:
+        self._path = path
+        self._load = load
+        self._enforce = enforce
+        self._stamp: Stamp | None = stamp(path)
+        self._again = False
+        """Whether the version that was looked at last has to be tried again."""
+        self._raised = ""
+        """The fault that was raised last."""
+        self.refused = False
+        """Whether the file's newest version is not in force."""
+        self.current = load(path)
+
+    def enforce_again(self) -> None:
+        """Put the version that `current` holds in force at the next look: it could not be at the start."""
+        self._again = True
+        self.refused = True
+
+    def renew(self) -> bool:
+        """Read the file and put it in force, if it changed since the last time or could not be in force then; True if
+        it is another version that is in force now.
+
+        Raises FileFault for a version that is not put in force, once; and what `enforce` raises, each time."""
+        found = stamp(self._path)
+        if found == self._stamp and not self._again:
+            return False
+        if found != self._stamp:
+            self._stamp, self._raised = found, ""
+        self._again = True
+        try:
+            value = self._load(self._path)
+            if self._enforce is not None:
+                self._again_after_enforcing(value)
+        except FileFault as fault:
+            self.refused = True
+            self._again = isinstance(fault, (Unreadable, NotInForce))
+            told, self._raised = self._raised, str(fault)
+            if str(fault) == told:
+                return False
+            raise
+        except BaseException:
+            self.refused = True
+            raise
+        self.current = value
+        self._again, self._raised, self.refused = False, "", False
+        return True
+
+    def _again_after_enforcing(self, value: T) -> None:
+        assert self._enforce is not None
+        try:
+            self._enforce(value)
+        except FileFault as fault:
+            raise NotInForce(fault.faults) from fault
+
+
+class NotInForce(FileFault):
+    """The file can be read, and is refused by what it has to agree with, which may change."""
+
+
+class Watched(Renewed[T]):
+    """One whose faults are reported instead of raised.
+
+    report: called with the faults (`file:line: reason`) of a version that is not put in force."""
+
+    def __init__(
+        self,
+        path: Path,
+        load: Callable[[Path], T],
+        report: Callable[[str], None],
+        enforce: Callable[[T], None] | None = None,
+    ) -> None:
+        super().__init__(path, load, enforce)
+        self._report = report
+
+    def look(self) -> bool:
+        """See renew."""
+        try:
+            return self.renew()
+        except FileFault as fault:
+            self._report(str(fault))
+            return False

@@ -1,0 +1,354 @@
+"""Serves an ASGI application in a thread, with TLS certificates that reload.
+
+uvicorn bounds neither how many connections there are nor how long a client takes to say what it wants. Here every
+connection is accepted within bounds (gputally.server.connection_limits), and closed where its handshake or its
+headers do not arrive in time.
+
+A client certificate is verified by the TLS layer against its authorities; what reaches a request is its
+subject's common name, as the ASGI TLS extension names it.
+
+uvicorn's protocol, which has none of these bounds. It also tells the app whose client certificate the connection
+showed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvicorn
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from gputally.base.atomic_file import Stamp, stamp
+from gputally.base.errors import AccountantError, CannotStart
+from gputally.server import asgi_types
+from gputally.server.connection_limits import ConnectionLimits, Connections
+
+
+class BadCertificate(AccountantError):
+    """A certificate or key that cannot be used: the file and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """certificate, key: PEM files of ours. client_ca: PEM file of the authorities of client certificates,
+    None: none are asked for."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+class Tls:
+    """The context all new connections use. Raises BadCertificate."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._stamp = self._stat()
+        self._raised = ""
+        """Why the files' newest pair could not be used when it was tried last."""
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._load()
+        if identity.client_ca is not None:
+            try:
+                self.context.load_verify_locations(identity.client_ca)
+            except OSError as error:
+                raise BadCertificate(f"{identity.client_ca}: {error.strerror or error}") from error
+            # Optional: people come with bearer tokens over the same port.
+            self.context.verify_mode = ssl.CERT_OPTIONAL
+
+    def look(self) -> bool:
+        """Use the certificate for new connections if its files changed, or could not be used the last time; True
+        where it is another one now.
+
+        Raises BadCertificate for a pair that cannot be used, once; the one in use stays, and the new one is tried again
+        at each look."""
+        found = self._stat()
+        if found == self._stamp and not self._raised:
+            return False
+        try:
+            # Tried aside first: half a new pair must not replace a good one.
+            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._identity)
+            self._load()
+        except BadCertificate as error:
+            told = self._raised if found == self._stamp else ""
+            self._stamp, self._raised = found, str(error)
+            if self._raised == told:
+                return False
+            raise
+        self._stamp, self._raised = found, ""
+        return True
+
+    @property
+    def refused(self) -> bool:
+        """Whether the files' newest pair is not in use."""
+        return bool(self._raised)
+
+    def _load(self) -> None:
+        _load(self.context, self._identity)
+
+    def _stat(self) -> tuple[Stamp | None, Stamp | None]:
+        return stamp(self._identity.certificate), stamp(self._identity.key)
+
+
+def _load(context: ssl.SSLContext, identity: Identity) -> None:
+    try:
+        context.load_cert_chain(identity.certificate, identity.key)
+    except ssl.SSLError as error:
+        raise BadCertificate(
+            f"{identity.certificate}, {identity.key}: not a certificate and its key: {error.reason}"
+        ) from error
+    except OSError as error:
+        raise BadCertificate(f"{identity.certificate}, {identity.key}: {error.strerror}") from error
+
+
+def common_name(certificate: Any) -> str:
+    """Of the subject; "" where there is no verified certificate or it has none, or several."""
+    names = [value for part in (certificate or {}).get("subject", ()) for key, value in part if key == "commonName"]
+    return names[0] if len(names) == 1 else ""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """closed: told once the connection is over, if it was ever made."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        *,
+        limits: ConnectionLimits,
+        closed: Callable[[], None],
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self.made = False
+        self._limits = limits
+        self._closed = closed
+        self._awaiting_headers = True
+        self._header_bytes = 0
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.made = True
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._headers_came()
+        self._resumed()
+        self._closed()
+
+    def data_received(self, data: bytes) -> None:
+        if self._awaiting_headers:
+            self._expect_headers()
+            self._header_bytes += len(data)
+        super().data_received(data)
+        # Bytes of a body that follow the headers in the same read count for nothing.
+        if self._awaiting_headers and self._header_bytes > self._limits.header_bytes:
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._expect_headers()
+        secure = self.transport.get_extra_info("ssl_object")
+        if secure is not None:
+            extensions: Any = {"tls": {"client_cert_name": common_name(secure.getpeercert())}}
+            self.scope["extensions"] = extensions
+
+    def on_headers_complete(self) -> None:
+        self._awaiting_headers = False
+        self._headers_came()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._awaiting_headers = True
+        self._header_bytes = 0
+        self._headers_came()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._awaiting_headers and not self.transport.is_closing():
+            self._expect_headers()  # the rest of a body that was answered before it had come
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(self._limits.stalled_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._resumed()
+
+    def _expect_headers(self) -> None:
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(self._limits.header_seconds, self.transport.abort)
+
+    def _headers_came(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _resumed(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+
+_KEEP_ALIVE_SECONDS = 75
+"""Longer than an agent's interval, so that its connection lasts."""
+_DRAIN_SECONDS = 20
+"""How long requests in flight may take to finish when the service stops."""
+
+
+_NO_DESCRIPTOR_SECONDS = 0.2
+"""How long accepting pauses where the system gives no further descriptor."""
+
+
+class _Server(uvicorn.Server):
+    """Accepts connections within bounds, and says when it listens, so that nobody has to ask again and again."""
+
+    def __init__(self, config: uvicorn.Config, bound: socket.socket, limits: ConnectionLimits) -> None:
+        super().__init__(config)
+        self.listening = threading.Event()
+        self._bound = bound
+        self._limits = limits
+        self._connections = Connections(limits)
+        self._accepting: asyncio.Task[None] | None = None
+        self._opening: set[asyncio.Task[None]] = set()
+        self._log = structlog.get_logger("accountant.http")
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002  # the base's
+        await super().startup([])
+        self._bound.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept())
+        self.listening.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.wait([self._accepting, *self._opening])
+        await super().shutdown(sockets)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(self._bound)
+            except ConnectionError:
+                continue
+            except OSError as error:
+                self._log.error("connection_not_accepted", reason=error.strerror or str(error))
+                await asyncio.sleep(_NO_DESCRIPTOR_SECONDS)
+                continue
+            if not self._connections.enter(address[0]):
+                connection.close()
+                continue
+            task = loop.create_task(self._open(connection, address[0]))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: socket.socket, address: str) -> None:
+        protocol = BoundedProtocol(
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            limits=self._limits,
+            closed=partial(self._connections.leave, address),
+        )
+        tls: dict[str, Any] = {}
+        if self.config.ssl is not None:
+            tls = {"ssl": self.config.ssl, "ssl_handshake_timeout": self._limits.header_seconds}
+        try:
+            connection.setblocking(False)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection, **tls)
+        except (OSError, asyncio.CancelledError):
+            if not protocol.made:
+                connection.close()
+                self._connections.leave(address)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises CannotStart."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, proto)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            bound.listen(2048)
+        except OSError:
+            bound.close()
+            raise
+    except OSError as error:
+        raise CannotStart(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return bound
+
+
+@contextlib.contextmanager
+def serve(
+    app: asgi_types.App, host: str, port: int, tls: Tls | None = None, limits: ConnectionLimits | None = None
+) -> Iterator[str]:
+    """Serve the app in a thread and give its base URL; on leaving, stop accepting and let requests finish.
+
+    tls: serve HTTPS with it. port 0 takes a free one. Raises CannotStart."""
+    bound = listen(host, port)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_DRAIN_SECONDS,
+            ssl_context_factory=None if tls is None else _always(tls.context),
+        ),
+        bound,
+        limits or ConnectionLimits(),
+    )
+
+    def run() -> None:
+        try:
+            server.run(sockets=[])
+        finally:
+            server.listening.set()
+
+    thread = threading.Thread(target=run, name="http", daemon=True)
+    thread.start()
+    server.listening.wait()
+    address, actual_port = bound.getsockname()[:2]
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, f"[{address}]" if ":" in address else address)  # noqa: S104
+    try:
+        yield f"{'http' if tls is None else 'https'}://{name}:{actual_port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        bound.close()
+
+
+def _always(context: ssl.SSLContext) -> _Factory:
+    def factory(_config: uvicorn.Config, _default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+        return context
+
+    return factory
+
+
+_Factory = Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SSLContext]

@@ -1,0 +1,101 @@
+"""Renders the common page layout: base template, stylesheet, security policy, SVG elements.
+
+Templates extend `base.html` here, or come beside it; the sheet is the reports' with what pages add. Everything
+passes jinja2's autoescape: names come from users. No routes, no ledger, no web framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from xml.etree import ElementTree as ET
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from gputally.base.text_escaping import for_page
+
+
+def shown(value: object) -> object:
+    """What a template prints, without characters that turn the reading direction or are none: jinja2's `finalize`."""
+    return for_page(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+STYLE = "/static/style.css"
+HTML = "text/html; charset=utf-8"
+CSS = "text/css; charset=utf-8"
+ICON_TYPE = "image/svg+xml"
+ICON = (
+    b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 18 18" fill="#0072b2"><path d="M1 9h3.4v8H1z'
+    b'M5.6 5H9v12H5.6zM10.2 7h3.4v10h-3.4zM14.6 1h2.6v16h-2.6z"/></svg>'
+)
+_CONTENT = (
+    "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+_OWN_SCRIPT = "; script-src 'self'; connect-src 'self'"
+
+
+def headers(*, script: bool = False) -> Mapping[str, str]:
+    """What every answer carries: nothing from elsewhere, never inside a frame, nothing kept. script: files of our own
+    may run; text in a page never does."""
+    return {
+        "Content-Security-Policy": _CONTENT + (_OWN_SCRIPT if script else ""),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "no-store",
+    }
+
+
+def environment(*packages: str) -> Environment:
+    """Templates of `packages`, in this order, then the common ones."""
+    places = [PackageLoader(name) for name in (*packages, "gputally.server")]
+    return Environment(
+        loader=ChoiceLoader(places), autoescape=True, undefined=StrictUndefined, finalize=shown, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+
+
+def make_ready(environment: Environment, package: str) -> None:
+    """Compile the templates of a package that are not yet, so that no reader waits for it."""
+    for name in PackageLoader(package).list_templates():
+        if name.endswith(".html"):
+            environment.get_template(name)
+
+
+def sheet(name: str) -> str:
+    """One of our style sheets as text."""
+    return (resources.files("gputally.server") / "static" / name).read_text(encoding="utf-8")
+
+
+@cache
+def stylesheet() -> str:
+    """The reports' sheet and what pages add to it."""
+    report = (resources.files("accountant.reports") / "templates" / "report.css").read_text(encoding="utf-8")
+    return report + sheet("site.css")
+
+
+def root(css: str, width: int, height: int, title: str, description: str) -> ET.Element:
+    svg = ET.Element(
+        "svg",
+        {
+            "xmlns": "http://www.w3.org/2000/svg", "class": css, "viewBox": f"0 0 {width} {height}", "role": "img",
+            "aria-labelledby": f"{css}-title {css}-desc",
+        },
+    )  # fmt: skip
+    ET.SubElement(svg, "title", {"id": f"{css}-title"}).text = for_page(title)
+    ET.SubElement(svg, "desc", {"id": f"{css}-desc"}).text = for_page(description)
+    return svg
+
+
+def rect(parent: ET.Element, css: str, x: float, y: float, width: float, height: float) -> None:
+    box = {"x": x, "y": y, "width": max(0.0, width), "height": max(0.0, height)}
+    ET.SubElement(parent, "rect", {"class": css, **{key: f"{round(value, 2):g}" for key, value in box.items()}})
+
+
+def text(parent: ET.Element, css: str, x: float, y: float, said: str) -> None:
+    ET.SubElement(parent, "text", {"class": css, "x": f"{round(x, 2):g}", "y": f"{round(y, 2):g}"}).text = for_page(
+        said
+    )

@@ -1,0 +1,202 @@
+"""Authenticates service accounts through the Kubernetes TokenReview API.
+
+An answer is remembered for a minute at most, and never beyond the token's own end. An agent's token must
+carry our audience and name the node its pod runs on, so that node A cannot write for node B. Where the
+server does not answer nobody is let in and nobody is turned away: `AuthorityUnavailable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import msgspec
+from cachetools import TLRUCache
+
+from gputally.base.clock import Clock
+from gputally.base.errors import ClusterUnavailable
+from gputally.base.units import MS_PER_SECOND
+from gputally.kubernetes.api_types import Api
+from gputally.server import tokens_and_grants
+from gputally.server.rate_bound import RateBound
+from gputally.server.tokens_and_grants import (
+    AuthorityUnavailable,
+    Grant,
+    KubernetesCallers,
+    Principal,
+    Scope,
+    TooManyUnknown,
+    Unauthenticated,
+    granted,
+    sha256,
+)
+
+T = TypeVar("T")
+REMEMBERED_MS = 60 * MS_PER_SECOND
+REFUSED_MS = 10 * MS_PER_SECOND
+MOST_REMEMBERED = 16_384
+MOST_TEAMS = 500
+_AT_ONCE = 8
+_POD = "authentication.kubernetes.io/pod-uid"
+_NODE = "authentication.kubernetes.io/node-name"
+GROUP = "gputally.dev"
+"""The API group by which RBAC rules name our resources; nothing of it needs to exist in the cluster."""
+_RIGHTS: tuple[tuple[Scope, str, str], ...] = (
+    ("read", "get", "usage"),
+    ("policy", "update", "policies"),
+    ("admin", "update", "ledgers"),
+)
+
+
+class _User(msgspec.Struct):
+    username: str = ""
+    uid: str = ""
+    groups: list[str] = []
+    extra: dict[str, list[str]] = {}
+
+
+class _TokenStatus(msgspec.Struct):
+    authenticated: bool = False
+    audiences: list[str] = []
+    user: _User = msgspec.field(default_factory=_User)
+
+
+class _TokenReview(msgspec.Struct):
+    status: _TokenStatus
+
+
+class _AccessStatus(msgspec.Struct):
+    allowed: bool = False
+
+
+class _AccessReview(msgspec.Struct):
+    status: _AccessStatus
+
+
+_token_review = msgspec.json.Decoder(_TokenReview)
+_access_review = msgspec.json.Decoder(_AccessReview)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Who it is, or why not; until_ms on the monotonic clock."""
+
+    principal: Principal | None
+    reason: str
+    until_ms: int
+
+
+class TokenReviews:
+    """gputally.server.tokens_and_grants.Authenticator over an API server.
+
+    cluster: its name in the ledger. teams: those that exist, asked for one by one where a person may not
+    see all. rate: how many tokens of one address are reviewed."""
+
+    def __init__(
+        self,
+        api: Api,
+        clock: Clock,
+        cluster: str,
+        callers: KubernetesCallers,
+        grants: Sequence[Grant] = (),
+        teams: Callable[[], Collection[str]] = tuple,
+        rate: RateBound | None = None,
+    ) -> None:
+        self._api = api
+        self._clock = clock
+        self._cluster = cluster
+        self._callers = callers
+        self._grants = grants
+        self._teams = teams
+        self._rate = rate
+        self._known: TLRUCache[str, _Answer] = TLRUCache(
+            MOST_REMEMBERED, ttu=lambda _key, answer, _now: answer.until_ms, timer=clock.monotonic_ms
+        )
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def authenticate(self, token: str | None, address: str = "") -> Principal:
+        said = tokens_and_grants.unverified(token) if token else None
+        if not token or said is None:
+            raise Unauthenticated("the token is not known")
+        left_ms = said.expires_ms - self._clock.wall_ms()
+        if left_ms <= 0:
+            raise Unauthenticated("the token has expired")
+        key = sha256(token)
+        answer = self._known.get(key)
+        if answer is None:
+            # Before anything is asked: a made-up token costs its sender nothing, and a review costs the cluster.
+            wait = self._rate.admit(("", address)) if self._rate is not None else 0.0
+            if wait:
+                raise TooManyUnknown(wait)
+            async with self._slots:
+                principal, reason = await asyncio.to_thread(self._ask, token)
+            kept = min(REMEMBERED_MS if principal else REFUSED_MS, left_ms)
+            answer = _Answer(principal, reason, self._clock.monotonic_ms() + kept)
+            self._known[key] = answer
+        if answer.principal is None:
+            raise Unauthenticated(answer.reason)
+        return answer.principal
+
+    def _ask(self, token: str) -> tuple[Principal | None, str]:
+        """Who it is, or None and why not."""
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [self._callers.audience]},
+        }
+        status = self._post("/apis/authentication.k8s.io/v1/tokenreviews", body, _token_review).status
+        # A server that knows no audiences leaves them out: then the token was made for anybody.
+        if not status.authenticated or self._callers.audience not in status.audiences:
+            return None, "the token is not known"
+        user = status.user
+        account = tokens_and_grants.service_account(user.username)
+        if account is not None:
+            node = next(iter(user.extra.get(_NODE, ())), None)
+            try:
+                found = tokens_and_grants.agent(account, node, self._callers.agents, self._cluster)
+            except Unauthenticated as error:
+                return None, str(error)
+            if found is not None:
+                return found, ""
+        person = self._person(user)
+        pod = next(iter(user.extra.get(_POD, ())), None)
+        if account is not None and pod and self._callers.jobs and not person.may("progress"):
+            person = replace(person, scopes=person.scopes | {"progress"}, cluster=self._cluster, pod=pod)
+        return person, ""
+
+    def _person(self, user: _User) -> Principal:
+        scopes, teams = granted(self._grants, user.username, user.groups)
+        if self._callers.rights:
+            allowed = frozenset(scope for scope, verb, resource in _RIGHTS if self._may(user, verb, resource))
+            if "read" in allowed or "admin" in allowed:
+                teams = None
+            elif teams is not None:
+                named = sorted(self._teams())[:MOST_TEAMS]
+                visible = frozenset(team for team in named if self._may(user, "get", "teams", team))
+                allowed |= {"read"} if visible else frozenset()
+                teams |= visible
+            scopes |= allowed
+        return Principal(user.username, scopes, teams=teams)
+
+    def _may(self, user: _User, verb: str, resource: str, name: str = "") -> bool:
+        attributes = {"group": GROUP, "resource": resource, "verb": verb, **({"name": name} if name else {})}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "user": user.username,
+                "uid": user.uid,
+                "groups": user.groups,
+                "extra": user.extra,
+                "resourceAttributes": attributes,
+            },
+        }
+        return self._post("/apis/authorization.k8s.io/v1/subjectaccessreviews", body, _access_review).status.allowed
+
+    def _post(self, path: str, body: Mapping[str, object], answer: msgspec.json.Decoder[T]) -> T:
+        try:
+            return answer.decode(self._api.post(path, body))
+        except (ClusterUnavailable, msgspec.MsgspecError) as error:
+            raise AuthorityUnavailable(f"the API server cannot be asked: {error}") from error

@@ -1,0 +1,437 @@
+"""Defines principals and scopes, and reads the token file and the callers file that grant them.
+
+The file holds only SHA-256 digests, so that reading it opens no door. It is read again when it
+changes; a broken new version is reported and the one in force stays. Every entry is compared in
+constant time, and all of them are, so that timing tells nothing about the tokens.
+
+`Authenticator` is the seam for other ways in (a cluster's TokenReview). No HTTP here. Published: the controller's pages
+take the same file.
+
+schema: 1
+kubernetes:                                  # this cluster's own API server vouches for its tokens
+  audience: gputally
+  agents: [gputally/gputally-agent]          # service accounts (namespace/name) that report usage
+  jobs: true                                 # pods report the progress of their own job (docs/jobs.md)
+  rights: true                               # people may also be granted by RBAC (docs/security.md)
+issuers:                                     # other clusters, and the company's login
+  - {issuer: https://oidc.edge, audience: gputally, jwks_file: edge.json, cluster: edge, agents: [gputally/agent],
+     jobs: true}                             # that cluster's pods report the progress of their own job
+  - {issuer: https://login, audience: gputally, jwks_url: https://login/keys, user: email, groups: groups,
+     login: {client_id: gputally, client_secret_file: /etc/gputally/login/secret}}   # people sign in to the pages
+certificates:                                # client certificates, by the common name of their subject
+  - {name: agents-of-lab, cluster: lab}
+grants:
+  - {groups: [platform], scopes: [read, admin]}
+  - {groups: [vision-leads], users: [ann@example.com], scopes: [read], teams: [vision]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
+
+import jwt
+import yaml
+from pydantic import AwareDatetime, Field, field_validator, model_validator
+
+from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_SECOND
+from gputally.server import config_models
+from gputally.server.config_models import Model, Watched
+
+Scope = Literal["ingest", "import", "read", "progress", "policy", "admin"]
+SCOPES: tuple[Scope, ...] = ("ingest", "import", "read", "progress", "policy", "admin")
+_TOKEN_BYTES = 32
+_LOOK_EVERY_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who is asking. `admin` includes the other scopes.
+
+    cluster, node: the only ones whose usage this principal may report. teams: the only ones whose
+    figures it may see, and whose jobs' progress it may report; None: all. pod: uid of the pod (of `cluster`) that it
+    is, which may report the progress of its own job."""
+
+    name: str
+    scopes: frozenset[Scope]
+    cluster: str | None = None
+    node: str | None = None
+    teams: frozenset[str] | None = None
+    pod: str | None = None
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.scopes or "admin" in self.scopes
+
+
+class Unauthenticated(Exception):
+    """Nobody known, with a reason that gives nothing away."""
+
+
+class AuthorityUnavailable(Exception):
+    """Whoever could say who that is does not answer now."""
+
+
+class TooManyUnknown(Exception):
+    """An address brought more unknown tokens than others may be asked about; more are looked at after `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("more unknown tokens than one address may bring")
+        self.seconds = seconds
+
+
+class Authenticator(Protocol):
+    """Turns a bearer token into who that is."""
+
+    async def authenticate(self, token: str | None, address: str = "") -> Principal:
+        """Raises Unauthenticated, AuthorityUnavailable or TooManyUnknown. None: the request carried no token.
+        address: of whoever asks."""
+        ...
+
+
+class AnyOf:
+    """Several ways in, tried in order; the last one's reason is given where none knows the token."""
+
+    def __init__(self, *ways: Authenticator) -> None:
+        self._ways = ways
+
+    async def authenticate(self, token: str | None, address: str = "") -> Principal:
+        fault: Exception = Unauthenticated("a bearer token is needed")
+        unsure: AuthorityUnavailable | None = None
+        for way in self._ways if token else ():
+            try:
+                return await way.authenticate(token, address)
+            except Unauthenticated as error:
+                fault = error
+            except AuthorityUnavailable as error:
+                unsure = error
+        raise unsure or fault
+
+
+class Current:
+    """Whoever is in charge by now: for a configuration that is read again."""
+
+    def __init__(self, way: Callable[[], Authenticator]) -> None:
+        self._way = way
+
+    async def authenticate(self, token: str | None, address: str = "") -> Principal:
+        return await self._way().authenticate(token, address)
+
+
+class Everybody:
+    """No tokens at all: for a loopback address only (accountant.core.settings sees to that)."""
+
+    async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
+        return Principal("anonymous", frozenset(SCOPES))
+
+
+class OneToken:
+    """A single secret for everything: for a process that asks itself."""
+
+    def __init__(self, token: str) -> None:
+        self._digest = sha256(token)
+
+    async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
+        if token is None or not hmac.compare_digest(self._digest, sha256(token)):
+            raise Unauthenticated("the token is not known")
+        return Principal("self", frozenset(SCOPES))
+
+
+class TokenEntry(Model):
+    """One token of the file."""
+
+    name: str = Field(min_length=1, max_length=200)
+    token_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    scopes: tuple[Scope, ...] = Field(min_length=1)
+    cluster: str | None = None
+    node: str | None = None
+    teams: tuple[str, ...] | None = None
+    expires: AwareDatetime | None = None
+
+    @property
+    def principal(self) -> Principal:
+        teams = None if self.teams is None else frozenset(self.teams)
+        return Principal(self.name, frozenset(self.scopes), self.cluster, self.node, teams)
+
+
+class TokenList(Model):
+    """The token file."""
+
+    tokens: tuple[TokenEntry, ...]
+
+    @field_validator("tokens")
+    @classmethod
+    def _distinct(cls, tokens: tuple[TokenEntry, ...]) -> tuple[TokenEntry, ...]:
+        seen: set[str] = set()
+        for entry in tokens:
+            for part in (entry.name, entry.token_sha256):
+                if part in seen:
+                    raise ValueError(f"token {entry.name!r} is listed twice")
+                seen.add(part)
+        return tokens
+
+
+class TokenFile:
+    """Bearer tokens from a file. Raises FileFault where the first version cannot be read.
+
+    report: called with the faults of a later version that is not taken into force."""
+
+    def __init__(self, path: Path, clock: Clock, report: Callable[[str], None]) -> None:
+        self._file = Watched(path, lambda p: config_models.load_yaml(p, TokenList).tokens, report)
+        self._clock = clock
+        self._looked_ms = clock.monotonic_ms()
+
+    @property
+    def refused(self) -> bool:
+        """Whether the file's newest version is not in force."""
+        return self._file.refused
+
+    async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
+        return self.whose(token)
+
+    def whose(self, token: str | None) -> Principal:
+        """The same for callers without an event loop. Raises Unauthenticated."""
+        now = self._clock.monotonic_ms()
+        if now - self._looked_ms >= _LOOK_EVERY_MS:
+            self._looked_ms = now
+            self._file.look()
+        if not token:
+            raise Unauthenticated("a bearer token is needed")
+        digest = sha256(token)
+        found: TokenEntry | None = None
+        for entry in self._file.current:
+            if hmac.compare_digest(entry.token_sha256, digest):
+                found = entry
+        if found is None:
+            raise Unauthenticated("the token is not known")
+        if found.expires is not None and found.expires.timestamp() * MS_PER_SECOND <= self._clock.wall_ms():
+            raise Unauthenticated("the token has expired")
+        return found.principal
+
+
+def is_loopback(host: str) -> bool:
+    """True where only this machine can connect. A name other than localhost counts as reachable."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def sha256(token: str) -> str:
+    """Digest of a token as the file keeps it. Tokens are 256 random bits, so no slow hash is needed."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def new_token(
+    name: str,
+    scopes: tuple[Scope, ...],
+    *,
+    cluster: str | None = None,
+    node: str | None = None,
+    teams: tuple[str, ...] | None = None,
+    expires: datetime | None = None,
+) -> tuple[str, str]:
+    """A fresh token, and its entry for the token file as YAML."""
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    entry = TokenEntry(
+        name=name, token_sha256=sha256(token), scopes=scopes, cluster=cluster, node=node, teams=teams, expires=expires
+    )
+    plain = entry.model_dump(mode="json", exclude_none=True)
+    return token, yaml.safe_dump([plain], sort_keys=False, default_flow_style=None)
+
+
+MOST_BYTES = 16 * 1024
+"""Longest token that is looked at."""
+SKEW_MS = 30 * MS_PER_SECOND
+"""By which an issuer's clock may differ from ours."""
+_SERVICE_ACCOUNT = "system:serviceaccount:"
+
+
+@dataclass(frozen=True, slots=True)
+class Unverified:
+    """A token's own words; nothing of it is believed, it only says whom to ask."""
+
+    issuer: str
+    key: str
+    algorithm: str
+    expires_ms: int
+
+
+def unverified(token: str) -> Unverified | None:
+    """None for what is no JWT with an end."""
+    if len(token) > MOST_BYTES or token.count(".") != 2:
+        return None
+    try:
+        header = jwt.get_unverified_header(token)
+        claims = jwt.decode(token, options={"verify_signature": False, "verify_exp": False, "verify_aud": False})
+    except (jwt.InvalidTokenError, ValueError, RecursionError):
+        return None
+    issuer, key, end = claims.get("iss"), header.get("kid", ""), _instant(claims.get("exp"))
+    if not isinstance(issuer, str) or not isinstance(key, str) or end is None:
+        return None
+    return Unverified(issuer, key, str(header.get("alg", "")), end)
+
+
+def check_times(claims: Mapping[str, Any], now_ms: int) -> None:
+    """Raises Unauthenticated for a token that is over, or not yet valid."""
+    end, begin = _instant(claims.get("exp")), _instant(claims.get("nbf", 0))
+    if end is None or now_ms >= end + SKEW_MS:
+        raise Unauthenticated("the token has expired")
+    if begin is None or now_ms < begin - SKEW_MS:
+        raise Unauthenticated("the token is not valid yet")
+
+
+def service_account(username: str) -> str | None:
+    """NAMESPACE/NAME of a service account's user name; None for anybody else."""
+    if not username.startswith(_SERVICE_ACCOUNT):
+        return None
+    namespace, colon, name = username.removeprefix(_SERVICE_ACCOUNT).partition(":")
+    return f"{namespace}/{name}" if colon and namespace and name else None
+
+
+def agent(account: str, node: str | None, agents: Collection[str], cluster: str) -> Principal | None:
+    """The principal of an agent's service account; None where the account is none of them.
+
+    A token that is not bound to a node could report for any: it is refused. Raises Unauthenticated."""
+    if account not in agents:
+        return None
+    if not node:
+        raise Unauthenticated("the token is not bound to a node (use a projected service account token)")
+    return Principal(f"{account}@{node}", frozenset({"ingest"}), cluster, node)
+
+
+def _instant(value: object) -> int | None:
+    """A NumericDate as milliseconds; None for what is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**53:
+        return None
+    return round(value * MS_PER_SECOND)
+
+
+class KubernetesCallers(Model):
+    """Tokens that the API server of this cluster reviews."""
+
+    audience: str = Field(default="gputally", min_length=1)
+    agents: tuple[str, ...] = ()
+    jobs: bool = False
+    """Pods may report the progress of their own job, with a token of their service account for our audience."""
+    rights: bool = False
+    """Ask the API server (SubjectAccessReview) what a person may, beside the grants."""
+
+    @model_validator(mode="after")
+    def _accounts(self) -> Self:
+        _check_accounts(self.agents)
+        return self
+
+
+class Login(Model):
+    """People sign in to the pages with this issuer (authorization code with PKCE)."""
+
+    client_id: str = Field(min_length=1, max_length=253)
+    client_secret_file: Path | None = None
+    """Read at every sign-in. None: a public client."""
+    scopes: tuple[str, ...] = ("openid", "profile", "email")
+    """What is asked for; many issuers put groups into the token only for a scope of their own."""
+    label: str = Field(default="", max_length=80)
+    """What the link says; the issuer's host if empty."""
+
+
+class Issuer(Model):
+    """An OpenID Connect issuer: of another cluster's service accounts (`cluster`, `agents`), or of people."""
+
+    issuer: str = Field(min_length=1)
+    audience: str = Field(min_length=1)
+    jwks_file: Path | None = None
+    jwks_url: str | None = Field(default=None, pattern=r"^https://")
+    cluster: str | None = None
+    """The one cluster whose usage its agents may report."""
+    agents: tuple[str, ...] = ()
+    jobs: bool = False
+    """Pods of that cluster may report the progress of their own job, with a token that is bound to the pod."""
+    user: str = "sub"
+    """Claim with a person's name."""
+    groups: str = "groups"
+    """Claim with a person's groups."""
+    email_unverified: bool = False
+    """Where `user` is `email`: believe an address that the token does not call verified. Only for an issuer at which
+    people cannot enter the address themselves."""
+    clients: tuple[str, ...] = ()
+    """Clients, beside `audience` and the login's own, for which a person's token may have been made (`azp`)."""
+    login: Login | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.login is not None and self.cluster is not None:
+            raise ValueError("people do not sign in with a cluster's issuer: leave out login or cluster")
+        if (self.jwks_file is None) == (self.jwks_url is None):
+            raise ValueError("give jwks_file or jwks_url")
+        if bool(self.agents or self.jobs) != bool(self.cluster):
+            raise ValueError("cluster and agents (or jobs) go together")
+        _check_accounts(self.agents)
+        return self
+
+
+class Certificate(Model):
+    """A client certificate of agents, by the common name of its subject."""
+
+    name: str = Field(min_length=1)
+    cluster: str = Field(min_length=1)
+    node: str | None = None
+
+    @property
+    def principal(self) -> Principal:
+        return Principal(f"certificate:{self.name}", frozenset({"ingest"}), self.cluster, self.node)
+
+
+class Grant(Model):
+    """What these people may. teams: the only ones whose figures they see; None: all."""
+
+    users: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    scopes: tuple[Literal["read", "progress", "policy", "admin"], ...] = Field(min_length=1)
+    teams: tuple[str, ...] | None = None
+
+
+class Callers(Model):
+    """The whole file."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    kubernetes: KubernetesCallers | None = None
+    issuers: tuple[Issuer, ...] = ()
+    certificates: tuple[Certificate, ...] = ()
+    grants: tuple[Grant, ...] = ()
+
+    def certified(self, common_name: str) -> Principal | None:
+        """Whose client certificate it is."""
+        found = next((one for one in self.certificates if one.name == common_name), None)
+        return found.principal if found is not None else None
+
+
+def granted(
+    grants: Sequence[Grant], user: str, groups: Collection[str]
+) -> tuple[frozenset[Scope], frozenset[str] | None]:
+    """Scopes and visible teams of a person: what all matching grants give together."""
+    scopes: set[Scope] = set()
+    teams: set[str] = set()
+    everything = False
+    for grant in grants:
+        if user in grant.users or not set(groups).isdisjoint(grant.groups):
+            scopes |= set(grant.scopes)
+            if {"read", "progress", "admin"} & set(grant.scopes):
+                everything |= grant.teams is None
+                teams |= set(grant.teams or ())
+    return frozenset(scopes), None if everything else frozenset(teams)
+
+
+def _check_accounts(accounts: Sequence[str]) -> None:
+    for account in accounts:
+        if account.count("/") != 1 or not all(account.split("/")):
+            raise ValueError(f"not a service account: {account!r} (write NAMESPACE/NAME)")

@@ -1,0 +1,230 @@
+"""Draws the figures of the concepts page and of the case study.
+
+Every value is computed by the function that bills or divides: accounts by `accountant.core.accounts.split`, ages by
+`accountant.core.window_decay.age_weight`, shares by `fairshare.laws.division.divide`. Needs gputally[plots]; equal
+code gives equal bytes.
+
+100 GPUs, three teams with 20 guaranteed each. Two keep the cluster full with small jobs; every two hours
+the LLM team asks for 40 GPUs on top of its 20, all at once, for a slot of an hour. Weights 3 : 1 : 1 entitle
+it to 44 in the mean, a little more than the 40 that its slots come to.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accountant.core.accounts import split
+from accountant.core.window_decay import age_weight
+from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, WindowSpec
+from agent.wire import Gap, Holder, UsageInterval
+from fairshare.core.model import Case, Claim
+from fairshare.laws.division import divide
+from fairshare.simulator.engine_division import whole_gpus
+from fairshare.simulator.scheduler_engine import replay
+from fairshare.simulator.scheduling_policies import Feedback
+from fairshare.simulator.simulation_model import Pool, Record, Workload
+from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MINUTE_US = MS_PER_MINUTE * US_PER_MS
+POD = Holder(kind="pod", uid="u", namespace="vision", name="train-0")
+ACCOUNTS = ("busy", "allocated_idle", "allocated_unknown", "unallocated", "down", "unmetered")
+COLOURS = ("#009E73", "#E69F00", "#CC79A7", "#BBBBBB", "#D55E00", "#FFFFFF")
+"""Okabe and Ito's, as everywhere."""
+STORY = (
+    (8, "nobody holds it"), (8, "held, nothing runs yet"), (22, "held and working"), (5, "driver silent"),
+    (7, "held and working"), (5, "node without agent"), (5, "lost"),
+)  # fmt: skip
+POOL, KS = 16, (0.0, 1.0, 2.5)
+
+
+def rows() -> list[tuple[str, UsageInterval | None]]:
+    """An hour of one GPU, a row a minute, with what happens in it; None where nothing was recorded."""
+    found: list[tuple[str, UsageInterval | None]] = []
+    for length, what in STORY:
+        for _ in range(length):
+            found.append((what, _row(len(found), what)))
+    return found
+
+
+def _row(minute: int, what: str) -> UsageInterval | None:
+    if what == "node without agent":
+        return None
+    start, held = minute * MS_PER_MINUTE, what not in ("nobody holds it", "lost")
+    busy = MINUTE_US * (70 + minute * 7 % 25) // 100 if what == "held and working" else 0
+    gaps = (Gap(start_ms=start, end_ms=start + MS_PER_MINUTE, reason="unread"),) if what == "driver silent" else ()
+    return UsageInterval(
+        seq=minute + 1, start_ms=start, end_ms=start + MS_PER_MINUTE, gpu_uuid="GPU-0", gpu_model="H100",
+        method="device", capacity_us=MINUTE_US, holder=POD if held else None, allocated_us=MINUTE_US if held else 0,
+        busy_us=busy, gaps=gaps, health="lost" if what == "lost" else "ok",
+    )  # fmt: skip
+
+
+def accounts(row: UsageInterval | None) -> tuple[int, ...]:
+    """Microseconds of the minute in each of ACCOUNTS; they add up to the minute."""
+    if row is None:
+        return (0, 0, 0, 0, 0, MINUTE_US)
+    cells = split(row)
+    return (cells.busy_us, cells.idle_us, cells.unknown_us, cells.unheld_us, cells.down_us, 0)
+
+
+def share(usage: float, k: float) -> float:
+    """GPUs of the first of two equal queues that both want all 16, the other having used a quarter of the window."""
+    claims = (Claim("a", POOL, usage=usage), Claim("b", POOL, usage=0.25))
+    return divide(Case("figure", POOL, k, claims)).shares["a"]
+
+
+def draw_concepts(folder: Path) -> None:
+    """Writes concept-accounts.svg and concept-history.svg."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "gputally"
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(10, 3), layout="constrained")
+    _hour(axis)
+    figure.savefig(folder / "concept-accounts.svg", metadata={"Date": None})
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
+    _ages(left)
+    _shares(right)
+    figure.savefig(folder / "concept-history.svg", metadata={"Date": None})
+
+
+def _hour(axis: Axes) -> None:
+    parts = [accounts(row) for _, row in rows()]
+    floor = [0.0] * len(parts)
+    for account, colour in enumerate(COLOURS):
+        heights = [part[account] / MINUTE_US for part in parts]
+        label = f"{ACCOUNTS[account]}  {sum(heights):.1f} min"
+        edge: dict[str, Any] = {"align": "edge", "edgecolor": "#888888", "linewidth": 0.2}
+        axis.bar(range(60), heights, 1, floor, color=colour, label=label, **edge)
+        floor = [low + high for low, high in zip(floor, heights, strict=True)]
+    at = 0
+    for length, what in STORY:
+        axis.text(at + length / 2, 1.03, what.replace(" ", "\n", 1), ha="center", va="bottom", fontsize=7)
+        at += length
+    axis.set(xlim=(0, 60), ylim=(0, 1.3), xlabel="minute", ylabel="of the GPU's time", yticks=(0, 0.5, 1))
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(ncols=1, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def _ages(axis: Axes) -> None:
+    hours = range(7 * 24 + 1)
+    for half_life_d, colour in ((2, "#0072B2"), (4, "#56B4E9")):
+        weights = [age_weight(-hour * MS_PER_HOUR, 0, half_life_d * 86_400) for hour in hours]
+        axis.plot([hour / 24 for hour in hours], weights, color=colour, label=f"half-life {half_life_d} days")
+    axis.plot((0, 7), (1, 1), color="#000000", linestyle="--", label="no half-life")
+    axis.set(xlabel="age of a GPU-hour in days", ylabel="counts", ylim=(0, 1.1), xlim=(0, 7))
+    axis.set_title("What counts of the past, window of 7 days", fontsize=9, loc="left")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=7)
+
+
+def _shares(axis: Axes) -> None:
+    usages = [step / 100 for step in range(101)]
+    for k, colour, style in zip(KS, ("#000000", "#56B4E9", "#0072B2"), ("--", "-", "-"), strict=True):
+        axis.step(usages, [share(used, k) for used in usages], color=colour, linestyle=style, label=f"k = {k:g}")
+    axis.set(xlabel="part of the window's capacity that it used", ylabel="GPUs now, of 16", xlim=(0, 1))
+    axis.set(ylim=(-0.5, 16.5), yticks=range(0, POOL + 1, 4))
+    axis.set_title("What a queue gets for it (the other used 25 %)", fontsize=9, loc="left")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=7)
+
+
+if __name__ == "__main__":
+    draw_concepts(Path(sys.argv[1]))
+
+HOUR, GPUS, GUARANTEED, BURST = 3600, 100, 20, 40
+TEAMS = ("llm", "vision", "speech")
+HOURS = 24
+FIRST_BURST_H = 4
+WINDOW_S, SLOT_S = 2 * HOUR, HOUR
+HALF_LIVES_S = (None, HOUR // 2, HOUR, 4 * HOUR)
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """One variant. waits_s: of every burst until all of it runs. record, partition: ours, and fixed quotas."""
+
+    record: Record
+    partition: Record
+    waits_s: tuple[int, ...]
+
+    @property
+    def utilisation(self) -> tuple[float, float]:
+        """(ours, fixed quotas), parts of the cluster."""
+        whole = GPUS * HOURS * HOUR
+        return self.record.delivered_gpu_s / whole, self.partition.delivered_gpu_s / whole
+
+
+def workload() -> Workload:
+    """Jobs of about 20 minutes, more than 100 GPUs can do, the LLM team's standing 20, and its bursts."""
+    rows = [(0, 10, HOURS * HOUR, 0)] * (GUARANTEED // 10)
+    rows += [(at, BURST, SLOT_S, 0) for at in range(FIRST_BURST_H * HOUR, (HOURS - 2) * HOUR, 2 * HOUR)]
+    rows += [(0, 1, 60 * i, q) for i in range(1, 60) for q in (1, 2)]
+    rows += [(at, 1, 900 + at * 7 % 600, q) for at in range(0, HOURS * HOUR, 24) for q in (1, 2)]
+    rows.sort()
+    return Workload(TEAMS, *([row[column] for row in rows] for column in range(4)))
+
+
+def play(half_life_s: int | None) -> Study:
+    """A day under our law, its window two hours long, a turn as long as a slot."""
+    work, deserved, weights = workload(), [float(GUARANTEED)] * 3, [3.0, 1.0, 1.0]
+    policy = Policy(
+        law="deficit",
+        window=WindowSpec(size=WINDOW_S, half_life=half_life_s),
+        bounds=Bounds(max_step=0.5, deadband=0.0),
+        deficit=DeficitPolicy(repay=HOUR, smoothing=HOUR, horizon=2 * HOUR),
+        turns=TurnPolicy(min_turn=SLOT_S),
+        queues=tuple(
+            QueuePolicy(name=team, deserved=GUARANTEED, weight=w) for team, w in zip(TEAMS, weights, strict=True)
+        ),
+    )
+    pool = Pool(GPUS, deserved, weights, checkpoint_s=600, restart_s=60, min_runtime_s=0)
+    feedback = Feedback(policy, dict(zip(TEAMS, (0.44, 0.28, 0.28), strict=True)))
+    record = replay(work, pool, HOURS * HOUR, steering=feedback, dividing=whole_gpus(TEAMS, deserved))
+    fixed = Pool(GPUS, deserved, weights, limits=[44, 28, 28], reclaim=False)
+    bursts = [i for i, gpus in enumerate(work.gpus) if gpus == BURST]
+    waits = tuple(
+        (record.started_s[i] if record.started_s[i] >= 0 else record.end_s) - work.submit_s[i] for i in bursts
+    )
+    return Study(record, replay(work, fixed, HOURS * HOUR), waits)
+
+
+def draw_case_study(path: Path) -> None:
+    """GPUs held by every team over the day, one panel per half-life."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "gputally"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(len(HALF_LIVES_S), 1, figsize=(10, 8), sharex=True, layout="constrained")
+    for axis, half_life in zip(axes, HALF_LIVES_S, strict=True):
+        study = play(half_life)
+        hours = [at / 6 for at in range(len(study.record.held))]
+        held = [[row[q] for row in study.record.held] for q in range(3)]
+        axis.stackplot(hours, held, labels=TEAMS, colors=("#D55E00", "#0072B2", "#56B4E9"), step="post")
+        ours, fixed = study.utilisation
+        kind = "no half-life" if half_life is None else f"half-life {half_life / HOUR:g} h"
+        axis.set_title(
+            f"window 2 h, {kind}: bursts wait {max(study.waits_s) / 60:.0f} min at most; "
+            f"utilisation {ours:.1%}, fixed quotas {fixed:.1%}",
+            fontsize=9, loc="left",
+        )  # fmt: skip
+        axis.set_ylabel("GPUs")
+        axis.set_ylim(0, GPUS)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(ncols=3, fontsize=8, loc="lower right")
+    axes[-1].set_xlabel("hour")
+    figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    draw_case_study(Path(sys.argv[1]))
