@@ -1,5 +1,4 @@
 """The accountant: the ledger of GPU-hours and cost, its windows, statements and reports.
 
-Other stages import only what it publishes: its language (`wire`, `preempting`, `yamlfile`), who may ask (`auth`), and
-how pages look and tell (`figures`, `web.look`, `web.reasons`, `reports.svg`).
+Other stages import `accountant.wire` alone.
 """

@@ -1,7 +1,5 @@
-"""The per-node agent: meters every GPU and knows who holds it.
+"""The per-node agent: meters every GPU and finds which pod holds it.
 
-Other stages import only its published language: `agent.wire`, `gputally.base.units`, `gputally.base.clock`,
-`gputally.base.yaml_file` and `gputally.base.pod_queue_labels`. Its rooms: `agent.devices` (what the GPU driver says),
-`agent.holders` (what the kubelet and the API server say), `agent.commands` (the table people watch); the rest is the
-chain from a reading to an interval that arrived.
+`agent.devices` reads the GPU driver, `agent.holders` the kubelet and the API server. `agent.metering` turns readings
+into intervals, `agent.upload` sends them. The accountant imports `agent.wire` alone.
 """

@@ -1,0 +1,1 @@
+"""Serves the HTTP API under `/v1`."""

@@ -1,1 +1,1 @@
-"""The books: who pays what for which time, statements that close, and what corrects them."""
+"""Decides who pays for which time: bills, statements, budgets and idle time."""

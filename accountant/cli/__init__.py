@@ -1,1 +1,1 @@
-"""The accountant's subcommands, by what they are about; `accountant.__main__` puts them together."""
+"""Defines the accountant's subcommands; `accountant.__main__` registers them."""

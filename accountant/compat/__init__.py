@@ -1,5 +1,5 @@
-"""What other programs ask for in their own tongue, answered from the ledger.
+"""Answers the APIs of other programs (OpenCost, KAI) from the ledger.
 
-Each is served on a port of its own, off by default: these clients send no credentials, so the operator
-decides by a NetworkPolicy who reaches the port.
+Each API has a port of its own and is off by default: its clients send no credentials, so the operator decides by a
+NetworkPolicy who reaches the port.
 """

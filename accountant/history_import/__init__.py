@@ -1,5 +1,4 @@
-"""History from before any agent: what other systems recorded, as intervals of method `imported`.
+"""Imports usage from before the first agent: what other systems recorded, as intervals of method `imported`.
 
-`protocol` and `record` say what is sent and noted. Nothing here writes to the ledger but through the accountant's
-HTTP interface.
+Nothing here writes to the ledger except through the accountant's HTTP API.
 """

@@ -1,1 +1,1 @@
-"""What is known of nodes, namespaces and pods: from files, from an API server, from Slurm."""
+"""Collects what is known of nodes, namespaces and pods from files, the API server and Slurm."""

@@ -1,1 +1,1 @@
-"""The price book: what an hour of a GPU costs, how that figure comes about, and who pays for what."""
+"""Reads the price book and decides which price applies to a GPU at an instant."""

@@ -1,0 +1,1 @@
+"""Builds monthly reports: tables, charts, HTML, PDF, workbook and FOCUS export."""

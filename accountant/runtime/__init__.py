@@ -1,1 +1,1 @@
-"""What the ledger tells Prometheus, for people to watch: bills and weights come from the ledger alone."""
+"""Runs the background tasks of a serving accountant and exposes the ledger's metrics to Prometheus."""

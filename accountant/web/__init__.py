@@ -1,1 +1,1 @@
-"""Pages for people: rendered here, readable without scripts, on a phone and on paper."""
+"""Serves the accountant's HTML pages. They need no scripts and can be printed."""

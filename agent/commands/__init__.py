@@ -1,1 +1,1 @@
-"""The live table of `gputally agent top` and `--watch`: one picture of a node, its trend and its price per hour."""
+"""Prints one node's live state: `gputally agent top`, `--watch`, the smoke test and the check of the configuration."""

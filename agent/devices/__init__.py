@@ -1,4 +1,4 @@
-"""The GPU driver's side of a node: devices, processes, MIG and power as NVML, GPM and accounting mode tell them.
+"""Reads the GPU driver: devices, processes, MIG instances, power and errors, through NVML, GPM and accounting mode.
 
-Nothing here knows of pods or Kubernetes, and nothing but `agent.devices.nvml_library` calls the library.
+Nothing here knows pods or Kubernetes. Only `agent.devices.nvml_library` calls the library.
 """

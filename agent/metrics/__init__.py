@@ -1,1 +1,1 @@
-"""What Prometheus is told: a second view of the rows that are billed."""
+"""Exposes the metered rows to Prometheus. These metrics are a view; bills come from the ledger."""

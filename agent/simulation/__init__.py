@@ -1,1 +1,1 @@
-"""A node that is made up, and whose truth is known to the microsecond."""
+"""Simulates a node whose true usage is known to the microsecond."""

@@ -1,1 +1,1 @@
-"""From closed rows to the accountant: durable here until they are durable there."""
+"""Stores closed rows on the node's disk and uploads them until the accountant has stored them."""

@@ -1,1 +1,1 @@
-"""Commands of `gputally fairshare` that need room of their own."""
+"""Defines the subcommands of `gputally fairshare`."""

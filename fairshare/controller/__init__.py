@@ -1,1 +1,1 @@
-"""What was planned reaches the cluster: carried out, taken over from somebody else, given back."""
+"""Runs the control loop: applies planned weights, takes over objects and restores them."""

@@ -1,1 +1,1 @@
-"""What the controller knows of Kubernetes: kinds, quantities, pods, field ownership, and an API server in memory."""
+"""Defines the kinds, quantities, pods and field ownership that every room of the controller uses."""

@@ -1,1 +1,1 @@
-"""What people are told: why a queue has what it has, a past decision computed again, one policy beside another."""
+"""Explains decisions: why a queue has its weight, a past decision recomputed, and one policy compared with another."""

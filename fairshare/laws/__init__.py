@@ -1,1 +1,1 @@
-"""How history becomes weights: one law's signature, siblings and tree, turns, bounds and pace. Pure."""
+"""Computes queue weights from usage history. Pure."""

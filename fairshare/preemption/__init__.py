@@ -1,1 +1,1 @@
-"""Who gives way to whom, how he is asked to go, and what became of it."""
+"""Selects pods to preempt, asks their owners to stop them, and follows each preemption to its end."""

@@ -1,4 +1,4 @@
-"""A gang scheduler with queues, quotas, fair shares and reclaim, replayed over a list of jobs.
+"""Simulates a gang scheduler with queues, quotas, fair shares and reclaim over a list of jobs.
 
-The one engine behind the demo, the tests and the evaluation of feedback laws.
+The demo, the tests and the evaluation of feedback laws use this one engine.
 """

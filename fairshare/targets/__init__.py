@@ -1,4 +1,4 @@
-"""The schedulers we publish to, and every kind of object that is read or written for them."""
+"""Reads and writes the objects of each supported scheduler."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`gputally advise`: what the books suggest: how many nodes, what could run on spot capacity, what could share a GPU.
+"""Implements `gputally advise`: how many nodes are needed, what could run on spot capacity, what could share a GPU.
 
-Figures come over the accountant's HTTP interface; every piece of advice is worked out by a pure module and says what it
-rests on and what it does not know. Nothing is changed anywhere.
+The figures come from the accountant's HTTP API. Pure modules compute each piece of advice and state what it is based on
+and what is unknown. Nothing is changed.
 """

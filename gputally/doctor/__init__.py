@@ -1,6 +1,5 @@
-"""`gputally doctor`: what usually goes wrong, looked for; every finding with its figures and what mends it.
+"""Implements `gputally doctor`: looks for common faults and reports each with its figures and its remedy.
 
-Facts come from thin collectors (`sources`, `host`, `permissions`, `queues`), findings from pure modules, one per
-subject; `checks` pairs them. A check that cannot be made says why and leaves the others alone. Nothing is changed
-anywhere.
+Collectors read facts, pure modules turn them into findings, one module per subject. A check that cannot run says why
+and does not affect the others. Nothing is changed.
 """

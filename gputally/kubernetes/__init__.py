@@ -1,6 +1,6 @@
-"""A real Kubernetes API server: the only importer of `kubernetes` here.
+"""Talks to a real Kubernetes API server. The only importer of `kubernetes`.
 
-`api` is `gputally.kubernetes.objects.Cluster` over it, `answers` what its refusals mean, `election` one leader of many.
+`api_client` implements the `Cluster` protocol of `objects`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Who calls, and what they may: tokens of our own, issuers', the API server's."""
+"""Holds what both HTTP servers share: authentication, permissions, page layout and TLS."""

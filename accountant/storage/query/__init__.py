@@ -1,1 +1,1 @@
-"""Usage windows from the ledger: stretches of quarter-hours, remembered, read ahead, decayed and put in proportion."""
+"""Answers questions about usage and windows from the stored rows."""

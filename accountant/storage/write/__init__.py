@@ -1,1 +1,1 @@
-"""From batches to rows: what is new, what is bad, whose it is, and how it is written."""
+"""Turns batches from agents into stored rows: finds duplicates, quarantines bad rows and splits them by owner."""
