@@ -1,4 +1,4 @@
-"""What arrived late for closed months and waits for an admin: listed with its effect, taken up or refused."""
+"""Serves proposals: late changes to closed months, which an admin accepts or refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arrived late for a closed month and waits for an admin, with its effect. Pure.
+"""Computes the effect of late changes to a closed month, which wait for an admin. Pure.
 
 A closed month is changed by an admin's act alone. What the ledger says of it now and its statement, with all
 corrections and all that was refused, does not, is one proposal: taken up it becomes corrections, refused it is kept as

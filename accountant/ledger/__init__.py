@@ -1,1 +1,1 @@
-"""Defines the ledger's protocols: what callers may write, read and maintain, whatever stores it."""
+"""Defines the ledger's protocols for writing, reading and maintenance, independent of the storage."""

@@ -1,4 +1,4 @@
-"""What a clock that was ahead dated wrongly, and how it is healed.
+"""Corrects records that a clock which was ahead dated wrongly.
 
 Whatever is dated later than now was dated by a clock that was wrong. Records go into quarantine with that reason, so
 that their time is unmetered; policies, observations and decisions get a date that is not in the future; acts stay as

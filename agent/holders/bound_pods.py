@@ -1,4 +1,4 @@
-"""What pods declared of a shared GPU when they were bound to this node.
+"""Keeps what pods declared of a shared GPU when they were bound to this node.
 
 KAI's parts and groups are annotations and labels, which the owner of a pod can change at any time, but the scheduler
 reads them once: as they were when the pod was first seen on this node they count, whatever is written later. They are

@@ -1,4 +1,4 @@
-"""What moved a weight since the decision before: each input's part of the change, adding up to it exactly.
+"""Splits a change of a weight into the parts of its inputs, which add up to it exactly.
 
 The law's answer is a function of its inputs. They are replaced one after the other, in a fixed order, from those of the
 decision before to those of now; what each replacement does to the answer is its contribution. What is left between the

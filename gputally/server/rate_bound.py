@@ -1,4 +1,4 @@
-"""How often one client may ask: a token bucket each, in bounded memory."""
+"""Limits how often one client may ask: one token bucket per client, in bounded memory."""
 
 from __future__ import annotations
 

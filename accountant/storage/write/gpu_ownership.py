@@ -1,4 +1,4 @@
-"""Which node each GPU belongs to: the register that every set is checked against before it is booked.
+"""Registers which node each GPU belongs to, and checks every set against it before the set is booked.
 
 A GPU belongs to the node that first reported it. Another node takes it over once the owner has been silent about it for
 a set time, or once an administrator confirms the move, and from then on only: what lies before stays the former

@@ -1,4 +1,4 @@
-"""Which node speaks for each pod: the register that facts about pods and rows of pods are checked against.
+"""Registers which node may report each pod, and checks facts and rows about pods against it.
 
 The API server says which node a pod is bound to, and Slurm's accounting which nodes a job ran on. Where the accountant
 does not see it, the node counts whose row first named the pod, and until a row names it, the node that first told of
