@@ -7,4 +7,5 @@ step "lint";             "$BIN/ruff" check --quiet .
 step "types (strict)";   "$BIN/mypy"
 step "import contracts"; "$BIN/lint-imports" --no-cache
 step "dependencies";     "$BIN/deptry" .
+step "names";            "$BIN/python" -m scripts.plain_names
 step "dashboards";       "$BIN/gputally" dashboards check

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fairshare.preemption.preemption_claims import MOST_CLAIMS
 from fairshare.preemption.preemption_rules import Past
 from fairshare.preemption.victim_selection import decide
-from tests.fairshare.preempting import NOW_MS, gang, policy, situation
+from tests.fairshare.preemption_cases import NOW_MS, gang, policy, situation
 
 
 def test_who_finds_room_uses_up_his_queues_share() -> None:

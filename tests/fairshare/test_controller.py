@@ -22,7 +22,7 @@ from gputally.base.errors import Conflict, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Kind, Object
 from tests.fairshare.conftest import NOW_MS, Accountant
-from tests.fairshare.looking import conditions_of, results_of, weights_in
+from tests.fairshare.observations import conditions_of, results_of, weights_in
 
 Make = Callable[..., Any]
 HERE = StatusObject("gputally-system", "gputally-fairshare")

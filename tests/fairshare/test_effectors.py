@@ -17,7 +17,7 @@ from fairshare.targets.kueue import WORKLOADS
 from fairshare.targets.volcano import COMMAND, JOB
 from gputally.base.errors import NotFound
 from gputally.kubernetes.objects import POD, Cluster, Kind
-from tests.fairshare.preempting import NOW_MS
+from tests.fairshare.preemption_cases import NOW_MS
 from tests.fairshare.victims import budget_object, cluster_with, pod_object
 from tests.shelf import shared
 

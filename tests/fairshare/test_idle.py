@@ -17,7 +17,7 @@ from fairshare.preemption import idle_reclaim
 from fairshare.preemption.preemption_types import Idleness, Situation, Use, read, write
 from fairshare.preemption.victim_selection import decide
 from tests.effort import examples
-from tests.fairshare.preempting import NOW_MS, gang, policy, situation
+from tests.fairshare.preemption_cases import NOW_MS, gang, policy, situation
 
 Make = Callable[..., Any]
 RULE: dict[str, Any] = {"mode": "enforce", "below": 0.05, "sustained": "2h", "grace": "30m"}

@@ -22,7 +22,7 @@ from gputally.base.errors import Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, POD, Object
 from tests.fairshare.conftest import Accountant
-from tests.fairshare.preempting import NOW_MS
+from tests.fairshare.preemption_cases import NOW_MS
 
 Make = Callable[..., Any]
 RULE: dict[str, Any] = {"mode": "enforce", "below": 0.05, "sustained": "2h", "grace": "30m"}

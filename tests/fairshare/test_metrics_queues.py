@@ -6,7 +6,7 @@ from fairshare.controller.controller_metrics import families
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.core.model import UNLIMITED, Entitlement, Gang
 from fairshare.preemption.preemption_claims import stranded
-from tests.fairshare.preempting import HOUR_MS, NOW_MS, gang
+from tests.fairshare.preemption_cases import HOUR_MS, NOW_MS, gang
 
 
 def shown(report: CycleReport) -> dict[tuple[str, ...], float]:

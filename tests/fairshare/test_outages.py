@@ -30,7 +30,7 @@ from gputally.kubernetes.list_watch import Mirror
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD
 from tests.fairshare.conftest import Accountant
-from tests.fairshare.failing import Failing
+from tests.fairshare.failing_clusters import Failing
 
 Make = Callable[..., Any]
 HERE = StatusObject("gputally-system", "gputally-fairshare")

@@ -12,7 +12,7 @@ from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Kind, Object
-from tests.fairshare.looking import conditions_of, results_of, weights_in
+from tests.fairshare.observations import conditions_of, results_of, weights_in
 
 Make = Callable[..., Any]
 

@@ -19,7 +19,7 @@ from fairshare.preemption.preemption_types import Call, Situation, Verdict, read
 from fairshare.preemption.target_preemption import PreemptionReport, Stop, decisions
 from fairshare.preemption.victim_selection import decide
 from tests.effort import examples
-from tests.fairshare.preempting import HOUR_MS, NOW_MS, gang, policy, situation
+from tests.fairshare.preemption_cases import HOUR_MS, NOW_MS, gang, policy, situation
 
 LOST = "0.0 GPU-hours of work were lost within the day, and with its 4.0 that would be more than the 3 allowed"
 NODES = {f"n{i}": 8.0 for i in range(3)}

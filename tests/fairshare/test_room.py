@@ -11,7 +11,7 @@ from accountant.wire.policy_models import PreemptionPolicy
 from fairshare.preemption.preemption_claims import Room
 from fairshare.preemption.preemption_rules import DAY_MS, HOUR_MS, Budget, Past
 from tests.effort import examples
-from tests.fairshare.preempting import NOW_MS
+from tests.fairshare.preemption_cases import NOW_MS
 
 NODES = ("n0", "n1", "n2")
 AMOUNTS = st.sampled_from([1.0, 2.0, 4.0, 0.5, 1 / 7, 3 / 7, 0.1])

@@ -18,7 +18,7 @@ from gputally.base.errors import Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Kind, Object
 from tests.fairshare.conftest import NOW_MS, Accountant
-from tests.fairshare.failing import Failing
+from tests.fairshare.failing_clusters import Failing
 
 Make = Callable[..., Any]
 WORKLOAD = WORKLOADS[0]

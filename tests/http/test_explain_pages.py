@@ -28,9 +28,9 @@ from fairshare.targets.weight_plan import Apply
 from fairshare.usage.stale_usage_hold import Hold
 from gputally.base.clock import VirtualClock
 from tests.effort import examples
-from tests.fairshare.preempting import HOUR_MS, gang, situation
-from tests.fairshare.preempting import NOW_MS as THEIR_NOW_MS
-from tests.fairshare.preempting import policy as preempting_policy
+from tests.fairshare.preemption_cases import HOUR_MS, gang, situation
+from tests.fairshare.preemption_cases import NOW_MS as THEIR_NOW_MS
+from tests.fairshare.preemption_cases import policy as preempting_policy
 from tests.http.conftest import HOUR_US, NOW_MS, batch, encoded
 from tests.http.readers import EVIL, read
 

@@ -36,7 +36,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.scenario import Options, Scenario, build
-from tests.fairshare.preempting import gang, policy, situation
+from tests.fairshare.preemption_cases import gang, policy, situation
 
 EVERY_HOURS = 1
 """Between two scrapes; the demo's programs move once an hour."""

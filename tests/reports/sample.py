@@ -14,7 +14,7 @@ from accountant.prices.price_book import PriceBook
 from accountant.reports.report_model import Report, build
 from accountant.wire.policy_models import Policy
 from agent.wire import PodFacts
-from tests.books.rows import HOUR_MS, SAMPLE_PRICES, TEAMS, at, busy_month, held, price_book, unheld
+from tests.billing.rows import HOUR_MS, SAMPLE_PRICES, TEAMS, at, busy_month, held, price_book, unheld
 from tests.fakes.rows import ListLedger
 
 USERS = ("ann", "bob", "chen", "dora", "emil", "fay")

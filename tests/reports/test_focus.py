@@ -24,7 +24,7 @@ from accountant.reports.focus_export import unpack
 from accountant.reports.output_formats import RENDERINGS
 from accountant.reports.report_model import Report, build
 from gputally.base.money import exact_sum
-from tests.books.rows import HOUR_MS, held, price_book, unheld
+from tests.billing.rows import HOUR_MS, held, price_book, unheld
 from tests.fakes.rows import ListLedger
 from tests.reports import sample
 from tests.reports.hostile import HOSTILE

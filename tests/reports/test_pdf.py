@@ -9,7 +9,7 @@ import weasyprint
 
 from accountant.reports import html_and_pdf
 from accountant.reports.report_model import build
-from tests.books.rows import held
+from tests.billing.rows import held
 from tests.fakes.rows import ListLedger
 from tests.reports import sample
 

@@ -28,7 +28,7 @@ from accountant.wire.policy_models import Policy
 from accountant.wire.usage_models import Dimension
 from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
-from tests.books.rows import HOUR_MS, at, held, price_book, unheld
+from tests.billing.rows import HOUR_MS, at, held, price_book, unheld
 from tests.fakes.rows import ListLedger, MomentLedger
 from tests.reports import sample
 

@@ -29,8 +29,8 @@ from gputally.base.errors import Refused
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.list_watch import Mirror
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD
-from tests.fairshare.looking import results_of
 from tests.fairshare.loopback import serving, window_of
+from tests.fairshare.observations import results_of
 from tests.fairshare.real.conftest import Request
 from tests.fairshare.real.installing import add_queues, weights_of
 from tests.patience import until

@@ -17,7 +17,7 @@ from fairshare.targets.status_conditions import StatusObject
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.leader_election import Election, Terms
-from tests.fairshare.looking import results_of
+from tests.fairshare.observations import results_of
 from tests.fairshare.real.conftest import Request
 from tests.fairshare.real.installing import add_queues, weights_of
 from tests.patience import until

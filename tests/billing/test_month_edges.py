@@ -24,7 +24,7 @@ from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from agent.wire import Batch, Holder, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR, US_PER_MS
-from tests.books.rows import price_book
+from tests.billing.rows import price_book
 
 QUARTER_MS = 900_000
 MODEL = "NVIDIA H100 80GB HBM3"

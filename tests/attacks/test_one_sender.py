@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from agent.wire import Batch, Holder, UsageInterval
-from tests.abuse.conftest import Running
+from tests.attacks.conftest import Running
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 NODES = 1_000

@@ -12,7 +12,7 @@ from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.bookkeeping.month_closing import CannotClose
 from accountant.ledger.journal import BooksMoved, NewAct
 from gputally.base.clock import VirtualClock
-from tests.books.keeping import BOOK, NOV, OCT, SEP, october
+from tests.billing.bookkeeping_cases import BOOK, NOV, OCT, SEP, october
 
 
 def test_pricing_again(books, keep):

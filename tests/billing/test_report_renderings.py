@@ -12,7 +12,7 @@ import pytest
 
 from accountant.reports import csv_xlsx_parquet, html_and_pdf
 from accountant.reports.report_model import build
-from tests.books.october import HOUR, OCTOBER, Page, build_month
+from tests.billing.october import HOUR, OCTOBER, Page, build_month
 
 HOSTILE = '</td><script>alert("x")</script>{{7*7}}'
 

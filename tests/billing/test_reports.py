@@ -16,7 +16,7 @@ from accountant.reports.report_data import read
 from accountant.reports.report_model import build, made_of
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts
-from tests.books.october import HOUR, OCTOBER, Page, build_month
+from tests.billing.october import HOUR, OCTOBER, Page, build_month
 
 
 def cents(*values):

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from agent.wire import Batch, Holder, PodFacts, Sharing, Slice, UsageInterval
-from tests.abuse.conftest import Running
+from tests.attacks.conftest import Running
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 MINUTE_MS = 60_000

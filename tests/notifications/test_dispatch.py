@@ -24,7 +24,7 @@ from gputally.base.yaml_file import parse
 from gputally.server import config_models
 from gputally.server.https_server import serve
 from tests import fresh
-from tests.books.rows import at, held, price_book, quota_policy, unheld
+from tests.billing.rows import at, held, price_book, quota_policy, unheld
 from tests.fakes.rows import MomentLedger, Row
 from tests.fakes.webhook import webhook
 

@@ -9,9 +9,9 @@ import pytest
 
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from gputally.base.clock import VirtualClock
-from tests.books.keeping import BOOK
-from tests.books.october import OCTOBER, build_month
-from tests.books.rows import SAMPLE_PRICES, at, busy_month, held, price_book, quota_policy, unheld
+from tests.billing.bookkeeping_cases import BOOK
+from tests.billing.october import OCTOBER, build_month
+from tests.billing.rows import SAMPLE_PRICES, at, busy_month, held, price_book, quota_policy, unheld
 from tests.fakes.rows import ListLedger, Row
 from tests.shelf import shared
 

@@ -22,7 +22,7 @@ from accountant.core.errors import LedgerUnavailable
 from accountant.core.periods import Month
 from accountant.storage.invoice_file import InvoiceItem, InvoiceUnreadable, read_invoice
 from gputally.base.clock import VirtualClock
-from tests.books.keeping import Breaking
+from tests.billing.bookkeeping_cases import Breaking
 
 OCT = Month(2026, 10)
 BOOK = (

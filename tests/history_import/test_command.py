@@ -20,7 +20,7 @@ from accountant.history_import.slurm_history import SlurmHistory
 from accountant.inventory.slurm_accounting import Job
 from accountant.wire.http_client import Remote, Unanswered
 from gputally.base.units import MS_PER_HOUR
-from tests.importing.conftest import NOW_MS
+from tests.history_import.conftest import NOW_MS
 
 START_MS = 1_790_812_800_000
 HEADING = "Cluster|JobIDRaw|JobID|JobName|Account|User|Partition|Submit|Start|End|State|NodeList|AllocTRES"

@@ -12,7 +12,7 @@ from accountant.billing.statements import canonical, from_canonical
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.month_closing import CannotClose
 from gputally.base.clock import VirtualClock
-from tests.books.keeping import BOOK, NOV, OCT, october
+from tests.billing.bookkeeping_cases import BOOK, NOV, OCT, october
 
 HOUR_US = 3_600_000_000
 

@@ -18,8 +18,8 @@ from fairshare.simulator.simulation_model import Outage
 from gputally.base.units import MS_PER_HOUR
 from gputally.demo.ground_truth import Truth
 from gputally.demo.scenario import START_MS, Options, build
-from tests.importing.conftest import Books
-from tests.importing.scraped import Scraped, openmetrics
+from tests.history_import.conftest import Books
+from tests.history_import.scraped import Scraped, openmetrics
 from tests.real.prometheus import backfill, prometheus
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]

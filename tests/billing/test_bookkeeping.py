@@ -19,7 +19,7 @@ from accountant.core.periods import Month, zone
 from accountant.ledger.protocols import Quarantined
 from accountant.wire.usage_models import Accounts
 from gputally.base.clock import VirtualClock
-from tests.books.keeping import BOOK, NOV, OCT, SEP, Breaking, october
+from tests.billing.bookkeeping_cases import BOOK, NOV, OCT, SEP, Breaking, october
 
 HOUR = 3_600_000_000
 

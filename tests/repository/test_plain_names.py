@@ -1,0 +1,16 @@
+"""No module of the tree has a name that says nothing to a newcomer."""
+
+from pathlib import Path
+
+from scripts import plain_names
+
+
+def test_the_tree_has_plain_names() -> None:
+    found = plain_names.modules(plain_names.ROOT)
+    assert len(found) > 500
+    assert plain_names.refused(found) == []
+
+
+def test_a_folder_a_module_and_a_test_are_refused() -> None:
+    bad = [Path("agent/ladder.py"), Path("tests/house/test_output.py"), Path("tests/ledger/test_torn.py")]
+    assert plain_names.refused([*bad, Path("agent/wire.py"), Path("tests/ledger/test_days.py")]) == bad
