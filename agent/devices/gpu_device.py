@@ -106,6 +106,8 @@ class Device:
         self._condition = Condition()
         self._condition_ms: int | None = None
         self._row_remap_pending: bool | None = None
+        self._remap_asks: Recovery | None = None
+        self._driver_asks: Recovery | None = None
         self._recoveries: tuple[Recovery, ...] = ()
         self._victims: set[int] | None = None
         """Processes that ran when a contained memory error was reported and run still; None: not known yet."""
@@ -388,21 +390,27 @@ class Device:
         return self._condition
 
     def _asked_by_driver(self) -> tuple[Recovery, ...]:
-        """What the driver itself asks for: that lasts over a restart of the agent."""
-        self._row_remap_pending = None
-        found = []
-        with suppress(Refused):
+        """Return what the driver itself asks for, which outlasts a restart of the agent.
+
+        What a call answered last stands while it is refused for the moment: a fault does not heal by not being told.
+        """
+        try:
             _, _, pending, failed = self._driver.call("nvmlDeviceGetRemappedRows", self._handle)
             self._row_remap_pending = bool(pending)
-            if failed:
-                found.append(Recovery("reset_gpu", "row remapping failed"))
-        with suppress(Refused):
+            self._remap_asks = Recovery("reset_gpu", "row remapping failed") if failed else None
+        except Refused as refused:
+            if refused.unsupported:
+                self._row_remap_pending = self._remap_asks = None
+        try:
             field = self._driver.constant("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")
             (value,) = self._driver.call("nvmlDeviceGetFieldValues", self._handle, [field])
-            action = _DRIVER_ASKS.get(int(value.value.uiVal)) if value.nvmlReturn == 0 else None
-            if action is not None:
-                found.append(Recovery(action, "driver"))
-        return tuple(found)
+            if value.nvmlReturn == 0:
+                action = _DRIVER_ASKS.get(int(value.value.uiVal))
+                self._driver_asks = None if action is None else Recovery(action, "driver")
+        except Refused as refused:
+            if refused.unsupported:
+                self._driver_asks = None
+        return tuple(asked for asked in (self._remap_asks, self._driver_asks) if asked is not None)
 
     def _recover(self, condition: Condition, processes: Processes | None) -> tuple[Recovery, ...]:
         """What is to be done to the GPU. A program's restart is, as soon as all that ran at the error have ended."""

@@ -146,6 +146,19 @@ def test_what_the_driver_asks_for_outlasts_a_new_start(rig: Rig, code: int, acti
     assert rig.tick(CONDITION_EVERY_MS).devices[1].health == "ok"
 
 
+@pytest.mark.parametrize(
+    ("fault", "function"),
+    [("remap 0 1", "nvmlDeviceGetRemappedRows"), ("recovery 1", "nvmlDeviceGetFieldValues")],
+)
+def test_a_fault_stands_while_the_driver_does_not_answer_for_it(rig: Rig, fault: str, function: str) -> None:
+    rig.fake.tell("on 1", fault)
+    assert rig.look().devices[1].health == "lost"
+    rig.fake.tell("on 1", f"fail {function} 999")
+    assert rig.tick(CONDITION_EVERY_MS).devices[1].health == "lost"
+    rig.fake.tell("clear", "on 1", f"fail {function} 3")
+    assert rig.tick(CONDITION_EVERY_MS).devices[1].health == "ok", "not supported: there is nothing to wait for"
+
+
 def test_an_event_that_cannot_be_taken_leaves_those_behind_it(rig: Rig) -> None:
     rig.look()
     rig.fake.tell("on 1", "xid 31", "xid 48", "machine", "fail nvmlEventSetWait_v2 15 0 1")
