@@ -23,6 +23,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
@@ -32,6 +33,7 @@ from prometheus_client.samples import Sample
 
 from agent.core.errors import SettingsError
 from agent.core.readings import DeviceReading, InstanceReading, Reading, Snapshot, Unavailable
+from gputally.base.background_tasks import described, keep_running
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
 
@@ -182,7 +184,8 @@ class Exporter:
 
     def start(self) -> None:
         """Scrape until `close`."""
-        self._thread = threading.Thread(target=self._run, name="dcgm", daemon=True)
+        run = partial(keep_running, self._run, self._stop, self._clock, self._tell)
+        self._thread = threading.Thread(target=run, name="dcgm", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -191,9 +194,14 @@ class Exporter:
         if self._thread is not None:
             self._thread.join(timeout=TIMEOUT_S)
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            self._clock.wait(self.refresh() / MS_PER_SECOND, self._stop)
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            self._clock.wait(self.refresh() / MS_PER_SECOND, stop)
+
+    def _tell(self, error: Exception) -> None:
+        log.error("scraping dcgm-exporter failed and begins anew", exc_info=error)
+        with self._lock:
+            self._failure = described(error)
 
 
 class WithDcgm:

@@ -24,6 +24,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agent.core.errors import SettingsError
@@ -44,6 +45,7 @@ from agent.holders.process_cgroups import PodLogs, PodName, ProcessTable
 from agent.holders.resource_claims import SLICES_PATH as SLICES
 from agent.holders.resource_claims import Claims, SliceStore, Watched
 from agent.wire import SharingMode
+from gputally.base.background_tasks import keep_running
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
@@ -169,6 +171,10 @@ class _Asked:
         )
 
 
+def _tell(name: str, error: Exception) -> None:
+    log.error("a loop failed and begins anew", extra={"loop": name}, exc_info=error)
+
+
 class NodePods:
     """`agent.holders.node_source.Claims` of Kubernetes. pods, node, slices, claims: None where the API server is not
     asked."""
@@ -214,7 +220,8 @@ class NodePods:
         if self._claims is not None:
             loops.append(("claims", self._claims.run))
         for name, loop in loops:
-            self._threads.append(threading.Thread(target=loop, args=(self._stop,), name=name, daemon=True))
+            run = partial(keep_running, loop, self._stop, self._clock, partial(_tell, name))
+            self._threads.append(threading.Thread(target=run, name=name, daemon=True))
         for thread in self._threads:
             thread.start()
 

@@ -23,6 +23,10 @@ PATIENCE_S: Final = 45.0
 """How long one run may take by default: a run that hangs is seen within a minute."""
 
 
+RESTART_S: Final = 5.0
+"""How long a loop that raised pauses before it begins anew."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskState:
     """A task at one instant. fault: why it does not work, None while it does. stopped: the fault is none that the task
@@ -156,6 +160,19 @@ class BackgroundTasks(Collector):
             failures.add_metric([name], state.failures)
         yield stopped
         yield failures
+
+
+def keep_running(
+    loop: Callable[[threading.Event], None], stop: threading.Event, clock: Clock, tell: Callable[[Exception], None]
+) -> None:
+    """Run `loop` until `stop` is set. Where it raises, which is a defect, tell the error and begin it anew after
+    `RESTART_S`: a thread that ends alone would be missed too late."""
+    while not stop.is_set():
+        try:
+            loop(stop)
+        except Exception as error:  # noqa: BLE001 - a defect must not end the thread that runs the task
+            tell(error)
+        clock.wait(RESTART_S, stop)
 
 
 def described(error: BaseException) -> str:

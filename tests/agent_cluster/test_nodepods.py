@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -195,3 +197,32 @@ def test_without_an_api_server_the_kubelet_is_enough(kubelet: FakeKubelet, clock
     assert held(pods) == [(A, "vision/train-0")]
     assert [name for name, _ in pods.sources] == ["kubelet", "allocations"]
     channel.close()
+
+
+class FailingOnce:
+    """Stands for a kubelet client with a defect: following it raises once."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.again = threading.Event()
+
+    def run(self, stop: threading.Event) -> None:
+        self.begun += 1
+        if self.begun == 1:
+            raise ValueError("a defect")
+        self.again.set()
+        stop.wait()
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+def test_a_defect_does_not_end_the_thread_that_follows_the_kubelet(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    kubelet = FailingOnce()
+    pods = NodePods(cast(Kubelet, kubelet), clock)
+    pods.start()
+    assert kubelet.again.wait(10)
+    pods.close()
+    assert "a loop failed and begins anew" in caplog.text

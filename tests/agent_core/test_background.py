@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gputally.base.background_tasks import PATIENCE_S, BackgroundTasks
+from gputally.base.background_tasks import PATIENCE_S, BackgroundTasks, keep_running
 from gputally.base.clock import VirtualClock
 
 
@@ -90,3 +90,18 @@ def test_every_task_has_its_series(tasks: BackgroundTasks) -> None:
         raise ValueError("x")
     assert [figure("gputally_task_stopped", task) for task in ("good", "bad")] == [0, 1]
     assert [figure("gputally_task_failures_total", task) for task in ("good", "bad")] == [0, 1]
+
+
+def test_a_loop_that_raises_is_told_and_begins_anew_until_the_end() -> None:
+    clock, stop, told = VirtualClock(1_000), threading.Event(), list[Exception]()
+    begun = list[int]()
+
+    def loop(stop: threading.Event) -> None:
+        begun.append(clock.monotonic_ms())
+        if len(begun) < 3:
+            raise KeyError(len(begun))
+        stop.set()
+
+    keep_running(loop, stop, clock, told.append)
+    assert begun == [0, 5_000, 10_000]
+    assert [error.args for error in told] == [(1,), (2,)]
