@@ -38,7 +38,7 @@ from accountant.notifications.subscriptions import Orders
 from accountant.prices import price_book as prices
 from accountant.prices.price_book import PriceBook
 from accountant.runtime import cache_warmup
-from accountant.runtime.background_tasks import Pulses, Routine, Routines, Upkeep
+from accountant.runtime.background_tasks import PeriodicTasks, Routine, Routines, Upkeep
 from accountant.runtime.guarded_clock import GuardedClock
 from accountant.runtime.ingest import Ingest
 from accountant.runtime.service_metrics import (
@@ -110,7 +110,7 @@ class Service:
         self._clock = self._guard = clock
         self._log = structlog.get_logger("accountant.composition")
         self.tasks = BackgroundTasks(clock, (AccountantError, FileFault))
-        self._pulses = Pulses(self.fail, self.tasks)
+        self._pulses = PeriodicTasks(self.fail, self.tasks)
         self._connected: Api | None = None
         self.failure: LedgerFailed | None = None
         self.over = threading.Event()

@@ -36,7 +36,7 @@ from fairshare.targets.runai import opened
 from fairshare.targets.status_conditions import StatusObject
 from fairshare.usage.accountant_client import AccountantClient
 from fairshare.web.app import pages
-from fairshare.web.queue_history import Scene
+from fairshare.web.queue_history import ReportCache
 from gputally.base.background_tasks import PATIENCE_S, BackgroundTasks, described
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.errors import FairshareError
@@ -76,7 +76,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
     mirror = Mirror[Pod](cluster, POD, BoundPods(clock), clock)
     view = View(mirror.values, clock)
-    scene = Scene()
+    scene = ReportCache()
     election = _election(settings, clock)
 
     def wanted(policy: Policy) -> Policy:

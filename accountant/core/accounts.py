@@ -23,7 +23,7 @@ from agent.wire import Gap, UsageInterval
 from gputally.base.units import US_PER_MS
 
 
-class Cells(NamedTuple):
+class AccountVector(NamedTuple):
     """What one row (or a sum of rows) holds. The first five are accounts, GPU-microseconds, each in
     exactly one of them; the rest are memos outside that sum.
 
@@ -54,13 +54,13 @@ class Cells(NamedTuple):
         return self.busy_us + self.idle_us + self.unknown_us
 
 
-CELLS = Cells._fields
+CELLS = AccountVector._fields
 """The columns, in the one order that files, rows and sums share."""
 ACCOUNTS = 5
 """How many of CELLS, from the front, are accounts."""
 
 
-def split(row: UsageInterval) -> Cells:
+def split(row: UsageInterval) -> AccountVector:
     """The accounts of one valid row, by the precedence lost, held, unheld.
 
     Unknown is the allocated share of the gaps, all of it where busy is not known; busy is what was
@@ -68,13 +68,13 @@ def split(row: UsageInterval) -> Cells:
     energy = row.energy_uj or 0
     memory = row.memory_mib_s or 0
     if row.health == "lost":
-        return Cells(down_us=row.capacity_us, memory_mib_s=memory, energy_uj=energy)
+        return AccountVector(down_us=row.capacity_us, memory_mib_s=memory, energy_uj=energy)
     blind = row.capacity_us if row.energy_uj is None else 0
     busy = row.busy_us or 0
     if row.holder is None:
-        return Cells(unheld_us=row.capacity_us, memory_mib_s=memory, energy_uj=energy, energy_blind_us=blind)
+        return AccountVector(unheld_us=row.capacity_us, memory_mib_s=memory, energy_uj=energy, energy_blind_us=blind)
     if row.holder.kind == "unattributed":
-        return Cells(unattributed_us=busy, memory_mib_s=memory, energy_uj=energy, energy_blind_us=blind)
+        return AccountVector(unattributed_us=busy, memory_mib_s=memory, energy_uj=energy, energy_blind_us=blind)
     allocated = row.allocated_us
     memory_blind = allocated if row.memory_mib_s is None else 0
     if row.busy_us is None:
@@ -85,7 +85,7 @@ def split(row: UsageInterval) -> Cells:
         unknown = 0
     booked = min(busy, allocated - unknown)
     idle, unheld, borrowed = allocated - unknown - booked, row.capacity_us - allocated, busy - booked
-    return Cells(booked, idle, unknown, unheld, 0, borrowed, 0, memory, energy, blind, memory_blind)
+    return AccountVector(booked, idle, unknown, unheld, 0, borrowed, 0, memory, energy, blind, memory_blind)
 
 
 def _gap_ms(gaps: Iterable[Gap], start_ms: int, end_ms: int) -> int:
@@ -94,7 +94,7 @@ def _gap_ms(gaps: Iterable[Gap], start_ms: int, end_ms: int) -> int:
     return sum(end - start for start, end in inside)
 
 
-def part(rows: Sequence[Cells], span_ms: int, start_ms: int, end_ms: int) -> list[Cells]:
+def part(rows: Sequence[AccountVector], span_ms: int, start_ms: int, end_ms: int) -> list[AccountVector]:
     """The stretch [start_ms, end_ms) of a set whose rows spread evenly over [0, span_ms).
 
     Each figure is a difference of one cumulative, non-decreasing whole-number function of time, so
@@ -113,11 +113,12 @@ def part(rows: Sequence[Cells], span_ms: int, start_ms: int, end_ms: int) -> lis
     low = _until(rows, span_ms, start_ms)
     high = _until(rows, span_ms, end_ms)
     return [
-        Cells(*(b - a for a, b in zip(before, after, strict=True))) for before, after in zip(low, high, strict=True)
+        AccountVector(*(b - a for a, b in zip(before, after, strict=True)))
+        for before, after in zip(low, high, strict=True)
     ]
 
 
-def _until(rows: Sequence[Cells], span_ms: int, at_ms: int) -> list[list[int]]:
+def _until(rows: Sequence[AccountVector], span_ms: int, at_ms: int) -> list[list[int]]:
     """What the rows hold in [0, at_ms)."""
     whole = sum(sum(row[:ACCOUNTS]) for row in rows)
     left = whole * at_ms // span_ms
@@ -133,9 +134,9 @@ def _until(rows: Sequence[Cells], span_ms: int, at_ms: int) -> list[list[int]]:
     return held
 
 
-def add(cells: Iterable[Cells]) -> Cells:
+def add(cells: Iterable[AccountVector]) -> AccountVector:
     """The sum; of nothing, zero."""
-    return Cells(*map(sum, zip(*cells, strict=True)))
+    return AccountVector(*map(sum, zip(*cells, strict=True)))
 
 
 def full_us(span_ms: int) -> int:
@@ -144,7 +145,7 @@ def full_us(span_ms: int) -> int:
 
 
 Whole = npt.NDArray[np.int64]
-"""Rows of accountant.core.accounts.Cells, or one number per row."""
+"""Rows of accountant.core.accounts.AccountVector, or one number per row."""
 
 
 def fits(cells: Whole, spans_ms: Whole) -> bool:

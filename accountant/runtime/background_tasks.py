@@ -81,7 +81,7 @@ class Routines:
         return True
 
 
-class Pulses:
+class PeriodicTasks:
     """Threads that do something every so many seconds until `stop`, whatever it raises.
 
     failed: called with a LedgerFailed, which ends the thread."""

@@ -68,7 +68,7 @@ class Timeline:
     more: int
 
 
-class Cells(NamedTuple):
+class AccountVector(NamedTuple):
     """starts: local begins of the cells of a span, each `hours` long. edges: the instants between which no cell ends;
     of each stretch between two of them, places has the number of its cell. Where clocks are set back, two stretches
     belong to one cell."""
@@ -79,7 +79,7 @@ class Cells(NamedTuple):
     places: tuple[int, ...]
 
 
-def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> Cells:
+def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> AccountVector:
     """At most 97 of [start_ms, end_ms), by whole local hours."""
     first = _local(start_ms, tz)
     span = max(1, math.ceil((end_ms - start_ms) / MS_PER_HOUR) + 1)
@@ -100,7 +100,7 @@ def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> Cells:
         at = at - at % BUCKET_MS + BUCKET_MS
     edges.append(max(start_ms, end_ms))
     starts = tuple(first + timedelta(hours=hours * i) for i in range(count))
-    return Cells(starts, hours, tuple(edges), tuple(places or [0]))
+    return AccountVector(starts, hours, tuple(edges), tuple(places or [0]))
 
 
 def timeline(

@@ -30,7 +30,7 @@ Query = Mapping[str, str | Sequence[str] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Knocked:
+class ProbeResult:
     """status: HTTP. reason: its words where it is not 200. date_ms: what time the other side says it is, in whole
     seconds; None where it does not."""
 
@@ -86,11 +86,11 @@ class Remote:
         """POST JSON; the JSON answer as a model."""
         return self.send(model, path, json.dumps(content).encode(), "application/json")
 
-    def knock(self, path: str) -> Knocked:
+    def knock(self, path: str) -> ProbeResult:
         """What a GET is answered with, refusals included. Raises Unanswered where nobody answers."""
         with self._opened("GET", self._parts.path.rstrip("/") + quote(path), None, self._headers) as response:
             body = response.read()
-            return Knocked(
+            return ProbeResult(
                 response.status,
                 "" if response.status == 200 else _reason(body, response.reason),
                 _date_ms(response.getheader("Date", "")),

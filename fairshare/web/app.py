@@ -18,9 +18,9 @@ from fairshare.controller.policy_file import PolicyPlace, keeper
 from fairshare.core.settings import Settings, address
 from fairshare.http_server import tls_context
 from fairshare.usage.accountant_client import AccountantClient
-from fairshare.web.page_authentication import Doors
+from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_server import serve_pages
-from fairshare.web.queue_history import History, Scene
+from fairshare.web.queue_history import History, ReportCache
 from fairshare.web.what_if_previews import Previews, Source, Worker
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError, FairshareError
@@ -40,12 +40,14 @@ class NobodyComesIn(FairshareError):
 
 
 @contextmanager
-def pages(settings: Settings, scene: Scene, client: AccountantClient, clock: Clock, cluster: Cluster) -> Iterator[str]:
+def pages(
+    settings: Settings, scene: ReportCache, client: AccountantClient, clock: Clock, cluster: Cluster
+) -> Iterator[str]:
     """Serve until the context ends; yields the base URL. Raises CannotListen, PagesMissing, NobodyComesIn, NoSessions,
     and FileFault for tokens and callers."""
     if find_spec("jinja2") is None:
         raise PagesMissing("pages_listen: pages need jinja2: install gputally[fairshare]")
-    from fairshare.web.page_context import House, Site
+    from fairshare.web.page_context import PageContext, Site
     from fairshare.web.route_table import ROUTES
     from fairshare.web.sign_in_pages import OPENINGS
 
@@ -88,12 +90,12 @@ def pages(settings: Settings, scene: Scene, client: AccountantClient, clock: Clo
     place = PolicyPlace(settings.policy, keeper(settings.pages_apply, settings.policy, cluster))
     source = Source(settings.accountant, settings.token_file, settings.ca_file, settings.cluster_name)
     previews = Previews(Worker(source, settings.pages_memory_mib))
-    house = House(
+    house = PageContext(
         scene, History(client, clock), previews, place, clock,
         settings.interval, applied, settings.pages_accountant,
     )  # fmt: skip
     host, port = address(settings.pages_listen)
-    site = Site(house, Doors(tokens, people), ROUTES, OPENINGS)
+    site = Site(house, PageAuthentication(tokens, people), ROUTES, OPENINGS)
     ready = threading.Thread(target=site.make_ready, name="templates", daemon=True)
     with ExitStack() as open_:
         open_.callback(previews.close)

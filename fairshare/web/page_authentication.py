@@ -104,9 +104,12 @@ class Caller:
         return self.principal.teams
 
 
-class Doors:
-    """tokens, people: the ways in; `people()` None: nobody signs in now. Without any: everybody on this machine, and
-    nobody else."""
+class PageAuthentication:
+    """Authenticates requests for the pages by token or signed-in session.
+
+    people() returns None while sign-in is not available. Without tokens and people, every caller on this machine is
+    admitted, and no other.
+    """
 
     def __init__(self, tokens: TokenFile | None, people: Callable[[], People | None] | None = None) -> None:
         self._tokens = tokens

@@ -24,8 +24,8 @@ from fairshare.explain.plan_tables import number
 from fairshare.explain.queue_explanation import span
 from fairshare.web import svg_plots
 from fairshare.web.http_messages import Answer, Refusal, Request
-from fairshare.web.page_authentication import Caller, Doors
-from fairshare.web.queue_history import History, Scene, Snapshot
+from fairshare.web.page_authentication import Caller, PageAuthentication
+from fairshare.web.queue_history import History, ReportCache, Snapshot
 from fairshare.web.what_if_previews import Previews
 from gputally.base import number_format
 from gputally.base.clock import Clock
@@ -46,10 +46,11 @@ Applied = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class House:
-    """What the pages stand on. interval_s: between two cycles. accountant: address of its pages, "" unknown."""
+class PageContext:
+    """What the pages are built from. interval_s: between two cycles. accountant: the address of its pages, "" if
+    unknown."""
 
-    scene: Scene
+    scene: ReportCache
     history: History
     previews: Previews
     place: PolicyPlace
@@ -60,8 +61,8 @@ class House:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
-    """One admitted request. rest: what of the path stands behind the route's prefix."""
+class RequestContext:
+    """One admitted request. rest: the part of the path after the route's prefix."""
 
     site: Site
     request: Request
@@ -69,7 +70,7 @@ class Visit:
     rest: str
 
     @property
-    def house(self) -> House:
+    def house(self) -> PageContext:
         return self.site.house
 
     def page(self, template: str, current: str = "", status: int = 200, **values: Any) -> Answer:
@@ -85,13 +86,13 @@ class Route:
     method: str
     prefix: str
     scope: Scope
-    handler: Callable[[Visit], Answer]
+    handler: Callable[[RequestContext], Answer]
     for_teams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """What anybody may ask for."""
+class PublicRoute:
+    """A route that needs no authentication."""
 
     method: str
     path: str
@@ -102,7 +103,11 @@ class Site:
     """Answers requests; from any thread."""
 
     def __init__(
-        self, house: House, doors: Doors, routes: tuple[Route, ...], openings: tuple[Opening, ...] = ()
+        self,
+        house: PageContext,
+        doors: PageAuthentication,
+        routes: tuple[Route, ...],
+        openings: tuple[PublicRoute, ...] = (),
     ) -> None:
         self.house = house
         self.people: Callable[[], People | None] = doors.people
@@ -157,7 +162,7 @@ class Site:
                 allowed.append(route.method)
                 continue
             caller = self._doors.admit(request, route.scope, for_teams=route.for_teams)
-            return route.handler(Visit(self, request, caller, rest))
+            return route.handler(RequestContext(self, request, caller, rest))
         self._doors.admit(Request("GET", request.path, headers=request.headers), "read", for_teams=True)
         if allowed:
             raise Refusal(405, "Not like that", "this address takes no such request", {"Allow": ", ".join(allowed)})

@@ -11,7 +11,7 @@ from fairshare.controller.policy_file import Changed, NotKept, digest, loaded
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.web import policy_form, queue_pages
 from fairshare.web.http_messages import Answer, Refusal, Request
-from fairshare.web.page_context import Site, Visit, as_json, link, redirect
+from fairshare.web.page_context import RequestContext, Site, as_json, link, redirect
 from fairshare.web.policy_form import GROUPS, QUEUE, Draft, Finding, Form, Standing
 from fairshare.web.svg_plots import Line, bullet, over_time
 from fairshare.web.what_if_previews import MOST_DAYS, Busy, Comparison, Order
@@ -24,13 +24,13 @@ _FALLBACK_GPUS = 100.0
 """Parts of a cluster nobody knows the size of are shown as of one hundred GPUs."""
 
 
-def form(visit: Visit) -> Answer:
+def form(visit: RequestContext) -> Answer:
     """`/policy`: the file as it stands, in fields."""
     standing = _standing(visit.site)
     return _form_page(visit, standing, policy_form.form_of(standing), None)
 
 
-def submit(visit: Visit) -> Answer:
+def submit(visit: RequestContext) -> Answer:
     """POST `/policy`: what the form comes to. Without scripts it is checked here too, and rows are added."""
     standing = _standing(visit.site)
     sent = _sent(visit.request)
@@ -43,7 +43,7 @@ def submit(visit: Visit) -> Answer:
     return _review_page(visit, standing, found, visit.request.sent("base"))
 
 
-def check(visit: Visit) -> Answer:
+def check(visit: RequestContext) -> Answer:
     """POST `/policy/check`: the same for the script, as JSON."""
     found = _draft(visit.site, _standing(visit.site), _sent(visit.request))
     return as_json(
@@ -62,14 +62,14 @@ def _told(findings: Sequence[Finding]) -> list[dict[str, str]]:
     ]
 
 
-def file(visit: Visit) -> Answer:
+def file(visit: RequestContext) -> Answer:
     """POST `/policy/file`: the file to commit."""
     text, _ = _text(visit.site, visit.request)
     name = "".join(letter for letter in visit.house.place.name if letter.isalnum() or letter in "._-") or "policy.yaml"
     return Answer(text.encode(), YAML, headers={"Content-Disposition": f'attachment; filename="{name}"'})
 
 
-def preview(visit: Visit) -> Answer:
+def preview(visit: RequestContext) -> Answer:
     """POST `/policy/preview`: replay the last days; leads to the preview's page."""
     text, policy = _text(visit.site, visit.request)
     days = visit.request.sent("days")
@@ -84,7 +84,7 @@ def preview(visit: Visit) -> Answer:
     return redirect(link("/preview/", key))
 
 
-def preview_page(visit: Visit) -> Answer:
+def preview_page(visit: RequestContext) -> Answer:
     """`/preview/KEY`: how far it is, then who would have got what."""
     key, _, more = visit.rest.partition("/")
     found = visit.house.previews.get(key)
@@ -102,13 +102,13 @@ def preview_page(visit: Visit) -> Answer:
     )  # fmt: skip
 
 
-def cancel(visit: Visit) -> Answer:
+def cancel(visit: RequestContext) -> Answer:
     """POST `/preview/KEY`: stop it."""
     visit.house.previews.cancel(visit.rest)
     return redirect(link("/preview/", visit.rest))
 
 
-def apply(visit: Visit) -> Answer:
+def apply(visit: RequestContext) -> Answer:
     """POST `/policy/apply`: write the file, where the operator allows it and nobody was faster."""
     text, policy = _text(visit.site, visit.request)
     if not visit.house.place.writable:
@@ -164,7 +164,9 @@ def _text(site: Site, request: Request) -> tuple[str, Policy]:
         raise Refusal(422, "This policy is faulty", str(fault)) from fault
 
 
-def _form_page(visit: Visit, standing: Standing, shown: Form, found: Draft | None, status: int = 200) -> Answer:
+def _form_page(
+    visit: RequestContext, standing: Standing, shown: Form, found: Draft | None, status: int = 200
+) -> Answer:
     if found is None:
         found = _draft(visit.site, standing, shown)
     beside: dict[str, list[tuple[str, str]]] = {}
@@ -178,7 +180,7 @@ def _form_page(visit: Visit, standing: Standing, shown: Form, found: Draft | Non
     )  # fmt: skip
 
 
-def _review_page(visit: Visit, standing: Standing, found: Draft, base: str) -> Answer:
+def _review_page(visit: RequestContext, standing: Standing, found: Draft, base: str) -> Answer:
     assert found.policy is not None
     try:
         before: Policy | None = loaded(parse(standing.text, standing.name))

@@ -136,8 +136,8 @@ class Snapshot:
         return max((target.gpus for target in self.report.targets), default=0.0) or None
 
 
-class Scene:
-    """Given every report; asked from any thread."""
+class ReportCache:
+    """Keeps what the pages show of each cycle's report. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -23,7 +23,7 @@ from fairshare.laws.weight_calculation import static_parts
 from fairshare.targets import ADAPTERS
 from fairshare.web import queue_history, svg_plots
 from fairshare.web.http_messages import Answer, Refusal
-from fairshare.web.page_context import Visit, link
+from fairshare.web.page_context import RequestContext, link
 from fairshare.web.policy_form import written
 from fairshare.web.queue_history import Snapshot
 from fairshare.web.svg_plots import Line
@@ -212,7 +212,7 @@ DAYS = (1, 7, 31)
 KINDS = ("weight", "preemption", "hold")
 
 
-def shares(visit: Visit) -> Answer:
+def shares(visit: RequestContext) -> Answer:
     """`/`: every queue in its tree, at every target."""
     snapshot = visit.house.scene.now()
     if snapshot is None:
@@ -222,7 +222,7 @@ def shares(visit: Visit) -> Answer:
     return visit.page("shares.html", "/", targets=found, top=min(1.0, top * 1.08), window=_window(snapshot.policy))
 
 
-def queue(visit: Visit) -> Answer:
+def queue(visit: RequestContext) -> Answer:
     """`/queue/NAME`: its share over time, its weights and why, what was decided about it."""
     snapshot = visit.site.snapshot()
     policy, report = snapshot.policy, snapshot.report
@@ -282,7 +282,7 @@ def queue(visit: Visit) -> Answer:
     )  # fmt: skip
 
 
-def decisions(visit: Visit) -> Answer:
+def decisions(visit: RequestContext) -> Answer:
     """`/decisions?queue=&kind=&days=`: newest first."""
     asked_days = visit.request.asked("days", "7")
     days = int(asked_days) if asked_days.isascii() and asked_days.isdigit() and int(asked_days) in DAYS else 7
@@ -309,7 +309,7 @@ def decisions(visit: Visit) -> Answer:
     )  # fmt: skip
 
 
-def decision(visit: Visit) -> Answer:
+def decision(visit: RequestContext) -> Answer:
     """`/decision?id=&at=`: every input, and the arithmetic in words."""
     id, at = visit.request.asked("id")[:500], visit.request.asked("at")
     if not at.isascii() or not at.isdigit() or len(at) > 15:
@@ -326,7 +326,7 @@ def decision(visit: Visit) -> Answer:
     return visit.page("decision.html", "/decisions", one=one, told=decision_text.told(one, same), address=_address)
 
 
-def _own(visit: Visit, policy: Policy) -> frozenset[str] | None:
+def _own(visit: RequestContext, policy: Policy) -> frozenset[str] | None:
     """Queues that the caller sees; None: all."""
     return None if visit.caller.teams is None else owned(policy, visit.caller.teams)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fairshare.web.http_messages import MARK, Answer, Refusal, Request
 from fairshare.web.page_authentication import same_site
-from fairshare.web.page_context import Opening, Site
+from fairshare.web.page_context import PublicRoute, Site
 from gputally.server.sign_in import CALLBACK, LEAVE, LEFT, LONGEST, OUT, CrossSite, Move, own_path
 from gputally.server.tokens_and_grants import AuthorityUnavailable, Unauthenticated
 
@@ -61,10 +61,10 @@ def left(site: Site, request: Request) -> Answer:  # noqa: ARG001  # an opening'
 
 
 OPENINGS = (
-    Opening("GET", LEAVE, leave),
-    Opening("GET", CALLBACK, done),
-    Opening("POST", OUT, leave_for_good),
-    Opening("GET", LEFT, left),
+    PublicRoute("GET", LEAVE, leave),
+    PublicRoute("GET", CALLBACK, done),
+    PublicRoute("POST", OUT, leave_for_good),
+    PublicRoute("GET", LEFT, left),
 )
 
 

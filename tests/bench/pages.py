@@ -32,7 +32,7 @@ from accountant.core.settings import Settings
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_models import Dimension, UsageLine
-from fairshare.web.page_authentication import Doors
+from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_context import Site
 from fairshare.web.queue_history import History
 from fairshare.web.route_table import ROUTES
@@ -235,7 +235,7 @@ def _controller(folder: Path, ledger: DuckLedger) -> Stage:
     """The controller's pages with the ledger's history."""
     here = stage(folder)
     house = replace(here.site.house, history=History(_Books(ledger), VirtualClock(ledger.extent()[1])))
-    return replace(here, site=Site(house, Doors(None), ROUTES))
+    return replace(here, site=Site(house, PageAuthentication(None), ROUTES))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from pathlib import Path
 from accountant.wire.policy_models import Policy
 from fairshare.controller.policy_file import FileKeeper, PolicyPlace
 from fairshare.usage.accountant_client import AccountantClient
-from fairshare.web.page_authentication import Doors
-from fairshare.web.page_context import House, Site, link
+from fairshare.web.page_authentication import PageAuthentication
+from fairshare.web.page_context import PageContext, Site, link
 from fairshare.web.page_server import serve_pages
-from fairshare.web.queue_history import History, Scene
+from fairshare.web.queue_history import History, ReportCache
 from fairshare.web.route_table import ROUTES
 from fairshare.web.sign_in_pages import OPENINGS
 from fairshare.web.what_if_previews import Order, Previews, Source, Worker
@@ -35,7 +35,7 @@ class ControllerPages:
 
 @contextlib.contextmanager
 def controller_pages(
-    folder: Path, scene: Scene, policy: Policy, accountant: str, now_ms: int, days: int
+    folder: Path, scene: ReportCache, policy: Policy, accountant: str, now_ms: int, days: int
 ) -> Iterator[ControllerPages]:
     """Serve them until the block ends; with a preview of `days` that is done."""
     file = folder / "policy.yaml"
@@ -45,8 +45,10 @@ def controller_pages(
         previews = Previews(Worker(Source(accountant)))
         after.callback(previews.close)
         place = PolicyPlace(file, FileKeeper(file))
-        house = House(scene, History(client, clock), previews, place, clock, 3600.0, accountant=accountant)
-        url = after.enter_context(serve_pages("127.0.0.1", 0, Site(house, Doors(None), ROUTES, OPENINGS).answer))
+        house = PageContext(scene, History(client, clock), previews, place, clock, 3600.0, accountant=accountant)
+        url = after.enter_context(
+            serve_pages("127.0.0.1", 0, Site(house, PageAuthentication(None), ROUTES, OPENINGS).answer)
+        )
         other = policy.model_copy(update={"k": policy.k / 2, "queues": tuple(_heavier(policy))})
         text = anew(other.model_dump(mode="json", by_alias=True, exclude_defaults=True), HEADING)
         key = previews.start(Order(policy, other, days, now_ms), text, edited=True)

@@ -14,7 +14,7 @@ import httpx2
 from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 
-from fairshare.web.queue_history import Scene
+from fairshare.web.queue_history import ReportCache
 from gputally.demo import results as summary
 from gputally.demo.__main__ import simulate
 from gputally.demo.pipeline import Pipeline
@@ -68,7 +68,7 @@ def demo_site(folder: Path, days: int) -> Iterator[Site]:
     scenario = build(Options(days=days))
     out = folder / "out"
     out.mkdir()
-    scene = Scene()
+    scene = ReportCache()
     with (
         ExitStack() as after,
         Pipeline(scenario, folder, 0, observe=lambda report: scene.observe(report, scenario.policy)) as pipeline,

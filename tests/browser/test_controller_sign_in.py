@@ -31,7 +31,7 @@ pytestmark = pytest.mark.real
 
 
 @dataclass
-class House:
+class PageContext:
     """The controller's pages at `url`, whoever of its replicas serves them, and the provider of its people."""
 
     url: str
@@ -68,7 +68,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def house(tmp_path: Path, browser: Browser) -> Iterator[House]:
+def house(tmp_path: Path, browser: Browser) -> Iterator[PageContext]:
     certificate = trustme.CA().issue_cert("localhost")
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
@@ -85,12 +85,12 @@ def house(tmp_path: Path, browser: Browser) -> Iterator[House]:
         )  # fmt: skip
         context = browser.new_context(ignore_https_errors=True)
         try:
-            yield House(f"https://localhost:{port}", here, login, context, settings)
+            yield PageContext(f"https://localhost:{port}", here, login, context, settings)
         finally:
             context.close()
 
 
-def test_an_operator_signs_in_applies_a_policy_and_signs_out(house: House) -> None:
+def test_an_operator_signs_in_applies_a_policy_and_signs_out(house: PageContext) -> None:
     with house.replica():
         page, said = house.sign_in("operators")
         assert page.url == f"{house.url}/policy", "through the provider, and back to what was asked for"
@@ -115,7 +115,7 @@ def test_an_operator_signs_in_applies_a_policy_and_signs_out(house: House) -> No
         assert said == []
 
 
-def test_a_reader_looks_at_the_policy_and_cannot_apply_one(house: House) -> None:
+def test_a_reader_looks_at_the_policy_and_cannot_apply_one(house: PageContext) -> None:
     before = house.stage.file.read_text()
     with house.replica():
         page, said = house.sign_in("readers")
@@ -135,7 +135,7 @@ def test_a_reader_looks_at_the_policy_and_cannot_apply_one(house: House) -> None
         assert house.stage.file.read_text() == before
 
 
-def test_a_lead_sees_own_queues_and_is_told_where_there_is_nothing_to_see(house: House) -> None:
+def test_a_lead_sees_own_queues_and_is_told_where_there_is_nothing_to_see(house: PageContext) -> None:
     with house.replica():
         page, said = house.sign_in("leads", path="/")
         assert page.locator("table.shares tbody tr").count() == 1
@@ -151,7 +151,7 @@ def test_a_lead_sees_own_queues_and_is_told_where_there_is_nothing_to_see(house:
         assert "you see those of your teams" in page.inner_text("main")
 
 
-def test_a_session_goes_on_at_the_replica_that_takes_over(house: House) -> None:
+def test_a_session_goes_on_at_the_replica_that_takes_over(house: PageContext) -> None:
     """And a form that was opened at the one is taken by the other."""
     with house.replica():
         page, _ = house.sign_in("operators")

@@ -40,7 +40,7 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-class Visit:
+class RequestContext:
     """A page that was opened, and everything it said and asked for."""
 
     def __init__(self, page: Page, url: str) -> None:
@@ -60,16 +60,16 @@ class Visit:
     params=[(name, width, scheme) for name in PAGES for width in WIDTHS for scheme in SCHEMES],
     ids="-".join,
 )
-def visit(request: pytest.FixtureRequest, site: Site, browser: Browser) -> Iterator[Visit]:
+def visit(request: pytest.FixtureRequest, site: Site, browser: Browser) -> Iterator[RequestContext]:
     name, width, scheme = request.param
     context = browser.new_context(viewport={"width": WIDTHS[width], "height": 900}, color_scheme=scheme)
     try:
-        yield Visit(context.new_page(), site.pages[name])
+        yield RequestContext(context.new_page(), site.pages[name])
     finally:
         context.close()
 
 
-def test_the_page_is_whole_quiet_and_asks_nobody_else(visit: Visit, site: Site) -> None:
+def test_the_page_is_whole_quiet_and_asks_nobody_else(visit: RequestContext, site: Site) -> None:
     assert visit.status == 200 or visit.page.url.startswith("file:")
     assert visit.said == []
     assert [url for url in visit.asked if not url.startswith((site.url, site.controller.url, "file:", "data:"))] == []
@@ -77,13 +77,13 @@ def test_the_page_is_whole_quiet_and_asks_nobody_else(visit: Visit, site: Site) 
     assert visit.page.locator("h1").count() == 1
 
 
-def test_nothing_runs_out_of_the_page(visit: Visit) -> None:
+def test_nothing_runs_out_of_the_page(visit: RequestContext) -> None:
     """Wide tables scroll inside their own box; the page itself never does sideways."""
     wide, shown = visit.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
     assert wide <= shown
 
 
-def test_axe_finds_nothing(visit: Visit) -> None:
+def test_axe_finds_nothing(visit: RequestContext) -> None:
     """WCAG 2 A and AA: names, roles, contrast, order, landmarks."""
     options = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}}
     found = Axe().run(visit.page, options=options).response["violations"]
@@ -148,7 +148,7 @@ def test_the_form_is_checked_while_it_is_typed_and_leads_to_file_and_preview(
 ) -> None:
     """With the keyboard alone, from a field to the reviewed change; nothing is said on the console."""
     context = browser.new_context(viewport={"width": WIDTHS[width], "height": 900}, accept_downloads=True)
-    visit = Visit(context.new_page(), site.controller.pages["policy"])
+    visit = RequestContext(context.new_page(), site.controller.pages["policy"])
     page = visit.page
     before = site.controller.policy.read_text()
     try:

@@ -35,7 +35,7 @@ TEAMS = ("vision", "zebra")
 
 
 @dataclass
-class House:
+class PageContext:
     """The accountant at `url`, and the provider that people of it sign in with."""
 
     url: str
@@ -56,7 +56,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def house(tmp_path: Path, browser: Browser) -> Iterator[House]:
+def house(tmp_path: Path, browser: Browser) -> Iterator[PageContext]:
     clock = SystemClock()
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
@@ -91,7 +91,7 @@ def house(tmp_path: Path, browser: Browser) -> Iterator[House]:
             _fill(service, clock)
             context = browser.new_context(ignore_https_errors=True)
             try:
-                yield House(f"https://localhost:{port}", login, service, context)
+                yield PageContext(f"https://localhost:{port}", login, service, context)
             finally:
                 context.close()
 
@@ -116,7 +116,7 @@ def _fill(service: Service, clock: SystemClock) -> None:
     service.ingest.submit_batch(batch(intervals=tuple(rows), facts=tuple(facts))).result()
 
 
-def test_a_person_comes_in_by_the_provider_and_leaves(house: House) -> None:
+def test_a_person_comes_in_by_the_provider_and_leaves(house: PageContext) -> None:
     house.login.claims |= {"groups": ["platform"]}
     said: list[str] = []
     page = house.context.new_page()
@@ -147,7 +147,7 @@ def test_a_person_comes_in_by_the_provider_and_leaves(house: House) -> None:
     assert len(house.login.asked) == 2
 
 
-def test_a_lead_sees_the_own_team_and_no_word_of_another(house: House) -> None:
+def test_a_lead_sees_the_own_team_and_no_word_of_another(house: PageContext) -> None:
     house.login.claims |= {"groups": ["leads"]}
     page = house.open("/")
     assert urlsplit(page.url).path == "/team/vision"
@@ -166,7 +166,7 @@ def test_a_lead_sees_the_own_team_and_no_word_of_another(house: House) -> None:
         assert "zebra" not in page.inner_text("main").replace("prod~zebra~Job~zebra-train", "")
 
 
-def test_an_answer_with_another_state_signs_nobody_in(house: House) -> None:
+def test_an_answer_with_another_state_signs_nobody_in(house: PageContext) -> None:
     house.login.refuse = True
     page = house.context.new_page()
     answer = page.goto(f"{house.url}/coverage")
@@ -183,7 +183,7 @@ def test_an_answer_with_another_state_signs_nobody_in(house: House) -> None:
     assert "__Host-gputally" not in {cookie["name"] for cookie in house.context.cookies()}
 
 
-def test_an_attackers_code_does_not_sign_a_victim_in(house: House) -> None:
+def test_an_attackers_code_does_not_sign_a_victim_in(house: PageContext) -> None:
     """Login CSRF: the answer to a sign-in that another browser began, whole and unused."""
     house.login.claims |= {"groups": ["platform"], "email": "attacker@example.com"}
     with httpx2.Client(verify=False, follow_redirects=False) as attacker:  # the test's own authority

@@ -63,7 +63,7 @@ def _group(pod: str, queue: str, requested: int, allocated: int = 0) -> dict[str
     }  # fmt: skip
 
 
-class Scene:
+class ReportCache:
     """Files and an accountant for one question."""
 
     def __init__(self, folder: Path) -> None:
@@ -92,8 +92,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
+def scene(tmp_path: Path) -> Iterator[ReportCache]:
+    scene = ReportCache(tmp_path)
     yield scene
     Policy.model_validate(scene.policy)
 
@@ -106,7 +106,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Read:
     return lambda: dict(json.loads(capsys.readouterr().out))
 
 
-def _full(scene: Scene, waiting: int, held: int = 8) -> None:
+def _full(scene: ReportCache, waiting: int, held: int = 8) -> None:
     """ops asks for all and holds what vision does not; vision waits for `waiting` GPUs."""
     scene.objects += [
         _queue("dept", held + waiting, held), _queue("vision", held + waiting, held, "dept"),
@@ -117,7 +117,7 @@ def _full(scene: Scene, waiting: int, held: int = 8) -> None:
     ]  # fmt: skip
 
 
-def test_a_pod_beyond_its_share_waits_for_what_its_history_costs(scene: Scene, said: Read) -> None:
+def test_a_pod_beyond_its_share_waits_for_what_its_history_costs(scene: ReportCache, said: Read) -> None:
     scene.usage = {"dept": 0.9, "vision": 0.9, "ops": 0.1}
     _full(scene, 4)
     assert scene.ask("ml/train", "--format", "json") == 0
@@ -134,13 +134,13 @@ def test_a_pod_beyond_its_share_waits_for_what_its_history_costs(scene: Scene, s
     assert "a gang of 4 GPUs in 'vision', beside the 8 that it holds, " in cures
 
 
-def test_a_pod_within_its_guarantee_may_have_it_taken_back(scene: Scene, said: Read) -> None:
+def test_a_pod_within_its_guarantee_may_have_it_taken_back(scene: ReportCache, said: Read) -> None:
     _full(scene, 4, held=0)
     assert scene.ask("train", "--format", "json") == 0
     assert any("within its guaranteed quota: the scheduler may take 4 GPUs back" in s for s in said()["sentences"])
 
 
-def test_a_limit_and_a_gang_that_never_fits_are_named(scene: Scene, said: Read) -> None:
+def test_a_limit_and_a_gang_that_never_fits_are_named(scene: ReportCache, said: Read) -> None:
     _full(scene, 6)
     assert scene.ask("train", "--format", "json") == 0
     answer = said()
@@ -159,7 +159,7 @@ def test_a_limit_and_a_gang_that_never_fits_are_named(scene: Scene, said: Read) 
     assert any("there are 16 in all: it can never start" in s for s in said()["sentences"])
 
 
-def test_the_narrowest_queue_speaks_and_a_spent_budget_before_any_history(scene: Scene, said: Read) -> None:
+def test_the_narrowest_queue_speaks_and_a_spent_budget_before_any_history(scene: ReportCache, said: Read) -> None:
     """The department is 2 GPUs short, the queue below it 8: two that end would not help it."""
     _full(scene, 4)
     scene.policy["budgets"] = [{"name": "b", "queue": "vision", "limit": 10, "exhausted": "no-over-quota"}]
@@ -179,7 +179,7 @@ def test_the_narrowest_queue_speaks_and_a_spent_budget_before_any_history(scene:
     ]
 
 
-def test_who_asks_for_nothing_has_used_nothing_up(scene: Scene, said: Read) -> None:
+def test_who_asks_for_nothing_has_used_nothing_up(scene: ReportCache, said: Read) -> None:
     scene.objects += [_queue("dept", 2, 2), _queue("vision", 2, 2, "dept"), _queue("ops", 0, 0)]
     scene.objects += [_pod("runs", 2, node="n1"), _group("runs", "vision", 2, 2)]
     for queue, words in (
@@ -190,7 +190,7 @@ def test_who_asks_for_nothing_has_used_nothing_up(scene: Scene, said: Read) -> N
         assert said()["sentences"] == [words]
 
 
-def test_what_others_hold_is_not_free_and_who_leaves_does_not_wait(scene: Scene, said: Read) -> None:
+def test_what_others_hold_is_not_free_and_who_leaves_does_not_wait(scene: ReportCache, said: Read) -> None:
     """A pod of no queue of the policy holds GPUs that its queues do not know of."""
     scene.objects += [
         _queue("dept", 4, 0), _queue("vision", 4, 0, "dept"), _queue("ops", 0, 0), _pod("train", 4),
@@ -206,7 +206,7 @@ def test_what_others_hold_is_not_free_and_who_leaves_does_not_wait(scene: Scene,
     assert said()["sentences"] == ["it is on its way out of n2: it waits for nothing"]
 
 
-def test_holes_that_no_node_has_are_told(scene: Scene, said: Read) -> None:
+def test_holes_that_no_node_has_are_told(scene: ReportCache, said: Read) -> None:
     scene.objects += [
         _queue("dept", 6, 0), _queue("vision", 6, 0, "dept"), _queue("ops", 8, 8),
         _pod("a", 4, queue="ops", node="n1"), _pod("b", 4, queue="ops", node="n2"), _pod("train", 6),
@@ -216,7 +216,7 @@ def test_holes_that_no_node_has_are_told(scene: Scene, said: Read) -> None:
     assert "8 GPUs are free, but no more than 4 on one node" in said()["sentences"]
 
 
-def test_a_pod_of_no_queue_and_a_running_one(scene: Scene, said: Read) -> None:
+def test_a_pod_of_no_queue_and_a_running_one(scene: ReportCache, said: Read) -> None:
     _full(scene, 4)
     scene.objects.append(_pod("lost", 1, queue="nobody"))
     assert scene.ask("lost", "--format", "json") == 0
@@ -227,7 +227,7 @@ def test_a_pod_of_no_queue_and_a_running_one(scene: Scene, said: Read) -> None:
     assert said()["sentences"] == ["it has 8 GPUs on n1"]
 
 
-def test_a_preempted_pod_that_is_gone_is_explained_by_its_decision(scene: Scene, said: Read) -> None:
+def test_a_preempted_pod_that_is_gone_is_explained_by_its_decision(scene: ReportCache, said: Read) -> None:
     _full(scene, 4)
     scene.decisions = [
         Decision(
@@ -243,7 +243,7 @@ def test_a_preempted_pod_that_is_gone_is_explained_by_its_decision(scene: Scene,
 
 
 def test_a_queue_says_its_arithmetic_what_stands_in_the_way_and_its_budget(
-    scene: Scene, capsys: pytest.CaptureFixture[str]
+    scene: ReportCache, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scene.policy["budgets"] = [{"name": "v", "queue": "vision", "limit": "100"}]
     scene.budgets = [
@@ -282,7 +282,7 @@ def test_a_queue_says_its_arithmetic_what_stands_in_the_way_and_its_budget(
     ],
 )
 def test_who_cannot_be_found_is_one_line(
-    subject: str, fault: str, scene: Scene, capsys: pytest.CaptureFixture[str]
+    subject: str, fault: str, scene: ReportCache, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _full(scene, 4)
     first, second = _pod("twin", 1), _pod("twin", 1)

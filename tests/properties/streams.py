@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from accountant.core.accounts import Cells, part, split
+from accountant.core.accounts import AccountVector, part, split
 from accountant.core.claim_overlap import Claim, Rank, settle
 from accountant.ledger.protocols import Receipt
 from accountant.storage.duckdb_ledger import DuckLedger
@@ -123,7 +123,7 @@ class Kept:
     gpu: str
     start_ms: int
     end_ms: int
-    rows: tuple[tuple[str | None, Cells], ...]
+    rows: tuple[tuple[str | None, AccountVector], ...]
 
 
 def kept(found: list[Stream]) -> list[Kept]:
@@ -148,7 +148,7 @@ def kept(found: list[Stream]) -> list[Kept]:
     return result
 
 
-def inside(item: Kept, start: int, end: int) -> list[tuple[str | None, Cells]]:
+def inside(item: Kept, start: int, end: int) -> list[tuple[str | None, AccountVector]]:
     low, high = max(start, item.start_ms), min(end, item.end_ms)
     if low >= high:
         return []

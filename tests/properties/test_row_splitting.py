@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.core import accounts
-from accountant.core.accounts import Cells, part
+from accountant.core.accounts import AccountVector, part
 from accountant.core.window_decay import term
 from gputally.base.units import BUCKET_MS
 
 FIGURE = st.one_of(st.just(0), st.integers(0, BUCKET_MS * 200))
 ROW = st.tuples(
-    st.lists(FIGURE, min_size=len(Cells._fields), max_size=len(Cells._fields)),
+    st.lists(FIGURE, min_size=len(AccountVector._fields), max_size=len(AccountVector._fields)),
     st.integers(1, BUCKET_MS),
     st.floats(0, 1),
     st.floats(0, 1),
@@ -31,7 +31,7 @@ def test_parts_and_terms_of_many_rows_are_those_of_each(rows: list, weight: floa
     assert accounts.fits(cells, numbers[0])
     found = accounts.parts(cells, *numbers)
     one_by_one = [
-        part([Cells(*figures)], span, begin, stop)[0]
+        part([AccountVector(*figures)], span, begin, stop)[0]
         for (figures, *_), span, begin, stop in zip(rows, spans, begins, stops, strict=True)
     ]
     assert found.tolist() == [list(held) for held in one_by_one]

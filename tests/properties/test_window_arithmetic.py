@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.core.accounts import Cells, add, part
+from accountant.core.accounts import AccountVector, add, part
 from accountant.core.claim_overlap import intersect, subtract, union
 from accountant.core.window_decay import age_weight, factor, total
 from gputally.base.units import BUCKET_MS
@@ -49,15 +49,15 @@ def test_span_arithmetic_is_arithmetic_of_instants(left: list[tuple[int, int]], 
     assert all(x[1] < y[0] for x, y in pairwise(a))
 
 
-ROW = st.lists(st.integers(0, 10**6), min_size=len(Cells._fields), max_size=len(Cells._fields))
+ROW = st.lists(st.integers(0, 10**6), min_size=len(AccountVector._fields), max_size=len(AccountVector._fields))
 
 
 @given(rows=st.lists(ROW, min_size=1, max_size=5), span=st.integers(1, 5000), cuts=st.sets(st.integers(0, 5000)))
 def test_parts_of_a_set_are_never_negative_and_add_up(rows: list[list[int]], span: int, cuts: set[int]) -> None:
-    whole = [Cells(*row) for row in rows]
+    whole = [AccountVector(*row) for row in rows]
     # Fill the last row up, so that the set is full.
     missing = -sum(cells.capacity_us for cells in whole) % (span * 1000)
-    whole.append(Cells(unheld_us=missing))
+    whole.append(AccountVector(unheld_us=missing))
     capacity = sum(cells.capacity_us for cells in whole)
     edges = [0, *sorted(cut for cut in cuts if 0 < cut < span), span]
     pieces = [part(whole, span, a, b) for a, b in pairwise(edges)]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.core.accounts import ACCOUNTS, Cells, add
+from accountant.core.accounts import ACCOUNTS, AccountVector, add
 from accountant.core.window_decay import factor, term, total
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
@@ -59,11 +59,11 @@ def test_usage_is_what_a_scan_of_all_rows_gives_and_adds_up(
     for stream in found:
         book(ledger, batches(stream, 3))
     start, end = START_MS + min(low, high), START_MS + max(low, high) + 1
-    expected: dict[tuple[str, str], Cells] = {}
+    expected: dict[tuple[str, str], AccountVector] = {}
     for item in kept(found):
         for payer, cells in inside(item, start, end):
             key = (item.gpu, payer or "")
-            expected[key] = add([expected.get(key, Cells()), cells])
+            expected[key] = add([expected.get(key, AccountVector()), cells])
     lines = {(line.key["gpu"], line.key["pod"]): line for line in ledger.usage(start, end, ("gpu", "pod"))}
     for key, cells in expected.items():
         if any(cells):

@@ -46,7 +46,7 @@ def login(clock: VirtualClock) -> Iterator[Provider]:
         yield running
 
 
-class House:
+class PageContext:
     """An accountant that people sign in to, and one browser."""
 
     def __init__(self, tmp_path: Path, clock: VirtualClock, login: Provider, more: str = "") -> None:
@@ -81,13 +81,13 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path, clock: VirtualClock, login: Provider) -> Iterator[House]:
-    built = House(tmp_path, clock, login)
+def house(tmp_path: Path, clock: VirtualClock, login: Provider) -> Iterator[PageContext]:
+    built = PageContext(tmp_path, clock, login)
     yield built
     built.service.close()
 
 
-def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(house: House, login: Provider):
+def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(house: PageContext, login: Provider):
     login.claims |= {"groups": ["platform", "chess"]}
     back = house.sign_in("/coverage")
     assert (back.status_code, back.headers["location"]) == (303, "/coverage")
@@ -106,7 +106,7 @@ def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(house: House, l
     assert house.browser.get("/coverage", headers=PAGE).status_code == 303
 
 
-def test_what_one_may_see_is_asked_at_every_request(house: House, login: Provider, clock: VirtualClock):
+def test_what_one_may_see_is_asked_at_every_request(house: PageContext, login: Provider, clock: VirtualClock):
     login.claims |= {"groups": ["leads"]}
     house.sign_in("/")
     assert house.browser.get("/team/vision", headers=PAGE).status_code == 200
@@ -119,14 +119,14 @@ def test_what_one_may_see_is_asked_at_every_request(house: House, login: Provide
     assert house.browser.get("/team/language", headers=PAGE).status_code == 200
 
 
-def test_a_session_changes_nothing_but_by_its_own_forms(house: House, login: Provider):
+def test_a_session_changes_nothing_but_by_its_own_forms(house: PageContext, login: Provider):
     login.claims |= {"groups": ["platform"]}
     house.sign_in()
     refused = house.browser.post("/v1/corrections")
     assert refused.status_code == 401, "a cookie alone is what another site's page could make a browser send"
 
 
-def test_a_session_ends(house: House, login: Provider, clock: VirtualClock):
+def test_a_session_ends(house: PageContext, login: Provider, clock: VirtualClock):
     login.claims |= {"groups": ["platform"]}
     house.sign_in()
     clock.advance(8 * 3_600_000 - 1)
@@ -135,7 +135,9 @@ def test_a_session_ends(house: House, login: Provider, clock: VirtualClock):
     assert house.browser.get("/coverage", headers=PAGE).headers["location"] == "/sign-in?next=%2Fcoverage"
 
 
-def test_an_issuer_nobody_signs_in_with_any_more_has_no_sessions(house: House, login: Provider, clock: VirtualClock):
+def test_an_issuer_nobody_signs_in_with_any_more_has_no_sessions(
+    house: PageContext, login: Provider, clock: VirtualClock
+):
     login.claims |= {"groups": ["platform"]}
     house.sign_in()
     text = house.callers.read_text()
@@ -155,7 +157,7 @@ def test_an_issuer_nobody_signs_in_with_any_more_has_no_sessions(house: House, l
     ],
     ids=str,
 )  # fmt: skip
-def test_a_token_that_is_not_for_this_sign_in_is_refused(house: House, login: Provider, spoil: dict[str, Any]):
+def test_a_token_that_is_not_for_this_sign_in_is_refused(house: PageContext, login: Provider, spoil: dict[str, Any]):
     login.spoil = spoil
     back = house.sign_in()
     assert back.status_code == 401
@@ -163,7 +165,7 @@ def test_a_token_that_is_not_for_this_sign_in_is_refused(house: House, login: Pr
     assert house.browser.get("/coverage", headers=PAGE).status_code == 303
 
 
-def test_another_browsers_answer_is_refused(house: House, login: Provider):
+def test_another_browsers_answer_is_refused(house: PageContext, login: Provider):
     """Login CSRF: an attacker's code must not sign a victim in as the attacker."""
     login.claims |= {"groups": ["platform"]}
     attackers = house.leave()
@@ -173,7 +175,7 @@ def test_another_browsers_answer_is_refused(house: House, login: Provider):
     assert house.come_back(attackers).status_code == 401, "another one is"
 
 
-def test_a_code_is_good_once_and_a_refusal_is_told(house: House, login: Provider):
+def test_a_code_is_good_once_and_a_refusal_is_told(house: PageContext, login: Provider):
     address = house.leave()
     back = httpx2.get(address, follow_redirects=False).headers["location"].removeprefix(HERE)
     cookies = dict(house.browser.cookies)
@@ -185,13 +187,13 @@ def test_a_code_is_good_once_and_a_refusal_is_told(house: House, login: Provider
     assert "did not let you in" in house.sign_in().text
 
 
-def test_who_takes_too_long_begins_again(house: House, clock: VirtualClock):
+def test_who_takes_too_long_begins_again(house: PageContext, clock: VirtualClock):
     address = house.leave()
     clock.advance(600_000)
     assert "too long ago" in house.come_back(address).text
 
 
-def test_a_public_client_and_a_wrong_secret(tmp_path: Path, house: House, login: Provider, clock: VirtualClock):
+def test_a_public_client_and_a_wrong_secret(tmp_path: Path, house: PageContext, login: Provider, clock: VirtualClock):
     login.secret = "another"
     assert house.sign_in().status_code == 401
     login.secret = None
@@ -204,7 +206,7 @@ def test_a_public_client_and_a_wrong_secret(tmp_path: Path, house: House, login:
 def test_a_provider_that_is_away_is_said(tmp_path: Path, clock: VirtualClock):
     with provider(clock) as gone:
         pass
-    house = House(tmp_path, clock, gone)
+    house = PageContext(tmp_path, clock, gone)
     answer = house.browser.get("/sign-in")
     house.service.close()
     assert answer.status_code == 503
@@ -216,7 +218,7 @@ def test_several_providers_are_a_choice(tmp_path: Path, clock: VirtualClock, log
         f"  - issuer: https://other.example.com\n    audience: gputally\n    jwks_file: {tmp_path}/keys.json\n"
         "    login: {client_id: us, label: 'The <other> one'}\n"
     )
-    house = House(tmp_path, clock, login, other)
+    house = PageContext(tmp_path, clock, login, other)
     page = house.browser.get("/sign-in?next=/prices", headers=PAGE)
     assert page.status_code == 200
     assert "The &lt;other&gt; one" in page.text
@@ -291,7 +293,7 @@ def test_nobody_is_led_to_another_site(text: str):
     assert as_address(as_address(path)) == as_address(path)
 
 
-def test_a_form_of_the_page_needs_the_sessions_token_and_the_right(house: House, login: Provider):
+def test_a_form_of_the_page_needs_the_sessions_token_and_the_right(house: PageContext, login: Provider):
     form = {"gpu": "GPU-1", "reason": "card swapped"}
     login.claims |= {"groups": ["leads"]}
     house.sign_in("/")

@@ -14,7 +14,7 @@ from itertools import pairwise
 from operator import add
 from zoneinfo import ZoneInfo
 
-from accountant.core.accounts import Cells, full_us
+from accountant.core.accounts import AccountVector, full_us
 from accountant.ledger.protocols import OF_HOLDERS
 from accountant.storage.device_kinds import Apart, apart
 from accountant.storage.duckdb_engine import Cursor
@@ -48,7 +48,7 @@ MOST_APART = 1_000
 class _Line:
     """What a group has collected; unmetered is not among the cells of rows."""
 
-    cells: Cells
+    cells: AccountVector
     unmetered_us: int = 0
     node_down_us: int = 0
 
@@ -106,7 +106,7 @@ def usage_between(
         if line is None:
             of_stretch[group] = _Line(cells, unmetered, down)
             continue
-        line.cells = Cells(*map(add, line.cells, cells))
+        line.cells = AccountVector(*map(add, line.cells, cells))
         line.unmetered_us += unmetered
         line.node_down_us += down
     return [[_answer(by, key, line) for key, line in sorted(found.items())] for found in lines]
@@ -133,7 +133,7 @@ def _answer(by: Sequence[Dimension], key: tuple[str, ...], line: _Line) -> Usage
     )
 
 
-Contribution = tuple[int, tuple[str, ...], Cells, int, int]
+Contribution = tuple[int, tuple[str, ...], AccountVector, int, int]
 """Number of the piece, key, cells of rows, unmetered and node-down microseconds."""
 
 
@@ -243,15 +243,15 @@ def _scan(
     )  # fmt: skip
 
 
-def _held_and_rest(found: Sum) -> tuple[Cells | None, Cells | None]:
+def _held_and_rest(found: Sum) -> tuple[AccountVector | None, AccountVector | None]:
     """What the holder pays, and what nobody does."""
     cells = found.cells
     if not found.payer:
         return None, cells
     if not cells.unheld_us:
         return cells, None
-    rest = Cells(unheld_us=cells.unheld_us)
-    return Cells(*(a - b for a, b in zip(cells, rest, strict=True))), rest
+    rest = AccountVector(unheld_us=cells.unheld_us)
+    return AccountVector(*(a - b for a, b in zip(cells, rest, strict=True))), rest
 
 
 def unseen(
@@ -276,13 +276,13 @@ def unseen(
         # The unheld rows of a node that is down: out of `unallocated`, into `down`.
         if found.cells.unheld_us:
             key = key_of(wanted, fleet, pieces[found.tag], *told.shown[found.device], None)
-            yield found.tag, key, Cells(unheld_us=-found.cells.unheld_us), 0, found.cells.unheld_us
+            yield found.tag, key, AccountVector(unheld_us=-found.cells.unheld_us), 0, found.cells.unheld_us
     for tag, member, gpu, device, life_us in _lives(fleet, pieces, told, gpus):
         missing = life_us - metered.get((tag, member), 0)
         missing_down = down_us.get((tag, member), 0)
         if missing:
             key = key_of(wanted, fleet, pieces[tag], gpu, device, None)
-            yield tag, key, Cells(), missing - missing_down, missing_down
+            yield tag, key, AccountVector(), missing - missing_down, missing_down
 
 
 def _lives(

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from accountant.core import accounts as carving
-from accountant.core.accounts import ACCOUNTS, CELLS, Cells, part
+from accountant.core.accounts import ACCOUNTS, CELLS, AccountVector, part
 from accountant.storage.device_kinds import Kinds
 from accountant.storage.duckdb_engine import Cursor, Row, once, statement
 from accountant.storage.span_plan import EVERY_GPU, Bucket, Cover, TaggedSpan, cover, near
@@ -47,7 +47,7 @@ class Sum:
     gpu: int
     device: int
     payer: int
-    cells: Cells
+    cells: AccountVector
 
 
 def scan(
@@ -71,7 +71,7 @@ def scan(
     totals = summed(
         cursor, spans, unfolded, kept, by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=gpus
     )
-    return [Sum(*key, Cells(*values)) for key, values in totals.items()]
+    return [Sum(*key, AccountVector(*values)) for key, values in totals.items()]
 
 
 def summed(
@@ -304,6 +304,6 @@ def _straddlers(rows: Sequence[Row], payers: Collection[int] | None, gpus: Colle
         ):
             continue
         begin, stop = max(start, low) - start, min(end, high) - start
-        parts = part([Cells(*row[10:]) for row in members], end - start, begin, stop)
+        parts = part([AccountVector(*row[10:]) for row in members], end - start, begin, stop)
         found += [(tag, gpu, row[8], row[9], *held) for row, held in zip(members, parts, strict=True)]
     return found

@@ -41,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accountant.core import accounts
-from accountant.core.accounts import Cells, full_us, part
+from accountant.core.accounts import AccountVector, full_us, part
 from accountant.core.claim_overlap import Span
 from accountant.core.window_decay import factor, reference_ms, term
 from accountant.storage.duckdb_engine import Cursor, Row, statement
@@ -185,7 +185,7 @@ def _cut(
     tag, since, until, _, _, start, end = members[0][:7]
     begin, stop = max(start, since), min(end, until)
     weight = factor(begin, stop, references[tag], half_life_s)
-    parts = part([Cells(*row[10:]) for row in members], end - start, begin - start, stop - start)
+    parts = part([AccountVector(*row[10:]) for row in members], end - start, begin - start, stop - start)
     for row, cells in zip(members, parts, strict=True):
         yield tag, row[9], row[8], figures(cells, weight)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import add
 from typing import Final, NamedTuple
 
-from accountant.core.accounts import Cells
+from accountant.core.accounts import AccountVector
 from accountant.core.window_decay import term
 
 
@@ -55,7 +55,7 @@ def plus(several: Iterable[Figures]) -> Figures:
     return Figures(*map(sum, zip(*several, strict=True)))
 
 
-def figures(cells: Cells, weight: float) -> Figures:
+def figures(cells: AccountVector, weight: float) -> Figures:
     """Of one row, or of several where nothing decays (weight 1)."""
     return Figures(
         term(cells.allocated_us, weight), term(cells.busy_us, weight), term(cells.energy_uj, weight),

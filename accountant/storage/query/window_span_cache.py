@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from accountant.core import accounts
-from accountant.core.accounts import Cells
+from accountant.core.accounts import AccountVector
 from accountant.core.window_decay import factor
 from accountant.storage.query.window_figures import NOTHING, Figures, Found, View, figures, plus
 from accountant.storage.write.interval_writer import Added, Booked
@@ -121,7 +121,7 @@ def came(added: Added, reference_ms: int, half_life_s: int | None) -> Grain:
     refs = np.where(added.paid, added.queue.of_row, _NOBODY)
     keys = np.stack([added.start_ms, added.end_ms, refs], axis=1)
     if half_life_s is None:
-        sums = ((key, figures(Cells(*row), 1.0)) for key, row in accounts.summed(keys, added.cells).items())
+        sums = ((key, figures(AccountVector(*row), 1.0)) for key, row in accounts.summed(keys, added.cells).items())
     else:
         spans = list(zip(added.start_ms.tolist(), added.end_ms.tolist(), strict=True))
         weight_of = {span: factor(*span, reference_ms, half_life_s) for span in set(spans)}

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from accountant.core import claim_overlap
-from accountant.core.accounts import Cells, part
+from accountant.core.accounts import AccountVector, part
 from accountant.core.claim_overlap import Claim, Rank, Span
 from accountant.history_import.import_chunks import is_import
 from accountant.inventory import pod_facts
@@ -141,7 +141,7 @@ def _rewrite(cursor: Cursor, sets: dict[SetId, _Known], kept: dict[SetId, list[S
 def _pieces(rows: list[Row], kept: list[Span]) -> list[tuple[object, ...]]:
     """Rows of PIECE for each kept span of one set (columns of set_cells.sql)."""
     start, end = rows[0][2], rows[0][3]
-    cells = [Cells(*row[8:]) for row in rows]
+    cells = [AccountVector(*row[8:]) for row in rows]
     made: list[tuple[object, ...]] = []
     for begin, stop in kept:
         parts = part(cells, end - start, begin - start, stop - start)

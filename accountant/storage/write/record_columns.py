@@ -387,7 +387,7 @@ def _gaps(incoming: Incoming) -> Any:
 
 
 def cells(incoming: Incoming) -> Whole:
-    """A row of accountant.core.accounts.Cells for each."""
+    """A row of accountant.core.accounts.AccountVector for each."""
     capacity, allocated = (incoming.numbers(name).value for name in ("capacity_us", "allocated_us"))
     busy, energy, memory = (incoming.numbers(name) for name in ("busy_us", "energy_uj", "memory_mib_s"))
     by_holder = incoming.holder

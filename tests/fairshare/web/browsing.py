@@ -88,7 +88,7 @@ class Browser:
 
 
 @dataclass
-class House:
+class PageContext:
     """Two replicas over one policy, and whom people sign in with."""
 
     first: Stage
@@ -107,7 +107,7 @@ class House:
         return made
 
 
-def house_in(folder: Path, login: Provider, clock: VirtualClock, **more: Any) -> House:
+def house_in(folder: Path, login: Provider, clock: VirtualClock, **more: Any) -> PageContext:
     file, secret, faults = callers(folder, login, **more), key(folder), Faults()
 
     def people(own: VirtualClock) -> SignIns:
@@ -119,4 +119,4 @@ def house_in(folder: Path, login: Provider, clock: VirtualClock, **more: Any) ->
         stages.append(stage(folder / name, writable=True, guarded=True, people=people))
     # The provider's clock is the pages'.
     clock.advance(stages[0].clock.wall_ms() - clock.wall_ms())
-    return House(stages[0], stages[1], login, file, faults)
+    return PageContext(stages[0], stages[1], login, file, faults)

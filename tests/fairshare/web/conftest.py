@@ -8,7 +8,7 @@ import pytest
 
 from gputally.base.clock import VirtualClock
 from tests.fairshare.conftest import NOW_MS
-from tests.fairshare.web.browsing import House, house_in
+from tests.fairshare.web.browsing import PageContext, house_in
 from tests.fairshare.web.staging import Stage, stage
 from tests.fakes.provider import Provider, provider
 
@@ -32,12 +32,12 @@ def login() -> Iterator[tuple[Provider, VirtualClock]]:
 
 
 @pytest.fixture(scope="package")
-def replicas(tmp_path_factory: pytest.TempPathFactory, login: tuple[Provider, VirtualClock]) -> House:
+def replicas(tmp_path_factory: pytest.TempPathFactory, login: tuple[Provider, VirtualClock]) -> PageContext:
     return house_in(tmp_path_factory.mktemp("house"), *login)
 
 
 @pytest.fixture
-def house(replicas: House) -> House:
+def house(replicas: PageContext) -> PageContext:
     """With a provider that tells the truth."""
     replicas.login.spoil, replicas.login.refuse, replicas.login.secret = {}, False, "client-s3cret"
     replicas.login.claims = {"sub": "1", "email": "ann@example.com", "email_verified": True, "groups": []}

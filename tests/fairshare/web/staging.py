@@ -23,9 +23,9 @@ from fairshare.explain import what_if
 from fairshare.explain.what_if import Got
 from fairshare.targets import KINDS
 from fairshare.web.http_messages import MARK, Answer, Request
-from fairshare.web.page_authentication import Doors
-from fairshare.web.page_context import House, Site
-from fairshare.web.queue_history import History, Scene
+from fairshare.web.page_authentication import PageAuthentication
+from fairshare.web.page_context import PageContext, Site
+from fairshare.web.queue_history import History, ReportCache
 from fairshare.web.route_table import ROUTES
 from fairshare.web.sign_in_pages import OPENINGS
 from fairshare.web.what_if_previews import Comparison, Order, Preview, Previews, Told
@@ -127,7 +127,7 @@ class Stage:
     """The pages and everything behind them. tokens: by scope; "" asks without one."""
 
     site: Site
-    scene: Scene
+    scene: ReportCache
     accountant: Accountant
     books: Books
     clock: VirtualClock
@@ -189,7 +189,7 @@ def stage(
         64 * 64 * US_PER_HOUR
     )  # 64 GPUs over the window, whose half-life leaves some 64 hours of its week
     accountant.spend(**USED)
-    scene = Scene()
+    scene = ReportCache()
     cluster = MemoryCluster(KINDS, load_objects(sample("cluster.yaml"), KINDS))
     policy: Policy = policies.load(file)[0]
     controller = Controller(
@@ -218,10 +218,10 @@ def stage(
     previews = Previews(work)
     place = PolicyPlace(file, FileKeeper(file) if writable else None)
     applied: list[tuple[str, str, str]] = []
-    house = House(
+    house = PageContext(
         scene, History(books, clock), previews, place, clock, 600.0, lambda *said: applied.append(said), "http://accountant/"
     )  # fmt: skip
-    doors = Doors(listed, people(clock) if people is not None else None)
+    doors = PageAuthentication(listed, people(clock) if people is not None else None)
     site = Site(house, doors, ROUTES, OPENINGS)
     return Stage(site, scene, accountant, books, clock, controller, cluster, place, file, previews, tokens, applied)
 

@@ -21,7 +21,7 @@ from fairshare.web import queue_pages, svg_plots
 from fairshare.web.app import pages
 from fairshare.web.http_messages import Answer, Request
 from fairshare.web.page_server import MOST_BYTES, serve_pages
-from fairshare.web.queue_history import EVERY_MS, MOST_SAMPLES, Scene
+from fairshare.web.queue_history import EVERY_MS, MOST_SAMPLES, ReportCache
 from fairshare.web.svg_plots import Line
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
@@ -177,7 +177,7 @@ def test_samples_are_thinned_bounded_and_forgotten_with_their_queue(tmp_path: Pa
     here = stage(tmp_path, cycles=1)
     snapshot = here.scene.now()
     assert snapshot is not None
-    scene = Scene()
+    scene = ReportCache()
     for n in range(MOST_SAMPLES + 10):
         scene.observe(replace(snapshot.report, at_ms=n * EVERY_MS), snapshot.policy)
         scene.observe(replace(snapshot.report, at_ms=n * EVERY_MS + 1), snapshot.policy)

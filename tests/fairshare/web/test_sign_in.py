@@ -24,7 +24,7 @@ from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP
 from gputally.server.sign_in import Session
-from tests.fairshare.web.browsing import HERE, NAME, OTHERS, SEAL, Browser, House, house_in
+from tests.fairshare.web.browsing import HERE, NAME, OTHERS, SEAL, Browser, PageContext, house_in
 from tests.fairshare.web.granting import callers, key
 from tests.fairshare.web.staging import addresses, stage, text
 from tests.fakes.provider import Provider
@@ -32,7 +32,7 @@ from tests.fakes.provider import Provider
 # --- coming in, and going --------------------------------------------------------------------------
 
 
-def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(house: House) -> None:
+def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(house: PageContext) -> None:
     browser = house.browser()
     house.login.claims |= {"groups": ["readers", "chess"]}
     done = browser.sign_in("/decisions?queue=vision&days=1")
@@ -52,7 +52,7 @@ def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(house: House) -
     assert browser.get("/decisions").headers["Location"] == "/sign-in?next=%2Fdecisions"
 
 
-def test_a_session_and_a_sign_in_under_way_are_known_to_every_replica(house: House) -> None:
+def test_a_session_and_a_sign_in_under_way_are_known_to_every_replica(house: PageContext) -> None:
     house.login.claims |= {"groups": ["operators"]}
     browser = house.browser()
     address = browser.leave()
@@ -64,7 +64,7 @@ def test_a_session_and_a_sign_in_under_way_are_known_to_every_replica(house: Hou
     assert browser.post("/sign-out", mark=mark).status == 303
 
 
-def test_tokens_go_on_beside_it_and_a_machine_is_not_sent_to_sign_in(house: House) -> None:
+def test_tokens_go_on_beside_it_and_a_machine_is_not_sent_to_sign_in(house: PageContext) -> None:
     assert house.first.get("/", "read").status == 200
     refused = house.first.get("/")
     assert (refused.status, refused.headers["WWW-Authenticate"]) == (401, 'Bearer realm="gputally"'), "no dialog"
@@ -85,7 +85,7 @@ ROLES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("role", ["nobody", *ROLES])
-def test_every_route_as_every_role(house: House, role: str) -> None:
+def test_every_route_as_every_role(house: PageContext, role: str) -> None:
     browser = house.browser(*ROLES.get(role, ()))
     mark = browser.mark()
     assert bool(mark) == (role not in ("nobody", "stranger"))
@@ -105,7 +105,7 @@ def test_every_route_as_every_role(house: House, role: str) -> None:
             assert found.status == 403, (role, url)
 
 
-def test_an_operator_applies_a_policy_and_a_reader_cannot(house: House) -> None:
+def test_an_operator_applies_a_policy_and_a_reader_cannot(house: PageContext) -> None:
     before = house.first.file.read_text()
     form = {"text": before.replace("k: 2.0", "k: 3.0"), "base": digest(before)}
     reader = house.browser("readers")
@@ -117,7 +117,7 @@ def test_an_operator_applies_a_policy_and_a_reader_cannot(house: House) -> None:
     assert house.first.applied[-1][0] == "ann@example.com", "and it is told who did"
 
 
-def test_a_lead_sees_own_queues_and_no_word_of_anothers(house: House) -> None:
+def test_a_lead_sees_own_queues_and_no_word_of_anothers(house: PageContext) -> None:
     lead = house.browser("leads")
     shown = [lead.get(url) for url in ("/", "/queue/vision")]
     for page in shown:
@@ -136,7 +136,7 @@ def test_a_lead_sees_own_queues_and_no_word_of_anothers(house: House) -> None:
     assert "/policy" not in text(shown[0]).partition("</nav>")[0]
 
 
-def test_a_queue_belongs_to_a_team_with_all_that_is_below_it(house: House) -> None:
+def test_a_queue_belongs_to_a_team_with_all_that_is_below_it(house: PageContext) -> None:
     snapshot = house.first.scene.now()
     assert snapshot is not None
     policy = snapshot.policy

@@ -15,7 +15,7 @@ from fairshare.web.page_context import link
 from gputally.base.clock import VirtualClock
 from gputally.server.sign_in import Seal, Session, SignIn
 from tests.fairshare.conftest import NOW_MS
-from tests.fairshare.web.browsing import HERE, NAME, SEAL, Browser, House, house_in
+from tests.fairshare.web.browsing import HERE, NAME, SEAL, Browser, PageContext, house_in
 from tests.fairshare.web.granting import callers, key
 from tests.fairshare.web.staging import stage, text
 from tests.fakes.provider import Provider, provider
@@ -29,7 +29,7 @@ from tests.fakes.provider import Provider, provider
     ],
     ids=str,
 )  # fmt: skip
-def test_a_token_that_is_not_for_this_sign_in_is_refused(house: House, spoil: dict[str, Any]) -> None:
+def test_a_token_that_is_not_for_this_sign_in_is_refused(house: PageContext, spoil: dict[str, Any]) -> None:
     house.login.claims |= {"groups": ["operators"]}
     house.login.spoil = spoil
     browser = house.browser()
@@ -39,7 +39,7 @@ def test_a_token_that_is_not_for_this_sign_in_is_refused(house: House, spoil: di
     assert browser.get("/").status == 303
 
 
-def test_another_browsers_answer_signs_nobody_in(house: House) -> None:
+def test_another_browsers_answer_signs_nobody_in(house: PageContext) -> None:
     """Login CSRF: an attacker's code must not sign a victim in as the attacker."""
     house.login.claims |= {"groups": ["operators"]}
     attacker, victim = house.browser(), house.browser()
@@ -50,7 +50,7 @@ def test_another_browsers_answer_signs_nobody_in(house: House) -> None:
     assert NAME not in victim.cookies
 
 
-def test_a_code_is_good_once_and_a_refusal_is_told(house: House) -> None:
+def test_a_code_is_good_once_and_a_refusal_is_told(house: PageContext) -> None:
     browser = house.browser()
     back = browser.back(browser.leave())
     under_way = dict(browser.cookies)
@@ -61,7 +61,7 @@ def test_a_code_is_good_once_and_a_refusal_is_told(house: House) -> None:
     assert "did not let you in" in text(house.browser().sign_in())
 
 
-def test_cookies_that_are_forged_swapped_or_over_are_none(house: House) -> None:
+def test_cookies_that_are_forged_swapped_or_over_are_none(house: PageContext) -> None:
     now = house.first.clock.wall_ms()
     session = Session(house.login.url, "eve", ("operators", "admins"), "id")
     ours, forged = SEAL, Seal(b"x" * 32, HOUSE)
@@ -108,7 +108,7 @@ def test_a_session_ends_and_so_does_a_sign_in_that_takes_too_long(
     ],
 )  # fmt: skip
 def test_another_site_writes_nothing_with_somebodys_session(
-    house: House, mark: str | None, headers: dict[str, str]
+    house: PageContext, mark: str | None, headers: dict[str, str]
 ) -> None:
     before = house.first.file.read_text()
     browser = house.browser("operators")
@@ -123,7 +123,7 @@ def test_another_site_writes_nothing_with_somebodys_session(
     "following",
     ["https://evil.example", "//evil.example", "/\\evil.example", "\\\\evil.example", "javascript:alert(1)", "/a\nb"],
 )
-def test_nobody_is_led_to_another_site(house: House, following: str) -> None:
+def test_nobody_is_led_to_another_site(house: PageContext, following: str) -> None:
     browser = house.browser()
     address = browser.ask("GET", link("/sign-in", next=following)).headers["Location"]
     assert address.startswith(f"{house.login.url}/authorize?")
@@ -131,13 +131,13 @@ def test_nobody_is_led_to_another_site(house: House, following: str) -> None:
     assert browser.get(browser.back(address)).headers["Location"] == "/"
 
 
-def test_a_name_that_is_no_ascii_comes_back_as_an_address(house: House) -> None:
+def test_a_name_that_is_no_ascii_comes_back_as_an_address(house: PageContext) -> None:
     house.login.claims |= {"groups": ["readers"]}
     done = house.browser().sign_in(link("/queue/", "größe <b>"))
     assert done.headers["Location"] == "/queue/gr%C3%B6%C3%9Fe%20%3Cb%3E"
 
 
-def test_what_is_too_long_or_not_there_is_refused(house: House) -> None:
+def test_what_is_too_long_or_not_there_is_refused(house: PageContext) -> None:
     browser = house.browser()
     for url in (
         "/sign-in?next=/" + "x" * 4_000,
