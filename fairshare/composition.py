@@ -165,7 +165,7 @@ def open_cluster(name: str, kubeconfig: Path | None) -> Cluster:
 
 
 def _election(settings: Settings, clock: Clock) -> Elected | None:
-    """None where nobody else can act: without a cluster, or switched off."""
+    """Return the leader election; None without a cluster or where it is switched off."""
     if settings.cluster != "kubernetes" or not settings.lease or not settings.status_namespace:
         return None
     from gputally.kubernetes.leader_election import Election  # the asynchronous client: another half second

@@ -237,7 +237,7 @@ class Prepared:
 
     @staticmethod
     def _is_fresh(kept: _Kept | None, now_ms: int, current: Hashable) -> bool:
-        """Whether nobody would find it anew."""
+        """Whether the entry is served without being computed again."""
         if kept is None:
             return False
         unchanged = kept.mark is not _NONE and kept.mark == current
@@ -259,7 +259,7 @@ class Prepared:
             over -= nbytes
 
     def _work(self) -> None:
-        """Holding the lock: see that somebody works."""
+        """Start a worker thread where none runs. The caller holds the lock."""
         if self._worker is None:
             self._worker = threading.Thread(target=self._behind, name="prepared", daemon=True)
             self._task.watch(self._worker)

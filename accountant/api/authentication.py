@@ -62,11 +62,11 @@ class WaysIn:
         self._way, self._people = way, people
 
     def people(self) -> People | None:
-        """Those who sign in to the pages; None where nobody does."""
+        """Return the sign-in for the pages; None where sign-in is not configured."""
         return self._people
 
     def certified(self, common_name: str) -> Principal | None:
-        """Whose client certificate it is, None: nobody's."""
+        """Return the principal of a client certificate, None if unknown."""
         if self._callers is None or not common_name:
             return None
         return self._callers.current.certified(common_name)

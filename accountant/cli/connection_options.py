@@ -96,7 +96,7 @@ class Zoned(Ledger):
 
     @property
     def zone(self) -> ZoneInfo:
-        """Raises ValueError for one that nobody knows."""
+        """Raises ValueError for an unknown time zone."""
         return periods.zone(self.timezone or "UTC")
 
     def _settings(self) -> dict[str, Any]:

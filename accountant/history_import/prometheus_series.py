@@ -242,7 +242,7 @@ def _containers(
 
 
 def makeshift_uid(pod: PodName) -> str:
-    """Of a pod of which nobody told the uid."""
+    """Return a uid for a pod whose uid is not recorded."""
     return f"imported:{pod[0]}/{pod[1]}"
 
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class BooksMoved(AccountantError):
-    """Somebody else's act came in between: look again, then decide again."""
+    """Another act was recorded in between: read again, then decide again."""
 
     def __init__(self, seen: int, last: int) -> None:
         super().__init__(

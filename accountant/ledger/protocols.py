@@ -447,7 +447,7 @@ class Ledger(Questions, Protocol):
         ...
 
     def job_of(self, cluster: str, uid: str) -> JobKey | None:
-        """The job of a pod; None for a pod that nobody has told of."""
+        """Return the job of a pod, None if the pod is unknown."""
         ...
 
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:

@@ -61,7 +61,7 @@ class Headline:
 
     @property
     def unallocated_cost(self) -> Decimal:
-        """Of capacity that nobody held or pays for."""
+        """Return the cost of capacity that had no holder and no payer."""
         return exact_sum([self.platform.cost, -self.platform.idle_cost])
 
     @property

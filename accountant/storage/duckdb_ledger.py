@@ -264,7 +264,7 @@ class DuckLedger(Offsite):
             return new
 
     def job_of(self, cluster: str, uid: str) -> JobKey | None:
-        """The job of a pod; None for a pod that nobody has told of."""
+        """Return the job of a pod, None if the pod is unknown."""
         with self._snapshot() as (cursor, _):
             return job_of(cursor, cluster, uid)
 

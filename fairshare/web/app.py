@@ -36,7 +36,7 @@ class PagesMissing(FairshareError):
 
 
 class NobodyComesIn(FairshareError):
-    """The files that say who may come in name nobody."""
+    """The files of tokens and callers admit no one."""
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def pages(
 
 
 def _sign_ins(settings: Settings, clock: Clock, report: Callable[[str], None]) -> SignIns | None:
-    """Those who sign in; None where nobody should."""
+    """Return the sign-in, None where it is not configured."""
     if settings.pages_callers is None or settings.pages_session_key is None:
         return None
     if find_spec("jwt") is None:

@@ -59,7 +59,7 @@ class Answer:
 
 
 class Refusal(Exception):
-    """A request that gets no answer, in words for whoever made it."""
+    """A request is refused. The message says why and is sent to the caller."""
 
     def __init__(self, status: int, title: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(f"{status} {title}: {detail}")

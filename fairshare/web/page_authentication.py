@@ -117,7 +117,7 @@ class PageAuthentication:
         self._own = secrets.token_bytes(32)
 
     def people(self) -> People | None:
-        """Those who sign in to the pages; None where nobody does."""
+        """Return the sign-in for the pages; None where sign-in is not configured."""
         return self._people() if self._people is not None else None
 
     def admit(self, request: Request, scope: Scope, *, for_teams: bool = False) -> Caller:

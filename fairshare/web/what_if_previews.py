@@ -41,7 +41,7 @@ class Busy(Exception):
 
 
 class Cancelled(Exception):
-    """Somebody asked for it to stop."""
+    """The preview was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def minor_places(currency: str) -> int:
 
 
 def half_unit(currency: str) -> Decimal:
-    """Half a minor unit: from which on two amounts are apart for whoever pays them."""
+    """Return half a minor unit, the smallest difference between two amounts that changes what is paid."""
     return Decimal(5).scaleb(-minor_places(currency) - 1)
 
 

@@ -400,7 +400,7 @@ def _nearer(before: float, after: float, entitled: float) -> Text:
 
 
 def _rest(results: Results) -> Decimal | None:
-    """What nobody's team pays: the total less what is listed."""
+    """Return what no team pays: the total less what is listed."""
     if results.total_cost is None:
         return None
     listed = [team.cost for team in results.teams] + [results.unallocated_cost]

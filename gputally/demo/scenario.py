@@ -38,7 +38,7 @@ def equal_policy(teams: Sequence[str], gpus: int) -> Policy:
 
 
 def claims(policy: Policy) -> tuple[Claim, ...]:
-    """The queues as the scheduler has them before anybody touches a weight."""
+    """Return the queues as the scheduler has them before any weight is published."""
     return tuple(
         Claim(q.name, 0.0, q.deserved, q.limit, q.weight, priority=q.priority, parent=q.parent) for q in policy.queues
     )

@@ -186,7 +186,7 @@ def _obey(who: str, orders: Connection, part: Part) -> bool:
 
 
 def _said(who: str, error: Exception) -> str:
-    """In a line; what nobody foresaw is logged whole."""
+    """Describe an error in one line; log an unexpected one with its traceback."""
     if isinstance(error, AccountantError):
         return str(error)
     if isinstance(error, OSError) and error.filename:

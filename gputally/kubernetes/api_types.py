@@ -41,7 +41,7 @@ class OwnerReference(_Object, frozen=True):
 
 
 class ManagedFields(_Object, frozen=True):
-    """Which fields somebody wrote, and when he last changed one of them."""
+    """The fields that one manager wrote, and when it last changed one of them."""
 
     time: datetime | None = None
     fields: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="fieldsV1")

@@ -173,7 +173,7 @@ class _Lock(LeaseLock):
         return self._told(made, asked_ms)
 
     async def give_back(self) -> None:
-        """As client-go does on a clean stop: held by nobody, for a second."""
+        """Release the lease as client-go does on a clean stop: without a holder, for one second."""
         lease = await self.api_instance.read_namespaced_lease(self.name, self.namespace)
         if lease.spec is not None and lease.spec.holder_identity == self.identity:
             lease.spec.holder_identity = None

@@ -74,7 +74,7 @@ class Owned:
         return Owned(copied(self.obj), {owner: set(paths) for owner, paths in self.owners.items()})
 
     def contested(self, me: Owner, wanted: Mapping[FieldPath, Any]) -> tuple[tuple[str, str], ...]:
-        """(manager, field) of what somebody else owns and `wanted` gives another value."""
+        """Return (manager, field) for each field that another manager owns and `wanted` would change."""
         return tuple(
             sorted(
                 (owner[0], dotted(path))
@@ -119,7 +119,7 @@ class Owned:
             owned.difference_update(paths)
 
     def settle(self) -> None:
-        """Whoever owns nothing any more is no owner."""
+        """Drop managers that own no field."""
         self.owners = {owner: paths for owner, paths in self.owners.items() if paths}
 
     def shown(self) -> dict[str, Any]:

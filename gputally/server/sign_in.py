@@ -42,7 +42,7 @@ _MOST_BYTES: Final = 4_000
 
 @dataclass(frozen=True, slots=True)
 class SignIn:
-    """Somebody is with the provider. next: where to go afterwards."""
+    """A sign-in under way at the provider. next: the page to show afterwards."""
 
     issuer: str
     state: str
@@ -53,7 +53,7 @@ class SignIn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Somebody came back. id: of this session alone, for its forms."""
+    """A session after a completed sign-in. id: unique to the session, for its forms."""
 
     issuer: str
     user: str
@@ -202,7 +202,7 @@ _CHANCE_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody who signed in. form_token: what a form of theirs has to bring along."""
+    """A signed-in person. form_token: the token that every form of this person must carry."""
 
     principal: Principal
     form_token: str

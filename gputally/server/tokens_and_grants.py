@@ -72,11 +72,11 @@ class Principal:
 
 
 class Unauthenticated(Exception):
-    """Nobody known, with a reason that gives nothing away."""
+    """The caller is unknown. The reason reveals nothing about valid callers."""
 
 
 class AuthorityUnavailable(Exception):
-    """Whoever could say who that is does not answer now."""
+    """The authority that could identify the caller does not answer."""
 
 
 class TooManyUnknown(Exception):
@@ -116,7 +116,7 @@ class AnyOf:
 
 
 class Current:
-    """Whoever is in charge by now: for a configuration that is read again."""
+    """Delegates to the authentication of the newest configuration, which is read again when it changes."""
 
     def __init__(self, way: Callable[[], Authenticator]) -> None:
         self._way = way
@@ -291,7 +291,7 @@ def check_times(claims: Mapping[str, Any], now_ms: int) -> None:
 
 
 def service_account(username: str) -> str | None:
-    """NAMESPACE/NAME of a service account's user name; None for anybody else."""
+    """Return NAMESPACE/NAME of a service account's user name, None for any other user."""
     if not username.startswith(_SERVICE_ACCOUNT):
         return None
     namespace, colon, name = username.removeprefix(_SERVICE_ACCOUNT).partition(":")
