@@ -17,6 +17,7 @@ import yaml
 
 from fairshare.targets import KINDS
 from fairshare.targets.kai import CONFIG
+from fairshare.targets.volcano import COMMAND
 from gputally.base.errors import NotFound, Unavailable
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import NODE, PRIORITY_CLASS, Kind, Object
@@ -50,6 +51,9 @@ def standing(server: ApiServer, objects: Sequence[Object], kinds: Sequence[Kind]
     for kind in kinds:
         if not kind.namespaced and kind != PRIORITY_CLASS:  # what earlier tests left would compete
             send(server, "DELETE", f"{_group(kind)}/{kind.plural}")
+        elif kind == COMMAND:
+            for left in send(server, "GET", f"{_group(kind)}/{kind.plural}")["items"]:
+                send(server, "DELETE", _path(kind, left["metadata"]["name"], left["metadata"]["namespace"]))
     known = {(kind.api_version, kind.kind): kind for kind in kinds}
     with ExitStack() as after:
         for obj in objects:

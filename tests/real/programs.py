@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import ssl
 import subprocess
@@ -24,12 +25,18 @@ def built(script: str) -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on at this moment."""
+    """Ports that nobody listens on at this moment, below those that the system gives to outgoing connections: one of
+    those would be taken before the program under test can listen on it."""
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+        for port in random.SystemRandom().sample(range(20_000, 32_000), 12_000):
+            if len(found) == count:
+                break
+            one = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                one.bind(("0.0.0.0", port))
+                found.append(port)
+    return found
 
 
 @contextlib.contextmanager
