@@ -6,10 +6,7 @@ The rights are the chart's own ClusterRole, so that it is proven to be enough, a
 from __future__ import annotations
 
 import copy
-import json
 import queue
-import ssl
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +24,7 @@ from gputally.base.clock import SystemClock
 from tests.agent_cluster.following import Following, Seen
 from tests.agent_cluster.objects import pod_object
 from tests.fakes.apiserver.server import TOKEN, FakeApiServer
-from tests.real.controlplane import ADMIN_TOKEN, PLAIN_TOKEN, api_server
+from tests.real.controlplane import PLAIN_TOKEN, api_server
 from tests.real.controlplane import ApiServer as RealApiServer
 
 CHART = Path(__file__).parents[2] / "helm" / "gputally"
@@ -127,15 +124,7 @@ class Real:
         self.send("POST", SLICES, resource_slice)
 
     def send(self, method: str, path: str, body: Object | None, kind: str = "application/json") -> Any:
-        request = urllib.request.Request(
-            self.server.url + path,
-            None if body is None else json.dumps(body).encode(),
-            {"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": kind},
-            method=method,
-        )
-        context = ssl.create_default_context(cafile=str(self.server.ca_file))
-        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
-            return json.load(answer)
+        return self.server.request(method, path, body, kind)
 
 
 @pytest.fixture(scope="module")

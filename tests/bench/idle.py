@@ -31,7 +31,7 @@ from gputally.kubernetes.objects import GPU, NODE, Object
 from tests.bench import load
 from tests.bench.figure import Figure, Goal
 from tests.bench.service import Spent, accountant
-from tests.fairshare.realserver import send, served, standing
+from tests.fairshare.realserver import served, standing
 from tests.real.programs import free_ports
 
 GPUS, MINUTE_S, SCRAPE_S = 8, 60, 30
@@ -108,7 +108,7 @@ def _controller(folder: Path, url: str, port: int, size: Size) -> Iterator[Spent
         where = ["--cluster", str(SAMPLE)]
         if size.api_server:
             server = stack.enter_context(served(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
-            send(server, "POST", "/api/v1/namespaces", {"metadata": {"name": "gputally-system"}})
+            server.request("POST", "/api/v1/namespaces", {"metadata": {"name": "gputally-system"}})
             stack.enter_context(standing(server, list(_objects(size)), KINDS))
             where = ["--kubeconfig", str(server.kubeconfig)]
         flags = ["--policy", str(folder / "policy.yaml"), "--accountant", url, "--listen", f"127.0.0.1:{port}"]

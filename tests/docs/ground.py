@@ -17,7 +17,7 @@ from fairshare.targets.kai import POD_GROUP
 from gputally.advise.recommendations import Pool, PoolAdvice, rendered
 from gputally.kubernetes.objects import GPU, Object
 from tests.docs import site
-from tests.fairshare.realserver import MERGE, send, standing
+from tests.fairshare.realserver import MERGE, standing
 from tests.real.controlplane import ApiServer
 
 RELEASE = "gputally"
@@ -61,9 +61,9 @@ _NODE_POOLS = {
 
 def furnish(server: ApiServer) -> None:
     """What stays from page to page."""
-    send(server, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", _NODE_POOLS)
+    server.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", _NODE_POOLS)
     growing = {"metadata": {"name": "fast"}, "provisioner": "csi.example", "allowVolumeExpansion": True}
-    send(server, "POST", "/apis/storage.k8s.io/v1/storageclasses", growing)
+    server.request("POST", "/apis/storage.k8s.io/v1/storageclasses", growing)
 
 
 @contextlib.contextmanager
@@ -72,7 +72,7 @@ def around(server: ApiServer, *, installed: bool) -> Iterator[None]:
     release is there, with a pod and the ledger's claim."""
     with standing(server, [*site.objects(), *_waiting(), *_configurations()], KINDS):
         for node in site.MODELS:
-            send(server, "PATCH", f"/api/v1/nodes/{node}", {"metadata": {"labels": _LABELS}}, MERGE)
+            server.request("PATCH", f"/api/v1/nodes/{node}", {"metadata": {"labels": _LABELS}}, MERGE)
         if installed:
             _install(server)
         try:
@@ -135,16 +135,16 @@ def _configurations() -> Iterator[Object]:
 
 
 def _install(server: ApiServer) -> None:
-    send(server, "POST", "/api/v1/namespaces", {"metadata": {"name": RELEASE}})
+    server.request("POST", "/api/v1/namespaces", {"metadata": {"name": RELEASE}})
     here = f"/api/v1/namespaces/{RELEASE}"
     pod: dict[str, Any] = {"metadata": {"name": AGENT, "labels": {"app.kubernetes.io/component": "agent"}}}
     pod["spec"] = {"containers": [{"name": "c", "image": "none"}]}  # on no node: nobody there would let it go
-    send(server, "POST", f"{here}/pods", pod)
+    server.request("POST", f"{here}/pods", pod)
     spec = {"accessModes": ["ReadWriteOncePod"], "storageClassName": "fast", "volumeName": "v"}
     spec["resources"] = {"requests": {"storage": "20Gi"}}
-    send(server, "POST", f"{here}/persistentvolumeclaims", {"metadata": {"name": VOLUME}, "spec": spec})
+    server.request("POST", f"{here}/persistentvolumeclaims", {"metadata": {"name": VOLUME}, "spec": spec})
     bound = {"status": {"phase": "Bound", "capacity": {"storage": "20Gi"}, "accessModes": ["ReadWriteOncePod"]}}
-    send(server, "PATCH", f"{here}/persistentvolumeclaims/{VOLUME}/status", bound, MERGE)
+    server.request("PATCH", f"{here}/persistentvolumeclaims/{VOLUME}/status", bound, MERGE)
 
 
 def _clear(server: ApiServer) -> None:
@@ -152,10 +152,10 @@ def _clear(server: ApiServer) -> None:
     for namespace in (RELEASE, f"{RELEASE}-agents"):
         here = f"/api/v1/namespaces/{namespace}"
         with contextlib.suppress(urllib.error.HTTPError):
-            for claim in send(server, "GET", f"{here}/persistentvolumeclaims")["items"]:
+            for claim in server.request("GET", f"{here}/persistentvolumeclaims")["items"]:
                 path = f"{here}/persistentvolumeclaims/{claim['metadata']['name']}"
-                send(server, "PATCH", path, {"metadata": {"finalizers": None}}, MERGE)  # a controller would
+                server.request("PATCH", path, {"metadata": {"finalizers": None}}, MERGE)  # a controller would
             for plural in ("pods", "persistentvolumeclaims", "secrets", "configmaps"):
-                send(server, "DELETE", f"{here}/{plural}?gracePeriodSeconds=0")
-            send(server, "DELETE", here)
-            send(server, "PUT", f"{here}/finalize", {"metadata": {"name": namespace}, "spec": {"finalizers": []}})
+                server.request("DELETE", f"{here}/{plural}?gracePeriodSeconds=0")
+            server.request("DELETE", here)
+            server.request("PUT", f"{here}/finalize", {"metadata": {"name": namespace}, "spec": {"finalizers": []}})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -22,7 +20,7 @@ from gputally.base.errors import NotFound, Unavailable
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import NODE, PRIORITY_CLASS, Kind, Object
 from tests.patience import until
-from tests.real.controlplane import ADMIN_TOKEN, ApiServer, api_server
+from tests.real.controlplane import ApiServer, api_server
 from tests.shelf import shared
 
 MERGE = "application/merge-patch+json"
@@ -36,7 +34,7 @@ def served(folder: Path) -> Iterator[ApiServer]:
     """With the definitions of KAI, Kueue and Volcano that are read or written, established."""
     with api_server(folder) as running, ThreadPoolExecutor(8) as several:
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-        list(several.map(lambda document: send(running, "POST", path, document), definitions()))
+        list(several.map(lambda document: running.request("POST", path, document), definitions()))
         cluster = KubernetesCluster.connect(KINDS, running.kubeconfig)
         for kind in KINDS:
             until(lambda kind=kind: _served(cluster, kind), f"{kind.kind} is not served")
@@ -50,10 +48,10 @@ def standing(server: ApiServer, objects: Sequence[Object], kinds: Sequence[Kind]
     Fields belong to whom `metadata.managedFields` says, else to nobody, as with `MemoryCluster.load`."""
     for kind in kinds:
         if not kind.namespaced and kind != PRIORITY_CLASS:  # what earlier tests left would compete
-            send(server, "DELETE", f"{_group(kind)}/{kind.plural}")
+            server.request("DELETE", f"{_group(kind)}/{kind.plural}")
         elif kind == COMMAND:
-            for left in send(server, "GET", f"{_group(kind)}/{kind.plural}")["items"]:
-                send(server, "DELETE", _path(kind, left["metadata"]["name"], left["metadata"]["namespace"]))
+            for left in server.request("GET", f"{_group(kind)}/{kind.plural}")["items"]:
+                server.request("DELETE", _path(kind, left["metadata"]["name"], left["metadata"]["namespace"]))
     known = {(kind.api_version, kind.kind): kind for kind in kinds}
     with ExitStack() as after:
         for obj in objects:
@@ -71,26 +69,13 @@ class Others:
         """Replace an object, whatever version stands."""
         kind = next(each for each in KINDS if (each.api_version, each.kind) == (obj["apiVersion"], obj["kind"]))
         path = _path(kind, obj["metadata"]["name"], obj["metadata"].get("namespace", ""))
-        stands = send(self.server, "GET", path)["metadata"]
+        stands = self.server.request("GET", path)["metadata"]
         metadata = {**obj["metadata"], "resourceVersion": stands["resourceVersion"], "uid": stands["uid"]}
         query = f"/{subresource}?fieldManager={field_manager}" if subresource else f"?fieldManager={field_manager}"
-        return send(self.server, "PUT", path + query, {**obj, "metadata": metadata})
+        return self.server.request("PUT", path + query, {**obj, "metadata": metadata})
 
     def delete(self, kind: Kind, name: str, namespace: str = "") -> None:
-        send(self.server, "DELETE", _path(kind, name, namespace))
-
-
-def send(server: ApiServer, method: str, path: str, body: object = None, content_type: str = "application/json") -> Any:
-    """The administrator's own request. Raises urllib.error.HTTPError for a refusal."""
-    request = urllib.request.Request(
-        server.url + path,
-        None if body is None else json.dumps(body).encode(),
-        {"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": content_type},
-        method=method,
-    )
-    context = ssl.create_default_context(cafile=str(server.ca_file))
-    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
-        return json.load(answer)
+        self.server.request("DELETE", _path(kind, name, namespace))
 
 
 def _put(server: ApiServer, kind: Kind, obj: Object) -> str:
@@ -98,22 +83,22 @@ def _put(server: ApiServer, kind: Kind, obj: Object) -> str:
     namespace = obj["metadata"].get("namespace", "")
     if namespace:
         try:
-            send(server, "POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+            server.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
         except urllib.error.HTTPError as error:
             if error.code != 409:
                 raise
     path = _path(kind, obj["metadata"]["name"], namespace)
     metadata = {**obj["metadata"], "labels": {**obj["metadata"].get("labels", {}), _LABEL: "true"}}
     others = metadata.pop("managedFields", [])
-    send(server, "POST", path.rpartition("/")[0], {**obj, "metadata": metadata})
+    server.request("POST", path.rpartition("/")[0], {**obj, "metadata": metadata})
     if kind.status and obj.get("status"):
-        send(server, "PATCH", f"{path}/status", {"status": obj["status"]}, MERGE)
+        server.request("PATCH", f"{path}/status", {"status": obj["status"]}, MERGE)
     if kind == NODE:
-        send(server, "PATCH", path, {"spec": {"taints": []}}, MERGE)  # the server's own, until a node is ready
+        server.request("PATCH", path, {"spec": {"taints": []}}, MERGE)  # the server's own, until a node is ready
     owned = {"f:metadata": {"f:labels": {f"f:{_LABEL}": {}}}}
     entry = {"apiVersion": kind.api_version, "fieldsType": "FieldsV1"}
     owners = [entry | owner for owner in ({"manager": "test", "operation": "Update", "fieldsV1": owned}, *others)]
-    send(server, "PATCH", path, {"metadata": {"managedFields": owners}}, MERGE)
+    server.request("PATCH", path, {"metadata": {"managedFields": owners}}, MERGE)
     return path
 
 
@@ -128,7 +113,7 @@ def _path(kind: Kind, name: str, namespace: str) -> str:
 
 def _delete(server: ApiServer, path: str) -> None:
     try:
-        send(server, "DELETE", path)
+        server.request("DELETE", path)
     except urllib.error.HTTPError as error:
         if error.code != 404:  # the case may have put others in its place
             raise

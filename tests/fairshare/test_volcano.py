@@ -25,7 +25,6 @@ from fairshare.targets.weight_plan import Apply, look_at, write_order
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Cluster, Kind
-from tests.fairshare.realserver import send
 
 Make = Callable[..., Any]
 ALIASES = "\n".join(
@@ -309,13 +308,13 @@ def test_a_weight_that_its_owner_stated_is_to_be_left_out_by_him(cycle: Make, po
 def test_the_api_server_books_the_default_weight_to_the_creator(server: Any, policy_of: Make) -> None:
     path = "/apis/scheduling.volcano.sh/v1beta1/queues"
     body = {"apiVersion": QUEUE.api_version, "kind": "Queue", "metadata": {"name": "made-without"}, "spec": {}}
-    made = send(server, "POST", f"{path}?fieldManager=kubectl-create", body)
+    made = server.request("POST", f"{path}?fieldManager=kubectl-create", body)
     try:
         (entry,) = made["metadata"]["managedFields"]
         assert (made["spec"]["weight"], entry["manager"]) == (1, "kubectl-create")
         assert "f:weight" in entry["fieldsV1"]["f:spec"]
     finally:
-        send(server, "DELETE", f"{path}/made-without")
+        server.request("DELETE", f"{path}/made-without")
 
 
 def test_queues_the_policy_does_not_know_dilute_and_are_named(seen_of: Make, policy_of: Make) -> None:

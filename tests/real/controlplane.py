@@ -7,12 +7,18 @@ test run, one namespace per test.
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import signal
 import subprocess
+import urllib.error
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
+from typing import Any
 
+import urllib3
 import yaml
 
 from tests.real.programs import built, free_ports, running, wait_ready
@@ -40,6 +46,20 @@ class ApiServer:
         path = folder / f"kubeconfig-{token[-20:]}"
         path.write_text(yaml.safe_dump(_kubeconfig(self.url, self.ca_file, token)))
         return path
+
+    def request(self, method: str, path: str, body: object = None, content_type: str = "application/json") -> Any:
+        """The administrator's own request and its answer. A busy server (HTTP 429) is asked again as it says.
+
+        Raises urllib.error.HTTPError for a refusal."""
+        busy = urllib3.Retry(5, status_forcelist=[429], allowed_methods=None, raise_on_status=False, backoff_factor=0.2)
+        headers = {"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": content_type}
+        sent = None if body is None else json.dumps(body).encode()
+        with urllib3.PoolManager(ca_certs=str(self.ca_file), retries=busy, timeout=20) as pool:
+            answer = pool.request(method, self.url + path, body=sent, headers=headers)
+        if answer.status >= 400:
+            reason = answer.reason or ""
+            raise urllib.error.HTTPError(self.url + path, answer.status, reason, Message(), io.BytesIO(answer.data))
+        return json.loads(answer.data)
 
 
 @contextlib.contextmanager

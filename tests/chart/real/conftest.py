@@ -7,7 +7,6 @@ with them. What is in them, the suites of the controller and of the inventory kn
 from __future__ import annotations
 
 import json
-import ssl
 import urllib.error
 import urllib.request
 from collections import defaultdict
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.real.controlplane import ADMIN_TOKEN, ApiServer, api_server
+from tests.real.controlplane import ApiServer, api_server
 
 RELEASE, AGENTS = "metering", "gputally-agents"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -36,15 +35,7 @@ class Recorder:
     _entries: defaultdict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
 
     def send(self, method: str, path: str, body: object = None, content_type: str = "application/json") -> Any:
-        request = urllib.request.Request(
-            self.server.url + path,
-            None if body is None else json.dumps(body).encode(),
-            {"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": content_type},
-            method=method,
-        )
-        context = ssl.create_default_context(cafile=str(self.server.ca_file))
-        with urllib.request.urlopen(request, timeout=20, context=context) as answer:
-            return json.load(answer)
+        return self.server.request(method, path, body, content_type)
 
     def refused(self, method: str, path: str, body: object) -> str:
         """What the server says against it; "" where it takes it."""

@@ -18,7 +18,7 @@ from gputally.doctor.findings import Result
 from gputally.doctor.pending_pod_checks import messages
 from gputally.kubernetes.api_client import Inspector
 from gputally.kubernetes.objects import EVENT, GPU
-from tests.fairshare.realserver import MERGE, send, served
+from tests.fairshare.realserver import MERGE, served
 from tests.patience import until
 from tests.real.controlplane import PLAIN_TOKEN, ApiServer, scheduler
 
@@ -47,20 +47,20 @@ def ground(server: ApiServer) -> Inspector:
 @pytest.fixture(scope="module")
 def cluster(server: ApiServer, ground: Inspector, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A tainted node with eight free GPUs, a full one, what waits for them, and a KAI that keeps history itself."""
-    send(server, "POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
+    server.request("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
     for name, taints in (("tainted", [TAINT]), ("full", [])):
-        send(server, "POST", "/api/v1/nodes", {"metadata": {"name": name}})
+        server.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
         room = {GPU: "8", "cpu": "64", "memory": "64Gi", "pods": "110"}
         status = {"capacity": room, "allocatable": room, "conditions": [{"type": "Ready", "status": "True"}]}
-        send(server, "PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, MERGE)
-        send(server, "PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": taints}}, MERGE)
+        server.request("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, MERGE)
+        server.request("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": taints}}, MERGE)
     queue = {"resources": {"gpu": {"quota": 8, "limit": -1, "overQuotaWeight": 1}}}
     for kind, name, spec in (
         (QUEUE, "vision", queue),
         (SHARD, "default", {"kValue": 1.0, "usageDBConfig": {"clientType": "prometheus"}}),
     ):
         body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name}, "spec": spec}
-        send(server, "POST", f"/apis/{kind.api_version}/{kind.plural}", body)
+        server.request("POST", f"/apis/{kind.api_version}/{kind.plural}", body)
     with scheduler(server, tmp_path_factory.mktemp("scheduler")):
         run(server, "filler", 8)
         until(lambda: bound(server, "filler"), "the filler is not bound")
@@ -72,11 +72,11 @@ def cluster(server: ApiServer, ground: Inspector, tmp_path_factory: pytest.TempP
 def run(server: ApiServer, name: str, gpus: int) -> None:
     container = {"name": "c", "image": "none", "resources": {"limits": {GPU: str(gpus)}}}
     body = {"metadata": {"name": name}, "spec": {"containers": [container]}}
-    send(server, "POST", f"/api/v1/namespaces/{SPACE}/pods", body)
+    server.request("POST", f"/api/v1/namespaces/{SPACE}/pods", body)
 
 
 def bound(server: ApiServer, name: str) -> bool:
-    return bool(send(server, "GET", f"/api/v1/namespaces/{SPACE}/pods/{name}")["spec"].get("nodeName"))
+    return bool(server.request("GET", f"/api/v1/namespaces/{SPACE}/pods/{name}")["spec"].get("nodeName"))
 
 
 @pytest.fixture
@@ -118,12 +118,12 @@ def test_the_taint_is_gone_once_the_remedy_is_done(
     later = VirtualClock(SystemClock().wall_ms() + 600_000)
     (before, _) = examine(ground, "placement", at=later)["placement"].findings
     assert before.remedy.startswith("kubectl taint nodes tainted dedicated:NoSchedule-")
-    send(server, "PATCH", "/api/v1/nodes/tainted", {"spec": {"taints": []}}, MERGE)
+    server.request("PATCH", "/api/v1/nodes/tainted", {"spec": {"taints": []}}, MERGE)
     try:
         after = examine(ground, "placement", at=later)["placement"].findings
         assert not any("taint" in each.what for each in after)
     finally:
-        send(server, "PATCH", "/api/v1/nodes/tainted", {"spec": {"taints": [TAINT]}}, MERGE)
+        server.request("PATCH", "/api/v1/nodes/tainted", {"spec": {"taints": [TAINT]}}, MERGE)
 
 
 def test_rights_of_a_caller_and_of_an_account(
@@ -136,7 +136,7 @@ def test_rights_of_a_caller_and_of_an_account(
     assert "asked for plain" in refused.seen
     labels = {"app.kubernetes.io/name": "gputally", "app.kubernetes.io/component": "agent"}
     space = "/api/v1/namespaces/default/serviceaccounts"
-    send(server, "POST", space, {"metadata": {"name": "gputally-agent", "labels": labels}})
+    server.request("POST", space, {"metadata": {"name": "gputally-agent", "labels": labels}})
     try:
         (found,) = examine(ground, "permissions")["permissions"].findings
         assert found.evidence == "7 of 7 rights refused to system:serviceaccount:default:gputally-agent"
@@ -144,7 +144,7 @@ def test_rights_of_a_caller_and_of_an_account(
         allowed = examine(ground, "permissions")["permissions"]
         assert (allowed.status, "7 rights of agent" in allowed.seen) == ("ok", True)
     finally:
-        send(server, "DELETE", f"{space}/gputally-agent")
+        server.request("DELETE", f"{space}/gputally-agent")
 
 
 def bind(server: ApiServer, account: str) -> None:
@@ -154,20 +154,20 @@ def bind(server: ApiServer, account: str) -> None:
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
     ]
     rbac = "/apis/rbac.authorization.k8s.io/v1"
-    send(server, "POST", f"{rbac}/clusterroles", {"metadata": {"name": account}, "rules": rules})
+    server.request("POST", f"{rbac}/clusterroles", {"metadata": {"name": account}, "rules": rules})
     binding = {
         "metadata": {"name": account},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": account},
         "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": "default"}],
     }
-    send(server, "POST", f"{rbac}/clusterrolebindings", binding)
+    server.request("POST", f"{rbac}/clusterrolebindings", binding)
     path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
     spec = {
         "user": f"system:serviceaccount:default:{account}",
         "resourceAttributes": {"resource": "pods", "verb": "list"},
     }
     # The authorizer follows roles by a watch of its own.
-    until(lambda: send(server, "POST", path, {"spec": spec})["status"]["allowed"], "the role does not act")
+    until(lambda: server.request("POST", path, {"spec": spec})["status"]["allowed"], "the role does not act")
 
 
 def test_what_cannot_be_read_is_said(

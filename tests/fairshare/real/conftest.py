@@ -13,10 +13,7 @@ from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Cluster, Kind
 from tests.fairshare.real.installing import install
-from tests.fairshare.realserver import send
 from tests.real.controlplane import ApiServer
-
-__all__ = ["Request", "send"]
 
 Request = Callable[..., Any]
 EXTRA = (Kind("coordination.k8s.io/v1", "Lease", "leases", namespaced=True, status=False),)
@@ -43,7 +40,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def ask(server: ApiServer) -> Request:
     """The administrator's own request."""
-    return lambda method, path, body=None, **options: send(server, method, path, body, **options)
+    return lambda method, path, body=None, **options: server.request(method, path, body, **options)
 
 
 @pytest.fixture(scope="session")

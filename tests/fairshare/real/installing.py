@@ -11,7 +11,6 @@ import yaml
 
 from fairshare.targets.kai import QUEUE
 from gputally.kubernetes.api_client import KubernetesCluster
-from tests.fairshare.realserver import send
 from tests.real.controlplane import ApiServer
 
 Make = Callable[..., Any]
@@ -32,15 +31,15 @@ def install(server: ApiServer, folder: Path, space: str, values: dict[str, Any])
         "Role": f"{RBAC}/namespaces/{space}/roles",
         "RoleBinding": f"{RBAC}/namespaces/{space}/rolebindings",
     }
-    send(server, "POST", "/api/v1/namespaces", {"metadata": {"name": space}})
+    server.request("POST", "/api/v1/namespaces", {"metadata": {"name": space}})
     made = [(m["kind"], m["metadata"]["name"]) for m in ours if m["kind"] in paths]
     for manifest in ours:
         if manifest["kind"] in paths:
-            send(server, "POST", paths[manifest["kind"]], manifest)
+            server.request("POST", paths[manifest["kind"]], manifest)
     assert sorted(kind for kind, _ in made) == sorted(paths)
     account = next(name for kind, name in made if kind == "ServiceAccount")
     request = {"spec": {"audiences": ["https://localhost"]}}
-    answer = send(server, "POST", f"{paths['ServiceAccount']}/{account}/token", request)
+    answer = server.request("POST", f"{paths['ServiceAccount']}/{account}/token", request)
     return server.kubeconfig_for(answer["status"]["token"], folder)
 
 

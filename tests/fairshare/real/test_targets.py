@@ -18,7 +18,7 @@ from gputally.base.errors import NotFound, Unavailable
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Cluster
-from tests.fairshare.realserver import MERGE, definitions, send
+from tests.fairshare.realserver import MERGE, definitions
 from tests.patience import until
 from tests.real.controlplane import api_server
 
@@ -151,7 +151,7 @@ def test_a_kueue_that_serves_v1beta1_alone(
             if document["spec"]["group"] == "kueue.x-k8s.io":
                 versions = [version for version in document["spec"]["versions"] if version["name"] == "v1beta1"]
                 document["spec"]["versions"] = [{**version, "storage": True} for version in versions]
-                send(running, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", document)
+                running.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", document)
         cluster = KubernetesCluster.connect(KINDS, running.kubeconfig)
 
         def all_served() -> bool:
@@ -166,16 +166,16 @@ def test_a_kueue_that_serves_v1beta1_alone(
         groups = [{"coveredResources": [GPU], "flavors": [{"name": "h200", "resources": resources}]}]
         for name in "ab":
             spec = {"cohort": "ml", "resourceGroups": groups}
-            send(running, "POST", f"{group}/clusterqueues", _obj(old["ClusterQueue"], name, spec))
+            running.request("POST", f"{group}/clusterqueues", _obj(old["ClusterQueue"], name, spec))
             shown = {"status": {"fairSharing": {"weightedShare": 0}}}
-            send(running, "PATCH", f"{group}/clusterqueues/{name}/status", shown, MERGE)
+            running.request("PATCH", f"{group}/clusterqueues/{name}/status", shown, MERGE)
         local = _obj(old["LocalQueue"], "a", {"clusterQueue": "a"}, "default")
-        send(running, "POST", f"{group}/namespaces/default/localqueues", local)
+        running.request("POST", f"{group}/namespaces/default/localqueues", local)
         container = {"name": "c", "image": "none", "resources": {"limits": {GPU: "4"}}}
         template = {"spec": {"containers": [container], "restartPolicy": "Never"}}
         sets = [{"name": "main", "count": 2, "template": template}]
         waits = _obj(old["Workload"], "waits", {"queueName": "a", "podSets": sets}, "default")
-        send(running, "POST", f"{group}/namespaces/default/workloads", waits)
+        running.request("POST", f"{group}/namespaces/default/workloads", waits)
 
         queues = [{"name": name, "deserved": 8, "refs": [f"kueue:{name}"]} for name in "ab"]
         policy = policy_of(queues, targets={"kueue": {"apply": "enforce"}})

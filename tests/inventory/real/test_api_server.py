@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import threading
 import urllib.error
 import urllib.request
@@ -27,7 +26,7 @@ from gputally.kubernetes.api_types import Named
 from gputally.kubernetes.list_watch import Reflector
 from gputally.server.token_review import TokenReviews
 from gputally.server.tokens_and_grants import KubernetesCallers, Principal, Unauthenticated
-from tests.real.controlplane import ADMIN_TOKEN, PLAIN_TOKEN, ApiServer, api_server
+from tests.real.controlplane import PLAIN_TOKEN, ApiServer, api_server
 from tests.shelf import shared
 
 pytestmark = pytest.mark.real
@@ -45,20 +44,8 @@ def api(server: ApiServer) -> KubernetesApi:
     return KubernetesApi.connect(server.kubeconfig)
 
 
-def send(server: ApiServer, method: str, path: str, body: object, content_type: str = "application/json") -> Any:
-    request = urllib.request.Request(
-        server.url + path,
-        json.dumps(body).encode(),
-        {"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": content_type},
-        method=method,
-    )
-    context = ssl.create_default_context(cafile=str(server.ca_file))
-    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
-        return json.load(answer)
-
-
 def namespace(server: ApiServer, name: str, **meta: Any) -> None:
-    send(server, "POST", "/api/v1/namespaces", {"metadata": {"name": name, **meta}})
+    server.request("POST", "/api/v1/namespaces", {"metadata": {"name": name, **meta}})
 
 
 def pod(name: str, owners: list[dict[str, object]], gpus: int = 1) -> dict[str, Any]:
@@ -84,14 +71,13 @@ def test_pods_with_their_chain_namespaces_and_nodes(server: ApiServer, api: Kube
     job = {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}}
     batch = "/apis/batch/v1/namespaces/vision"
     schedule = {"schedule": "0 3 * * *", "jobTemplate": {"spec": job}}
-    cron = send(server, "POST", f"{batch}/cronjobs", {"metadata": {"name": "nightly"}, "spec": schedule})
+    cron = server.request("POST", f"{batch}/cronjobs", {"metadata": {"name": "nightly"}, "spec": schedule})
     meta = {"name": "nightly-1", "ownerReferences": [reference("CronJob", "batch/v1", cron)]}
-    made = send(server, "POST", f"{batch}/jobs", {"metadata": meta, "spec": job})
+    made = server.request("POST", f"{batch}/jobs", {"metadata": meta, "spec": job})
     pods = "/api/v1/namespaces/vision/pods"
-    send(server, "POST", pods, pod("nightly-1-x", [reference("Job", "batch/v1", made)], gpus=4))
-    send(server, "POST", pods, pod("web", [], gpus=0))
-    send(
-        server,
+    server.request("POST", pods, pod("nightly-1-x", [reference("Job", "batch/v1", made)], gpus=4))
+    server.request("POST", pods, pod("web", [], gpus=0))
+    server.request(
         "POST",
         "/api/v1/nodes",
         {"metadata": {"name": "gpu-1", "labels": {"karpenter.sh/nodepool": "a", "nvidia.com/gpu.product": "H100"}}},
@@ -116,8 +102,8 @@ def test_pods_with_their_chain_namespaces_and_nodes(server: ApiServer, api: Kube
     assert (node.pool, node.gpu_model, [down.reason for down in node.down]) == ("a", "H100", ["NotReady"])
 
     # By the watch: a cordon, and a pod that is deleted.
-    send(server, "PATCH", "/api/v1/nodes/gpu-1", {"spec": {"unschedulable": True}}, "application/merge-patch+json")
-    send(server, "DELETE", f"{pods}/nightly-1-x", {"gracePeriodSeconds": 0})
+    server.request("PATCH", "/api/v1/nodes/gpu-1", {"spec": {"unschedulable": True}}, "application/merge-patch+json")
+    server.request("DELETE", f"{pods}/nightly-1-x", {"gracePeriodSeconds": 0})
     follow_until(inventory._nodes, "MODIFIED")
     follow_until(inventory._pods, "DELETED")
     later = inventory.read(clock.wall_ms())
@@ -133,7 +119,7 @@ def test_queues_by_the_schedulers_own_objects(server: ApiServer, api: Kubernetes
                  "kueue/kueue.x-k8s.io_localqueues", "kueue/kueue.x-k8s.io_clusterqueues",
                  "kueue/kueue.x-k8s.io_cohorts"):  # fmt: skip
         document = yaml.load(shared(f"crds/{path}.yaml").read_text(), Loader=yaml.CSafeLoader)
-        send(server, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", document)
+        server.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", document)
     namespace(server, "queued")
 
     def group(api_version: str, name: str, queue: str) -> None:
@@ -163,7 +149,7 @@ def test_queues_by_the_schedulers_own_objects(server: ApiServer, api: Kubernetes
         body["spec"]["schedulerName"] = scheduler
         if name != "q":
             body["metadata"]["labels"] = {}
-        send(server, "POST", "/api/v1/namespaces/queued/pods", body)
+        server.request("POST", "/api/v1/namespaces/queued/pods", body)
     inventory = ClusterInventory(api, clock, "prod")
     inventory.sync()
     facts = {
@@ -177,7 +163,7 @@ def until_served(server: ApiServer, path: str, body: object) -> None:
     """Create an object of a kind that was just defined."""
     for _ in range(100):
         try:
-            send(server, "POST", path, body)
+            server.request("POST", path, body)
             return
         except urllib.error.HTTPError as error:
             if error.code != 404:
@@ -229,11 +215,11 @@ def accounts(server: ApiServer) -> str:
     """A namespace with an agent's account, a person's, and a pod of the agent on a node."""
     namespace(server, "gputally")
     for name in ("agent", "lead", "root"):
-        send(server, "POST", "/api/v1/namespaces/gputally/serviceaccounts", {"metadata": {"name": name}})
-    send(server, "POST", "/api/v1/nodes", {"metadata": {"name": "gpu-7"}})
+        server.request("POST", "/api/v1/namespaces/gputally/serviceaccounts", {"metadata": {"name": name}})
+    server.request("POST", "/api/v1/nodes", {"metadata": {"name": "gpu-7"}})
     body = pod("agent-x", [], gpus=0)
     body["spec"] |= {"nodeName": "gpu-7", "serviceAccountName": "agent"}
-    send(server, "POST", "/api/v1/namespaces/gputally/pods", body)
+    server.request("POST", "/api/v1/namespaces/gputally/pods", body)
     rules = [
         ("lead", [{"apiGroups": ["gputally.dev"], "resources": ["teams"], "resourceNames": ["vision"],
                    "verbs": ["get"]}]),
@@ -241,13 +227,12 @@ def accounts(server: ApiServer) -> str:
                   {"apiGroups": ["gputally.dev"], "resources": ["ledgers"], "verbs": ["update"]}]),
     ]  # fmt: skip
     for name, allowed in rules:
-        send(
-            server,
+        server.request(
             "POST",
             "/apis/rbac.authorization.k8s.io/v1/clusterroles",
             {"metadata": {"name": name}, "rules": allowed},
         )
-        send(server, "POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", {
+        server.request("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", {
             "metadata": {"name": name},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
             "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": "gputally"}],
@@ -259,7 +244,7 @@ def token(server: ApiServer, account: str, *, audience: str = AUDIENCE, pod_name
     spec: dict[str, Any] = {"audiences": [audience], "expirationSeconds": 600}
     if pod_name is not None:
         spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": pod_name}
-    made = send(server, "POST", f"/api/v1/namespaces/gputally/serviceaccounts/{account}/token", {"spec": spec})
+    made = server.request("POST", f"/api/v1/namespaces/gputally/serviceaccounts/{account}/token", {"spec": spec})
     found: str = made["status"]["token"]
     return found
 
