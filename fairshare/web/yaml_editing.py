@@ -1,24 +1,33 @@
 """Changes values in a YAML file and keeps its comments and layout.
 
-`revise` finds each place with YAML's own parser, replaces the text there, and parses what comes out: it has to be
-exactly the data that was asked for. Where it is not (anchors, merge keys, unusual layouts), the text is written anew
-from the data, under the comments it began with.
+ruamel.yaml changes the values. Of what it writes, only the lines that the change touches go into the file; every other
+line stays letter for letter. The result is parsed and has to be exactly the data that was asked for. Where it is not
+(anchors, merge keys, a list on one line), the text is written from the data, under the comments it began with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
 import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.util import load_yaml_guess_indent
 
 from gputally.base.yaml_file import FileFault, Key, Plain, parse
 
 Path = tuple[Key, ...]
 LISTED = "queues"
 """The list whose entries may come and go."""
+_LONGEST_LINE = 1_000_000
+_NESTED = re.compile(r"^( +)[^ -]", re.MULTILINE)
+"""The first key inside another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +45,6 @@ class Revision:
 
     values: Mapping[Path, Plain]
     entries: tuple[Entry, ...]
-
-
-class _Unsupported(Exception):
-    """A layout that is not edited in place."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Edit:
-    start: int
-    end: int
-    text: str
 
 
 def revised(data: Mapping[str, Any], revision: Revision) -> dict[str, Any]:
@@ -72,12 +70,11 @@ def revise(text: str, revision: Revision) -> tuple[str, bool]:
     if wanted == data:
         return text, True
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        edited = _applied(text, _edits(text, node, data, wanted, revision))
+        edited = _edited(text, revision)
         if parse(edited, "policy").data == wanted:
             return edited, True
-    except (_Unsupported, FileFault):
-        pass
+    except (YAMLError, FileFault, LookupError, TypeError, ValueError, AttributeError):
+        pass  # a structure that cannot be edited in place
     return anew(wanted, _heading(text)), False
 
 
@@ -92,7 +89,13 @@ def anew(data: Mapping[str, Any], heading: str = "") -> str:
     return "".join(parts)
 
 
-def _put(data: dict[str, Any], path: Path, value: Plain) -> None:
+def flow(value: Any) -> str:
+    """On one line."""
+    dumped = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
+    return str(dumped).removesuffix("\n...\n").rstrip("\n")
+
+
+def _put(data: Any, path: Path, value: Any) -> None:
     *above, last = path
     for key in above:
         data = data.setdefault(str(key), {})
@@ -112,183 +115,93 @@ def _heading(text: str) -> str:
     return "".join(lines)
 
 
-def _edits(text: str, root: Any, data: Any, wanted: dict[str, Any], revision: Revision) -> list[_Edit]:
-    if not isinstance(root, yaml.MappingNode) or root.flow_style:
-        raise _Unsupported
-    edits: list[_Edit] = []
-    for above, values in _grouped(root, revision.values).items():
-        before = _at(data, above)
-        changed = {key: value for key, value in values.items() if (before or {}).get(key) != value}
-        if not changed:
-            continue
-        node = _find(root, above)
-        if isinstance(node, yaml.MappingNode):
-            edits += _mapping(text, node, changed, _at(wanted, above))
-        elif node is None and len(above) == 1:
-            block = {above[0]: {key: value for key, value in changed.items() if value is not None}}
-            lead = "\n" if text.endswith("\n") else "\n\n"
-            edits.append(_Edit(len(text), len(text), lead + _block(block, 0)))
-        else:
-            raise _Unsupported
-    return edits + _listed(text, root, wanted, revision)
+def _edited(text: str, revision: Revision) -> str:
+    """Comments on lines of their own are left out of what ruamel.yaml sees, and so keep their places among the lines
+    that do not change."""
+    lines = [f"{line}\n" for line in text.splitlines()]
+    bare = "".join(line for line in lines if _has_content(line))
+    _, indent, offset = load_yaml_guess_indent(bare)
+    editor = YAML()
+    editor.preserve_quotes = True
+    editor.width = _LONGEST_LINE
+    nested = _NESTED.search(bare)
+    editor.indent(mapping=len(nested[1]) if nested else 2, sequence=indent or 2, offset=offset or 0)
+    tree = editor.load(bare)
+    before = _dumped(editor, tree)
+    _change(editor, tree, revision)
+    return _merged(lines, before, _dumped(editor, tree))
 
 
-def _grouped(root: yaml.MappingNode, values: Mapping[Path, Plain]) -> dict[Path, dict[str, Plain]]:
-    """The values by the mapping that gets them, which is there or is a new one at the top; what stands deeper in it is
-    nested."""
-    found: dict[Path, dict[str, Plain]] = {}
-    for path, value in values.items():
-        above, nested = path[:-1], {str(path[-1]): value}
-        if value is None and not isinstance(_find(root, above), yaml.MappingNode):
-            continue
-        while len(above) > 1 and _find(root, above) is None:
-            above, nested = above[:-1], {str(above[-1]): nested}
-        _merge(found.setdefault(above, {}), nested)
-    return found
-
-
-def _merge(into: dict[str, Plain], more: Mapping[str, Plain]) -> None:
-    for key, value in more.items():
-        standing = into.get(key)
-        if isinstance(standing, dict) and isinstance(value, dict):
-            _merge(standing, value)
-        else:
-            into[key] = value
-
-
-def _listed(text: str, root: yaml.MappingNode, wanted: dict[str, Any], revision: Revision) -> list[_Edit]:
-    node = _find(root, (LISTED,))
-    if not isinstance(node, yaml.SequenceNode):
-        raise _Unsupported
-    kept = [entry.at for entry in revision.entries if entry.at is not None]
-    if node.flow_style or not kept or kept != sorted(kept):
-        raise _Unsupported
-    edits: list[_Edit] = []
-    for at, item in enumerate(node.value):
+def _change(editor: YAML, tree: Any, revision: Revision) -> None:
+    for path, value in revision.values.items():
+        new = path[0] not in tree
+        _put(tree, path, _styled(editor, value))
+        if new and len(path) > 1 and value is not None:
+            tree.yaml_set_comment_before_after_key(path[0], before="\n")
+    listed = tree[LISTED]
+    standing = list(listed)
+    kept = {entry.at for entry in revision.entries}
+    for at in reversed(range(len(standing))):
         if at not in kept:
-            edits.append(_Edit(_line_start(text, item.start_mark.index), _line_end(text, _last(item)), ""))
-    for number, entry in enumerate(revision.entries):
+            del listed[at]
+    for entry in revision.entries:
         if entry.at is None:
-            continue
-        item = node.value[entry.at]
-        if entry.values:
-            if not isinstance(item, yaml.MappingNode):
-                raise _Unsupported
-            edits += _mapping(text, item, entry.values, wanted[LISTED][number])
-    new = [wanted[LISTED][n] for n, entry in enumerate(revision.entries) if entry.at is None]
-    if new:
-        first = node.value[0]
-        dash = text[_line_start(text, first.start_mark.index) : first.start_mark.index]
-        end = _line_end(text, _last(node.value[-1]))
-        if dash.strip() != "-" or revision.entries[-1].at is not None:
-            raise _Unsupported
-        lead = "" if text[:end].endswith("\n") else "\n"
-        edits.append(_Edit(end, end, lead + "".join(f"{dash}{flow(entry)}\n" for entry in new)))
-    return edits
-
-
-def _mapping(text: str, node: yaml.MappingNode, changed: Mapping[str, Plain], whole: Any) -> list[_Edit]:
-    """Edits that give `node` the changed values; whole: the mapping as it should be."""
-    entries = {str(key.value): (key, value) for key, value in node.value}
-    simple = all(value is not None and key in entries for key, value in changed.items())
-    if node.flow_style and not simple:
-        return [_Edit(node.start_mark.index, node.end_mark.index, flow(whole))]
-    edits = []
-    fresh: dict[str, Plain] = {}
-    for key, value in changed.items():
-        if key not in entries:
-            if value is not None:
-                fresh[key] = value
-            continue
-        name, standing = entries[key]
-        if value is None:
-            start = _line_start(text, name.start_mark.index)
-            if text[start : name.start_mark.index].strip():
-                raise _Unsupported  # it shares its line with the dash of its entry
-            edits.append(_Edit(start, _line_end(text, _last(standing)), ""))
-        elif _replaceable(standing):
-            edits.append(_Edit(standing.start_mark.index, standing.end_mark.index, flow(value)))
+            listed.append(editor.load(flow({key: value for key, value in entry.values.items() if value is not None})))
         else:
-            start = _line_start(text, name.start_mark.index)
-            if node.flow_style or text[start : name.start_mark.index].strip():
-                raise _Unsupported
-            edits.append(_Edit(start, _line_end(text, _last(standing)), _block({key: value}, name.start_mark.column)))
-    if fresh:
-        edits.append(_appended(text, node, _block(fresh, node.value[0][0].start_mark.column)))
-    return edits
+            for key, value in entry.values.items():
+                _put(standing[entry.at], (key,), _styled(editor, value))
 
 
-def _replaceable(node: yaml.Node) -> bool:
-    """A value on one line, of which the text between its marks is all there is."""
-    if isinstance(node, yaml.ScalarNode):
-        return node.style not in ("|", ">") and node.end_mark.index > node.start_mark.index
-    return bool(getattr(node, "flow_style", False))
+def _styled(editor: YAML, value: Plain) -> Any:
+    """A mapping has a line for each key, a list of mappings a line for each of them; all else is on one line."""
+    if isinstance(value, dict) and value:
+        return {key: _styled(editor, each) for key, each in value.items()}
+    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        return [editor.load(flow(each)) for each in value]
+    return None if value is None else editor.load(flow(value))
 
 
-def _appended(text: str, node: yaml.MappingNode, block: str) -> _Edit:
-    end = _line_end(text, _last(node))
-    return _Edit(end, end, ("" if text[:end].endswith("\n") else "\n") + block)
+def _dumped(editor: YAML, tree: Any) -> list[str]:
+    stream = io.StringIO()
+    editor.dump(tree, stream)
+    return stream.getvalue().splitlines(keepends=True)
 
 
-def _applied(text: str, edits: Sequence[_Edit]) -> str:
-    done = len(text) + 1
-    for edit in sorted(edits, key=lambda edit: (edit.start, edit.end), reverse=True):
-        if edit.end > done:
-            raise _Unsupported
-        text = text[: edit.start] + edit.text + text[edit.end :]
-        done = edit.start
-    return text
+def _merged(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -> str:
+    """The lines of a file, changed as `after` differs from `before`, which is the same file without the comments that
+    have lines of their own, as ruamel.yaml lays it out."""
+    content = [number for number, line in enumerate(lines) if _has_content(line)]
+    first: list[int] = []
+    """Of each line of `before`: the first of the lines with content that it stands for."""
+    for _, start, end, at, last in SequenceMatcher(None, before, [lines[n] for n in content], False).get_opcodes():
+        first += [min(at + number, last) for number in range(end - start)]
+    ends = [0, *(content[number - 1] + 1 if number else 0 for number in [*first[1:], len(content)])]
+    merged: list[str] = []
+    done = 0
+    for start, end, at, last in _changes(before, after):
+        if start < end:
+            kept = content[first[start]]  # the comments above what changes
+        else:
+            kept = max(done, ends[start])
+            while kept < len(lines) and not _has_content(lines[kept]) and _indent(lines[kept]) > _indent(after[at]):
+                kept += 1  # the comments that end the part before
+        merged += [*lines[done:kept], *after[at:last]]
+        done = max(kept, ends[end])
+    return "".join([*merged, *lines[done:]])
 
 
-def _find(node: Any, path: Path) -> Any:
-    for key in path:
-        if not isinstance(node, yaml.MappingNode):
-            return None
-        node = next((value for name, value in node.value if name.value == key), None)
-    return node
+def _changes(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
+    """The ranges of lines that are different; lines that are each replaced by one come alone."""
+    for change, start, end, at, last in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if change == "replace" and end - start == last - at:
+            yield from ((start + n, start + n + 1, at + n, at + n + 1) for n in range(end - start))
+        elif change != "equal":
+            yield start, end, at, last
 
 
-def _at(data: Any, path: Path) -> Any:
-    for key in path:
-        data = data.get(key) if isinstance(data, Mapping) else None
-    return data
+def _has_content(line: str) -> bool:
+    return not line.lstrip().startswith("#") and bool(line.strip())
 
 
-def _last(node: yaml.Node) -> int:
-    """Where the last value in it ends: a block's own mark stands behind the comments that follow it."""
-    if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value:
-        return _last(node.value[-1][1])
-    if isinstance(node, yaml.SequenceNode) and not node.flow_style and node.value:
-        return _last(node.value[-1])
-    return int(node.end_mark.index)
-
-
-def _line_start(text: str, index: int) -> int:
-    return text.rfind("\n", 0, index) + 1
-
-
-def _line_end(text: str, index: int) -> int:
-    """Behind the line break, comments on the line included."""
-    if index and text[index - 1] == "\n":
-        return index
-    found = text.find("\n", index)
-    return len(text) if found < 0 else found + 1
-
-
-def flow(value: Any) -> str:
-    """On one line."""
-    dumped = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
-    return str(dumped).removesuffix("\n...\n").rstrip("\n")
-
-
-def _block(values: Mapping[Any, Any], indent: int) -> str:
-    """One key a line."""
-    lead = " " * indent
-    return "".join(
-        f"{lead}{flow(key)}:\n{_block(value, indent + 2)}"
-        if isinstance(value, Mapping) and value
-        else f"{lead}{flow(key)}:\n" + "".join(f"{lead}  - {flow(entry)}\n" for entry in value)
-        if isinstance(value, list) and any(isinstance(entry, Mapping) for entry in value)
-        else f"{lead}{flow(key)}: {flow(value)}\n"
-        for key, value in values.items()
-    )
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from difflib import ndiff
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +62,7 @@ def test_a_changed_value_is_the_only_line_that_changes_and_keeps_its_comment() -
     form = fill_row(fill(form_of(standing()), bounds__max_step="0.25"), 4, priority="300")
     found = draft(standing(), form)
     (step, stepped), (priority, given) = differing(SAMPLE, found.text)
-    assert stepped == step.replace("0.5 ", "0.25 ")
+    assert stepped == step.replace("0.5  ", "0.25 "), "the comments of a section stay in one column"
     assert stepped.endswith("# at most half up or down in one cycle")
     assert given == priority.replace("200", "300")
     assert given.endswith("# inference before everything that can wait")
@@ -149,11 +151,73 @@ def test_any_layout_ends_in_exactly_what_was_asked_for(text: str) -> None:
     assert parse(found, "x").data == revised(data, revision)
 
 
-def test_a_layout_that_cannot_be_edited_keeps_the_comments_it_began_with() -> None:
-    text = "# Ours.\n# Since May.\nqueues: [{name: a, weight: 1}]\n"
-    found, edited = revise(text, Revision({("k",): 2}, (Entry(0, {"weight": 3}),)))
+def test_a_list_on_one_line_is_edited_in_place() -> None:
+    text = "# Ours.\n# Since May.\nqueues: [{name: a, weight: 1}]  # all\n"
+    found = revise(text, Revision({("k",): 2}, (Entry(0, {"weight": 3}),)))
+    assert found == ("# Ours.\n# Since May.\nqueues: [{name: a, weight: 3}]  # all\nk: 2\n", True)
+
+
+def test_an_order_that_changes_is_written_from_the_data_under_the_comments_the_file_began_with() -> None:
+    text = "# Ours.\n# Since May.\nqueues: [{name: a, weight: 1}, {name: b}]\n"
+    found, edited = revise(text, Revision({("k",): 2}, (Entry(1, {}), Entry(0, {"weight": 3}))))
     assert not edited
-    assert found == "# Ours.\n# Since May.\nqueues:\n  - {name: a, weight: 3}\nk: 2\n"
+    assert found == "# Ours.\n# Since May.\nqueues:\n  - {name: b}\n  - {name: a, weight: 3}\nk: 2\n"
+
+
+COMMENTED = """# head
+
+# of the queues
+queues:
+  # of a
+  - {name: a,     weight: 1}   # a's
+  # of b
+  - {name: bb,    weight: 1}   # b's
+  # of c
+  - name: ccc
+    weight: 1  # c's
+
+    # of its refs
+    refs: [ "kai:c" ]
+  # after all
+# of the bounds
+bounds: {max_step:   1.0,
+         deadband: 0.1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "entries", "lines"),
+    [
+        ({}, (Entry(0, {"weight": 2}), Entry(1, {}), Entry(2, {})), "-+- {name: a, weight: 2}       # a's"),
+        ({}, (Entry(0, {}), Entry(1, {}), Entry(2, {"weight": 2.5})), "-+weight: 2.5 # c's"),
+        ({}, (Entry(1, {}), Entry(2, {})), "-"),
+        ({}, (Entry(0, {}), Entry(1, {}), Entry(2, {"refs": None})), "-"),
+        ({}, (Entry(0, {}), Entry(1, {}), Entry(2, {"limit": 4})), "+limit: 4"),
+        (
+            {},
+            (Entry(0, {}), Entry(1, {}), Entry(2, {}), Entry(None, {"name": "d", "team": "no"})),
+            "+- {name: d, team: 'no'}",
+        ),
+        ({("k",): 2}, (Entry(0, {}), Entry(1, {}), Entry(2, {})), "+k: 2"),
+    ],
+)
+def test_lines_that_are_not_changed_stay_letter_for_letter_with_their_comments(
+    values: dict[tuple[str, ...], Any], entries: tuple[Entry, ...], lines: str
+) -> None:
+    found, edited = revise(COMMENTED, Revision(values, entries))
+    assert edited
+    changed = [line for line in ndiff(COMMENTED.splitlines(), found.splitlines()) if line[0] in "+-"]
+    assert "".join(line[0] + (line[1:].strip() if line[0] == "+" else "") for line in changed) == lines
+
+
+@pytest.mark.parametrize("nested", ["  ", "    "])
+@pytest.mark.parametrize("dash", ["- ", "  - ", "    -   "])
+def test_the_layout_of_a_file_is_found(nested: str, dash: str) -> None:
+    inner = " " * len(dash)
+    text = f"bounds:\n{nested}max_step: 1  # step\n# all\nqueues:\n{dash}name: a\n{inner}weight: 1\n"
+    entries = (Entry(0, {"limit": 4}), Entry(None, {"name": "b"}))
+    found = revise(text, Revision({("bounds", "max_step"): 2}, entries))
+    assert found == (text.replace("max_step: 1", "max_step: 2") + f"{inner}limit: 4\n{dash}{{name: b}}\n", True)
 
 
 def test_changes_name_queues_and_fill_defaults_in() -> None:
@@ -210,6 +274,23 @@ def test_a_policy_goes_through_the_form_and_back(first: Policy, second: Policy) 
     assert found.faults == ()
     assert found.policy == second
     assert found.text.startswith("# kept\n")
+
+
+@given(policies(), st.data())
+@settings(max_examples=25, deadline=None)
+def test_all_comments_stay_while_values_change(policy: Policy, data: st.DataObject) -> None:
+    """In the block style that `kubectl` and editors write, with a comment above and behind every line."""
+    plain = policy.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    written = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1_000).splitlines()
+    text = "".join(
+        f"{line[: len(line) - len(line.lstrip())]}# {n} above\n{line}  # {n}.\n" for n, line in enumerate(written)
+    )
+    entries = tuple(Entry(n, {"weight": data.draw(GPUS), "limit": data.draw(GPUS)}) for n in range(len(policy.queues)))
+    revision = Revision({("bounds", "max_step"): data.draw(GPUS)}, (*entries, Entry(None, {"name": "new"})))
+    found, edited = revise(text, revision)
+    assert edited
+    comments = [comment for n in range(len(written)) for comment in (f"# {n} above", f"# {n}.")]
+    assert [comment for comment in comments if comment not in found] == []
 
 
 @given(policies())
@@ -307,7 +388,8 @@ def test_a_part_with_a_structure_changes_alone() -> None:
     assert [each.name for each in fewer.policy.budgets] == ["vision-eur"]
     assert fewer.policy.preemption.idle is None
     assert "# as before" in fewer.text
-    assert len(fewer.text.splitlines()) == len(EVERYTHING.splitlines()) - 3, "a budget, its comment, the idle rule"
+    assert "  # of the vision team\n  - {name: vision-eur," in fewer.text
+    assert len(fewer.text.splitlines()) == len(EVERYTHING.splitlines()) - 2, "a budget, the idle rule"
 
 
 @pytest.mark.parametrize(
