@@ -191,21 +191,19 @@ class Service:
         if self._cluster is not None:
             self._cluster.start()
         begin = self._pulses.begin
-        begin("windows", _PULSE_SECONDS, self.look_ahead)
+        begin("windows", _PULSE_SECONDS, self.warm_windows)
         begin("maintenance", _PULSE_SECONDS, self.maintain, math.inf)  # its routines have their own patience
         if self.deliveries is not None:
             begin("delivery", _DELIVERY_SECONDS, self.deliveries.run, _DELIVERY_PATIENCE_S)
         begin("pages", _AHEAD_SECONDS, self.ask_ahead, _PAGES_PATIENCE_S)
 
-    def look_ahead(self) -> None:
-        """Let the ledger remember what windows will soon need, and of a policy that is new here all of its window.
-        Raises AccountantError."""
+    def warm_windows(self) -> None:
+        """Ask for the window of a policy that is new here, so that the ledger caches it. Raises AccountantError."""
         now = self._clock.wall_ms()
         version = cache_warmup.in_force(self.ledger, now)
         if version is not None and version.version != self._warmed:
             self._warmed = version.version
             cache_warmup.warm(self.ledger, version.policy, self.book(), now)
-        self.ledger.look_ahead()
 
     def ask_ahead(self) -> None:
         """Find what takes long on the pages before somebody looks at them. Raises AccountantError."""

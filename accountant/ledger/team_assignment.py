@@ -86,7 +86,7 @@ class Assignment:
         return names
 
 
-NOBODY_RULES = Assignment(None)
+NO_POLICY = Assignment(None)
 
 
 def in_force(policies: Sequence[Assignment], start_ms: int, end_ms: int) -> list[tuple[int, int, Assignment]]:
@@ -94,7 +94,7 @@ def in_force(policies: Sequence[Assignment], start_ms: int, end_ms: int) -> list
 
     `policies` ascends by since_ms. Before the first one, the first one is used. Of versions that assign
     alike the last stands for all."""
-    current = policies[0] if policies else NOBODY_RULES
+    current = policies[0] if policies else NO_POLICY
     pieces: list[tuple[int, int, Assignment]] = []
     at = start_ms
     for rules in policies:

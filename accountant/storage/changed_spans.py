@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from accountant.storage.query.window_gpu_census import Muster
+from accountant.storage.query.window_gpu_census import GpuCensus
 from gputally.base.units import MS_PER_DAY
 
 Mark = tuple[object, ...]
@@ -34,8 +34,8 @@ class Changes:
         later = {other: known for other, known in self.onward.items() if other < day}
         return Changes(self.days, {**later, day: version})
 
-    def mark(self, start_ms: int, end_ms: int, muster: Muster) -> Mark:
-        """Of [start_ms, end_ms). muster: how long each GPU was capacity, which records of others may tell."""
+    def mark(self, start_ms: int, end_ms: int, census: GpuCensus) -> Mark:
+        """Of [start_ms, end_ms). census: how long each GPU was capacity, which records of others may tell."""
         first, last = start_ms // MS_PER_DAY, max(start_ms, end_ms - 1) // MS_PER_DAY
         rows = max((version for day, version in self.days.items() if first <= day <= last), default=0)
         told = max((version for day, version in self.onward.items() if day <= last), default=0)
@@ -44,7 +44,7 @@ class Changes:
             return max(start_ms, span[0]), min(end_ms, span[1])
 
         alike: dict[tuple[int, int], int] = {}
-        for (start, end, _), count in muster.alike.items():
+        for (start, end, _), count in census.alike.items():
             alike[inside((start, end))] = alike.get(inside((start, end)), 0) + count
-        apart = sorted((gpu, *inside((life.start_ms, life.end_ms))) for gpu, life in muster.apart.items())
+        apart = sorted((gpu, *inside((life.start_ms, life.end_ms))) for gpu, life in census.apart.items())
         return rows, told, tuple(sorted(alike.items())), tuple(apart)

@@ -58,7 +58,7 @@ from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersi
 from accountant.wire.usage_models import Dimension, UsageLine, coverage
 from agent.wire import Ack, Batch
 from gputally.base.clock import Clock
-from gputally.base.units import BUCKET_MS, MS_PER_HOUR
+from gputally.base.units import MS_PER_HOUR
 
 
 class Offsite(Transactions):
@@ -229,9 +229,11 @@ class DuckLedger(Offsite):
             acts = self._state.acts
             if act is not None:
                 acts = write_acts(cursor, [act], acts)[-1].number
+            requeued = self._names.origins.requeued(cursor, facts.pods)
             fleet = reference_tables.write_facts(cursor, self._state.fleet, facts, now_ms, closed_ms)
             self._names.origins.learn(cursor, facts.pods)
-            self._commit(cursor, replace(self._state, fleet=fleet, acts=acts), Booked({}, frozenset(), pods=facts.pods))
+            booked = Booked({}, frozenset(), pods=facts.pods, requeued=requeued)
+            self._commit(cursor, replace(self._state, fleet=fleet, acts=acts), booked)
             self._pod_nodes.observe(facts.pods)
 
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
@@ -450,32 +452,19 @@ class DuckLedger(Offsite):
     ) -> UsageWindow:
         priced = book if measure == "cost" else None
         lens = Lens.of(book=priced, gpu_weights=spec.gpu_weights, shard=shard, cluster=cluster)
-        # Mostly all that is needed is remembered: no transaction then.
+        # Mostly all that is needed is cached: no transaction then.
         answer = self._windows.window(None, self._state, spec, at_ms, measure, min_coverage, lens)
         if answer is None:
-            bounds = self._windows.bounds(spec, at_ms)
-            reading_of = self._windows.reading(self._state, spec, at_ms, lens)
-            with reading_of as reading, self._snapshot(*bounds) as (cursor, state):
-                answer = self._windows.window(cursor, state, spec, at_ms, measure, min_coverage, lens, reading)
+            with self._snapshot(*self._windows.bounds(spec, at_ms)) as (cursor, state):
+                answer = self._windows.window(cursor, state, spec, at_ms, measure, min_coverage, lens)
         assert answer is not None
         return answer
-
-    def look_ahead(self) -> int:
-        """Read what windows are likely to ask for next, and what they lost to a commit; how many quarter-hours."""
-        soon = self._windows.soon()
-        for view, bucket in soon:
-            with (
-                self._windows.reading_ahead(view, bucket) as reading,
-                self._snapshot(bucket, bucket + BUCKET_MS) as (cursor, state),
-            ):
-                self._windows.look_into(cursor, state, bucket, reading)
-        return len(soon)
 
     def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
         fleet = self._state.fleet
         if cluster is not None and cluster not in fleet.clusters:
             return 0
-        lives = fleet.muster_of(cluster).lives().items()
+        lives = fleet.census_of(cluster).lives().items()
         return (
             sum(max(0, min(end, end_ms) - max(begin, start_ms)) * count for (begin, end), count in lives) // MS_PER_HOUR
         )
@@ -488,7 +477,7 @@ class DuckLedger(Offsite):
     def mark(self, start_ms: int, end_ms: int) -> Mark:
         """As long as it is equal, no question about the span has another answer (accountant.storage.changed_spans)."""
         state = self._state
-        return state.changes.mark(start_ms, end_ms, state.fleet.muster)
+        return state.changes.mark(start_ms, end_ms, state.fleet.census)
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
         known = [rules.version for rules in self._state.policies if rules.version is not None]

@@ -28,7 +28,7 @@ from accountant.core.errors import CannotRetire
 from accountant.core.periods import Dated, utc
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import NamespaceFacts, NodeFacts, RetiredDevice, Retirement
-from accountant.storage.query.window_gpu_census import FOREVER, UNLISTED_MS, Life, Muster
+from accountant.storage.query.window_gpu_census import FOREVER, UNLISTED_MS, GpuCensus, Life
 from accountant.storage.span_plan import TaggedSpan
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
 
@@ -76,7 +76,7 @@ class Fleet:
     _newest: Mapping[NodeKey, int] = field(default_factory=dict, repr=False, compare=False)
     """End of the newest booked record per node. Made from `tenures` unless given with them."""
     _lives: dict[int, Life] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _musters: dict[str | None, Muster] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _censuses: dict[str | None, GpuCensus] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By cluster, None: of all. Once asked for; commits then carry them forward."""
 
     def __post_init__(self) -> None:
@@ -158,18 +158,18 @@ class Fleet:
         return frozenset(cluster for cluster, _ in self._newest)
 
     @property
-    def muster(self) -> Muster:
+    def census(self) -> GpuCensus:
         """All GPUs, counted."""
-        return self.muster_of(None)
+        return self.census_of(None)
 
-    def muster_of(self, cluster: str | None) -> Muster:
+    def census_of(self, cluster: str | None) -> GpuCensus:
         """The GPUs of a cluster, counted; None: of all."""
-        found = self._musters.get(cluster)
+        found = self._censuses.get(cluster)
         if found is None:
             mine = [gpu for gpu in self.tenures if cluster is None or self.gpus[gpu].cluster == cluster]
-            found = Muster.of(mine, self.life, self.newest_end_ms)
+            found = GpuCensus.of(mine, self.life, self.newest_end_ms)
             if cluster is None or cluster in self.clusters:
-                self._musters[cluster] = found
+                self._censuses[cluster] = found
         return found
 
     def _unlisted(self, gpu: int, life: Life) -> bool:
@@ -221,11 +221,11 @@ class Fleet:
             known = after._lives.pop(gpu, None)
             if known is not None and after._only_goes_on(gpu, known):
                 after._lives[gpu] = known._replace(last_ms=nodes[known.home].last_ms)
-        for cluster, before in self._musters.items():
+        for cluster, before in self._censuses.items():
             mine = [gpu for gpu, (named, _) in changes.items() if cluster in (None, named.cluster)]
             counted = before.changed(mine, self._lives, after.life, after.newest_end_ms)
             if counted is not None:
-                after._musters[cluster] = counted
+                after._censuses[cluster] = counted
         return after
 
     def _only_goes_on(self, gpu: int, before: Life) -> bool:
@@ -383,12 +383,12 @@ def gpus_at(fleet: Fleet, start_ms: int, end_ms: int) -> dict[tuple[str, str], i
     return dict(found)
 
 
-def down_in(muster: Muster, pieces: Sequence[Span]) -> list[TaggedSpan]:
+def down_in(census: GpuCensus, pieces: Sequence[Span]) -> list[TaggedSpan]:
     """The down time of each GPU in each piece, tagged with the piece. Pieces ascend and do not overlap."""
     starts = [start for start, _ in pieces]
     return [
         TaggedSpan(tag, low, high, gpu)
-        for gpu, span in muster.down()
+        for gpu, span in census.down()
         for tag, low, high in _inside(span, pieces, starts)
     ]
 

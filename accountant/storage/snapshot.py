@@ -19,7 +19,7 @@ from accountant.billing.queue_waits import KnownPod, merged
 from accountant.core.accounts import ACCOUNTS, CELLS, full_us
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger.protocols import EpochReport, IdlePhases, JobKey, Lent, Quarantined
-from accountant.ledger.team_assignment import NOBODY_RULES, labels_count
+from accountant.ledger.team_assignment import NO_POLICY, labels_count
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import gpus_at
 from accountant.storage.ledger_state import State
@@ -114,7 +114,7 @@ def pods(
     for cluster, node, seen in cursor.run(sql, asked):
         facts = merged(None if node is None else _decoder.decode(node), None if seen is None else _decoder.decode(seen))
         made = facts.created_ms if facts.created_ms is not None else start_ms
-        rules = NOBODY_RULES
+        rules = NO_POLICY
         for policy in state.policies[:1] + tuple(p for p in state.policies[1:] if p.since_ms <= made):
             rules = policy
         queue = rules.queue(facts.queue_ref)

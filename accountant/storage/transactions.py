@@ -21,7 +21,7 @@ from accountant.storage.duckdb_engine import Cursor, Database
 from accountant.storage.gpu_owners import read_owners
 from accountant.storage.ledger_state import State, load
 from accountant.storage.parquet_archive import Archive
-from accountant.storage.query.window_query import WindowCache
+from accountant.storage.query.window_query import Windows
 from accountant.storage.write.batch_admission import Group, stored_digests
 from accountant.storage.write.gpu_ownership import MOVE_AFTER_MS, GpuOwners
 from accountant.storage.write.interval_writer import Booked, book
@@ -63,7 +63,7 @@ class Transactions:
         self._free_bytes = free_bytes or self._database.free_bytes
         self._names = Dictionaries()
         self._month_zone = ZoneInfo(month_zone)
-        self._windows = WindowCache(self._month_zone)
+        self._windows = Windows(self._month_zone)
         self._writing = threading.RLock()
         self._swap = threading.Lock()
         with self._database.cursor() as cursor:
@@ -165,7 +165,7 @@ class Transactions:
         self, cursor: Cursor, after: State, booked: Booked | None = None, *, news: bool = True, beside: bool = False
     ) -> None:
         """news: whether the archive has to be told. beside: no answer about usage can have changed."""
-        coming = None if booked is None else self._windows.coming(booked)
+        additions = {} if booked is None else self._windows.sums.additions(booked)
         with self._swap:
             cursor.plainly("COMMIT")
             self._news |= news
@@ -173,9 +173,9 @@ class Transactions:
             version = self._state.version + 1
             changes = after.changes if beside or not news else _changes(after.changes, booked, version)
             published = replace(after, version=version, changes=changes)
-            if booked is not None and coming is not None:
+            if booked is not None:
                 # First what is remembered, which knows its version: a reader of the state before looks into the tables.
-                self._windows.take(booked, coming, version)
+                self._windows.sums.take(booked, additions, version)
                 if self._pods is not None:
                     self._pods.update((cluster, fact.uid) for cluster, fact in booked.pods)
             self._state = published
@@ -189,7 +189,7 @@ class Transactions:
             )
             self._owners.load(read_owners(cursor, self._state.fleet))
             self._pod_nodes.forget()
-            self._windows.forget_all(self._state.version)
+            self._windows.sums.forget_all(self._state.version)
             self._news, self._pods = True, None
 
     def _stored(self, stream: Stream, seqs: Sequence[int]) -> Mapping[int, frozenset[int]]:

@@ -170,7 +170,8 @@ def test_the_form_is_checked_while_it_is_typed_and_leads_to_file_and_preview(
         budgets.fill("- {name: all, team: vision, limit: 5000}")
         page.wait_for_selector("#verdict-head:has-text('Sound')")
         page.locator("summary", has_text="Preemption").press("Enter")
-        page.locator('[name="preemption.wait"]').fill("2m")
+        with page.expect_response("**/policy/check"):  # the verdict is that of before: leaving now would break it off
+            page.locator('[name="preemption.wait"]').fill("2m")
         page.wait_for_selector("#verdict-head:has-text('Sound')")
         review = page.get_by_role("button", name="Review the change")
         for _ in range(300):

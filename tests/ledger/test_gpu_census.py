@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from accountant.ledger.protocols import Down, NodeFacts
 from accountant.storage.gpu_lifetimes import Fleet, Gpu, Tenure
-from accountant.storage.query.window_gpu_census import Life, Muster
+from accountant.storage.query.window_gpu_census import Life, GpuCensus
 from gputally.base.units import MS_PER_HOUR
 from tests.effort import examples
 
@@ -75,13 +75,13 @@ def test_counted_step_by_step_it_is_what_counting_anew_gives(
         else:
             fleet = told(fleet, node, at, hours, deleted=kind == "delete")
         if number % 5 >= asked:
-            _ = fleet.muster, fleet.muster_of(CLUSTERS[number % 2])
+            _ = fleet.census, fleet.census_of(CLUSTERS[number % 2])
     fresh = replace(fleet, nodes={**fleet.nodes})
     lives = {gpu: fresh.life(gpu) for gpu in fresh.tenures}
     at = end * MS_PER_HOUR
     for cluster in (None, *CLUSTERS, "another"):
         mine = {gpu: life for gpu, life in lives.items() if cluster in (None, fresh.gpus[gpu].cluster)}
-        found = fleet.muster_of(cluster)
+        found = fleet.census_of(cluster)
         assert found.lives() == Counter((life.start_ms, life.end_ms) for life in mine.values())
         assert list(found.down()) == [(gpu, span) for gpu in sorted(mine) for span in mine[gpu].down]
         assert found.watermark(at, least) == plain_watermark(mine.values(), at, least)
@@ -91,6 +91,6 @@ def test_a_gpu_that_goes_unseen_is_noticed_by_the_records_of_its_neighbour() -> 
     fleet = Fleet()
     for gpu in (0, 2, 4):
         fleet = booked(fleet, gpu, "n0", 0, MS_PER_HOUR)
-    assert fleet.muster == Muster({(0, 2**62, MS_PER_HOUR): 3}, {}, 25 * MS_PER_HOUR)
+    assert fleet.census == GpuCensus({(0, 2**62, MS_PER_HOUR): 3}, {}, 25 * MS_PER_HOUR)
     fleet = booked(fleet, 0, "n0", MS_PER_HOUR, 30 * MS_PER_HOUR)
-    assert fleet.muster.lives() == {(0, 2**62): 1, (0, 25 * MS_PER_HOUR): 2}
+    assert fleet.census.lives() == {(0, 2**62): 1, (0, 25 * MS_PER_HOUR): 2}

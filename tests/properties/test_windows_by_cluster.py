@@ -98,8 +98,6 @@ def test_a_cluster_is_as_if_it_were_alone_and_all_of_them_add_up(
         if order.random() < 0.4:
             for cluster in (*CLUSTERS, None, "nobody"):
                 shared.window(spec, at_ms, "allocated", 0.98, cluster=cluster)
-        if order.random() < 0.3:
-            shared.look_ahead()
         if order.random() < 0.1:
             shared.checkpoint()
     measures: tuple[Measure, ...] = ("allocated", "busy", "energy")
@@ -133,5 +131,4 @@ def test_of_a_cluster_that_never_reported_there_is_neither_usage_nor_capacity(
     for number in range(40):
         window = ledger.window(WindowSpec(size=3600), START_MS, "allocated", 0.98, cluster=f"other-{number}")
         assert (window.capacity, window.watermark_ms, set(window.usage.values())) == (0, None, {0})
-    assert not ledger._windows._stretches._known, "names are free to invent: nothing is kept of them"
-    assert len(ledger._windows._sheets) == 0
+    assert not ledger._windows.sums._known, "names are free to invent: nothing is cached of them"

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from accountant.core.claim_overlap import cut
 from accountant.ledger.protocols import OF_HOLDERS
-from accountant.ledger.team_assignment import NOBODY_RULES, Assignment, in_force
+from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force
 from accountant.storage.device_kinds import OF_NODES
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import Fleet, changes_between
@@ -182,7 +182,7 @@ class Piece:
 
 def pieces_of(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimension], zone: ZoneInfo) -> list[Piece]:
     """Those of [start_ms, end_ms) for these dimensions, in order and without gaps. zone: of days and hours."""
-    pieces = [Piece(start_ms, end_ms, NOBODY_RULES)]
+    pieces = [Piece(start_ms, end_ms, NO_POLICY)]
     if wanted & ASSIGNED:
         pieces = [Piece(*found) for found in in_force(state.policies, start_ms, end_ms)]
     relabelled = changes_between(state.fleet.charged.values() if "team" in wanted else (), start_ms, end_ms)
@@ -197,11 +197,9 @@ def pieces_of(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimens
     for hour in local_hours(start_ms, end_ms, zone):
         last = local[-1] if local else None
         if last is not None and "hour" not in wanted and last.day == hour.day:
-            local[-1] = Piece(last.start_ms, hour.end_ms, NOBODY_RULES, hour.day)
+            local[-1] = Piece(last.start_ms, hour.end_ms, NO_POLICY, hour.day)
         else:
-            local.append(
-                Piece(hour.start_ms, hour.end_ms, NOBODY_RULES, hour.day, hour.hour if "hour" in wanted else "")
-            )
+            local.append(Piece(hour.start_ms, hour.end_ms, NO_POLICY, hour.day, hour.hour if "hour" in wanted else ""))
     eras = {piece.start_ms: piece for piece in pieces}
     changes = edges_inside(start_ms, end_ms, list(eras))
     current = pieces[0]

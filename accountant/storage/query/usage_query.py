@@ -265,7 +265,7 @@ def unseen(
 ) -> Iterable[Contribution]:
     """Unmetered time, and what a node's being down makes of unheld and missing time."""
     fleet = state.fleet
-    spans = down_in(fleet.muster, [(piece.start_ms, piece.end_ms) for piece in pieces])
+    spans = down_in(fleet.census, [(piece.start_ms, piece.end_ms) for piece in pieces])
     down_us: dict[tuple[int, int], int] = defaultdict(int)
     if gpus is not None:
         spans = [span for span in spans if span.gpu in gpus]

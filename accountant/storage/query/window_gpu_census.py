@@ -48,7 +48,7 @@ LifeOf = Callable[[int], Life]
 
 
 @dataclass(frozen=True, slots=True)
-class Muster:
+class GpuCensus:
     """alike: how many GPUs. apart: those told one by one, by id. until_ms: as long as no record ends here or later,
     none of `alike` can have gone unseen."""
 
@@ -57,7 +57,7 @@ class Muster:
     until_ms: int
 
     @classmethod
-    def of(cls, gpus: Iterable[int], life: LifeOf, newest_ms: int) -> Muster:
+    def of(cls, gpus: Iterable[int], life: LifeOf, newest_ms: int) -> GpuCensus:
         """newest_ms: end of the newest record of the fleet."""
         alike: Counter[Alike] = Counter()
         apart: dict[int, Life] = {}
@@ -71,7 +71,7 @@ class Muster:
 
     def changed(
         self, gpus: Iterable[int], before_of: Mapping[int, Life], life: LifeOf, newest_ms: int
-    ) -> Muster | None:
+    ) -> GpuCensus | None:
         """After a commit that brought records of these GPUs. before_of: lives as they were. None where all have to be
         counted anew."""
         if newest_ms >= self.until_ms:
@@ -92,7 +92,7 @@ class Muster:
             else:
                 key = now.start_ms, now.end_ms, now.last_ms
                 alike[key] = alike.get(key, 0) + 1
-        return Muster(alike, apart, _until(alike))
+        return GpuCensus(alike, apart, _until(alike))
 
     def lives(self) -> Mapping[Span, int]:
         """How many GPUs were capacity from when to when."""

@@ -1,113 +1,170 @@
 """Answers a usage window: usage per queue, capacity, coverage and watermark.
 
-A window that counts every microsecond alike, be it of one cluster, comes from the stretches of
-`accountant.storage.query.window_buckets`, mostly remembered. One that looks through another lens
-(accountant.storage.query.window_weights: prices, weights of models, a shard), or that decays as Slurm does, is worked
-out by place (`accountant.storage.query.window_weights`): per place whole microseconds, multiplied once, exactly.
-Capacity comes from the lives of the GPUs. What decays and how is `accountant.core.window_decay`.
+The window is cut where a quarter-hour ends, where the mapping of queues changes, and where places change. Every slice's
+sums come from accountant.storage.query.window_sums, mostly cached; capacity comes from the lives of the GPUs. Sums of
+places that weigh the same are added up as whole numbers, decayed by the age of their slice, combined, and multiplied
+once by their weight (accountant.storage.query.window_weights).
+
+Down time is no capacity, whether a node's or a lost GPU's, and counts once where both are.
 """
 
 from __future__ import annotations
 
-import threading
-from bisect import bisect_left
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from itertools import compress, pairwise
+import math
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import compress, groupby, pairwise
 from zoneinfo import ZoneInfo
 
+import numpy as np
+import numpy.typing as npt
+
+from accountant.core.accounts import full_us
 from accountant.core.claim_overlap import Span, cut
 from accountant.core.errors import UnsupportedQuestion
-from accountant.core.window_decay import age_weights, bounds, combine, slurm_weights
-from accountant.ledger.team_assignment import NOBODY_RULES, Assignment, in_force
+from accountant.core.window_decay import age_weights, bounds, combine, factor, slurm_weights, term
+from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force
 from accountant.storage.duckdb_engine import Cursor
-from accountant.storage.gpu_lifetimes import Fleet, down_in
+from accountant.storage.gpu_lifetimes import Fleet, in_service
 from accountant.storage.ledger_state import State
-from accountant.storage.query.window_buckets import Stretch, StretchCache, capacity, coverage, metered, references
-from accountant.storage.query.window_concurrent_updates import Reading
-from accountant.storage.query.window_figures import NOTHING, View
-from accountant.storage.query.window_gpu_census import Muster
-from accountant.storage.query.window_matrix import Sheet, added_up
-from accountant.storage.query.window_span_cache import Coming, Key
+from accountant.storage.query.window_gpu_census import GpuCensus
+from accountant.storage.query.window_sums import (
+    NO_PAYER,
+    NO_SUMS,
+    Asked,
+    Buckets,
+    Figures,
+    Numbers,
+    Part,
+    Parts,
+    Reader,
+    Sums,
+    SumsCache,
+    TimeSlice,
+    View,
+    added_up,
+    exact,
+    without_spans,
+)
 from accountant.storage.query.window_weights import (
     COST_UNIT_PLACES,
-    EVERYTHING,
-    FIGURE,
+    ByCluster,
+    BySurroundings,
+    Device,
     Lens,
-    PlaceCache,
+    Place,
     Placement,
-    Weighed,
-    devices,
-    in_down_time,
     moves,
-    not_below_zero,
     shard_of,
 )
-from accountant.storage.span_plan import quarters
-from accountant.storage.write.interval_writer import Booked
+from accountant.storage.span_plan import EVERY_GPU, TaggedSpan, quarters
 from accountant.wire.policy_models import UNASSIGNED, Measure, UsageWindow, WindowSpec
 from gputally.base.units import BUCKET_MS, MS_PER_SECOND
 
-_MOST_SHEETS = 16
+MEASURED: Mapping[Measure, int] = {
+    "allocated": Figures._fields.index("allocated"),
+    "busy": Figures._fields.index("busy"),
+    "energy": Figures._fields.index("energy"),
+    "cost": Figures._fields.index("allocated"),
+}
+"""The column of `Figures` that a measure adds up; a cost is that of allocated time, or hoarding would be free."""
+_LOST, _ENERGY = Figures._fields.index("lost"), Figures._fields.index("energy")
+_START, _END, _PLACE, _QUEUE = range(4)
 
 
-class WindowCache:
-    """What is remembered between windows. Thread-safe. month_zone: of calendar windows."""
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One window. slices: what it is cut into; policies: of each; pieces: runs of slices in which nothing moves."""
+
+    spec: WindowSpec
+    at_ms: int
+    measure: Measure
+    min_coverage: float
+    lens: Lens
+    slices: Sequence[TimeSlice]
+    policies: Sequence[Assignment]
+    pieces: Sequence[_Piece]
+
+    @property
+    def half_life_s(self) -> int | None:
+        """By which sums of slices are decayed; Slurm decays whole slices only."""
+        return None if self.spec.decay == "slurm" else self.spec.half_life
+
+    def ages(self) -> Sequence[float] | None:
+        """The weight of each slice by its age; None where nothing decays."""
+        if self.spec.decay == "slurm":
+            return slurm_weights((start for start, _ in self.slices), self.at_ms, self.spec.half_life)
+        references = (one.reference_ms(self.half_life_s) for one in self.slices)
+        return age_weights(references, self.at_ms, self.half_life_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Slices [first, last) of the window, in which nothing moves. gpus: of each place that the lens sees."""
+
+    first: int
+    last: int
+    placement: Placement
+    gpus: Mapping[Place, _Gpus]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gpus:
+    """lives: how many GPUs were in service from when to when. down: their down time, tagged with the slice."""
+
+    lives: Mapping[Span, int]
+    down: Sequence[TaggedSpan]
+
+
+@dataclass(slots=True)
+class _Held:
+    """What the slices hold: a line per slice, place and queue, in the order of the slices; and what of it lies in down
+    time, by the number of the slice."""
+
+    number: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.int64]
+    values: Numbers
+    down: Mapping[int, Sums]
+
+    @classmethod
+    def of(cls, found: Mapping[int, Parts], down: Mapping[int, Sums]) -> _Held:
+        numbered = [(number, sums) for number in sorted(found) for sums in found[number]] or [(0, NO_SUMS)]
+        return cls(
+            np.repeat([number for number, _ in numbered], [len(sums.keys) for _, sums in numbered]),
+            np.concatenate([sums.keys for _, sums in numbered]),
+            exact(np.concatenate([sums.values for _, sums in numbered])),
+            down,
+        )
+
+    def within(self, first: int, last: int) -> slice:
+        """The lines of the slices [first, last)."""
+        low, high = np.searchsorted(self.number, [first, last]).tolist()
+        return slice(low, high)
+
+
+class Windows:
+    """Answers windows from cached sums. Thread-safe. month_zone: of calendar windows."""
 
     def __init__(self, month_zone: ZoneInfo) -> None:
         self._zone = month_zone
-        self._stretches = StretchCache()
-        self._places = PlaceCache()
-        self._adding = threading.Lock()
-        self._sheets: OrderedDict[tuple[View, int], Sheet] = OrderedDict()
-        """By view and figure, the one asked for last at the end."""
-
-    def coming(self, booked: Booked) -> Coming:
-        """What `take` will need of a commit: the long part of it, done before anybody has to wait for it."""
-        return self._stretches.coming(booked)
-
-    def take(self, booked: Booked, coming: Coming, version: int) -> None:
-        """The commit that makes `version` changed what `booked` says."""
-        self._stretches.take(booked, coming, version)
-        self._places.take(booked, version)
-
-    def forget_all(self, version: int) -> None:
-        self._stretches.forget_all(version)
-        self._places.forget_all(version)
+        self.sums = SumsCache()
 
     def bounds(self, spec: WindowSpec, at_ms: int) -> tuple[int, int]:
         """The window's [start_ms, end_ms)."""
         return bounds(spec, at_ms, self._zone)
-
-    def reading(
-        self, state: State, spec: WindowSpec, at_ms: int, lens: Lens = EVERYTHING
-    ) -> AbstractContextManager[Reading]:
-        """Around the snapshot that `window` is given. state: of now, before it."""
-        return self._stretches.reading(_view(state.fleet, spec, lens), *self.bounds(spec, at_ms))
-
-    def soon(self) -> list[Key]:
-        """View and start of the quarter-hours that windows are likely to need next and that nothing is
-        remembered of. Told once."""
-        return self._stretches.soon()
-
-    def reading_ahead(self, view: View, bucket: int) -> AbstractContextManager[Reading]:
-        """Around the snapshot that `look_into` is given."""
-        return self._stretches.reading(view, bucket, bucket + BUCKET_MS)
-
-    def look_into(self, cursor: Cursor, state: State, bucket: int, reading: Reading) -> None:
-        """Remember one quarter-hour."""
-        self._stretches.look_into(cursor, state.version, bucket, reading)
 
     def watermark(
         self, fleet: Fleet, end_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
     ) -> int | None:
         """That of every window that ends at `end_ms`."""
         if shard is None:
-            muster = fleet.muster_of(_apart(fleet, cluster))
+            census = fleet.census_of(_only(fleet, cluster))
         else:
-            muster = Muster.of(shard_of(fleet, shard, end_ms, cluster), fleet.life, fleet.newest_end_ms)
-        return muster.watermark(end_ms, min_coverage)
+            census = GpuCensus.of(shard_of(fleet, shard, end_ms, cluster), fleet.life, fleet.newest_end_ms)
+        return census.watermark(end_ms, min_coverage)
 
     def window(
         self,
@@ -115,143 +172,97 @@ class WindowCache:
         state: State,
         spec: WindowSpec,
         at_ms: int,
-        of: Measure,
-        min_coverage: float,
-        lens: Lens = EVERYTHING,
-        reading: Reading | None = None,
-    ) -> UsageWindow | None:
-        """See accountant.ledger.protocols.Ledger.window. usage: own plus descendants, by queue name. The capacity of
-        measure `energy` is all energy recorded. cursor None: answer from memory alone, or None where that
-        does not do. Raises UnsupportedQuestion."""
-        if of == "cost" and lens.book is None:
-            raise UnsupportedQuestion("without a price book nothing has a cost: ask for allocated, busy or energy")
-        if of in ("cost", "energy") and lens.gpu_weights:
-            raise UnsupportedQuestion(f"weights of models are for GPU time, and this window measures {of}")
-        if not lens.trivial or spec.decay == "slurm":
-            return None if cursor is None else self._by_place(cursor, state, spec, at_ms, of, min_coverage, lens)
-        start, end = self.bounds(spec, at_ms)
-        stretches, policies = _stretches(state, start, end)
-        view = _view(state.fleet, spec, lens)
-        muster = state.fleet.muster_of(view.cluster)
-        # Of a cluster that never reported there is nothing to remember, be it asked for under a thousand names.
-        known = view.cluster is None or view.cluster in state.fleet.clusters
-        parts = self._stretches.read(cursor, state, stretches, view, reading) if known else [()] * len(stretches)
-        if parts is None:
-            return None
-        down = down_in(muster, stretches)
-        rows_down = self._stretches.down(cursor, state.version, down, stretches, view) if known else {}
-        if rows_down is None:
-            return None
-        ages = age_weights(references(stretches, spec.half_life), at_ms, spec.half_life)
-        with self._adding:
-            sheet = self._sheet(view, FIGURE[of]) if known else Sheet(FIGURE[of])
-            held = added_up(sheet, parts, policies, ages)
-        of_gpus = capacity(muster.lives(), down, rows_down, held.lost, stretches, spec.half_life)
-        available = held.energy if of == "energy" else of_gpus.available
-        usage, unassigned = _rolled_up(held.leaves, policies)
-        return self._answer(
-            spec, at_ms, of, lens, state.fleet,
-            usage=usage,
-            unassigned=unassigned,
-            capacity=combine(not_below_zero(available), ages),
-            watermark_ms=muster.watermark(end, min_coverage),
-            coverage=coverage(metered(held.rows, of_gpus, of), of_gpus.working - held.rows.plain_lost),
-            policies=policies,
-            lost_ms=_newest(compress(stretches, held.lost), end),
-        )  # fmt: skip
-
-    def _sheet(self, view: View, figure: int) -> Sheet:
-        sheet = self._sheets.pop((view, figure), None) or Sheet(figure)
-        self._sheets[view, figure] = sheet
-        while len(self._sheets) > _MOST_SHEETS:
-            self._sheets.popitem(last=False)
-        return sheet
-
-    def _by_place(
-        self,
-        cursor: Cursor,
-        state: State,
-        spec: WindowSpec,
-        at_ms: int,
-        of: Measure,
+        measure: Measure,
         min_coverage: float,
         lens: Lens,
-    ) -> UsageWindow:
-        """The same sums, place by place, each multiplied by what its time counts."""
+    ) -> UsageWindow | None:
+        """See accountant.ledger.protocols.Ledger.window. usage: own plus descendants, by queue name. The capacity of
+        measure `energy` is all energy recorded. cursor: of the snapshot of `state`; None: answer from the cache, or
+        None where that does not do. Raises UnsupportedQuestion."""
+        if measure == "cost" and lens.book is None:
+            raise UnsupportedQuestion("without a price book nothing has a cost: ask for allocated, busy or energy")
+        if measure in ("cost", "energy") and lens.gpu_weights:
+            raise UnsupportedQuestion(f"weights of models are for GPU time, and this window measures {measure}")
+        question = self._question(state, spec, at_ms, measure, min_coverage, lens)
+        held = self._held(cursor, state, question)
+        return None if held is None else self._answer(state, question, held)
+
+    def _question(
+        self, state: State, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float, lens: Lens
+    ) -> _Question:
         start, end = self.bounds(spec, at_ms)
-        slurm = spec.decay == "slurm"
-        half_life = None if slurm else spec.half_life
-        edges = sorted({*moves(state.fleet, start, end), *lens.cuts(start, end)})
-        ticks = range(start - start % _ms(spec.calc_period), end, _ms(spec.calc_period)) if slurm else ()
-        stretches, policies = _stretches(state, start, end, [*edges, *ticks])
-        known = devices(cursor, profiles=lens.tells_profiles)
-        starts = [stretch.start_ms for stretch in stretches]
-        cuts = pairwise(bisect_left(starts, at) for at in (start, *edges, end))
-        pieces = [(Placement(known, state.fleet, starts[low]), low, high) for low, high in cuts]
-        asked = [(placement, stretches[low:high]) for placement, low, high in pieces]
-        found = self._places.read(cursor, state, asked, (half_life, lens.tells_profiles))
-        ages = age_weights(references(stretches, half_life), at_ms, half_life)
-        if slurm:
-            ages = slurm_weights(starts, at_ms, spec.half_life)
-        total = Weighed(len(stretches))
-        losses: list[Span] = []
-        for (placement, low, high), held in zip(pieces, found, strict=True):
-            here = stretches[low:high]
-            down = down_in(state.fleet.muster_of(_apart(state.fleet, lens.cluster)), here)
-            rows_down = in_down_time(cursor, placement, down, here, half_life)
-            for place in filter(lens.sees, placement.places):
-                of_place = [stretch.get(place, NOTHING) for stretch in held]
-                mine = frozenset(gpu for gpu, where in placement.gpus.items() if where == place)
-                lives = Counter((life.start_ms, life.end_ms) for life in map(state.fleet.life, mine))
-                down_here = [span for span in down if span.gpu in mine]
-                lost = [held.all.lost for held in of_place]
-                losses += compress(here, lost)
-                of_gpus = capacity(lives, down_here, rows_down.get(place, {}), lost, here, half_life)
-                total.add(low, lens.weight(place, here[0].start_ms), of_place, of_gpus, of)
-        usage, unassigned = _rolled_up(total.leaves(policies, ages, of), policies)
-        return self._answer(
-            spec, at_ms, of, lens, state.fleet,
+        moved = set() if lens.trivial else {*moves(state.fleet, start, end), *lens.cuts(start, end)}
+        period = spec.calc_period * MS_PER_SECOND
+        ticks = range(start - start % period, end, period) if spec.decay == "slurm" else ()
+        slices, policies = _slices(state, start, end, [*moved, *ticks])
+        starts = [one.start_ms for one in slices]
+        runs = pairwise(bisect_left(starts, at) for at in (start, *sorted(moved), end))
+        pieces = [_piece(state.fleet, lens, slices, first, last) for first, last in runs if first < last]
+        return _Question(spec, at_ms, measure, min_coverage, lens, slices, policies, pieces)
+
+    def _held(self, cursor: Cursor | None, state: State, question: _Question) -> _Held | None:
+        """What the slices hold; None where that is not cached and there is no cursor."""
+        if not any(piece.gpus for piece in question.pieces):
+            return _Held.of({}, {})  # of a cluster that never reported, whatever its name, nothing is cached
+        view = View(question.half_life_s, question.lens.placing(state.fleet))
+        gathering = _Gathering(self.sums, state, view, question.slices)
+        for piece in question.pieces:
+            gathering.gather(piece)
+        if gathering.missing:
+            if cursor is None:
+                return None
+            gathering.read(cursor, profiles=question.lens.tells_profiles)
+        return _Held.of(gathering.found, gathering.down)
+
+    def _answer(self, state: State, question: _Question, held: _Held) -> UsageWindow:
+        ages, slices, total = question.ages(), question.slices, _Total(question, held)
+        for piece in question.pieces:
+            lines = held.within(piece.first, piece.last)
+            places = held.keys[lines, _PLACE]
+            known = {self.sums.places.names[number]: number for number in np.unique(places).tolist()}
+            for place in known.keys() | piece.gpus.keys():
+                if question.lens.sees(place):
+                    number = known.get(place, -1)
+                    total.add(piece, place, number, np.flatnonzero(places == number) + lines.start)
+        usage, unassigned = _rolled_up(total.leaves(self.sums.queues.names, ages), question.policies)
+        return self._told(
+            state.fleet,
+            question,
             usage=usage,
             unassigned=unassigned,
             capacity=total.capacity(ages),
-            watermark_ms=self.watermark(state.fleet, end, min_coverage, lens.shard, lens.cluster),
-            coverage=coverage(total.metered, total.working),
-            policies=policies,
-            lost_ms=_newest(losses, end),
-        )  # fmt: skip
+            coverage=max(0, total.metered) / total.working if total.working > 0 else 1.0,
+            lost_ms=_newest((slices[number] for number in total.lost), slices[-1].end_ms if slices else 0),
+        )
 
-    def _answer(
+    def _told(
         self,
-        spec: WindowSpec,
-        at_ms: int,
-        of: Measure,
-        lens: Lens,
         fleet: Fleet,
+        question: _Question,
         *,
         usage: Mapping[str, int],
         unassigned: int,
         capacity: int,
-        watermark_ms: int | None,
         coverage: float,
-        policies: Sequence[Assignment],
         lost_ms: int,
     ) -> UsageWindow:
-        start, end = self.bounds(spec, at_ms)
+        spec, lens, policies = question.spec, question.lens, question.policies
+        start, end = self.bounds(spec, question.at_ms)
         in_force_now = policies[-1].version if policies else None
-        muster = fleet.muster_of(_apart(fleet, lens.cluster))
+        census = fleet.census_of(_only(fleet, lens.cluster))
         return UsageWindow(
             kind=spec.kind,
             start_ms=start,
             end_ms=end,
             half_life_s=spec.half_life,
             decay=spec.decay,
-            measure=of,
-            unit=_unit(of, lens),
+            measure=question.measure,
+            unit=_unit(question.measure, lens),
             by="queue",
             usage=dict(usage),
             unassigned=unassigned,
             capacity=capacity,
-            watermark_ms=watermark_ms,
+            watermark_ms=self.watermark(fleet, end, question.min_coverage, lens.shard, lens.cluster),
             coverage=coverage,
             policy_version=in_force_now.version if in_force_now is not None else None,
             gpu_weights=spec.gpu_weights if lens.gpu_weights else {},
@@ -260,55 +271,373 @@ class WindowCache:
             cluster=lens.cluster,
             policy_counting=policies[-1].counting if policies and lens.cluster is not None else None,
             lost_ms=lost_ms,
-            since_ms=min(end, max(start, min((begun for begun, _ in muster.lives()), default=end))),
+            since_ms=min(end, max(start, min((begun for begun, _ in census.lives()), default=end))),
         )
 
 
-def _apart(fleet: Fleet, cluster: str | None) -> str | None:
-    """The cluster that is told apart: None where it is all there is, so that what everybody's windows remember serves
-    it too."""
+class _Gathering:
+    """Gathers the sums of slices from the cache, and reads from the ledger what is missing there."""
+
+    def __init__(self, cache: SumsCache, state: State, view: View, slices: Sequence[TimeSlice]) -> None:
+        self._cache = cache
+        self._state = state
+        self._view = view
+        self._slices = slices
+        self._cached: Buckets = cache.cached(view, state.version)
+        self.found: dict[int, Parts] = {}
+        self.down: dict[int, Sums] = {}
+        self.missing: dict[int, _Missing] = {}
+        """By the number of the piece's first slice."""
+        self._collapsed: list[tuple[int, Part, Sums]] = []
+
+    def gather(self, piece: _Piece) -> None:
+        """Take what is cached of a piece's slices and note the rest."""
+        lacking = _Missing(piece)
+        begin = self._slices[piece.first].start_ms
+        for number in range(piece.first, piece.last):
+            one = self._slices[number]
+            since = begin if self._view.placing is not None and begin > one.bucket else 0
+            if one.bucket >= self._state.fleet.newest_end_ms:
+                continue  # nothing is booked there yet
+            known = self._cached.get(one.bucket, {})
+            if one.whole:
+                parts = known.get(Part()) or self._without_spans(one.bucket, known)
+                if parts is None:
+                    lacking.whole.append(number)
+                else:
+                    self.found[number] = parts
+            elif not self._view.steady:
+                lacking.cut.append(number)
+            else:
+                by_span = Part(by_span=True, since_ms=since)
+                if by_span in known:
+                    self._inside(number, added_up(known[by_span]), lacking)
+                else:
+                    lacking.spans.append((number, by_span))
+        for number, spans in _by_slice(piece).items():
+            if self._slices[number].bucket < self._state.fleet.newest_end_ms:
+                part = Part(down=tuple((span.gpu, span.start_ms, span.end_ms) for span in spans), since_ms=begin)
+                known = self._cached.get(self._slices[number].bucket, {})
+                if part in known and self._cacheable(number):
+                    self.down[number] = added_up(known[part])
+                else:
+                    lacking.down[number] = part
+        if lacking:
+            self.missing[piece.first] = lacking
+        self._cache.remember(self._view, self._state.version, self._collapsed)
+        self._collapsed = []
+
+    def read(self, cursor: Cursor, *, profiles: bool) -> None:
+        """Read what is missing from the snapshot behind `cursor`. profiles: whether MIG profiles are told apart."""
+        rows = cursor.run("SELECT id, gpu, node, gpu_model, if(?, profile, '') FROM device", [profiles])
+        devices = [Device(*row) for row in rows]
+        reader = Reader(cursor, self._state, self._view.half_life_s, self._cache.queues)
+        read: list[tuple[int, Part, Sums]] = []
+        for lacking in self.missing.values():
+            place = lacking.piece.placement.place
+            places = {device.id: self._cache.places[place(device)] for device in devices}
+            at = {self._slices[number].start_ms: number for number in lacking.whole}
+            for bucket, sums in reader.quarters(at, places).items():
+                self.found[at[bucket]] = (sums,)
+                read.append((bucket, Part(), sums))
+            spans = [self._all_of(number, bucket=True) for number, _ in lacking.spans]
+            parts = dict(lacking.spans)
+            for number, sums in reader.rows(spans, places).items():
+                self._inside(number, sums, lacking)
+                read.append((self._slices[number].bucket, parts[number], sums))
+            for number, sums in reader.rows([self._all_of(number) for number in lacking.cut], places).items():
+                self.found[number] = (sums,)
+            reaching = [self._all_of(number) for number in {*lacking.cut, *lacking.over}]
+            for number, sums in reader.reaching_over(reaching, places).items():
+                self.found[number] = (*self.found[number], sums)
+            for number, sums in self._down_time(reader, lacking, places):
+                self.down[number] = sums
+                if self._cacheable(number):
+                    read.append((self._slices[number].bucket, lacking.down[number], sums))
+        self._cache.remember(self._view, self._state.version, read)
+
+    def _without_spans(self, bucket: int, known: Mapping[Part, Parts]) -> Parts | None:
+        """All of a quarter-hour, from what is cached by spans."""
+        by_span = known.get(Part(by_span=True))
+        if by_span is None:
+            return None
+        whole = without_spans(added_up(by_span))
+        self._collapsed.append((bucket, Part(), whole))
+        return (whole,)
+
+    def _inside(self, number: int, sums: Sums, lacking: _Missing) -> None:
+        """Of a quarter-hour by spans, what lies inside the slice."""
+        start, end = self._slices[number]
+        starts, ends = sums.keys[:, _START], sums.keys[:, _END]
+        inside = (starts >= start) & (ends <= end)
+        self.found[number] = (Sums(sums.keys[inside], sums.values[inside]),)
+        if bool(((starts < end) & (ends > start) & ~inside).any()):
+            lacking.over.append(number)
+
+    def _all_of(self, number: int, *, bucket: bool = False) -> Asked:
+        """Everything in a slice, or, by the spans of the rows, in its quarter-hour."""
+        one = self._slices[number]
+        if bucket:
+            end = one.bucket + BUCKET_MS
+            return Asked(number, EVERY_GPU, one.bucket, end, end, 1)
+        return Asked(number, EVERY_GPU, *one, one.reference_ms(self._view.half_life_s), 0)
+
+    def _down_time(self, reader: Reader, lacking: _Missing, places: Mapping[int, int]) -> Iterator[tuple[int, Sums]]:
+        """What the rows hold inside down time, by slice."""
+        asked: list[Asked] = []
+        of_span: list[int] = []
+        for number, part in lacking.down.items():
+            reference = self._slices[number].reference_ms(self._view.half_life_s)
+            for gpu, start, end in part.down:
+                asked.append(Asked(len(of_span), gpu, start, end, reference, 0))
+                of_span.append(number)
+        inside = reader.rows(asked, places)
+        cut = [one for one in asked if one.start_ms % BUCKET_MS or one.end_ms % BUCKET_MS]
+        over = reader.reaching_over(cut, places) if cut else {}
+        parts: dict[int, list[Sums]] = {number: [] for number in lacking.down}
+        for found in (inside, over):
+            for tag, sums in found.items():
+                parts[of_span[tag]].append(sums)
+        for number, several in parts.items():
+            yield number, added_up(several)
+
+    def _cacheable(self, number: int) -> bool:
+        return self._view.steady or self._slices[number].whole
+
+
+@dataclass(slots=True)
+class _Missing:
+    """Numbers of slices that are not cached. whole: quarter-hours. spans: of quarter-hours by spans. cut: others, read
+    as they are. over: those with rows that reach over an edge. down: with down time."""
+
+    piece: _Piece
+    whole: list[int] = field(default_factory=list)
+    spans: list[tuple[int, Part]] = field(default_factory=list)
+    cut: list[int] = field(default_factory=list)
+    over: list[int] = field(default_factory=list)
+    down: dict[int, Part] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any((self.whole, self.spans, self.cut, self.over, self.down))
+
+
+class _Total:
+    """Adds up places of equal weight as whole numbers, by slice, and multiplies at the end, exactly."""
+
+    def __init__(self, question: _Question, held: _Held) -> None:
+        self._question = question
+        self._held = held
+        self._lines: dict[Fraction, list[npt.NDArray[np.int64]]] = defaultdict(list)
+        self._available: dict[Fraction, list[int]] = defaultdict(lambda: [0] * len(question.slices))
+        self.working = 0
+        self.metered = 0
+        self.lost: list[int] = []
+        """Numbers of slices in which a GPU was lost."""
+
+    def add(self, piece: _Piece, place: Place, number: int, lines: npt.NDArray[np.int64]) -> None:
+        """Add a place of a piece. number: its number; lines: of `held`.
+
+        Time without a weight is neither usage nor capacity, and not covered."""
+        question, held, first = self._question, self._held, piece.first
+        slices = question.slices[first : piece.last]
+        by_slice = np.zeros((len(slices), len(Figures._fields)), dtype=held.values.dtype)
+        np.add.at(by_slice, held.number[lines] - first, held.values[lines])
+        rows = Figures(*by_slice.sum(axis=0).tolist())
+        lost, energy = by_slice[:, _LOST].tolist(), by_slice[:, _ENERGY].tolist()
+        self.lost += compress(range(first, piece.last), lost)
+        gpus = piece.gpus.get(place, _Gpus({}, ()))
+        rows_down = {
+            tag - first: figures for tag in range(first, piece.last) if (figures := _of_place(held.down, tag, number))
+        }
+        capacity = _capacity(gpus, rows_down, lost, slices, first, question.half_life_s)
+        self.working += capacity.working - rows.plain_lost
+        weight = question.lens.weight(place, slices[0].start_ms)
+        if weight is None:
+            return
+        self.metered += _metered(rows, capacity, question.measure)
+        self._lines[weight].append(lines)
+        available = self._available[weight]
+        of_slices = energy if question.measure == "energy" else capacity.available
+        available[first : piece.last] = map(sum, zip(available[first : piece.last], of_slices, strict=True))
+
+    def leaves(self, queue_refs: Sequence[str | None], ages: Sequence[float] | None) -> dict[str, int]:
+        """Usage of each queue itself, in the window's unit; what belongs to none as UNASSIGNED.
+
+        queue_refs: what pods asked for, by number."""
+        queues, held = self._queues(queue_refs), self._held
+        column = held.values[:, MEASURED[self._question.measure]]
+        usage: dict[str, Fraction] = defaultdict(Fraction)
+        for weight, several in self._lines.items():
+            lines = np.concatenate(several)
+            lines = lines[queues.of_line[lines] >= 0]
+            shape = len(queues.names), len(self._question.slices)
+            values: Numbers = np.zeros(shape, dtype=held.values.dtype)
+            np.add.at(values, (queues.of_line[lines], held.number[lines]), column[lines])
+            for queue, own in zip(queues.names, _combined(values, ages), strict=True):
+                usage[queue] += weight * own
+        return {queue: round(value) for queue, value in usage.items()}
+
+    def _queues(self, queue_refs: Sequence[str | None]) -> _Queues:
+        """The queue of every line, by the policy of its slice."""
+        numbers: dict[str, int] = {}
+        of_line = np.full(len(self._held.number), -1)
+        for rules, run in groupby(enumerate(self._question.policies), lambda pair: pair[1]):
+            tags = [tag for tag, _ in run]
+            lines = self._held.within(tags[0], tags[-1] + 1)
+            refs, place = np.unique(self._held.keys[lines, _QUEUE], return_inverse=True)
+            of_ref = [
+                -1 if ref == NO_PAYER else numbers.setdefault(rules.queue(queue_refs[ref] or ""), len(numbers))
+                for ref in refs.tolist()
+            ]
+            of_line[lines] = np.array(of_ref, np.int64)[place]
+        return _Queues(list(numbers), of_line)
+
+    def capacity(self, ages: Sequence[float] | None) -> int:
+        """In the window's unit. A unit of rounding is no negative capacity."""
+        parts = (
+            weight * combine(enumerate(max(0, value) for value in values), ages)
+            for weight, values in self._available.items()
+        )
+        return round(sum(parts, Fraction(0)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Queues:
+    """names: of queues. of_line: the number of each line's queue; -1 where nobody pays."""
+
+    names: Sequence[str]
+    of_line: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Capacity:
+    """Time of GPUs in service without what their nodes were down. available: by slice, decayed; terms are
+    rounded, so where everything is lost it may be a unit below 0. working: plain, in all. down_unheld: of the plain
+    down time, rows without a holder."""
+
+    available: Sequence[int]
+    working: int
+    down_unheld: int
+
+
+def _capacity(
+    gpus: _Gpus,
+    rows_down: Mapping[int, Figures],
+    lost: Sequence[int],
+    slices: Sequence[TimeSlice],
+    first: int,
+    half_life_s: int | None,
+) -> _Capacity:
+    """first: the number of the first slice. rows_down: what rows hold inside down time, by slice from there on. lost:
+    time of lost GPUs in the rows, by slice."""
+    down_us: dict[int, int] = defaultdict(int)
+    working = 0
+    for span in gpus.down:
+        reference = slices[span.tag - first].reference_ms(half_life_s)
+        weight = factor(span.start_ms, span.end_ms, reference, half_life_s)
+        down_us[span.tag - first] += term(full_us(span.end_ms - span.start_ms), weight)
+        working -= full_us(span.end_ms - span.start_ms)
+    for rows in rows_down.values():
+        # What was held or lost in a node's down time is counted there, not twice.
+        working += rows.plain_allocated + rows.plain_lost
+    here = in_service(gpus.lives, slices)
+    available = []
+    for number, one in enumerate(slices):
+        reference = one.reference_ms(half_life_s)
+        mine = -lost[number]
+        for (start, end), count in [(one, here.whole[number]), *here.parts.get(number, {}).items()]:
+            if count:
+                mine += term(full_us(end - start), factor(start, end, reference, half_life_s)) * count
+                working += full_us(end - start) * count
+        if number in down_us:
+            rows = rows_down.get(number, Figures())
+            mine -= down_us[number] - rows.allocated - rows.lost
+        available.append(mine)
+    return _Capacity(available, working, sum(rows.plain_unheld for rows in rows_down.values()))
+
+
+def _of_place(down: Mapping[int, Sums], number: int, place: int) -> Figures | None:
+    """What the rows of a place hold in the down time of a slice."""
+    sums = down.get(number)
+    if sums is None or not (mine := sums.keys[:, _PLACE] == place).any():
+        return None
+    return Figures(*sums.values[mine].sum(axis=0).tolist())
+
+
+def _metered(rows: Figures, capacity: _Capacity, measure: Measure) -> int:
+    """Plain microseconds that the measure can see; what it cannot see is not covered."""
+    known = rows.plain_allocated + rows.plain_unheld - capacity.down_unheld
+    return known - (rows.plain_unknown if measure == "busy" else rows.plain_blind if measure == "energy" else 0)
+
+
+def _combined(values: Numbers, ages: Sequence[float] | None) -> list[int]:
+    """accountant.core.window_decay.combine of each row."""
+    if ages is None:
+        return [sum(row) for row in values.tolist()]
+    return [round(math.fsum(row)) for row in (values * np.array(ages)).tolist()]
+
+
+def _piece(fleet: Fleet, lens: Lens, slices: Sequence[TimeSlice], first: int, last: int) -> _Piece:
+    placement = ByCluster(fleet, lens.cluster) if lens.trivial else BySurroundings(fleet, slices[first].start_ms)
+    starts = [one.start_ms for one in slices[first:last]]
+    gpus = {}
+    for place, capacity in placement.capacity():
+        if lens.sees(place):
+            down = [
+                TaggedSpan(tag, max(start, slices[tag].start_ms), min(end, slices[tag].end_ms), gpu)
+                for gpu, (start, end) in capacity.down
+                for tag in range(first + max(0, bisect_right(starts, start) - 1), first + bisect_left(starts, end))
+                if start < slices[tag].end_ms
+            ]
+            gpus[place] = _Gpus(capacity.lives, down)
+    return _Piece(first, last, placement, gpus)
+
+
+def _by_slice(piece: _Piece) -> Mapping[int, list[TaggedSpan]]:
+    """The down time of all places, by the number of the slice."""
+    found: dict[int, list[TaggedSpan]] = defaultdict(list)
+    for gpus in piece.gpus.values():
+        for span in gpus.down:
+            found[span.tag].append(span)
+    return {number: sorted(spans, key=lambda span: (span.gpu, span.start_ms)) for number, spans in found.items()}
+
+
+def _only(fleet: Fleet, cluster: str | None) -> str | None:
+    """The cluster that is told apart; None where it is all there is."""
     return None if cluster is None or fleet.clusters == {cluster} else cluster
 
 
-def _view(fleet: Fleet, spec: WindowSpec, lens: Lens) -> View:
-    return View(spec.half_life, _apart(fleet, lens.cluster))
-
-
-def _newest(stretches: Iterable[Span], end_ms: int) -> int:
+def _newest(slices: Iterable[Span], end_ms: int) -> int:
     """End of the newest quarter-hour that holds one of them, or of the window; however finely these are cut."""
-    return max((min(end_ms, -(-end // BUCKET_MS) * BUCKET_MS) for _, end in stretches), default=0)
+    return max((min(end_ms, -(-end // BUCKET_MS) * BUCKET_MS) for _, end in slices), default=0)
 
 
-def _unit(of: Measure, lens: Lens) -> str:
+def _unit(measure: Measure, lens: Lens) -> str:
     if lens.book is not None:
         return f"1e-{COST_UNIT_PLACES} {lens.book.currency}"
-    return "uj" if of == "energy" else "weighted_gpu_us" if lens.gpu_weights else "gpu_us"
+    return "uj" if measure == "energy" else "weighted_gpu_us" if lens.gpu_weights else "gpu_us"
 
 
-def _ms(seconds: int) -> int:
-    return seconds * MS_PER_SECOND
-
-
-def _stretches(
-    state: State, start_ms: int, end_ms: int, edges: Collection[int] = ()
-) -> tuple[list[Stretch], list[Assignment]]:
-    """The window cut at quarter-hours, where the mapping of queues changes, and at `edges`; per stretch its policy."""
-    stretches: list[Stretch] = []
+def _slices(
+    state: State, start_ms: int, end_ms: int, edges: Collection[int]
+) -> tuple[list[TimeSlice], list[Assignment]]:
+    """The window cut at quarter-hours, where the mapping of queues changes, and at `edges`; per slice its policy."""
+    slices: list[TimeSlice] = []
     policies: list[Assignment] = []
     for begin, end, rules in in_force(state.policies, start_ms, end_ms):
         pieces = cut((begin, end), sorted(set(edges))) if edges else [(begin, end)]
-        found = [Stretch(*span) for piece in pieces for span in quarters(*piece)]
-        stretches += found
+        found = [TimeSlice(*span) for piece in pieces for span in quarters(*piece)]
+        slices += found
         policies += [rules] * len(found)
-    return stretches, policies
+    return slices, policies
 
 
 def _rolled_up(leaves: Mapping[str, int], policies: Sequence[Assignment]) -> tuple[dict[str, int], int]:
     """Usage per queue, own plus descendants, and what belongs to none.
 
-    Of a queue that the policy no longer has the usage goes with its refs: to the queue that has them now. Where none or
-    several do, it keeps it under its own name, and those above it that are still there keep it too."""
-    current = policies[-1] if policies else NOBODY_RULES
+    Of a queue that the policy no longer has, the usage goes with its refs: to the queue that has them now. Where none
+    or several do, it keeps it under its own name, and those above it that are still there keep it too."""
+    current = policies[-1] if policies else NO_POLICY
     usage = dict.fromkeys(current.queues, 0)
     for queue, value in leaves.items():
         if queue == UNASSIGNED or not value:
@@ -319,7 +648,7 @@ def _rolled_up(leaves: Mapping[str, int], policies: Sequence[Assignment]) -> tup
 
 
 def _heirs(queue: str, policies: Sequence[Assignment], current: Assignment) -> list[str]:
-    """Under whose names the usage of a queue stands that the policy does not have: by the last one that had it."""
+    """The queues that count the usage of one that the policy does not have, by the last policy that had it."""
     before = next((rules for rules in reversed(policies) if queue in rules.queues), None)
     if before is None:
         return [queue]

@@ -201,13 +201,15 @@ class Booked:
     touched: frozenset[int]
     """Starts of the quarter-hours whose rows changed."""
     added: Mapping[int, Callable[[], Added]] = field(default_factory=dict)
-    """By touched quarter-hour, where rows were only added to it: all of them. Mostly nobody asks."""
+    """By touched quarter-hour, where rows were only added to it: all of them."""
     fresh: frozenset[int] = frozenset()
     """Touched quarter-hours that had no row before."""
     unfolded: frozenset[int] = frozenset()
     """Hours that are no longer folded."""
     pods: tuple[tuple[str, PodFacts], ...] = ()
-    """(cluster, facts) that came: who a holder belongs to may have changed."""
+    """(cluster, facts) that came."""
+    requeued: bool = False
+    """A pod that holds something asked for another queue before."""
     own: Mapping[int, Mapping[str, Tenure]] = field(default_factory=dict)
     """Of GPUs that imports told of: what agents metered of them (accountant.storage.gpu_lifetimes)."""
 
@@ -218,7 +220,9 @@ def book(
     """Write everything the group took. Raises LedgerUnavailable or LedgerFailed; then roll back."""
     streams = names.stream.resolve(cursor, group.advanced)
     pods = tuple((stream[0], fact) for stream, fact, _ in group.facts)
+    requeued = False
     if pods:
+        requeued = names.origins.requeued(cursor, pods)
         told = [(streams[stream], fact.seq, digest) for stream, fact, digest in group.facts]
         write_pods(cursor, pods, unheard=names.origins.unheard(cursor, pods))
         add(cursor, "pod_fact", record_columns.FACT, told)
@@ -244,7 +248,7 @@ def book(
     marks = {"streams": [streams[stream] for stream in group.advanced], "seqs": list(group.advanced.values())}
     cursor.plainly(statement("add_mark"), marks)
     fresh = frozenset(bucket for bucket in touched if bucket >= newest_ms)
-    return Booked(changes, frozenset(touched), added, fresh, fresh_hours, pods, own)
+    return Booked(changes, frozenset(touched), added, fresh, fresh_hours, pods, requeued, own)
 
 
 def _book_rows(

@@ -130,6 +130,19 @@ class Origins:
         keys = ((cluster, fact.uid) for cluster, fact in facts)
         return frozenset(key for key in keys if not self._heard(key))
 
+    def requeued(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> bool:
+        """Whether these facts, which are not written yet, may change the queue of a pod that holds something."""
+        self._open(cursor)
+        changed = [
+            (cluster, fact.uid)
+            for cluster, fact in facts
+            if self._staged.get((cluster, fact.uid), self._known.get((cluster, fact.uid))) != fact.queue_ref
+        ]
+        if not changed:
+            return False
+        held = "SELECT 1 FROM holder h JOIN incoming i ON h.cluster = i.cluster AND h.uid = i.uid LIMIT 1"
+        return bool(cursor.run(held, incoming=record_columns.column_table(record_columns.POD_KEY, changed)))
+
     def learn(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> None:
         """Facts that this transaction has written already: (cluster, facts)."""
         self._open(cursor)

@@ -1,0 +1,389 @@
+"""Reads and caches the sums that usage windows are made of.
+
+A window is cut into `TimeSlice`s, each inside one quarter-hour. What a slice holds is a table of sums (`Sums`), told
+apart by place (a cluster, or a kind of GPU in one surrounding) and by the queue that the payer's pod asked for. Sums of
+whole quarter-hours, and of quarter-hours by the spans of their rows, are cached by `View`. A commit adds its rows to
+what is cached of a quarter-hour, term by term as the engine would, or drops it. A reader uses only what no commit
+after its own snapshot changed.
+
+Decayed terms are whole numbers: each row is decayed to the end of its quarter-hour and rounded there
+(accountant.core.window_decay), so sums do not depend on the order in which rows arrived.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from accountant.core import accounts
+from accountant.core.accounts import AccountVector, part
+from accountant.core.window_decay import factor, reference_ms, term
+from accountant.storage.duckdb_engine import Cursor, Row, statement
+from accountant.storage.ledger_state import State
+from accountant.storage.query.window_weights import Place
+from accountant.storage.span_plan import EVERY_GPU, TaggedSpan, near
+from accountant.storage.write import record_columns
+from accountant.storage.write.interval_writer import Added, Booked
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND
+
+MOST_LINES: Final = 1_000_000
+"""Lines of sums that are cached at once, over all views; the older half of the quarter-hours goes first."""
+MOST_VIEWS: Final = 16
+"""Views that are cached at once: every commit is decayed for each. The least recently used one goes first."""
+_MOST_PARTS: Final = 64
+"""Additions of commits that are kept apart before they are added up."""
+_EXACT: Final = 2**62
+
+Numbers = npt.NDArray[Any]
+"""int64, or Python's integers where those do not fit."""
+N = TypeVar("N", bound=Hashable)
+
+
+class Figures(NamedTuple):
+    """GPU-microseconds and microjoules. The first four decayed, the rest as they are; working time
+    without energy is `blind`."""
+
+    allocated: int = 0
+    busy: int = 0
+    energy: int = 0
+    lost: int = 0
+    plain_allocated: int = 0
+    plain_unheld: int = 0
+    plain_lost: int = 0
+    plain_unknown: int = 0
+    plain_blind: int = 0
+
+
+class TimeSlice(NamedTuple):
+    """Time inside one quarter-hour."""
+
+    start_ms: int
+    end_ms: int
+
+    @property
+    def bucket(self) -> int:
+        """The start of the quarter-hour."""
+        return self.start_ms - self.start_ms % BUCKET_MS
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of the quarter-hour."""
+        return self.end_ms - self.start_ms == BUCKET_MS
+
+    def reference_ms(self, half_life_s: int | None) -> int:
+        """The instant to which usage in it is decayed."""
+        return reference_ms(self.start_ms, self.end_ms, half_life_s)
+
+
+class Numbering(Generic[N]):
+    """Numbers names in the order in which they are first met; a number never changes. Thread-safe."""
+
+    def __init__(self, *names: N) -> None:
+        self.names: list[N] = list(names)
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, name: N) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            with self._lock:
+                number = self._numbers.get(name)
+                if number is None:
+                    self.names.append(name)
+                    number = self._numbers[name] = len(self.names) - 1
+        return number
+
+
+NO_PAYER: Final = 0
+"""The number in place of a queue's where nobody pays."""
+
+
+class Sums(NamedTuple):
+    """keys: (n, 4), start_ms, end_ms (0 where spans are not told apart), place, queue. values: (n, 9), `Figures`."""
+
+    keys: npt.NDArray[np.int64]
+    values: Numbers
+
+
+Parts = tuple[Sums, ...]
+"""Sums that are still to be added up."""
+NO_SUMS: Final = Sums(np.zeros((0, 4), np.int64), np.zeros((0, len(Figures._fields)), np.int64))
+
+
+def added_up(parts: Sequence[Sums]) -> Sums:
+    """All of them together, equal keys summed exactly."""
+    if not parts:
+        return NO_SUMS
+    keys = np.concatenate([one.keys for one in parts])
+    values = exact(np.concatenate([one.values for one in parts]))
+    return Sums(*accounts.merged(keys, values))
+
+
+def exact(values: Numbers) -> Numbers:
+    """The same numbers, in a form in which no sum of them overflows."""
+    if values.dtype != object and int(values.max(initial=0)) * len(values) >= _EXACT:
+        return values.astype(object)
+    return values
+
+
+def without_spans(sums: Sums) -> Sums:
+    keys = sums.keys.copy()
+    keys[:, :2] = 0
+    return added_up([Sums(keys, sums.values)])
+
+
+Down = tuple[tuple[int, int, int], ...]
+"""(gpu, start_ms, end_ms): the down time of GPUs inside one slice."""
+
+
+class Part(NamedTuple):
+    """What is asked of a quarter-hour: everything, by the spans of the rows, or the rows inside down time.
+
+    since_ms: the instant as of which devices have their places, where that is not the quarter-hour's start."""
+
+    by_span: bool = False
+    down: Down = ()
+    since_ms: int = 0
+
+
+class View(NamedTuple):
+    """half_life_s: None where nothing decays. placing: what tells places apart; None: clusters alone."""
+
+    half_life_s: int | None
+    placing: Hashable = None
+
+    @property
+    def steady(self) -> bool:
+        """Whether the terms of a row are the same wherever in its quarter-hour a slice begins or ends."""
+        return reference_ms(0, 1, self.half_life_s) == BUCKET_MS
+
+
+Buckets = Mapping[int, Mapping[Part, Parts]]
+"""By the start of the quarter-hour."""
+_BY_SPAN: Final = Part(by_span=True)
+
+
+class SumsCache:
+    """Sums of quarter-hours by view. Thread-safe. places, queues: what the numbers in keys stand for; of queues, what
+    pods asked for."""
+
+    def __init__(self, most_lines: int = MOST_LINES) -> None:
+        self.places: Numbering[Place] = Numbering()
+        self.queues: Numbering[str | None] = Numbering(None)
+        self._most_lines = most_lines
+        self._lock = threading.Lock()
+        self._known: OrderedDict[View, dict[int, Mapping[Part, Parts]]] = OrderedDict()
+        self._touched: dict[int, int] = {}
+        self._last_touched = self._cleared = 0
+
+    def cached(self, view: View, version: int) -> Buckets:
+        """What the snapshot of `version` shows of a view, as far as it is cached."""
+        with self._lock:
+            known = self._known.setdefault(view, {})
+            self._known.move_to_end(view)
+            while len(self._known) > MOST_VIEWS:
+                self._known.popitem(last=False)
+            if self._cleared > version:
+                return {}
+            if self._last_touched <= version:
+                return dict(known)
+            return {bucket: parts for bucket, parts in known.items() if self._touched.get(bucket, 0) <= version}
+
+    def remember(self, view: View, version: int, found: Iterable[tuple[int, Part, Sums]]) -> None:
+        """Cache what was read from the snapshot of `version`, where it still holds."""
+        with self._lock:
+            known = self._known.get(view)
+            if known is None or self._cleared > version:
+                return
+            for bucket, asked, sums in found:
+                if self._touched.get(bucket, 0) <= version:
+                    known[bucket] = {**known.get(bucket, {}), asked: (sums,)}
+            if sum(_lines(parts) for of in self._known.values() for parts in of.values()) > self._most_lines:
+                for of in self._known.values():
+                    for old in sorted(of)[: (len(of) + 1) // 2]:
+                        del of[old]
+
+    def additions(self, booked: Booked) -> Mapping[tuple[View, int], Sums]:
+        """What a commit adds to cached quarter-hours. Worked out before the commit, while readers go on."""
+        with self._lock:
+            wanted = [
+                (view, bucket)
+                for view, known in self._known.items()
+                if view.placing is None
+                for bucket in booked.added
+                if bucket in known or bucket in booked.fresh
+            ]
+        return {(view, bucket): self._added(booked.added[bucket](), bucket, view) for view, bucket in wanted}
+
+    def _added(self, added: Added, bucket: int, view: View) -> Sums:
+        """The sums of rows that are added to a quarter-hour."""
+        spans = list(zip(added.start_ms.tolist(), added.end_ms.tolist(), strict=True))
+        reference = bucket + BUCKET_MS
+        weight_of = {span: factor(*span, reference, view.half_life_s) for span in set(spans)}
+        values = accounts.figures(added.cells, [weight_of[span] for span in spans])
+        places = np.array([self.places[Place(cluster)] for cluster in added.cluster.values], np.int64)
+        queues = np.array([self.queues[queue] for queue in added.queue.values], np.int64)
+        queue = np.where(added.paid, queues[added.queue.of_row], NO_PAYER)
+        keys = np.stack([added.start_ms, added.end_ms, places[added.cluster.of_row], queue], axis=1)
+        return added_up([Sums(keys, values)])
+
+    def take(self, booked: Booked, additions: Mapping[tuple[View, int], Sums], version: int) -> None:
+        """The commit that makes `version` changed what `booked` says."""
+        with self._lock:
+            if booked.requeued:
+                self._clear(version)
+            if booked.touched:
+                self._last_touched = version
+            for bucket in booked.touched:
+                self._touched[bucket] = version
+                for view, known in self._known.items():
+                    before = known.pop(bucket, None)
+                    if bucket in booked.fresh and before is None and not booked.requeued:
+                        before = {_BY_SPAN: ()}
+                    sums = additions.get((view, bucket))
+                    if before is not None and sums is not None:
+                        known[bucket] = _grown(before, sums)
+
+    def forget_all(self, version: int) -> None:
+        """Nothing from before the commit that makes `version` holds."""
+        with self._lock:
+            self._clear(version)
+
+    def _clear(self, version: int) -> None:
+        self._cleared = version
+        for known in self._known.values():
+            known.clear()
+
+
+def _lines(of_bucket: Mapping[Part, Parts]) -> int:
+    return sum(len(sums.keys) for parts in of_bucket.values() for sums in parts)
+
+
+def _grown(before: Mapping[Part, Parts], sums: Sums) -> Mapping[Part, Parts]:
+    """A quarter-hour with what came; what it holds in down time has to be read again."""
+    grown = {}
+    for asked, parts in before.items():
+        if not asked.down:
+            more = (*parts, sums if asked.by_span else without_spans(sums))
+            grown[asked] = more if len(more) <= _MOST_PARTS else (added_up(more),)
+    return grown
+
+
+class Asked(NamedTuple):
+    """Rows inside a slice that are to be summed. gpu: of this one alone; 0: of all."""
+
+    tag: int
+    gpu: int
+    start_ms: int
+    end_ms: int
+    reference_ms: int
+    by_span: int
+
+
+class Reader:
+    """Reads sums from the snapshot behind `cursor`, which is that of `state`. places: the number of every device's
+    place."""
+
+    def __init__(self, cursor: Cursor, state: State, half_life_s: int | None, queues: Numbering[str | None]) -> None:
+        self._cursor = cursor
+        self._state = state
+        self._half_life_s = half_life_s
+        self._queues = queues
+
+    def quarters(self, buckets: Collection[int], places: Mapping[int, int]) -> dict[int, Sums]:
+        """Whole quarter-hours, by their starts."""
+        folded: list[int] = []
+        if self._half_life_s is None:
+            # Sums of folded hours are at hand; decayed terms are told by the rows alone.
+            folded = [at for at in buckets if at - at % MS_PER_HOUR not in self._state.unfolded]
+        found = dict.fromkeys(buckets, NO_SUMS)
+        if folded:
+            bounds = {"low": min(folded), "high": max(folded) + BUCKET_MS}
+            table = record_columns.column_table(record_columns.HOUR, [(at,) for at in folded])
+            found |= self._run("window_quarters", bounds, table, places)
+        ends = {at: at + BUCKET_MS for at in sorted(set(buckets) - set(folded))}
+        return found | self.rows([Asked(at, EVERY_GPU, at, end, end, 0) for at, end in ends.items()], places)
+
+    def rows(self, asked: Sequence[Asked], places: Mapping[int, int]) -> dict[int, Sums]:
+        """What rows hold that lie inside, by tag."""
+        found: dict[int, list[Sums]] = defaultdict(list)
+        of_tag = {one.tag: one for one in asked}
+        for group in near([TaggedSpan(number, one.start_ms, one.end_ms) for number, one in enumerate(asked)]):
+            here = [asked[span.tag] for span in group]
+            bounds = {
+                "low": min(one.start_ms for one in here),
+                "high": max(one.end_ms for one in here),
+                "half_life_ms": None if self._half_life_s is None else self._half_life_s * MS_PER_SECOND,
+            }
+            table = record_columns.column_table(record_columns.WINDOW_SPAN, here)
+            for tag, sums in self._run("window_rows", bounds, table, places).items():
+                found[tag].append(sums)
+        return {tag: added_up(found.get(tag, ())) for tag in of_tag}
+
+    def reaching_over(self, asked: Sequence[Asked], places: Mapping[int, int]) -> dict[int, Sums]:
+        """What rows that reach over an edge of a span hold inside it, by tag; a set of rows is cut as a whole."""
+        found: dict[int, list[Row]] = defaultdict(list)
+        of_tag = {one.tag: one for one in asked}
+        origins: dict[int, str | None] = {}
+        for group in near([TaggedSpan(number, one.start_ms, one.end_ms) for number, one in enumerate(asked)]):
+            here = [asked[span.tag] for span in group]
+            bounds = {"low": min(one.start_ms for one in here) - BUCKET_MS, "high": max(one.end_ms for one in here)}
+            table = record_columns.column_table(record_columns.SPAN, [one[:4] for one in here])
+            rows = self._cursor.run(statement("straddling").format(only=""), bounds, table)
+            origins |= self._origins({row[9] for row in rows})
+            for _, members in groupby(rows, key=itemgetter(*range(8))):
+                for tag, device, payer, figures in self._cut(list(members), of_tag):
+                    found[tag].append((0, 0, places[device], self._queues[origins.get(payer)], *figures))
+        return {tag: _table(rows) for tag, rows in found.items() if rows}
+
+    def _cut(self, members: Sequence[Row], asked: Mapping[int, Asked]) -> Iterable[tuple[int, int, int, Figures]]:
+        """Tag, device, payer and figures of each row of one set."""
+        tag, since, until, _, _, start, end = members[0][:7]
+        begin, stop = max(start, since), min(end, until)
+        weight = factor(begin, stop, asked[tag].reference_ms, self._half_life_s)
+        parts = part([AccountVector(*row[10:]) for row in members], end - start, begin - start, stop - start)
+        for row, cells in zip(members, parts, strict=True):
+            yield tag, row[8], row[9], figures(cells, weight)
+
+    def _origins(self, payers: Collection[int]) -> dict[int, str | None]:
+        if not payers:
+            return {}
+        table = record_columns.column_table(record_columns.ID, [(payer,) for payer in sorted(payers)])
+        return dict(self._cursor.run(statement("holder_origins").format(payers="SELECT id FROM incoming"), None, table))
+
+    def _run(
+        self, name: str, bounds: Mapping[str, int | None], incoming: Any, places: Mapping[int, int]
+    ) -> dict[int, Sums]:
+        origins = statement("holder_origins").format(payers=statement("payers"))
+        text = statement(name).replace("{origins}", origins).replace("{weight}", statement("weight"))
+        kinds = record_columns.column_table(record_columns.KIND, places.items())
+        found: dict[int, list[Row]] = defaultdict(list)
+        for tag, start, end, place, queue, *values in self._cursor.run(text, bounds, incoming, None, kinds):
+            found[tag].append((start, end, place, self._queues[queue], *values))
+        return {tag: _table(rows) for tag, rows in found.items()}
+
+
+def figures(cells: AccountVector, weight: float) -> Figures:
+    """Of one row."""
+    return Figures(
+        term(cells.allocated_us, weight), term(cells.busy_us, weight), term(cells.energy_uj, weight),
+        term(cells.down_us, weight), cells.allocated_us, cells.unheld_us, cells.down_us, cells.unknown_us,
+        cells.energy_blind_us,
+    )  # fmt: skip
+
+
+def _table(rows: Sequence[Row]) -> Sums:
+    """Rows of keys and values; the values may be of any size."""
+    whole = np.array(rows, dtype=object)
+    values = whole[:, 4:]
+    with suppress(OverflowError):
+        values = values.astype(np.int64)
+    return added_up([Sums(whole[:, :4].astype(np.int64), values)])
