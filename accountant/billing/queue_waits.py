@@ -109,7 +109,7 @@ def _rank(ordered: Sequence[int], percent: int) -> int:
 
 
 def queue_of(node: PodFacts | None, cluster: PodFacts | None) -> str:
-    """Of a pod, by what its node and the API server say; `store/sql/holder_origins.sql` says the same."""
+    """Of a pod, by what its node and the API server say; `holder_origins.sql` says the same."""
     if cluster is None or not cluster.queue_ref:
         return node.queue_ref if node is not None else ""
     if node is None or node.queue_ref in ("", cluster.queue_ref) or cluster.queue_ref.startswith(f"{node.queue_ref}@"):

@@ -75,7 +75,7 @@ def factor(start_ms: int, end_ms: int, reference_ms: int, half_life_s: int | Non
     2^-a * (1 - e^-x) / x, with a the age of its end in half-lives and x its length in half-lives times
     ln 2; where x is small, as it mostly is, the second part by its power series, which cancels nothing.
     Written in plain operations in a fixed order, because the ledger's engine evaluates the same expression
-    (accountant/store/sql/decayed.sql) and has to agree to the last bit. 1 without a half-life."""
+    (window_rows.sql) and has to agree to the last bit. 1 without a half-life."""
     if half_life_s is None:
         return 1.0
     half_life = float(half_life_s * MS_PER_SECOND)

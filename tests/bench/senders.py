@@ -33,12 +33,13 @@ class Node:
     waited: list[float] = field(default_factory=list)
 
     async def send(self, host: str, port: int, begin: float, pause: float, offset: float) -> None:
-        reader, writer = await asyncio.open_connection(host, port)
         for number, (request, last_seq, _) in enumerate(self.requests):
             due = begin + offset + number * pause - time.perf_counter()
             if due > 0:
                 await asyncio.sleep(due)
             since = time.perf_counter()
+            # The accountant closes connections that say nothing for long.
+            reader, writer = await asyncio.open_connection(host, port)
             writer.write(request)
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             length = int(head.partition(b"content-length:")[2].split(b"\r\n", 1)[0])
@@ -46,7 +47,7 @@ class Node:
             if b" 200 " not in head[:20] or _ack.decode(text).durable_seq != last_seq:
                 raise SystemExit(f"{head[:20]!r}: {text[:300]!r}")
             self.waited.append(time.perf_counter() - since)
-        writer.close()
+            writer.close()
 
 
 def prepare(number: int, count: int, host: str) -> Node:

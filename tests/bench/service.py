@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 
 @dataclass(frozen=True)
 class Spent:
@@ -55,8 +57,10 @@ def accountant(folder: Path) -> Iterator[Accountant]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
+    settings = folder / "bench.yaml"
+    settings.write_text(yaml.safe_dump({"limits": {"connections_by_address": 8_192}}))  # all senders are at one address
     command = [sys.executable, "-m", "accountant", "serve", "--data", str(folder), "--listen", address, "--auth", "off"]
-    process = subprocess.Popen([*command, "--log-level", "error"])
+    process = subprocess.Popen([*command, "--config", str(settings), "--log-level", "error"])
     try:
         while True:
             with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(f"http://{address}/readyz"):

@@ -29,7 +29,7 @@ from accountant.core.window_decay import factor, reference_ms, term
 from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.ledger_state import State
 from accountant.storage.query.window_weights import Place
-from accountant.storage.span_plan import EVERY_GPU, TaggedSpan, near
+from accountant.storage.span_plan import TaggedSpan, near
 from accountant.storage.write import record_columns
 from accountant.storage.write.interval_writer import Added, Booked
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND
@@ -306,27 +306,25 @@ class Reader:
             folded = [at for at in buckets if at - at % MS_PER_HOUR not in self._state.unfolded]
         found = dict.fromkeys(buckets, NO_SUMS)
         if folded:
-            bounds = {"low": min(folded), "high": max(folded) + BUCKET_MS}
+            span: dict[str, int | None] = {"low": min(folded), "high": max(folded) + BUCKET_MS}
             table = record_columns.column_table(record_columns.HOUR, [(at,) for at in folded])
-            found |= self._run("window_quarters", bounds, table, places)
-        ends = {at: at + BUCKET_MS for at in sorted(set(buckets) - set(folded))}
-        return found | self.rows([Asked(at, EVERY_GPU, at, end, end, 0) for at, end in ends.items()], places)
+            found |= self._run(statement("window_quarters"), span, table, places)
+        for group in near([TaggedSpan(0, at, at + BUCKET_MS) for at in set(buckets) - set(folded)]):
+            bounds = self._bounds(group[0].start_ms, group[-1].end_ms)
+            read = self._run(_rows("rows_of_quarters"), bounds, None, places)
+            found |= {one.start_ms: read[one.start_ms] for one in group if one.start_ms in read}
+        return found
 
     def rows(self, asked: Sequence[Asked], places: Mapping[int, int]) -> dict[int, Sums]:
         """What rows hold that lie inside, by tag."""
-        found: dict[int, list[Sums]] = defaultdict(list)
-        of_tag = {one.tag: one for one in asked}
+        found: dict[int, list[Sums]] = {one.tag: [] for one in asked}
         for group in near([TaggedSpan(number, one.start_ms, one.end_ms) for number, one in enumerate(asked)]):
             here = [asked[span.tag] for span in group]
-            bounds = {
-                "low": min(one.start_ms for one in here),
-                "high": max(one.end_ms for one in here),
-                "half_life_ms": None if self._half_life_s is None else self._half_life_s * MS_PER_SECOND,
-            }
+            bounds = self._bounds(min(one.start_ms for one in here), max(one.end_ms for one in here))
             table = record_columns.column_table(record_columns.WINDOW_SPAN, here)
-            for tag, sums in self._run("window_rows", bounds, table, places).items():
+            for tag, sums in self._run(_rows("rows_inside_spans"), bounds, table, places).items():
                 found[tag].append(sums)
-        return {tag: added_up(found.get(tag, ())) for tag in of_tag}
+        return {tag: added_up(several) for tag, several in found.items()}
 
     def reaching_over(self, asked: Sequence[Asked], places: Mapping[int, int]) -> dict[int, Sums]:
         """What rows that reach over an edge of a span hold inside it, by tag; a set of rows is cut as a whole."""
@@ -359,16 +357,23 @@ class Reader:
         table = record_columns.column_table(record_columns.ID, [(payer,) for payer in sorted(payers)])
         return dict(self._cursor.run(statement("holder_origins").format(payers="SELECT id FROM incoming"), None, table))
 
+    def _bounds(self, low_ms: int, high_ms: int) -> dict[str, int | None]:
+        half_life_ms = None if self._half_life_s is None else self._half_life_s * MS_PER_SECOND
+        return {"low": low_ms, "high": high_ms, "half_life_ms": half_life_ms}
+
     def _run(
-        self, name: str, bounds: Mapping[str, int | None], incoming: Any, places: Mapping[int, int]
+        self, sql: str, bounds: Mapping[str, int | None], incoming: Any, places: Mapping[int, int]
     ) -> dict[int, Sums]:
-        origins = statement("holder_origins").format(payers=statement("payers"))
-        text = statement(name).replace("{origins}", origins).replace("{weight}", statement("weight"))
+        text = sql.replace("{origins}", statement("holder_origins").format(payers=statement("payers")))
         kinds = record_columns.column_table(record_columns.KIND, places.items())
         found: dict[int, list[Row]] = defaultdict(list)
         for tag, start, end, place, queue, *values in self._cursor.run(text, bounds, incoming, None, kinds):
             found[tag].append((start, end, place, self._queues[queue], *values))
         return {tag: _table(rows) for tag, rows in found.items()}
+
+
+def _rows(source: str) -> str:
+    return statement("window_rows").replace("{rows}", statement(source)).replace("{weight}", statement("weight"))
 
 
 def figures(cells: AccountVector, weight: float) -> Figures:
