@@ -6,6 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from accountant.api import (
     admin_routes,
@@ -22,7 +23,6 @@ from accountant.api import problems as openapi
 from accountant.api.dependencies import Deps
 from accountant.api.middleware import Guard
 from accountant.web import job_pages, node_pages, overview_pages, proposal_pages, sign_in_pages, statement_pages
-from gputally.server.asgi_types import App, Receive, Scope, Send
 
 ROUTES = [
     route
@@ -70,7 +70,7 @@ search 29 routers per request."""
 class _App(FastAPI):
     """Batches of agents go to `usage` past the framework."""
 
-    usage: App
+    usage: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         batch = scope["type"] == "http" and scope["path"] == "/v1/usage" and scope["method"] == "POST"

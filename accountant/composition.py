@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import structlog
+from starlette.types import ASGIApp
 
 from accountant.api.authentication import WaysIn
 from accountant.api.dependencies import Deps
@@ -58,7 +59,7 @@ from gputally.base.errors import AccountantError, CannotStart
 from gputally.base.units import MS_PER_SECOND
 from gputally.base.yaml_file import FileFault, read
 from gputally.kubernetes.api_types import Api
-from gputally.server import asgi_types, config_models
+from gputally.server import config_models
 from gputally.server.config_models import Watched
 from gputally.server.https_server import BadCertificate, Identity, Tls
 from gputally.server.tokens_and_grants import Authenticator
@@ -80,7 +81,7 @@ class Listener(NamedTuple):
     """An application for other programs, and the host:port to serve it on."""
 
     what: str
-    app: asgi_types.App
+    app: ASGIApp
     listen: str
 
 

@@ -66,7 +66,7 @@ from fairshare.targets.status_conditions import StatusObject
 from fairshare.usage.accountant_client import AccountantClient
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show
-from gputally.base.errors import FairshareError
+from gputally.base.errors import AccountantError, FairshareError
 from gputally.base.text_escaping import for_terminal
 from gputally.base.yaml_file import FileFault
 
@@ -408,7 +408,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         app(args=list(sys.argv[1:] if argv is None else argv), prog_name="gputally fairshare")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 1
-    except (FairshareError, FileFault) as fault:
+    except (FairshareError, AccountantError, FileFault) as fault:
         for line in str(fault).splitlines():
             print(for_terminal(f"gputally fairshare: {line}"), file=sys.stderr)
         return 1

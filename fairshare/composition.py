@@ -27,7 +27,7 @@ from fairshare.controller.kube_scheduler_extender import Extender, View
 from fairshare.core.bound_pods import BoundPods
 from fairshare.core.model import Pod
 from fairshare.core.settings import Settings, address
-from fairshare.http_server import Health, serve, serve_extender, tls_context
+from fairshare.http_server import Health, serve, serve_extender
 from fairshare.preemption.latency_objectives import Alarms, Prometheus
 from fairshare.preemption.preemption_cycle import nobody
 from fairshare.targets import KINDS
@@ -44,6 +44,7 @@ from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.list_watch import WATCH_S, Mirror
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
 from gputally.kubernetes.objects import POD, Cluster
+from gputally.server.https_server import Identity, Tls
 
 END_S = 5.0
 """What threads get to end in before the process goes without them."""
@@ -178,7 +179,8 @@ def _extender(settings: Settings, extender: Extender, metrics: Metrics) -> Abstr
     host, port = address(settings.extender_listen)
     tls = None
     if settings.extender_certificate is not None and settings.extender_key is not None:
-        tls = tls_context(settings.extender_certificate, settings.extender_key, settings.extender_client_authority)
+        authority = settings.extender_client_authority
+        tls = Tls(Identity(settings.extender_certificate, settings.extender_key, authority, clients_required=True))
     return serve_extender(host, port, extender, told=metrics.answered, tls=tls)
 
 

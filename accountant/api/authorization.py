@@ -6,8 +6,6 @@ it is read. What a principal may see beyond its scope (teams, nodes) is asked of
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
@@ -17,7 +15,14 @@ from accountant.api.dependencies import Deps, deps_of
 from accountant.api.problems import Refusal, retry_later
 from accountant.wire.usage_models import Dimension
 from gputally.server.sign_in import Person
-from gputally.server.tokens_and_grants import AuthorityUnavailable, Principal, Scope, TooManyUnknown, Unauthenticated
+from gputally.server.tokens_and_grants import (
+    AuthorityUnavailable,
+    Principal,
+    Scope,
+    TooManyUnknown,
+    Unauthenticated,
+    token_in,
+)
 
 
 def require(scope: Scope) -> Callable[..., Awaitable[Principal]]:
@@ -33,7 +38,8 @@ async def admit(request: Request, deps: Deps, scope: Scope, *, form: bool = Fals
     """Authenticate, bound the rate, authorise, in this order. form: the route takes a form of our pages, so a session
     counts too, and the route checks the form's token (`check_form`). Raises Refusal."""
     address = request.client.host if request.client else ""
-    token = _credentials(request)
+    # A browser may send the token as the password of Basic, for reading only.
+    token = token_in(request.headers.get("authorization", ""), basic=request.method in ("GET", "HEAD"))
     principal = deps.certified(_certificate(request)) if token is None else None
     try:
         if principal is None and token is None:
@@ -106,19 +112,6 @@ def _bound(deps: Deps, client: tuple[str, str]) -> None:
     wait = deps.rate.admit(client)
     if wait:
         raise retry_later("too-many-requests", "more requests than one client may make", wait)
-
-
-def _credentials(request: Request) -> str | None:
-    """The bearer token; a browser may send it as the password of Basic, for reading only."""
-    kind, _, value = request.headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer":
-        return value.strip()
-    if kind.lower() == "basic" and request.method in ("GET", "HEAD"):
-        try:
-            return base64.b64decode(value, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
-            return None
-    return None
 
 
 def _certificate(request: Request) -> str:

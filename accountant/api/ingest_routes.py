@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, TypeAdapter
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from accountant.api import problems
 from accountant.api.authorization import Administering, Importing, Ingesting, admit
@@ -31,7 +32,6 @@ from accountant.runtime.ingest import decode
 from accountant.storage.write.batch_admission import fact_fault
 from accountant.wire.usage_models import DoneSpan, ImportMark, ImportState, MeteredSpan, Noted
 from gputally.base.units import MS_PER_SECOND, US_PER_HOUR
-from gputally.server.asgi_types import App, Receive, Scope, Send
 from gputally.server.tokens_and_grants import Principal
 
 usage_router = APIRouter(tags=["usage"])
@@ -66,7 +66,7 @@ async def report_usage(request: Request, deps: Given, principal: Ingesting) -> R
     return Response(msgspec.json.encode(receipt.ack), media_type="application/json")
 
 
-def directly(deps: Deps) -> App:
+def directly(deps: Deps) -> ASGIApp:
     """`report_usage` as an application of its own: what the framework does for a request costs several times what a
     small batch does. The route above describes it."""
 

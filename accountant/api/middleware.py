@@ -17,24 +17,22 @@ import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
-from functools import lru_cache
 from typing import ClassVar, TypeVar
-from urllib.parse import urlsplit
 
 import structlog
 from fastapi import Request, Response
 from fastapi.datastructures import Headers
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from accountant.api.problems import Refusal, answer, reason, retry_later
 from accountant.core.settings import Limits
 from gputally.base.clock import Clock
 from gputally.base.identifiers import NO_CONTROLS, unprintable
 from gputally.server import page_layout
-from gputally.server.asgi_types import App, Message, Receive, Scope, Send
 from gputally.server.config_models import NO_NUMBER, booleans_as_numbers
-from gputally.server.tokens_and_grants import is_loopback
+from gputally.server.tokens_and_grants import is_loopback, names_this_machine
 
 HEADERS = page_layout.headers()
 _HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
@@ -48,7 +46,7 @@ class Guard:
     answered: told the status of every answer."""
 
     def __init__(
-        self, app: App, *, clock: Clock, local_only: bool, answered: Callable[[int], None] = lambda _: None
+        self, app: ASGIApp, *, clock: Clock, local_only: bool, answered: Callable[[int], None] = lambda _: None
     ) -> None:
         self._app = app
         self._clock = clock
@@ -120,15 +118,7 @@ def _for_this_machine(scope: Scope, headers: Headers) -> bool:
     if host is None:
         server = scope.get("server")
         return server is not None and is_loopback(server[0])
-    return _names_this_machine(host)
-
-
-@lru_cache(maxsize=64)
-def _names_this_machine(host: str) -> bool:
-    try:
-        return is_loopback(urlsplit(f"//{host}").hostname or "")
-    except ValueError:
-        return False
+    return names_this_machine(host)
 
 
 INLINE_BYTES = 128 * 1024

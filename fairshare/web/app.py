@@ -1,4 +1,4 @@
-"""Builds the FastAPI application of the pages from the controller's settings.
+"""Builds the application of the pages from the controller's settings.
 
 jinja2 is imported only here and behind it, and what signing in stands on only where people do: a controller without
 pages does without.
@@ -16,15 +16,15 @@ import structlog
 
 from fairshare.controller.policy_file import PolicyPlace, keeper
 from fairshare.core.settings import Settings, address
-from fairshare.http_server import tls_context
+from fairshare.http_server import LIMITS
 from fairshare.usage.accountant_client import AccountantClient
 from fairshare.web.page_authentication import PageAuthentication
-from fairshare.web.page_server import serve_pages
 from fairshare.web.queue_history import History, ReportCache
 from fairshare.web.what_if_previews import Previews, Source, Worker
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError, FairshareError
 from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Event
+from gputally.server.https_server import Identity, Tls, serve
 from gputally.server.tokens_and_grants import TokenFile
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class NobodyComesIn(FairshareError):
 def pages(
     settings: Settings, scene: ReportCache, client: AccountantClient, clock: Clock, cluster: Cluster
 ) -> Iterator[str]:
-    """Serve until the context ends; yields the base URL. Raises CannotListen, PagesMissing, NobodyComesIn, NoSessions,
+    """Serve until the context ends; yields the base URL. Raises CannotStart, PagesMissing, NobodyComesIn, NoSessions,
     and FileFault for tokens and callers."""
     if find_spec("jinja2") is None:
         raise PagesMissing("pages_listen: pages need jinja2: install gputally[fairshare]")
@@ -86,7 +86,7 @@ def pages(
         raise NobodyComesIn(f"pages_callers: {settings.pages_callers}: no issuer has a login, so nobody can sign in")
     tls = None
     if settings.pages_certificate is not None and settings.pages_key is not None:
-        tls = tls_context(settings.pages_certificate, settings.pages_key, None)
+        tls = Tls(Identity(settings.pages_certificate, settings.pages_key))
     place = PolicyPlace(settings.policy, keeper(settings.pages_apply, settings.policy, cluster))
     source = Source(settings.accountant, settings.token_file, settings.ca_file, settings.cluster_name)
     previews = Previews(Worker(source, settings.pages_memory_mib))
@@ -95,11 +95,11 @@ def pages(
         settings.interval, applied, settings.pages_accountant,
     )  # fmt: skip
     host, port = address(settings.pages_listen)
-    site = Site(house, PageAuthentication(tokens, people), ROUTES, OPENINGS)
+    site = Site(house, PageAuthentication(tokens, people), ROUTES + OPENINGS)
     ready = threading.Thread(target=site.make_ready, name="templates", daemon=True)
     with ExitStack() as open_:
         open_.callback(previews.close)
-        url = open_.enter_context(serve_pages(host, port, site.answer, told=told, tls=tls))
+        url = open_.enter_context(serve(site.observed(told), host, port, tls, LIMITS, "fairshare-pages"))
         ready.start()
         open_.callback(ready.join)
         events.info("pages", url=url, apply=settings.pages_apply, tokens=tokens is not None, sign_in=people is not None)

@@ -1,69 +1,57 @@
-"""Defines the request and response of the controller's page server."""
+"""Defines how the controller's pages refuse a request, and reads their forms."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from urllib.parse import quote, urlencode
+from http import HTTPStatus
+from urllib.parse import parse_qs
 
-from gputally.server.page_layout import HTML
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from gputally.server.request_handling import read_body
 
 Fields = Mapping[str, Sequence[str]]
+"""Every value of every field of a form, as sent."""
 MARK = "form_token"
 """Name of the field that carries a form's mark."""
+MOST_BYTES = 2 * 1024 * 1024
+"""Of a form: a policy of two thousand queues is half of it."""
+MOST_FIELDS = 25_000
+BODY_S = 10.0
+_FORM = "application/x-www-form-urlencoded"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """headers: names in lower case. query, form: every value of every field, as sent."""
-
-    method: str
-    path: str
-    query: Fields = field(default_factory=dict)
-    form: Fields = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    def asked(self, name: str, default: str = "") -> str:
-        """The first value of a query's field."""
-        return (self.query.get(name) or (default,))[0]
-
-    def sent(self, name: str) -> str:
-        """The first value of a form's field, as it was sent."""
-        return (self.form.get(name) or ("",))[0]
-
-    @property
-    def address(self) -> str:
-        """Path and query, to come back to."""
-        return quote(self.path) + (f"?{urlencode(self.query, doseq=True)}" if self.query else "")
-
-    @property
-    def cookies(self) -> Mapping[str, str]:
-        """Those the browser sent along, by name."""
-        found = {}
-        for part in self.headers.get("cookie", "").split(";"):
-            name, equals, value = part.strip().partition("=")
-            if equals:
-                found[name] = value
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """cookies: as `Set-Cookie` carries them."""
-
-    body: bytes
-    type: str = HTML
-    status: int = 200
-    headers: Mapping[str, str] = field(default_factory=dict)
-    cookies: tuple[str, ...] = ()
-
-
-class Refusal(Exception):
+class Refusal(HTTPException):
     """A request is refused. The message says why and is sent to the caller."""
 
     def __init__(self, status: int, title: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(f"{status} {title}: {detail}")
-        self.status = status
+        super().__init__(status, detail, dict(headers or {}))
         self.title = title
-        self.detail = detail
-        self.headers = dict(headers or {})
+
+
+def refusal(error: HTTPException) -> Refusal:
+    """What the framework refuses, in the words of the pages."""
+    if isinstance(error, Refusal):
+        return error
+    title, detail = {
+        404: ("No such page", "there is nothing at this address"),
+        405: ("Not like that", "this address takes no such request"),
+    }.get(error.status_code, (HTTPStatus(error.status_code).phrase, error.detail))
+    return Refusal(error.status_code, title, detail, error.headers)
+
+
+async def read_form(request: Request) -> Fields:
+    """Raises HTTPException for a body that is too large, too slow or no form."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
+        raise HTTPException(415, f"forms are {_FORM}")
+    content = await read_body(request, MOST_BYTES, BODY_S)
+    try:
+        return parse_qs(content.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS)
+    except ValueError as error:
+        raise HTTPException(400, "not a form, or one with too many fields") from error
+
+
+def sent(form: Fields, name: str) -> str:
+    """The first value of a form's field, as it was sent."""
+    return (form.get(name) or ("",))[0]

@@ -9,8 +9,6 @@ is kept here; what a person may do is asked of the grants at every request.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hmac
 import secrets
 import threading
@@ -20,13 +18,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from fairshare.web.http_messages import MARK, Refusal, Request
+from starlette.requests import Request
+
+from fairshare.web.http_messages import MARK, Fields, Refusal, sent
 from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart, FairshareError
 from gputally.server import config_models
 from gputally.server.config_models import Watched
 from gputally.server.sign_in import People, Seal, key_of
-from gputally.server.tokens_and_grants import SCOPES, Callers, Principal, Scope, TokenFile, Unauthenticated, is_loopback
+from gputally.server.tokens_and_grants import (
+    SCOPES,
+    Callers,
+    Principal,
+    Scope,
+    TokenFile,
+    Unauthenticated,
+    names_this_machine,
+    token_in,
+)
 
 if TYPE_CHECKING:
     from gputally.server.sign_in import Person
@@ -120,25 +129,25 @@ class PageAuthentication:
         """Return the sign-in for the pages; None where sign-in is not configured."""
         return self._people() if self._people is not None else None
 
-    def admit(self, request: Request, scope: Scope, *, for_teams: bool = False) -> Caller:
-        """Raises Refusal. A request that changes something has to come from a page of ours as well.
+    def admit(self, request: Request, scope: Scope, form: Fields | None = None, *, for_teams: bool = False) -> Caller:
+        """Raises Refusal. A form has to come from a page of ours as well.
 
         for_teams: there is a part of it for who sees some teams only."""
-        if self._tokens is None and self._people is None and not is_loopback(_host(request)):
+        if self._tokens is None and self._people is None and not names_this_machine(request.headers.get("host", "")):
             raise Refusal(403, "Wrong host", "without tokens these pages answer only under localhost or 127.0.0.1")
         caller = self._caller(request)
         if caller.teams is not None and not for_teams:
             raise Refusal(403, "Not for one team", "this page is about every queue, and you see those of your teams")
         if not caller.may(scope):
             raise Refusal(403, "Not allowed", f"{caller.principal.name!r} lacks the scope {scope!r}")
-        if request.method != "GET":
-            _from_here(request, caller.mark)
+        if form is not None:
+            _from_here(request, form, caller.mark)
         return caller
 
     def _caller(self, request: Request) -> Caller:
         if self._tokens is None and self._people is None:
             return Caller(Principal("anonymous", frozenset(SCOPES)), _mark(self._own))
-        token = _token(request.headers.get("authorization", ""))
+        token = token_in(request.headers.get("authorization", ""))
         try:
             person = self._signed_in(request) if token is None else None
             if person is not None:
@@ -160,9 +169,9 @@ def _mark(secret: bytes) -> str:
     return hmac.digest(secret, b"gputally fairshare form", "sha256").hex()
 
 
-def _from_here(request: Request, mark: str) -> None:
+def _from_here(request: Request, form: Fields, mark: str) -> None:
     same_site(request)
-    if not hmac.compare_digest(request.sent(MARK).encode(), mark.encode()):
+    if not hmac.compare_digest(sent(form, MARK).encode(), mark.encode()):
         raise Refusal(403, "An old form", "the form is not one that was made for you; open the page again")
 
 
@@ -173,19 +182,3 @@ def same_site(request: Request) -> None:
     origin = request.headers.get("origin", "null")  # which is what our own pages send: they tell no referrer
     if origin != "null" and urlsplit(origin).netloc != request.headers.get("host", ""):
         raise Refusal(403, "Another site", "a page of another site may not write here")
-
-
-def _host(request: Request) -> str:
-    return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-
-
-def _token(authorization: str) -> str | None:
-    kind, _, value = authorization.partition(" ")
-    if kind.lower() == "bearer":
-        return value.strip()
-    if kind.lower() == "basic":
-        try:
-            return base64.b64decode(value, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
-            return None
-    return None

@@ -1,13 +1,13 @@
-"""Holds what every page needs, and renders pages and errors.
+"""Holds what every page needs, routes requests, and renders pages and errors.
 
-`Site.answer` never raises: a defect is logged and answered as such.
+Every request goes the same way: the form is read, the caller is admitted, the handler runs in a thread. A defect is
+logged and answered as such.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache
@@ -15,15 +15,21 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-import structlog
+from anyio import CapacityLimiter, to_thread
 from jinja2 import Environment
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from fairshare.controller.policy_file import PolicyPlace
 from fairshare.core.errors import AccountantUnavailable
 from fairshare.explain.plan_tables import number
 from fairshare.explain.queue_explanation import span
 from fairshare.web import svg_plots
-from fairshare.web.http_messages import Answer, Refusal, Request
+from fairshare.web.http_messages import Fields, Refusal, read_form, refusal, sent
 from fairshare.web.page_authentication import Caller, PageAuthentication
 from fairshare.web.queue_history import History, ReportCache, Snapshot
 from fairshare.web.what_if_previews import Previews
@@ -31,6 +37,7 @@ from gputally.base import number_format
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 from gputally.server import page_layout
+from gputally.server.request_handling import Answered, RequestLog
 from gputally.server.sign_in import to_sign_in
 from gputally.server.tokens_and_grants import Scope
 
@@ -41,6 +48,8 @@ NAVIGATION = (("/", "Shares"), ("/decisions", "Decisions"), ("/policy", "Policy"
 OF_TEAMS = NAVIGATION[:1]
 """What there is for who sees some teams only."""
 SCRIPT = "/static/pages.js"
+MOST_AT_ONCE = 16
+"""Handlers; further requests wait."""
 Applied = Callable[[str, str, str], None]
 """Hears of a policy that was written from a page: who, version before, version now."""
 
@@ -62,78 +71,75 @@ class PageContext:
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """One admitted request. rest: the part of the path after the route's prefix."""
+    """One admitted request. caller: None where the route is public. rest: the part of the path after the route's
+    prefix."""
 
     site: Site
     request: Request
-    caller: Caller
+    form: Fields
+    visitor: Caller | None
     rest: str
 
     @property
     def house(self) -> PageContext:
         return self.site.house
 
-    def page(self, template: str, current: str = "", status: int = 200, **values: Any) -> Answer:
+    @property
+    def caller(self) -> Caller:
+        """Who asks, on a route with a scope."""
+        assert self.visitor is not None
+        return self.visitor
+
+    def asked(self, name: str, default: str = "") -> str:
+        """A parameter of the query."""
+        return self.request.query_params.get(name) or default
+
+    def sent(self, name: str) -> str:
+        """A field of the form."""
+        return sent(self.form, name)
+
+    def page(self, template: str, current: str = "", status: int = 200, **values: Any) -> Response:
         """A page for this caller."""
-        return self.site.page(template, self.caller, current, status, **values)
+        return self.site.page(template, self.visitor, current, status, **values)
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """scope: what a caller needs. prefix ending in "/": whatever stands behind it is the handler's. for_teams: the
-    handler shows who sees some teams only what belongs to them; elsewhere they are refused."""
+class Page:
+    """A route. prefix ending in "/": whatever stands behind it is the handler's. scope: what a caller needs, None: the
+    page is public. for_teams: the handler shows callers who see some teams only what belongs to them; elsewhere they
+    are refused."""
 
     method: str
     prefix: str
-    scope: Scope
-    handler: Callable[[RequestContext], Answer]
+    scope: Scope | None
+    handler: Callable[[RequestContext], Response]
     for_teams: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PublicRoute:
-    """A route that needs no authentication."""
-
-    method: str
-    path: str
-    handler: Callable[[Site, Request], Answer]
-
-
 class Site:
-    """Answers requests; from any thread."""
+    """The pages as an ASGI application. Handlers run in threads."""
 
-    def __init__(
-        self,
-        house: PageContext,
-        doors: PageAuthentication,
-        routes: tuple[Route, ...],
-        openings: tuple[PublicRoute, ...] = (),
-    ) -> None:
+    def __init__(self, house: PageContext, doors: PageAuthentication, pages: Sequence[Page]) -> None:
         self.house = house
         self.people: Callable[[], People | None] = doors.people
         self._doors = doors
-        self._routes = routes
-        self._openings = openings
-        self._log = structlog.get_logger("fairshare.pages")
+        self._public = {page.prefix for page in pages if page.scope is None}
+        self._threads = CapacityLimiter(MOST_AT_ONCE)
+        handlers: Any = {HTTPException: self._refuse, AccountantUnavailable: self._unavailable, Exception: self._failed}
+        self.app = Starlette(routes=[*_STATIC, *map(self._route, pages)], exception_handlers=handlers)
+        self.app.router.redirect_slashes = False
+
+    def observed(self, answered: Answered | None = None) -> ASGIApp:
+        """The application with security headers; each response is reported to `answered`."""
+        return RequestLog(self.app, "fairshare.pages", headers=page_layout.headers(script=True), answered=answered)
 
     def make_ready(self) -> None:
         """What would take the first reader's time; whoever does not wait for it only waits longer."""
         page_layout.make_ready(_environment(), "fairshare.web")
 
-    def answer(self, request: Request) -> Answer:
-        """Never raises."""
-        try:
-            found = self._static(request) or self._opened(request) or self._routed(request)
-        except Refusal as refusal:
-            found = self._to_sign_in(request, refusal) or self._refused(refusal)
-        except AccountantUnavailable as error:
-            found = self._refused(Refusal(503, "The accountant does not answer", str(error)))
-        except Exception as error:  # noqa: BLE001  # the last stop: a defect is logged and answered
-            self._log.error("page_failed", path=request.path[:200], exc_info=error)
-            found = self._refused(Refusal(500, "This page failed", "the failure is in the controller's log"))
-        return replace(found, headers={**page_layout.headers(script=True), **found.headers})
-
-    def page(self, template: str, caller: Caller | None, current: str = "", status: int = 200, **values: Any) -> Answer:
+    def page(
+        self, template: str, caller: Caller | None, current: str = "", status: int = 200, **values: Any
+    ) -> Response:
         """A page in the common frame."""
         snapshot = self.house.scene.now()
         shared: dict[str, Any] = {
@@ -143,7 +149,7 @@ class Site:
             "current": current, "snapshot": snapshot, "place": self.house.place, "accountant": self.house.accountant,
             "now_ms": self.house.clock.wall_ms(), "stale_ms": 3 * self.house.interval_s * MS_PER_SECOND + 60_000,
         }  # fmt: skip
-        return Answer(_environment().get_template(template).render(shared | values).encode(), status=status)
+        return HTMLResponse(_environment().get_template(template).render(shared | values), status)
 
     def snapshot(self) -> Snapshot:
         """Raises Refusal before the first cycle."""
@@ -152,63 +158,46 @@ class Site:
             raise Refusal(503, "Not yet", "the first cycle has not ended; look again in a moment")
         return found
 
-    def _routed(self, request: Request) -> Answer:
-        allowed = []
-        for route in self._routes:
-            rest = _rest(route.prefix, request.path)
-            if rest is None:
-                continue
-            if route.method != request.method:
-                allowed.append(route.method)
-                continue
-            caller = self._doors.admit(request, route.scope, for_teams=route.for_teams)
-            return route.handler(RequestContext(self, request, caller, rest))
-        self._doors.admit(Request("GET", request.path, headers=request.headers), "read", for_teams=True)
-        if allowed:
-            raise Refusal(405, "Not like that", "this address takes no such request", {"Allow": ", ".join(allowed)})
-        raise Refusal(404, "No such page", "there is nothing at this address")
+    def _route(self, page: Page) -> Route:
+        async def answer(request: Request) -> Response:
+            form = await read_form(request) if page.method == "POST" else None
+            return await to_thread.run_sync(self._visited, page, request, form, limiter=self._threads)
 
-    def _static(self, request: Request) -> Answer | None:
-        """What needs no token: it says nothing."""
-        if request.method != "GET":
-            return None
-        if request.path == page_layout.STYLE:
-            return Answer((page_layout.stylesheet() + _own("pages.css")).encode(), page_layout.CSS)
-        if request.path == SCRIPT:
-            return Answer(_own("pages.js").encode(), "text/javascript; charset=utf-8")
-        if request.path == "/favicon.ico":
-            return Answer(page_layout.ICON, page_layout.ICON_TYPE)
-        return None
+        path = f"{page.prefix}{{rest:path}}" if page.prefix != "/" and page.prefix.endswith("/") else page.prefix
+        return Route(path, answer, methods=[page.method])
 
-    def _opened(self, request: Request) -> Answer | None:
-        found = next(
-            (each for each in self._openings if (each.method, each.path) == (request.method, request.path)), None
-        )
-        return found.handler(self, request) if found is not None else None
+    def _visited(self, page: Page, request: Request, form: Fields | None) -> Response:
+        caller = None
+        if page.scope is not None:
+            caller = self._doors.admit(request, page.scope, form, for_teams=page.for_teams)
+        return page.handler(RequestContext(self, request, form or {}, caller, request.path_params.get("rest", "")))
 
-    def _to_sign_in(self, request: Request, refusal: Refusal) -> Answer | None:
-        """Instead of a refusal, where a person looks at a page without being known."""
+    def _refuse(self, request: Request, error: HTTPException) -> Response:
+        found = refusal(error)
+        if not isinstance(error, Refusal) and found.status_code in (404, 405):
+            try:  # a stranger is not told which addresses there are
+                self._doors.admit(request, "read", for_teams=True)
+            except Refusal as unknown:
+                found = unknown
         wants_page = request.method == "GET" and "text/html" in request.headers.get("accept", "")
-        known = any(request.path == each.path for each in self._openings)
-        if refusal.status != 401 or not wants_page or known or self.people() is None:
-            return None
-        return redirect(to_sign_in(request.address))
+        signs_in = found.status_code == 401 and self.people() is not None
+        if signs_in and wants_page and request.url.path not in self._public:
+            query = f"?{request.url.query}" if request.url.query else ""
+            return redirect(to_sign_in(quote(request.url.path) + query))
+        answer = self.page("refused.html", None, status=found.status_code, refusal=found, again=signs_in)
+        answer.headers.update(found.headers or {})
+        return answer
 
-    def _refused(self, refusal: Refusal) -> Answer:
-        found = self.page(
-            "refused.html", None, status=refusal.status, refusal=refusal,
-            again=refusal.status == 401 and self.people() is not None,
-        )  # fmt: skip
-        return replace(found, headers=refusal.headers)
+    def _unavailable(self, request: Request, error: AccountantUnavailable) -> Response:
+        return self._refuse(request, Refusal(503, "The accountant does not answer", str(error)))
+
+    def _failed(self, request: Request, _: Exception) -> Response:
+        return self._refuse(request, Refusal(500, "This page failed", "the failure is in the controller's log"))
 
 
-def redirect(path: str) -> Answer:
+def redirect(path: str) -> Response:
     """To be asked for with GET."""
-    return Answer(b"", status=303, headers={"Location": path})
-
-
-def as_json(value: Any) -> Answer:
-    return Answer(json.dumps(value, ensure_ascii=False).encode(), "application/json")
+    return Response(status_code=303, headers={"Location": path})
 
 
 def link(path: str, *parts: str, **query: str) -> str:
@@ -223,15 +212,25 @@ def moment(at_ms: int) -> str:
     return f"{datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC):%-d %b %H:%M}"
 
 
-def _rest(prefix: str, path: str) -> str | None:
-    if prefix != "/" and prefix.endswith("/"):
-        return path.removeprefix(prefix) if path.startswith(prefix) and len(path) > len(prefix) else None
-    return "" if path == prefix else None
-
-
 @cache
 def _own(name: str) -> str:
     return (resources.files("fairshare.web") / "static" / name).read_text(encoding="utf-8")
+
+
+def _style(_: Request) -> Response:
+    return Response(page_layout.stylesheet() + _own("pages.css"), media_type="text/css")
+
+
+def _script(_: Request) -> Response:
+    return Response(_own("pages.js"), media_type="text/javascript")
+
+
+def _icon(_: Request) -> Response:
+    return Response(page_layout.ICON, media_type=page_layout.ICON_TYPE)
+
+
+_STATIC = (Route(page_layout.STYLE, _style), Route(SCRIPT, _script), Route("/favicon.ico", _icon))
+"""These need no token: they say nothing about the cluster."""
 
 
 @cache

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from starlette.responses import JSONResponse, Response
+
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.controller.policy_file import Changed, NotKept, digest, loaded
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.web import policy_form, queue_pages
-from fairshare.web.http_messages import Answer, Refusal, Request
-from fairshare.web.page_context import RequestContext, Site, as_json, link, redirect
+from fairshare.web.http_messages import Refusal
+from fairshare.web.page_context import RequestContext, Site, link, redirect
 from fairshare.web.policy_form import GROUPS, QUEUE, Draft, Finding, Form, Standing
 from fairshare.web.svg_plots import Line, bullet, over_time
 from fairshare.web.what_if_previews import MOST_DAYS, Busy, Comparison, Order
@@ -24,29 +26,29 @@ _FALLBACK_GPUS = 100.0
 """Parts of a cluster nobody knows the size of are shown as of one hundred GPUs."""
 
 
-def form(visit: RequestContext) -> Answer:
+def form(visit: RequestContext) -> Response:
     """`/policy`: the file as it stands, in fields."""
     standing = _standing(visit.site)
     return _form_page(visit, standing, policy_form.form_of(standing), None)
 
 
-def submit(visit: RequestContext) -> Answer:
+def submit(visit: RequestContext) -> Response:
     """POST `/policy`: what the form comes to. Without scripts it is checked here too, and rows are added."""
     standing = _standing(visit.site)
-    sent = _sent(visit.request)
-    action = visit.request.sent("action")
+    sent = _sent(visit)
+    action = visit.sent("action")
     if action == "add":
         return _form_page(visit, standing, policy_form.with_new_row(sent), None)
     found = _draft(visit.site, standing, sent)
     if action != "review" or not found.sound:
         return _form_page(visit, standing, sent, found, status=200 if found.sound else 422)
-    return _review_page(visit, standing, found, visit.request.sent("base"))
+    return _review_page(visit, standing, found, visit.sent("base"))
 
 
-def check(visit: RequestContext) -> Answer:
+def check(visit: RequestContext) -> Response:
     """POST `/policy/check`: the same for the script, as JSON."""
-    found = _draft(visit.site, _standing(visit.site), _sent(visit.request))
-    return as_json(
+    found = _draft(visit.site, _standing(visit.site), _sent(visit))
+    return JSONResponse(
         {
             "sound": found.sound,
             "faults": _told(found.faults),
@@ -62,36 +64,36 @@ def _told(findings: Sequence[Finding]) -> list[dict[str, str]]:
     ]
 
 
-def file(visit: RequestContext) -> Answer:
+def file(visit: RequestContext) -> Response:
     """POST `/policy/file`: the file to commit."""
-    text, _ = _text(visit.site, visit.request)
+    text, _ = _text(visit)
     name = "".join(letter for letter in visit.house.place.name if letter.isalnum() or letter in "._-") or "policy.yaml"
-    return Answer(text.encode(), YAML, headers={"Content-Disposition": f'attachment; filename="{name}"'})
+    return Response(text, media_type=YAML, headers={"Content-Disposition": f'attachment; filename="{name}"'})
 
 
-def preview(visit: RequestContext) -> Answer:
+def preview(visit: RequestContext) -> Response:
     """POST `/policy/preview`: replay the last days; leads to the preview's page."""
-    text, policy = _text(visit.site, visit.request)
-    days = visit.request.sent("days")
+    text, policy = _text(visit)
+    days = visit.sent("days")
     if not days.isascii() or not days.isdigit() or not 1 <= int(days) <= MOST_DAYS:
         raise Refusal(422, "How many days?", f"a preview looks back 1 to {MOST_DAYS} days")
     order = Order(visit.site.snapshot().policy, policy, int(days), visit.house.clock.wall_ms())
     try:
-        key = visit.house.previews.start(order, text, edited=visit.request.sent("edited") != "no")
+        key = visit.house.previews.start(order, text, edited=visit.sent("edited") != "no")
     except Busy as busy:
         running = visit.house.previews.running()
         raise Refusal(409, "One at a time", f"{busy}: {link('/preview/', running)}" if running else str(busy)) from busy
     return redirect(link("/preview/", key))
 
 
-def preview_page(visit: RequestContext) -> Answer:
+def preview_page(visit: RequestContext) -> Response:
     """`/preview/KEY`: how far it is, then who would have got what."""
     key, _, more = visit.rest.partition("/")
     found = visit.house.previews.get(key)
     if found is None:
         raise Refusal(404, "No such preview", "this replica does not know it: it was made on another, or is forgotten")
     if more == "state":
-        return as_json({"state": found.state, "part": round(found.part, 3), "doing": found.doing})
+        return JSONResponse({"state": found.state, "part": round(found.part, 3), "doing": found.doing})
     if more:
         raise Refusal(404, "No such page", "there is nothing at this address")
     standing = _standing(visit.site)
@@ -102,20 +104,20 @@ def preview_page(visit: RequestContext) -> Answer:
     )  # fmt: skip
 
 
-def cancel(visit: RequestContext) -> Answer:
+def cancel(visit: RequestContext) -> Response:
     """POST `/preview/KEY`: stop it."""
     visit.house.previews.cancel(visit.rest)
     return redirect(link("/preview/", visit.rest))
 
 
-def apply(visit: RequestContext) -> Answer:
+def apply(visit: RequestContext) -> Response:
     """POST `/policy/apply`: write the file, where the operator allows it and nobody was faster."""
-    text, policy = _text(visit.site, visit.request)
+    text, policy = _text(visit)
     if not visit.house.place.writable:
         raise Refusal(403, "Not from here", "pages do not write the policy here: commit the file instead")
     before = _version(visit.site)
     try:
-        visit.house.place.write(text, visit.request.sent("base"))
+        visit.house.place.write(text, visit.sent("base"))
     except Changed as error:
         raise Refusal(409, "Somebody was faster", str(error)) from error
     except NotKept as error:
@@ -140,9 +142,9 @@ def _version(site: Site) -> str:
         return "faulty"
 
 
-def _sent(request: Request) -> Form:
+def _sent(visit: RequestContext) -> Form:
     try:
-        return policy_form.form_from(request.form)
+        return policy_form.form_from(visit.form)
     except ValueError as error:
         raise Refusal(400, "Not a form of ours", str(error)) from error
 
@@ -155,18 +157,18 @@ def _draft(site: Site, standing: Standing, sent: Form) -> Draft:
         raise Refusal(409, "The file has changed", str(error)) from error
 
 
-def _text(site: Site, request: Request) -> tuple[str, Policy]:
+def _text(visit: RequestContext) -> tuple[str, Policy]:
     """The whole file that a later step of the form carries along."""
-    text = request.sent("text").replace("\r\n", "\n")
+    text = visit.sent("text").replace("\r\n", "\n")
     try:
-        return text, loaded(parse(text, site.house.place.name))
+        return text, loaded(parse(text, visit.house.place.name))
     except FileFault as fault:
         raise Refusal(422, "This policy is faulty", str(fault)) from fault
 
 
 def _form_page(
     visit: RequestContext, standing: Standing, shown: Form, found: Draft | None, status: int = 200
-) -> Answer:
+) -> Response:
     if found is None:
         found = _draft(visit.site, standing, shown)
     beside: dict[str, list[tuple[str, str]]] = {}
@@ -180,7 +182,7 @@ def _form_page(
     )  # fmt: skip
 
 
-def _review_page(visit: RequestContext, standing: Standing, found: Draft, base: str) -> Answer:
+def _review_page(visit: RequestContext, standing: Standing, found: Draft, base: str) -> Response:
     assert found.policy is not None
     try:
         before: Policy | None = loaded(parse(standing.text, standing.name))

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from starlette.responses import Response
+
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy, UsageWindow
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
@@ -22,7 +24,7 @@ from fairshare.explain.queue_explanation import QueueAccount, below, explain_que
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.targets import ADAPTERS
 from fairshare.web import queue_history, svg_plots
-from fairshare.web.http_messages import Answer, Refusal
+from fairshare.web.http_messages import Refusal
 from fairshare.web.page_context import RequestContext, link
 from fairshare.web.policy_form import written
 from fairshare.web.queue_history import Snapshot
@@ -212,7 +214,7 @@ DAYS = (1, 7, 31)
 KINDS = ("weight", "preemption", "hold")
 
 
-def shares(visit: RequestContext) -> Answer:
+def shares(visit: RequestContext) -> Response:
     """`/`: every queue in its tree, at every target."""
     snapshot = visit.house.scene.now()
     if snapshot is None:
@@ -222,7 +224,7 @@ def shares(visit: RequestContext) -> Answer:
     return visit.page("shares.html", "/", targets=found, top=min(1.0, top * 1.08), window=_window(snapshot.policy))
 
 
-def queue(visit: RequestContext) -> Answer:
+def queue(visit: RequestContext) -> Response:
     """`/queue/NAME`: its share over time, its weights and why, what was decided about it."""
     snapshot = visit.site.snapshot()
     policy, report = snapshot.policy, snapshot.report
@@ -282,12 +284,12 @@ def queue(visit: RequestContext) -> Answer:
     )  # fmt: skip
 
 
-def decisions(visit: RequestContext) -> Answer:
+def decisions(visit: RequestContext) -> Response:
     """`/decisions?queue=&kind=&days=`: newest first."""
-    asked_days = visit.request.asked("days", "7")
+    asked_days = visit.asked("days", "7")
     days = int(asked_days) if asked_days.isascii() and asked_days.isdigit() and int(asked_days) in DAYS else 7
-    kind = visit.request.asked("kind") if visit.request.asked("kind") in KINDS else ""
-    wanted = visit.request.asked("queue")[:300]
+    kind = visit.asked("kind") if visit.asked("kind") in KINDS else ""
+    wanted = visit.asked("queue")[:300]
     now_ms = visit.house.clock.wall_ms()
     missing = ""
     try:
@@ -309,9 +311,9 @@ def decisions(visit: RequestContext) -> Answer:
     )  # fmt: skip
 
 
-def decision(visit: RequestContext) -> Answer:
+def decision(visit: RequestContext) -> Response:
     """`/decision?id=&at=`: every input, and the arithmetic in words."""
-    id, at = visit.request.asked("id")[:500], visit.request.asked("at")
+    id, at = visit.asked("id")[:500], visit.asked("at")
     if not at.isascii() or not at.isdigit() or len(at) > 15:
         raise Refusal(404, "No such decision", "its address says no time")
     missing = ""

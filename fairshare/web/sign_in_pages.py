@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fairshare.web.http_messages import MARK, Answer, Refusal, Request
+from starlette.responses import Response
+
+from fairshare.web.http_messages import MARK, Refusal
 from fairshare.web.page_authentication import same_site
-from fairshare.web.page_context import PublicRoute, Site
+from fairshare.web.page_context import Page, RequestContext, redirect
 from gputally.server.sign_in import CALLBACK, LEAVE, LEFT, LONGEST, OUT, CrossSite, Move, own_path
 from gputally.server.tokens_and_grants import AuthorityUnavailable, Unauthenticated
 
@@ -17,68 +19,69 @@ if TYPE_CHECKING:
     from gputally.server.sign_in import People
 
 
-def leave(site: Site, request: Request) -> Answer:
+def leave(visit: RequestContext) -> Response:
     """To the provider; where there are several, a page to choose one."""
-    people = _people(site)
-    following, chosen = _short(request.asked("next", "/")), request.asked("with")
+    people = _people(visit)
+    following, chosen = _short(visit.asked("next", "/")), visit.asked("with")
     number = int(chosen) if chosen.isascii() and chosen.isdigit() and len(chosen) < 4 else 0
     if number > len(people.providers):
         raise Refusal(404, "No such provider", "nobody signs in with it here")
     if not number and len(people.providers) > 1:
-        return site.page("sign_in.html", None, providers=people.providers, next=own_path(following))
+        return visit.page("sign_in.html", providers=people.providers, next=own_path(following))
     try:
         return _moved(people.leave(people.providers[max(number, 1) - 1], following))
     except AuthorityUnavailable as error:
         raise _away(error) from error
 
 
-def done(site: Site, request: Request) -> Answer:
+def done(visit: RequestContext) -> Response:
     """Back from the provider, with a code for a session."""
-    people = _people(site)
-    code = "" if request.asked("error") else _short(request.asked("code"))
+    people = _people(visit)
+    code = "" if visit.asked("error") else _short(visit.asked("code"))
     try:
-        return _moved(people.arrive(request.cookies, _short(request.asked("state")), code))
+        return _moved(people.arrive(visit.request.cookies, _short(visit.asked("state")), code))
     except Unauthenticated as error:
         raise Refusal(401, "Not signed in", f"{error}; go to {LEAVE} to begin again") from error
     except AuthorityUnavailable as error:
         raise _away(error) from error
 
 
-def leave_for_good(site: Site, request: Request) -> Answer:
+def leave_for_good(visit: RequestContext) -> Response:
     """POST: forget the session in this browser."""
-    people = _people(site)
-    same_site(request)
+    people = _people(visit)
+    same_site(visit.request)
     try:
-        return _moved(people.sign_out(request.cookies, request.sent(MARK)))
+        return _moved(people.sign_out(visit.request.cookies, visit.sent(MARK)))
     except CrossSite as error:
         raise Refusal(403, "An old form", str(error)) from error
 
 
-def left(site: Site, request: Request) -> Answer:  # noqa: ARG001  # an opening's
+def left(visit: RequestContext) -> Response:
     """Where signing out ends."""
-    _people(site)
-    return site.page("signed_out.html", None)
+    _people(visit)
+    return visit.page("signed_out.html")
 
 
 OPENINGS = (
-    PublicRoute("GET", LEAVE, leave),
-    PublicRoute("GET", CALLBACK, done),
-    PublicRoute("POST", OUT, leave_for_good),
-    PublicRoute("GET", LEFT, left),
+    Page("GET", LEAVE, None, leave),
+    Page("GET", CALLBACK, None, done),
+    Page("POST", OUT, None, leave_for_good),
+    Page("GET", LEFT, None, left),
 )
 
 
-def _people(site: Site) -> People:
-    found = site.people()
+def _people(visit: RequestContext) -> People:
+    found = visit.site.people()
     if found is None:
         raise Refusal(404, "No such page", "nobody signs in here: ask with a token")
     return found
 
 
-def _moved(move: Move) -> Answer:
-    return Answer(
-        b"", status=303, headers={"Location": move.to}, cookies=tuple(cookie.header() for cookie in move.cookies)
-    )
+def _moved(move: Move) -> Response:
+    answer = redirect(move.to)
+    for cookie in move.cookies:
+        answer.headers.append("Set-Cookie", cookie.header())
+    return answer
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Serves an ASGI application in a thread, with TLS certificates that reload.
+"""Serves an ASGI application in a thread, with TLS certificates that reload: the listener of every program.
 
 uvicorn bounds neither how many connections there are nor how long a client takes to say what it wants. Here every
 connection is accepted within bounds (gputally.server.connection_limits), and closed where its handshake or its
@@ -26,13 +26,13 @@ from typing import Any
 
 import structlog
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gputally.base.atomic_file import Stamp, stamp
 from gputally.base.errors import AccountantError, CannotStart
-from gputally.server import asgi_types
 from gputally.server.connection_limits import ConnectionLimits, Connections
 
 
@@ -43,11 +43,13 @@ class BadCertificate(AccountantError):
 @dataclass(frozen=True, slots=True)
 class Identity:
     """certificate, key: PEM files of ours. client_ca: PEM file of the authorities of client certificates,
-    None: none are asked for."""
+    None: none are asked for. clients_required: only clients with such a certificate get a connection; otherwise a
+    client without one can still send a bearer token."""
 
     certificate: Path
     key: Path
     client_ca: Path | None = None
+    clients_required: bool = False
 
 
 class Tls:
@@ -66,8 +68,7 @@ class Tls:
                 self.context.load_verify_locations(identity.client_ca)
             except OSError as error:
                 raise BadCertificate(f"{identity.client_ca}: {error.strerror or error}") from error
-            # Optional: people come with bearer tokens over the same port.
-            self.context.verify_mode = ssl.CERT_OPTIONAL
+            self.context.verify_mode = ssl.CERT_REQUIRED if identity.clients_required else ssl.CERT_OPTIONAL
 
     def look(self) -> bool:
         """Use the certificate for new connections if its files changed, or could not be used the last time; True
@@ -209,8 +210,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stall_timer = None
 
 
-_KEEP_ALIVE_SECONDS = 75
-"""Longer than an agent's interval, so that its connection lasts."""
+_KEEP_ALIVE_SECONDS = 120
+"""Longer than an agent's interval, and than Go's HTTP client keeps a connection that it does not use (90 s)."""
 _DRAIN_SECONDS = 20
 """How long requests in flight may take to finish when the service stops."""
 
@@ -230,7 +231,7 @@ class _Server(uvicorn.Server):
         self._connections = Connections(limits)
         self._accepting: asyncio.Task[None] | None = None
         self._opening: set[asyncio.Task[None]] = set()
-        self._log = structlog.get_logger("accountant.http")
+        self._log = structlog.get_logger("http")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002  # the base's
         await super().startup([])
@@ -303,9 +304,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def serve(
-    app: asgi_types.App, host: str, port: int, tls: Tls | None = None, limits: ConnectionLimits | None = None
+    app: ASGIApp,
+    host: str,
+    port: int,
+    tls: Tls | None = None,
+    limits: ConnectionLimits | None = None,
+    name: str = "http",
 ) -> Iterator[str]:
-    """Serve the app in a thread and give its base URL; on leaving, stop accepting and let requests finish.
+    """Serve the app in a thread of this name and give its base URL; on leaving, stop accepting and let requests finish.
 
     tls: serve HTTPS with it. port 0 takes a free one. Raises CannotStart."""
     bound = listen(host, port)
@@ -331,7 +337,7 @@ def serve(
         finally:
             server.listening.set()
 
-    thread = threading.Thread(target=run, name="http", daemon=True)
+    thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     server.listening.wait()
     address, actual_port = bound.getsockname()[:2]

@@ -27,6 +27,8 @@ grants:
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import hmac
 import ipaddress
@@ -34,8 +36,10 @@ import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
+from urllib.parse import urlsplit
 
 import jwt
 import yaml
@@ -224,6 +228,28 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+@lru_cache(maxsize=64)
+def names_this_machine(host: str) -> bool:
+    """Whether a Host header names a loopback address."""
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+
+
+def token_in(authorization: str, *, basic: bool = True) -> str | None:
+    """The bearer token of an Authorization header. basic: also the password of Basic, which browsers ask people for."""
+    kind, _, value = authorization.partition(" ")
+    if kind.lower() == "bearer":
+        return value.strip()
+    if basic and kind.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+    return None
 
 
 def sha256(token: str) -> str:

@@ -12,13 +12,13 @@ from fairshare.controller.policy_file import FileKeeper, PolicyPlace
 from fairshare.usage.accountant_client import AccountantClient
 from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_context import PageContext, Site, link
-from fairshare.web.page_server import serve_pages
 from fairshare.web.queue_history import History, ReportCache
 from fairshare.web.route_table import ROUTES
 from fairshare.web.sign_in_pages import OPENINGS
 from fairshare.web.what_if_previews import Order, Previews, Source, Worker
 from fairshare.web.yaml_editing import anew
 from gputally.base.clock import VirtualClock
+from gputally.server.https_server import serve
 from tests.fairshare.web.staging import settled
 
 HEADING = "# Who is due how much of the cluster, and how the past counts.\n"
@@ -47,7 +47,7 @@ def controller_pages(
         place = PolicyPlace(file, FileKeeper(file))
         house = PageContext(scene, History(client, clock), previews, place, clock, 3600.0, accountant=accountant)
         url = after.enter_context(
-            serve_pages("127.0.0.1", 0, Site(house, PageAuthentication(None), ROUTES, OPENINGS).answer)
+            serve(Site(house, PageAuthentication(None), ROUTES + OPENINGS).observed(), "127.0.0.1", 0)
         )
         other = policy.model_copy(update={"k": policy.k / 2, "queues": tuple(_heavier(policy))})
         text = anew(other.model_dump(mode="json", by_alias=True, exclude_defaults=True), HEADING)

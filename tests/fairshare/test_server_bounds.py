@@ -11,31 +11,23 @@ from pathlib import Path
 import httpx2
 import pytest
 import trustme
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from fairshare.http_server import TimedHandler, listening
 from gputally.server.connection_limits import ConnectionLimits
+from gputally.server.https_server import Identity, Tls, serve
+from gputally.server.request_handling import read_body
 
 SOON = ConnectionLimits(connections=40, connections_by_address=10, header_seconds=0.3)
 
 
-class Echo(TimedHandler):
-    protocol_version = "HTTP/1.1"
-    timeout = 30
+async def echo(request: Request) -> Response:
+    return Response(await read_body(request, 100_000, 0.3) if request.method == "POST" else b"ok")
 
-    def do_GET(self) -> None:
-        self._answer(b"ok")
 
-    def do_POST(self) -> None:
-        self._answer(self.body(int(self.headers["Content-Length"]), 0.3))
-
-    def _answer(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+APP = Starlette(routes=[Route("/", echo, methods=["GET", "POST"])])
 
 
 def dial(url: str, source: str = "127.0.0.1") -> socket.socket:
@@ -72,13 +64,13 @@ def ends(connection: socket.socket, trickle: bytes = b"") -> bool:
     ids=["silence", "request line", "headers", "body", "second request"],
 )
 def test_what_trickles_is_not_waited_for(said: bytes, trickle: bytes) -> None:
-    with listening("127.0.0.1", 0, Echo, "echo", None, SOON) as url, dial(url) as one:
+    with serve(APP, "127.0.0.1", 0, None, SOON) as url, dial(url) as one:
         one.sendall(said)
         assert ends(one, trickle)
 
 
 def test_a_connection_between_two_requests_stays_open() -> None:
-    with listening("127.0.0.1", 0, Echo, "echo", None, SOON) as url, dial(url) as one:
+    with serve(APP, "127.0.0.1", 0, None, SOON) as url, dial(url) as one:
         one.settimeout(2 * SOON.header_seconds)
         for _ in range(2):
             one.sendall(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi")
@@ -90,7 +82,7 @@ def test_a_connection_between_two_requests_stays_open() -> None:
 
 
 def test_one_address_cannot_take_all_connections_and_they_are_given_back() -> None:
-    with listening("127.0.0.1", 0, Echo, "echo", None, SOON) as url, ExitStack() as open_:
+    with serve(APP, "127.0.0.1", 0, None, SOON) as url, ExitStack() as open_:
         half_open = [open_.enter_context(dial(url, "127.0.0.2")) for _ in range(30)]
         assert httpx2.get(url).status_code == 200
         assert all(ends(one) for one in half_open)
@@ -109,11 +101,12 @@ def test_one_address_cannot_take_all_connections_and_they_are_given_back() -> No
 
 def test_tls_handshakes_that_do_not_end_hold_nobody_up(tmp_path: Path) -> None:
     authority = trustme.CA()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
+    mine, files = authority.issue_cert("127.0.0.1"), (tmp_path / "tls.crt", tmp_path / "tls.key")
+    mine.cert_chain_pems[0].write_to_path(files[0])
+    mine.private_key_pem.write_to_path(files[1])
     trusted = ssl.create_default_context()
     authority.configure_trust(trusted)
-    with listening("127.0.0.1", 0, Echo, "echo", context, SOON) as url, ExitStack() as open_:
+    with serve(APP, "127.0.0.1", 0, Tls(Identity(*files)), SOON) as url, ExitStack() as open_:
         half_open = [open_.enter_context(dial(url, "127.0.0.2")) for _ in range(30)]
         assert httpx2.get(url, verify=trusted).status_code == 200
         assert all(ends(one) for one in half_open)

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 import httpx2
 import pytest
 import trustme
+from starlette.types import Receive, Scope, Send
 
-from gputally.server.asgi_types import Receive, Scope, Send
 from gputally.server.connection_limits import ConnectionLimits, Connections
 from gputally.server.https_server import Identity, Tls, serve
 

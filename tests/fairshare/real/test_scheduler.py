@@ -13,10 +13,11 @@ import trustme
 from fairshare.controller.kube_scheduler_extender import Extender, Room, Share
 from fairshare.core.model import Pod
 from fairshare.core.pods import QUEUE_LABEL, read_pod
-from fairshare.http_server import serve_extender, tls_context
+from fairshare.http_server import serve_extender
 from gputally.base.clock import SystemClock
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import GPU, NODE, POD
+from gputally.server.https_server import Identity, Tls
 from tests.patience import until
 from tests.real.controlplane import ApiServer, scheduler
 
@@ -164,7 +165,7 @@ def test_over_https_the_scheduler_asks_with_an_authority_alone(
     mine.cert_chain_pems[0].write_to_path(paths["cert"])
     mine.private_key_pem.write_to_path(paths["key"])
     extender = Extender(cockpit.room, SystemClock())
-    with serve_extender("127.0.0.1", 0, extender, tls=tls_context(paths["cert"], paths["key"], None)) as url:
+    with serve_extender("127.0.0.1", 0, extender, tls=Tls(Identity(paths["cert"], paths["key"]))) as url:
         with scheduler(server, tmp_path, [_extender(url)]):
             cockpit.pod("without", 2, "small")
             cockpit.until_bound("without")

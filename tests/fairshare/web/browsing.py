@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import urlsplit
 
 import httpx2
 
-from fairshare.web.http_messages import MARK, Answer, Request
+from fairshare.web.http_messages import MARK
 from fairshare.web.page_authentication import HOUSE, SignIns
 from gputally.base.clock import VirtualClock
 from gputally.server.sign_in import Seal, Session
 from tests.fairshare.web.granting import callers, key
-from tests.fairshare.web.staging import Stage, stage
+from tests.fairshare.web.staging import Answer, Stage, ask, stage
 from tests.fakes.provider import Provider
 
 PAGE = {"accept": "text/html"}
@@ -46,9 +46,7 @@ class Browser:
         kept = [f"{n}={v}" for n, v in self.cookies.items() if asked.path.startswith(self.paths[n])]
         if kept:
             sent["cookie"] = "; ".join(["theme=dark", *kept])
-        found: Answer = self.site.answer(
-            Request(method, unquote(asked.path), parse_qs(asked.query), {k: [v] for k, v in (form or {}).items()}, sent)
-        )
+        found = ask(self.site, method, url, form, sent)
         for cookie in found.cookies:
             name, _, value = cookie.partition(";")[0].partition("=")
             self.paths[name] = cookie.partition("Path=")[2].partition(";")[0]

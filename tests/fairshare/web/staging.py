@@ -10,7 +10,10 @@ from importlib.resources import as_file, files
 from math import sin
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlencode, urlsplit
+from urllib.parse import urlencode
+
+import httpx2
+from starlette.testclient import TestClient
 
 from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine
@@ -22,7 +25,7 @@ from fairshare.core.model import Pod
 from fairshare.explain import what_if
 from fairshare.explain.what_if import Got
 from fairshare.targets import KINDS
-from fairshare.web.http_messages import MARK, Answer, Request
+from fairshare.web.http_messages import MARK
 from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_context import PageContext, Site
 from fairshare.web.queue_history import History, ReportCache
@@ -122,6 +125,30 @@ def quick(order: Order, told: Told, stop: threading.Event) -> Comparison:
     return Comparison(64, 1234, start, order.at_ms, tuple(rows), series, ("jobs are as long as they were",))
 
 
+@dataclass(frozen=True)
+class Answer:
+    """cookies: as `Set-Cookie` carries them."""
+
+    status: int
+    body: bytes
+    headers: httpx2.Headers
+
+    @property
+    def cookies(self) -> tuple[str, ...]:
+        return tuple(self.headers.get_list("set-cookie"))
+
+    @property
+    def type(self) -> str:
+        return str(self.headers["Content-Type"])
+
+
+def ask(site: Site, method: str, url: str, form: Mapping[str, str] | None, headers: Mapping[str, str]) -> Answer:
+    """One request to the pages, in this process. A browser of its own: no cookies are kept."""
+    asking = TestClient(site.observed(), raise_server_exceptions=False, follow_redirects=False)
+    found = asking.request(method, url, data=form, headers={"accept": "", **headers})
+    return Answer(found.status_code, found.content, found.headers)
+
+
 @dataclass
 class Stage:
     """The pages and everything behind them. tokens: by scope; "" asks without one."""
@@ -140,15 +167,14 @@ class Stage:
     applied: list[tuple[str, str, str]] = field(default_factory=list)
 
     def get(self, url: str, scope: str = "", **headers: str) -> Answer:
-        return self.site.answer(self._request("GET", url, scope, {}, headers))
+        return ask(self.site, "GET", url, None, self._headers(scope, headers))
 
     def post(
         self, url: str, form: Mapping[str, str], scope: str = "", mark: str | None = None, **headers: str
     ) -> Answer:
         """mark None: the right one for this caller."""
         right = mark if mark is not None else self.mark(scope)
-        sent = {key: [value] for key, value in {MARK: right, **form}.items()}
-        return self.site.answer(self._request("POST", url, scope, sent, headers))
+        return ask(self.site, "POST", url, {MARK: right, **form}, self._headers(scope, headers))
 
     def mark(self, scope: str = "") -> str:
         """As a form of theirs carries it."""
@@ -156,14 +182,11 @@ class Stage:
         _, found, rest = text.partition(f'name="{MARK}" value="')
         return rest.partition('"')[0] if found else ""
 
-    def _request(
-        self, method: str, url: str, scope: str, form: Mapping[str, Sequence[str]], headers: Mapping[str, str]
-    ) -> Request:
-        asked = urlsplit(url)
+    def _headers(self, scope: str, headers: Mapping[str, str]) -> Mapping[str, str]:
         sent = {"host": "localhost:9404", **{key.replace("_", "-"): value for key, value in headers.items()}}
         if scope in self.tokens:
             sent["authorization"] = f"Bearer {self.tokens[scope]}"
-        return Request(method, unquote(asked.path), parse_qs(asked.query), form, sent)
+        return sent
 
 
 def stage(
@@ -222,7 +245,7 @@ def stage(
         scene, History(books, clock), previews, place, clock, 600.0, lambda *said: applied.append(said), "http://accountant/"
     )  # fmt: skip
     doors = PageAuthentication(listed, people(clock) if people is not None else None)
-    site = Site(house, doors, ROUTES, OPENINGS)
+    site = Site(house, doors, ROUTES + OPENINGS)
     return Stage(site, scene, accountant, books, clock, controller, cluster, place, file, previews, tokens, applied)
 
 

@@ -127,7 +127,7 @@ def test_a_preview_leads_to_its_page_and_is_made_once(open_stage: Stage) -> None
     for words in ("Who would have got what", "▲ +40.0", "12 → 9", "jobs are as long as they were", "+k: 9.0"):
         assert words in shown
     assert open_stage.post("/policy/preview", form).headers["Location"] == where
-    assert b'"state": "done"' in open_stage.get(where + "/state").body
+    assert json.loads(open_stage.get(where + "/state").body)["state"] == "done"
     assert open_stage.get("/preview/unknown").status == 404
     assert open_stage.get(where + "/else").status == 404
 
@@ -182,4 +182,4 @@ def test_a_defect_is_answered_and_logged_as_one(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as logged:
         found = here.get("/decisions")
     assert (found.status, "AttributeError" in text(found)) == (500, False)
-    assert [(each["event"], each["path"]) for each in logged] == [("page_failed", "/decisions")]
+    assert [(each["event"], each["path"]) for each in logged] == [("request_failed", "/decisions")]
