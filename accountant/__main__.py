@@ -43,7 +43,7 @@ MODULES: Final = {
 order of the help."""
 
 
-class _Imported(Mapping[str, Any]):
+class _LazyCommands(Mapping[str, Any]):
     """A group's commands, which its library asks for by name or one after the other."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Commands(TyperGroup):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        self.commands = _Imported()  # type: ignore[assignment]  # nobody adds to it
+        self.commands = _LazyCommands()  # type: ignore[assignment]  # nobody adds to it
 
 
 app = typer.Typer(

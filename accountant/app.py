@@ -21,7 +21,7 @@ from accountant.api import (
 )
 from accountant.api import problems as openapi
 from accountant.api.dependencies import Deps
-from accountant.api.middleware import Guard
+from accountant.api.middleware import AccessMiddleware
 from accountant.web import job_pages, node_pages, overview_pages, proposal_pages, sign_in_pages, statement_pages
 
 ROUTES = [
@@ -92,8 +92,8 @@ def create_app(deps: Deps) -> FastAPI:
     app.router.routes.extend(ROUTES)
 
     local_only = deps.settings.auth == "off"
-    app.add_middleware(Guard, clock=deps.clock, local_only=local_only)
-    app.usage = Guard(
+    app.add_middleware(AccessMiddleware, clock=deps.clock, local_only=local_only)
+    app.usage = AccessMiddleware(
         ingest_routes.directly(deps), clock=deps.clock, local_only=local_only, answered=deps.metrics.answered
     )
 

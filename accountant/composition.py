@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 import structlog
 from starlette.types import ASGIApp
 
-from accountant.api.authentication import WaysIn
+from accountant.api.authentication import CallersFile
 from accountant.api.dependencies import Deps
 from accountant.api.ledger_metrics import LedgerCollector
 from accountant.app import create_app
@@ -39,7 +39,7 @@ from accountant.notifications.subscriptions import Orders
 from accountant.prices import price_book as prices
 from accountant.prices.price_book import PriceBook
 from accountant.runtime import cache_warmup
-from accountant.runtime.background_tasks import PeriodicTasks, Routine, Routines, Upkeep
+from accountant.runtime.background_tasks import Maintenance, PeriodicTasks, Routine, Routines
 from accountant.runtime.guarded_clock import GuardedClock
 from accountant.runtime.ingest import Ingest
 from accountant.runtime.service_metrics import (
@@ -125,7 +125,7 @@ class Service:
         if written is not None:
             written.read(now)
         _writable(settings.data)
-        self._ways = WaysIn(settings, clock, self._stays, self._api, self._teams)
+        self._ways = CallersFile(settings, clock, self._stays, self._api, self._teams)
         self.tls = _tls(settings)
         archive = settings.archive.to if settings.archive is not None else None
         self.ledger = open_ledger(
@@ -164,7 +164,7 @@ class Service:
         )
         self.app = create_app(self._deps)
         self.listeners = self._compatible(metrics)
-        kept_up = Upkeep(self.ledger, self.books, settings, clock).routines()
+        kept_up = Maintenance(self.ledger, self.books, settings, clock).routines()
         self._routines = Routines(clock, [*self._refreshing(), *kept_up], self.tasks)
         self._warmed = ""
         """Version of the policy whose window was asked for."""

@@ -36,7 +36,7 @@ from gputally.base.units import MS_PER_DAY
 from gputally.base.yaml_file import FileFault
 
 if TYPE_CHECKING:
-    from agent.devices.driver_lifecycle import Holding
+    from agent.devices.driver_lifecycle import DriverHolder
     from agent.metrics.dcgm_compat import DcgmOutput
 
 log = logging.getLogger("agent")
@@ -200,10 +200,10 @@ def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = Fals
     return _released_by_signal(NodeSource(gpus, processes, pods, logs_of_pods, node, clock), chosen, clock)
 
 
-def _released_by_signal(source: Holding, chosen: Settings, clock: Clock) -> Source:
-    from agent.devices.driver_lifecycle import Releasable
+def _released_by_signal(source: DriverHolder, chosen: Settings, clock: Clock) -> Source:
+    from agent.devices.driver_lifecycle import ReleasableSource
 
-    releasable = Releasable(source, clock, chosen.release_s)
+    releasable = ReleasableSource(source, clock, chosen.release_s)
     signal.signal(signal.SIGUSR1, lambda *_: releasable.let_go())
     return _with_dcgm(releasable, chosen, clock)
 

@@ -28,7 +28,7 @@ from agent.metering.meter import ClosedSet, Meter, moved
 from agent.metrics.exporter import AgentMetrics
 from agent.metrics.metric_families import Operations
 from agent.upload.clock_lines import WRONG_MS
-from agent.upload.spool import OUTBOX_FULL, SPOOL_UNWRITABLE, Loss, Outbox, Stats, extent
+from agent.upload.spool import OUTBOX_FULL, SPOOL_UNWRITABLE, LostRecords, Outbox, Stats, extent
 from agent.upload.uploader import ShipResult, Uploader
 from agent.wire import PodFacts
 from gputally.base.clock import Clock
@@ -70,7 +70,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unspooled:
+class _UnspooledRecords:
     sets: tuple[ClosedSet, ...]
     facts: tuple[PodFacts, ...]
     rows: int
@@ -113,8 +113,8 @@ class Agent:
         """By uid what was spooled last, as it was shown and what of it counts."""
         self._forgotten = 0
         """Of the outbox, when these facts were looked at last."""
-        self._backlog: deque[_Unspooled] = deque()
-        self._lost: Loss | None = None
+        self._backlog: deque[_UnspooledRecords] = deque()
+        self._lost: LostRecords | None = None
         self._alive_ms = clock.monotonic_ms()
 
     # --- one step each ---------------------------------------------------------------------------
@@ -329,7 +329,7 @@ class Agent:
         """Hand over what is new, behind what could not be spooled earlier. always: the state at least."""
         self.health.intervals_closed += sum(len(c.rows) for c in closed)
         if closed or facts or always:
-            self._keep(_Unspooled(closed, facts, sum(len(c.rows) for c in closed) + len(facts)))
+            self._keep(_UnspooledRecords(closed, facts, sum(len(c.rows) for c in closed) + len(facts)))
         while self._backlog and self._store(self._backlog[0]):
             self.health.backlog_rows -= self._backlog.popleft().rows
         if self._lost is not None and not self._backlog:
@@ -337,7 +337,7 @@ class Agent:
                 self._outbox.declare(self._lost)
                 self._lost = None
 
-    def _keep(self, new: _Unspooled) -> None:
+    def _keep(self, new: _UnspooledRecords) -> None:
         if self.health.backlog_rows + new.rows > MAX_BACKLOG_ROWS:
             self.health.backlog_lost_rows += new.rows
             lost = extent(new.sets, len(new.facts), self._clock.wall_ms())
@@ -347,7 +347,7 @@ class Agent:
         self.health.backlog_rows += new.rows
         self._facts.update({fact.uid: (fact, _essence(fact)) for fact in new.facts})
 
-    def _store(self, oldest: _Unspooled) -> bool:
+    def _store(self, oldest: _UnspooledRecords) -> bool:
         """Append to the outbox; False while it cannot be written. The meter's state goes with the newest
         sets only: stored earlier it would claim that sets are spooled which are still in memory."""
         state = self._meter.state() if len(self._backlog) == 1 else None

@@ -37,7 +37,7 @@ class GrafanaError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
+class PushResult:
     """What became of one dashboard."""
 
     title: str
@@ -59,7 +59,7 @@ class Grafana:
         except OSError as error:
             raise GrafanaError(f"{ca_file}: {error.strerror or error}") from error
 
-    def push(self, dashboards: Iterable[dict[str, Any]], folder: str) -> list[Pushed]:
+    def push(self, dashboards: Iterable[dict[str, Any]], folder: str) -> list[PushResult]:
         """Have every dashboard stand in `folder` (its title). Raises GrafanaError at the first that cannot be."""
         uid = self._folder(folder)
         return [self._push(dashboard, uid) for dashboard in dashboards]
@@ -71,7 +71,7 @@ class Grafana:
                 return str(known["uid"])
         return str(self._ask("POST", "/api/folders", {"title": title})["uid"])
 
-    def _push(self, dashboard: dict[str, Any], folder: str) -> Pushed:
+    def _push(self, dashboard: dict[str, Any], folder: str) -> PushResult:
         path = f"/api/dashboards/uid/{urllib.parse.quote(dashboard['uid'], safe='')}"
         known = self._ask("GET", path, missing_is_none=True)
         title = str(dashboard["title"])
@@ -80,10 +80,10 @@ class Grafana:
             if meta.get("provisioned"):
                 raise GrafanaError(f"{title}: it comes from a file of that server, which alone can change it")
             if _plain(known["dashboard"]) == _plain(dashboard) and meta.get("folderUid", "") == folder:
-                return Pushed(title, "unchanged", self._url + str(meta.get("url", "")))
+                return PushResult(title, "unchanged", self._url + str(meta.get("url", "")))
         body = {"dashboard": dashboard, "folderUid": folder, "overwrite": True, "message": "gputally dashboards push"}
         done = self._ask("POST", "/api/dashboards/db", body)
-        return Pushed(title, "replaced" if known is not None else "created", self._url + str(done.get("url", "")))
+        return PushResult(title, "replaced" if known is not None else "created", self._url + str(done.get("url", "")))
 
     def _ask(self, method: str, path: str, body: object = None, *, missing_is_none: bool = False) -> Any:
         data = None if body is None else json.dumps(body).encode()

@@ -18,7 +18,7 @@ import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 
 from accountant.billing.statements import from_canonical
-from accountant.wire.http_client import Query, Remote, Unanswered
+from accountant.wire.http_client import AccountantClient, Query, Unanswered
 from accountant.wire.policy_models import Decision, Measure, UsageWindow, WindowKind
 from accountant.wire.usage_models import Accounts, CostAnswer, JobsAnswer, JobState, UsageAnswer
 
@@ -43,13 +43,13 @@ def connect(url: str, token: str | None = None, *, ca_file: str | Path | None = 
     """A client of the accountant at `url`. Asks nothing yet. Raises Unanswered for an address that is none.
 
     ca_file: authorities trusted for https instead of the system's, PEM."""
-    return Client(Remote(url, token, Path(ca_file) if ca_file is not None else None))
+    return Client(AccountantClient(url, token, Path(ca_file) if ca_file is not None else None))
 
 
 class Client:
     """Every method raises accountant.wire.http_client.Unanswered with one clear line where there is no answer."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: AccountantClient) -> None:
         self._remote = remote
 
     def usage(

@@ -134,14 +134,14 @@ async def quarantine(
 delivery_router = APIRouter(tags=["operation"])
 
 
-class Again(Model):
+class DeliveryRetry(Model):
     """key: as listed."""
 
     key: str = Field(min_length=1, max_length=1_000)
     reason: str = Field(min_length=1, max_length=400)
 
 
-_AGAIN = TypeAdapter(Again)
+_AGAIN = TypeAdapter(DeliveryRetry)
 
 
 @delivery_router.get(
@@ -154,7 +154,7 @@ async def deliveries(deps: Given, _: Administering) -> list[DeliveryState]:
 @delivery_router.post(
     "/v1/deliveries/again",
     summary="Deliver once more",
-    openapi_extra={"requestBody": inline_body(Again)},
+    openapi_extra={"requestBody": inline_body(DeliveryRetry)},
     responses=refuses("malformed-body", "too-large", "invalid-body", "not-found", "ledger-unavailable"),
 )
 async def again(request: Request, deps: Given, principal: Administering) -> DeliveryState:

@@ -84,7 +84,7 @@ class Answer(Generic[T]):
 
 
 @runtime_checkable
-class Large(Protocol):
+class SizedAnswer(Protocol):
     """An answer of which not many may be kept. nbytes: of memory, about."""
 
     @property
@@ -92,7 +92,7 @@ class Large(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _CachedAnswer:
     value: Any
     at_ms: int
     took_s: float
@@ -100,14 +100,14 @@ class _Kept:
 
     @property
     def nbytes(self) -> int:
-        return self.value.nbytes if isinstance(self.value, Large) else 0
+        return self.value.nbytes if isinstance(self.value, SizedAnswer) else 0
 
     @property
     def fresh_ms(self) -> float:
         return max(FRESH_MS, TIMES_AS_OLD * self.took_s * MS_PER_SECOND)
 
 
-class Prepared:
+class AnswerCache:
     """Thread-safe. spent: CPU seconds of the calling thread so far. close: waits for what is being found."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Prepared:
         self._task = (tasks or BackgroundTasks(clock)).add("refreshing pages", _PATIENCE_S)
         self._spent = spent
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._kept: OrderedDict[Hashable, _CachedAnswer] = OrderedDict()
         self._finding: dict[Hashable, Future[Any]] = {}
         self._as_one: frozenset[Hashable] = frozenset()
         """What was last found together: to drop one of them would be to find all of them again."""
@@ -195,7 +195,7 @@ class Prepared:
             with self._lock:
                 self._as_one = frozenset(keys)
                 for key, value in zip(keys, values, strict=True):
-                    self._keep(key, _Kept(value, now, took_s, current))
+                    self._keep(key, _CachedAnswer(value, now, took_s, current))
 
     def close(self) -> None:
         self._task.end()
@@ -216,10 +216,10 @@ class Prepared:
             self._done(key, None).set_exception(error)
             raise
         took_s = self._spent() - began
-        self._done(key, _Kept(value, at_ms, took_s, current) if took_s > QUICK_S else None).set_result(value)
+        self._done(key, _CachedAnswer(value, at_ms, took_s, current) if took_s > QUICK_S else None).set_result(value)
         return value
 
-    def _done(self, key: Hashable, kept: _Kept | None) -> Future[Any]:
+    def _done(self, key: Hashable, kept: _CachedAnswer | None) -> Future[Any]:
         with self._lock:
             if kept is None:
                 self._kept.pop(key, None)
@@ -227,7 +227,7 @@ class Prepared:
                 self._keep(key, kept)
             return self._finding.pop(key)
 
-    def _keep(self, key: Hashable, kept: _Kept) -> None:
+    def _keep(self, key: Hashable, kept: _CachedAnswer) -> None:
         """Holding the lock."""
         self._kept.pop(key, None)
         if kept.nbytes > MOST_BYTES and key not in self._as_one:
@@ -236,7 +236,7 @@ class Prepared:
         self._forget(kept.at_ms)
 
     @staticmethod
-    def _is_fresh(kept: _Kept | None, now_ms: int, current: Hashable) -> bool:
+    def _is_fresh(kept: _CachedAnswer | None, now_ms: int, current: Hashable) -> bool:
         """Whether the entry is served without being computed again."""
         if kept is None:
             return False
@@ -286,7 +286,7 @@ _HEAD_BYTES: Final = 4_096
 _Key = tuple[str, int, int, int, str]
 
 
-class KeptAnswers:
+class AnswerPages:
     """Thread-safe. most_bytes: of all that is kept."""
 
     def __init__(self, clock: Clock, most_bytes: int) -> None:

@@ -21,7 +21,7 @@ from gputally.server.token_review import TokenReviews
 from gputally.server.tokens_and_grants import AnyOf, Authenticator, Callers, Current, Everybody, Principal, TokenFile
 
 
-class WaysIn:
+class CallersFile:
     """report: called with the faults of a version that is not taken into force. api: the API server, asked
     for only where the callers file wants it. teams: those that exist. Raises FileFault for a bad first file, and
     CannotStart where people could not come back from signing in."""

@@ -142,7 +142,7 @@ class PriceVersion(Model):
     rows: int
 
 
-class Repriced(Model):
+class RepricingResult(Model):
     """difference: as it was shown before. corrections: lines booked for a closed month."""
 
     difference: PriceDiff
@@ -171,7 +171,7 @@ class Reconciled(Model):
     corrections: int = 0
 
 
-class Taken(Model):
+class ObservedPods(Model):
     """How many were taken in."""
 
     pods: int

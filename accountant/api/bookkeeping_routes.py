@@ -16,7 +16,7 @@ from accountant.api.bookkeeping_models import (
     Credit,
     PriceVersion,
     Reconciled,
-    Repriced,
+    RepricingResult,
     TeamCredit,
 )
 from accountant.api.dependencies import Deps, Given
@@ -300,14 +300,14 @@ async def preview_prices(
 )
 async def apply(
     asked: Annotated[ApplyParams, Query()], request: Request, deps: Given, principal: Administering
-) -> Repriced:
+) -> RepricingResult:
     """For all open months; a closed `month` is corrected by it. The file takes over again when it changes."""
     book = await _book(request, deps)
 
-    def act() -> Repriced:
+    def act() -> RepricingResult:
         shown = _difference(deps, asked.month, book)
         booked = deps.books.reprice(Month.parse(asked.month), book, principal.name, asked.reason)
-        return Repriced(difference=shown, corrections=len(booked))
+        return RepricingResult(difference=shown, corrections=len(booked))
 
     return await asyncio.to_thread(act)
 

@@ -11,20 +11,20 @@ from accountant.api.authorization import Administering
 from accountant.api.dependencies import Deps, Given
 from accountant.api.middleware import read_model
 from accountant.api.problems import inline_body, refuses
-from accountant.ledger.protocols import ClockReport, Misdated
+from accountant.ledger.protocols import ClockReport, MisdatedRecords
 from accountant.runtime.guarded_clock import ClockState
 from gputally.server.config_models import Model
 
 router = APIRouter(tags=["operation"])
 
 
-class Heal(Model):
+class RedateReason(Model):
     """Why, for the audit trail."""
 
     reason: str = Field(min_length=1, max_length=1000)
 
 
-_HEAL = TypeAdapter(Heal)
+_HEAL = TypeAdapter(RedateReason)
 
 
 @router.get(
@@ -50,12 +50,12 @@ async def accept(deps: Given, _: Administering) -> ClockReport:
 @router.post(
     "/v1/clock/heal",
     summary="Heal what is dated later than now",
-    openapi_extra={"requestBody": inline_body(Heal)},
+    openapi_extra={"requestBody": inline_body(RedateReason)},
     responses=refuses(
         "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
     ),
 )
-async def heal(request: Request, deps: Given, principal: Administering) -> list[Misdated]:
+async def heal(request: Request, deps: Given, principal: Administering) -> list[MisdatedRecords]:
     """What is named by `GET /v1/clock`, each kind as it says there; an act in the audit trail."""
     asked = await read_model(deps.intake, request, _HEAL)
     now = deps.clock.wall_ms()

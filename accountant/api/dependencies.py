@@ -13,20 +13,20 @@ from typing import Annotated, Protocol, cast
 
 from fastapi import Depends, Request
 
-from accountant.api.answer_cache import KeptAnswers, Prepared
-from accountant.api.middleware import Intake
-from accountant.billing.bill_columns import Asked as Tabling
+from accountant.api.answer_cache import AnswerCache, AnswerPages
+from accountant.api.middleware import BodyLimits
+from accountant.billing.bill_columns import BillQuestions
 from accountant.billing.job_costs import JobQuestions
 from accountant.billing.queue_waits import KnownPod
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.errors import LedgerFailed
 from accountant.core.settings import Settings
 from accountant.ledger.journal import Journal
-from accountant.ledger.protocols import JobKey, Ledger, Misdated, Quarantined, Receipt
+from accountant.ledger.protocols import JobKey, Ledger, MisdatedRecords, Quarantined, Receipt
 from accountant.notifications.dispatcher import Dispatcher
 from accountant.prices.price_book import PriceBook
 from accountant.reports.freshness import silence_note
-from accountant.reports.report_data import Asked
+from accountant.reports.report_data import ReportQuestions
 from accountant.runtime.guarded_clock import GuardedClock
 from accountant.runtime.service_metrics import Metrics
 from accountant.storage.snapshot import Hole, Imbalance
@@ -51,7 +51,7 @@ class Ingesting(Protocol):
         ...
 
 
-class Moment(JobQuestions, Asked, Tabling, Protocol):
+class LedgerSnapshot(JobQuestions, ReportQuestions, BillQuestions, Protocol):
     """One moment of the ledger (accountant.storage.snapshot)."""
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
@@ -72,11 +72,11 @@ class Checked(Ledger, Journal, Protocol):
         """End of the newest booked record; 0 where there is none."""
         ...
 
-    def misdated(self, now_ms: int) -> tuple[Misdated, ...]:
+    def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
         """What is dated later than `now_ms`, by kind."""
         ...
 
-    def redate(self, now_ms: int, who: str, reason: str) -> tuple[Misdated, ...]:
+    def redate(self, now_ms: int, who: str, reason: str) -> tuple[MisdatedRecords, ...]:
         """Heal it. Raises accountant.core.errors.CannotRedate."""
         ...
 
@@ -86,7 +86,7 @@ class Checked(Ledger, Journal, Protocol):
         """Those that existed in the span."""
         ...
 
-    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Moment]:
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[LedgerSnapshot]:
         """Questions that are all answered from the same commit. start_ms, end_ms: where stretches that are asked
         for begin or end inside an hour."""
         ...
@@ -159,21 +159,21 @@ class Deps:
         return RateBound(self.clock, limits.requests_per_second, limits.burst)
 
     @cached_property
-    def prepared(self) -> Prepared:
+    def prepared(self) -> AnswerCache:
         """Of the pages; whoever built this closes it before the ledger."""
-        return Prepared(self.clock, self.spent, self.tasks)
+        return AnswerCache(self.clock, self.spent, self.tasks)
 
     @cached_property
-    def kept(self) -> KeptAnswers:
-        return KeptAnswers(self.clock, self.settings.limits.pages_bytes)
+    def kept(self) -> AnswerPages:
+        return AnswerPages(self.clock, self.settings.limits.pages_bytes)
 
     def page_lines(self, asked: int) -> int:
         """How many lines a page has, of those that were asked for."""
         return min(asked, self.settings.limits.page_lines)
 
     @cached_property
-    def intake(self) -> Intake:
-        return Intake(self.settings.limits)
+    def intake(self) -> BodyLimits:
+        return BodyLimits(self.settings.limits)
 
 
 async def deps_of(request: Request) -> Deps:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from accountant.api import problems
 from accountant.api.authorization import Administering, Importing, Ingesting, admit
-from accountant.api.bookkeeping_models import PodReport, Taken
+from accountant.api.bookkeeping_models import ObservedPods, PodReport
 from accountant.api.dependencies import Deps, Given
 from accountant.api.middleware import INLINE_BYTES, read_model
 from accountant.api.problems import AGENT_ACK, AGENT_BATCH, PROBLEMS, Refusal, inline_body, json_body, refuses
@@ -230,7 +230,7 @@ _decoder = msgspec.json.Decoder(PodReport)
     openapi_extra={"requestBody": json_body("PodReport")},
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
-async def report_pods(request: Request, deps: Given, principal: Administering) -> Taken:
+async def report_pods(request: Request, deps: Given, principal: Administering) -> ObservedPods:
     """Labels open time anew; a closed month keeps its labels."""
     async with deps.intake.body(request) as raw:
         try:
@@ -248,11 +248,11 @@ async def report_pods(request: Request, deps: Given, principal: Administering) -
         if (fault := fact_fault(pod, now_ms)) is not None:
             raise Refusal("invalid-body", f"pods.{number}: {fault.detail}")
 
-    def take() -> Taken:
+    def take() -> ObservedPods:
         now = deps.clock.wall_ms()
         facts = Facts(pods=tuple((told.cluster, pod) for pod in told.pods))
         act = NewAct(now, "pods", told.cluster, principal.name, f"{len(told.pods)} holders from {told.source}")
         deps.ledger.observe(facts, now, deps.books.closed_ms(), act)
-        return Taken(pods=len(told.pods))
+        return ObservedPods(pods=len(told.pods))
 
     return await asyncio.to_thread(take)

@@ -41,7 +41,7 @@ _QUIET = frozenset({"/livez", "/readyz", "/metrics", "/v1/usage"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-class Guard:
+class AccessMiddleware:
     """Wraps the app. local_only: without tokens, only loopback names reach it (no DNS rebinding).
     answered: told the status of every answer."""
 
@@ -139,10 +139,10 @@ Caller = tuple[str, str]
 """Name of the principal, and address."""
 
 
-class _Held:
+class _BodyBytes:
     """What one body holds; it grows as the body arrives, never before."""
 
-    def __init__(self, intake: Intake, caller: Caller) -> None:
+    def __init__(self, intake: BodyLimits, caller: Caller) -> None:
         self._intake = intake
         self._caller = caller
         self._size = 0
@@ -162,7 +162,7 @@ class _Held:
         self.shrink(self._size)
 
 
-class Intake:
+class BodyLimits:
     """Bounds the bodies of all requests together, and of each caller. One per app, used from its event loop only."""
 
     GRACE_SECONDS: ClassVar = 5.0
@@ -202,7 +202,7 @@ class Intake:
         if _declared(request) > self._limits.body_bytes:
             raise _too_large("the body", self._limits.body_bytes)
         address = request.client.host if request.client else ""
-        held = _Held(self, (getattr(request.state, "principal", ""), address))
+        held = _BodyBytes(self, (getattr(request.state, "principal", ""), address))
         try:
             raw = await self._receive(request, held)
             if encoding == "identity":
@@ -218,7 +218,7 @@ class Intake:
         finally:
             held.end()
 
-    async def _inflated(self, raw: bytes, held: _Held) -> bytes:
+    async def _inflated(self, raw: bytes, held: _BodyBytes) -> bytes:
         limit = self._limits.decoded_bytes
         if len(raw) <= INLINE_BYTES:
             return b"".join(_counted(inflated(raw, limit), held))
@@ -230,7 +230,7 @@ class Intake:
                 pieces.append(piece)
             return await asyncio.to_thread(b"".join, pieces)
 
-    async def _receive(self, request: Request, held: _Held) -> bytes:
+    async def _receive(self, request: Request, held: _BodyBytes) -> bytes:
         chunks: list[bytes] = []
         size = 0
         started = asyncio.get_running_loop().time()
@@ -268,13 +268,13 @@ def _declared(request: Request) -> int:
     return int(text)
 
 
-def _counted(pieces: Iterable[bytes], held: _Held) -> Iterator[bytes]:
+def _counted(pieces: Iterable[bytes], held: _BodyBytes) -> Iterator[bytes]:
     for piece in pieces:
         held.grow(len(piece))
         yield piece
 
 
-async def read_model(intake: Intake, request: Request, model: TypeAdapter[M]) -> M:
+async def read_model(intake: BodyLimits, request: Request, model: TypeAdapter[M]) -> M:
     """The JSON body as a validated model. Raises Refusal, also for what breaks the schema."""
     async with intake.body(request) as raw:
         try:

@@ -25,15 +25,15 @@ InPath = Annotated[MonthText, Path(description="A closed month: 2026-10.")]
 Named = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="The proposal's `id`; it names its lines.")]
 
 
-class Taking(Model):
+class AcceptReason(Model):
     reason: str = Field(default="", max_length=1000)
 
 
-class Refusing(Model):
+class RefuseReason(Model):
     reason: str = Field(min_length=1, max_length=1000)
 
 
-_TAKING, _REFUSING = TypeAdapter(Taking), TypeAdapter(Refusing)
+_TAKING, _REFUSING = TypeAdapter(AcceptReason), TypeAdapter(RefuseReason)
 _REFUSALS = refuses(
     "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
 )
@@ -56,7 +56,7 @@ async def of_month(month: InPath, deps: Given, principal: Reading) -> list[Waiti
 @router.post(
     "/v1/periods/{month}/proposals/{proposal}/take",
     summary="Take up what arrived late",
-    openapi_extra={"requestBody": inline_body(Taking)},
+    openapi_extra={"requestBody": inline_body(AcceptReason)},
     responses=_REFUSALS,
 )
 async def take(
@@ -71,7 +71,7 @@ async def take(
 @router.post(
     "/v1/periods/{month}/proposals/{proposal}/refuse",
     summary="Refuse what arrived late",
-    openapi_extra={"requestBody": inline_body(Refusing)},
+    openapi_extra={"requestBody": inline_body(RefuseReason)},
     responses=_REFUSALS,
 )
 async def refuse(

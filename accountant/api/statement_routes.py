@@ -22,7 +22,7 @@ from accountant.api.problems import answers, inline_body, refuses
 from accountant.api.query_parameters import MonthText, SpanParams, check_cost, invalid
 from accountant.api.question_cost import REPORT_WIDTH
 from accountant.billing.statements import canonical, statement
-from accountant.bookkeeping.month_closing import Books, Objecting
+from accountant.bookkeeping.month_closing import ClosedMonths, Objecting
 from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.reports import report_model
@@ -137,12 +137,12 @@ class Close(Model):
     acknowledge: tuple[Objecting, ...] = ()
 
 
-class Because(Model):
+class CloseReason(Model):
     reason: str = Field(default="", max_length=1000)
 
 
 _CLOSE = TypeAdapter(Close)
-_BECAUSE = TypeAdapter(Because)
+_BECAUSE = TypeAdapter(CloseReason)
 _REFUSALS = refuses(
     "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
 )
@@ -186,7 +186,7 @@ async def close(month: InPath, request: Request, deps: Given, principal: Adminis
 @period_router.post(
     "/v1/periods/{month}/reopen",
     summary="Open the newest closed month again",
-    openapi_extra={"requestBody": inline_body(Because)},
+    openapi_extra={"requestBody": inline_body(CloseReason)},
     responses=_REFUSALS,
 )
 async def reopen(month: InPath, request: Request, deps: Given, principal: Administering) -> Period:
@@ -199,7 +199,7 @@ async def reopen(month: InPath, request: Request, deps: Given, principal: Admini
 @period_router.post(
     "/v1/periods/{month}/publish",
     summary="Publish a closed month",
-    openapi_extra={"requestBody": inline_body(Because)},
+    openapi_extra={"requestBody": inline_body(CloseReason)},
     responses=_REFUSALS,
 )
 async def publish(month: InPath, request: Request, deps: Given, principal: Administering) -> Period:
@@ -209,7 +209,7 @@ async def publish(month: InPath, request: Request, deps: Given, principal: Admin
     return await asyncio.to_thread(_with_objections, deps, Month.parse(month))
 
 
-def _period(deps: Deps, month: Month, books: Books) -> Period:
+def _period(deps: Deps, month: Month, books: ClosedMonths) -> Period:
     start, end = month.span(deps.settings.zone)
     closed = books.of(str(month))
     return Period(

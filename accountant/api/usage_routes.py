@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from accountant.api import question_cost
 from accountant.api.authorization import Progressing, Reading, of_everyone, teams_asked
-from accountant.api.dependencies import Deps, Given, Moment
+from accountant.api.dependencies import Deps, Given, LedgerSnapshot
 from accountant.api.known_names import check_teams, nearest_jobs
 from accountant.api.middleware import read_model
 from accountant.api.problems import Refusal, inline_body, refuses
@@ -40,7 +40,7 @@ from accountant.billing import job_costs as asking
 from accountant.billing.budget_forecast import states
 from accountant.billing.costs import cost
 from accountant.billing.idle_breakdown import broken_down
-from accountant.billing.queue_waits import Spread, Waited, spread, waited
+from accountant.billing.queue_waits import PodWait, WaitStatistics, spread, waited
 from accountant.core import periods
 from accountant.core.near_names import shown
 from accountant.core.periods import Month
@@ -250,7 +250,7 @@ async def waits(asked: Annotated[WaitParams, Query()], deps: Given, principal: R
         deps.ledger, deps.settings.limits, start, end, clusters=() if asked.cluster is None else (asked.cluster,)
     )
     found = await asyncio.to_thread(deps.ledger.pods, start, end)
-    groups: dict[str, list[Waited]] = defaultdict(list)
+    groups: dict[str, list[PodWait]] = defaultdict(list)
     for pod in found:
         if (principal.teams is None or pod.team in principal.teams) and asked.cluster in (None, pod.cluster):
             key = {"team": pod.team, "queue": pod.queue, "namespace": pod.facts.namespace}[asked.by]
@@ -267,7 +267,7 @@ async def waits(asked: Annotated[WaitParams, Query()], deps: Given, principal: R
     ]
 
 
-def _seconds(found: Spread) -> WaitSpread:
+def _seconds(found: WaitStatistics) -> WaitSpread:
     return WaitSpread(
         pods=found.pods,
         median=found.median_ms / 1000,
@@ -325,7 +325,7 @@ class EpochEnded(Model):
     at: Instant = None
 
 
-class Reported(Model):
+class ReportCount(Model):
     """recorded: reports that said something new. known: those that repeated what was there."""
 
     recorded: int
@@ -412,7 +412,7 @@ async def one(id: Id, asked: Annotated[JobParams, Query()], deps: Given, princip
         "ledger-unavailable",
     ),
 )  # fmt: skip
-async def progress(id: Id, request: Request, deps: Given, principal: Progressing) -> Reported:
+async def progress(id: Id, request: Request, deps: Given, principal: Progressing) -> ReportCount:
     """Idempotent by job and epoch: of several reports the earliest instant counts, in whatever order they come.
     A job that the ledger has not heard of yet is not found; report again later."""
     key = _key(id)
@@ -422,17 +422,17 @@ async def progress(id: Id, request: Request, deps: Given, principal: Progressing
     return await asyncio.to_thread(_record, deps, principal, key, reports, now)
 
 
-def _record(deps: Deps, principal: Principal, key: JobKey, reports: list[EpochReport], now_ms: int) -> Reported:
+def _record(deps: Deps, principal: Principal, key: JobKey, reports: list[EpochReport], now_ms: int) -> ReportCount:
     with deps.ledger.moment() as moment:
         _may_report(deps, moment, principal, key)
         known = {one.epoch for one in moment.epochs({key})}
     if len(known | {one.epoch for one in reports}) > MOST_EPOCHS:
         raise Refusal("too-many-epochs", f"a job has at most {MOST_EPOCHS} epochs: report every tenth of them")
     new = deps.ledger.report_epochs(reports, now_ms)
-    return Reported(recorded=new, known=len(reports) - new)
+    return ReportCount(recorded=new, known=len(reports) - new)
 
 
-def _may_report(deps: Deps, moment: Moment, principal: Principal, key: JobKey) -> None:
+def _may_report(deps: Deps, moment: LedgerSnapshot, principal: Principal, key: JobKey) -> None:
     """A pod reports for its own job, a team's token for jobs that the team pays. Raises Refusal."""
     if principal.pod is not None and principal.cluster is not None:
         if deps.ledger.job_of(principal.cluster, principal.pod) != key:

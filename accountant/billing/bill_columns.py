@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from accountant.billing import bills
-from accountant.billing.cost_columns import COLUMNS, Tabled
+from accountant.billing.cost_columns import COLUMNS, UsageColumns
 from accountant.billing.costs import ACCOUNTS, DETAILS, LINE_ACCOUNTS, Account, Charge, Detail, Place, merged, pieces
 from accountant.billing.held_time_columns import Groups, LineKey, Whole, grouped
 from accountant.ledger.protocols import Questions
@@ -28,16 +28,18 @@ _UNPRICED = 0
 """The number of no price."""
 
 
-class Asked(Questions, Protocol):
+class BillQuestions(Questions, Protocol):
     """accountant.storage.snapshot.Snapshot."""
 
-    def tabled(self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC") -> list[Tabled]:
+    def tabled(
+        self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC"
+    ) -> list[UsageColumns]:
         """What `usage` and `idle_phases` say by each of the cuts and PRICED_BY, in each stretch between two edges."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Billed:
+class BilledColumns:
     """charges: of the lines alone, as coarse as a statement needs them. groups: of what they are made."""
 
     charges: Sequence[Charge]
@@ -45,24 +47,24 @@ class Billed:
 
 
 def billed(
-    ledger: Asked,
+    ledger: BillQuestions,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
     cuts: Sequence[Sequence[Dimension]],
     timezone: str = "UTC",
-) -> list[Billed]:
+) -> list[BilledColumns]:
     """The bills of [start_ms, end_ms) by each of the cuts, all of which begin with the team."""
     if book is not None and not book.by_place(start_ms, end_ms):
         several = (bills.bills(ledger, book, start_ms, end_ms, by, timezone) for by in cuts)
-        return [Billed(found, grouped(found)) for found in several]
+        return [BilledColumns(found, grouped(found)) for found in several]
     spans = pieces(book, start_ms, end_ms)
     billing = book.billing if book is not None else Billing()
     finer = [bills.told_by(billing, by) for by in cuts]
     found = []
     tables = ledger.tabled((start_ms, *(end for _, end in spans)), finer, timezone)
     for by, fine, tabled in zip(cuts, finer, tables, strict=True):
-        rows = _Rows.of(tabled, book, [start for start, _ in spans])
+        rows = _ChargeColumns.of(tabled, book, [start for start, _ in spans])
         if book is not None:
             rows = _by_policy(ledger, book, rows, start_ms, end_ms, fine, timezone)
         found.append(rows.coarser(len(by)).billed())
@@ -70,7 +72,7 @@ def billed(
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _ChargeColumns:
     """Charges as columns: numbers of key, place, account (LINE_ACCOUNTS), detail (DETAILS) and price, and µs."""
 
     keys: Sequence[tuple[str, ...]]
@@ -79,7 +81,7 @@ class _Rows:
     table: Whole
 
     @classmethod
-    def of(cls, tabled: Tabled, book: PriceBook | None, starts: Sequence[int]) -> _Rows:
+    def of(cls, tabled: UsageColumns, book: PriceBook | None, starts: Sequence[int]) -> _ChargeColumns:
         """With what is idle told apart as start-up and the rest. starts: of the stretches."""
         prices: dict[str, tuple[int, Price | None]] = {"": (_UNPRICED, None)}
         price_of = np.zeros((len(starts), max(1, len(tabled.places))), dtype=np.int64)
@@ -114,7 +116,7 @@ class _Rows:
             for key, place, account, detail, price, gpu_us in self.table[chosen].tolist()
         ]
 
-    def coarser(self, dimensions: int) -> _Rows:
+    def coarser(self, dimensions: int) -> _ChargeColumns:
         """By the first of the dimensions; rows may be equal then."""
         if all(len(key) == dimensions for key in self.keys):
             return self
@@ -127,7 +129,7 @@ class _Rows:
         at, gpu_us = _summed(rows.table[:, :5], rows.table[:, 5])
         return replace(rows, table=np.concatenate([at, gpu_us.reshape(-1, 1)], axis=1)).charges(np.arange(len(at)))
 
-    def _told_by(self, instead: Sequence[tuple[str, ...]]) -> _Rows:
+    def _told_by(self, instead: Sequence[tuple[str, ...]]) -> _ChargeColumns:
         """instead: of each key."""
         keys = sorted(set(instead))
         number = {key: place for place, key in enumerate(keys)}
@@ -135,7 +137,7 @@ class _Rows:
         table[:, 0] = np.array([number[key] for key in instead], dtype=np.int64)[table[:, 0]]
         return replace(self, keys=keys, table=table)
 
-    def instead(self, gone: Whole, charges: Sequence[Charge]) -> _Rows:
+    def instead(self, gone: Whole, charges: Sequence[Charge]) -> _ChargeColumns:
         """With these charges in place of those rows; their places and prices are among those that there are."""
         keys = sorted({*self.keys, *(charge.key for charge in charges)})
         number = {key: place for place, key in enumerate(keys)}
@@ -149,9 +151,9 @@ class _Rows:
             for c in charges
         ]  # fmt: skip
         added = np.array(more, dtype=np.int64).reshape(-1, 6)
-        return _Rows(keys, self.places, self.prices, np.concatenate([table, added]))
+        return _ChargeColumns(keys, self.places, self.prices, np.concatenate([table, added]))
 
-    def billed(self) -> Billed:
+    def billed(self) -> BilledColumns:
         teams, team = self._teams()
         looks = sorted({(place.gpu_model, place.capacity_type) for place in self.places})
         look_of = np.array(
@@ -173,7 +175,7 @@ class _Rows:
             charges.append(charge)
             row = price.id if price else None
             of[charge.key[0], charge.account, charge.detail, model, capacity, row] = at[begin:end, 5], gpu_us[begin:end]
-        return Billed(charges, Groups(self.keys, of))
+        return BilledColumns(charges, Groups(self.keys, of))
 
     def _teams(self) -> tuple[list[str], Whole]:
         """Who pays, ascending, and by key the number."""
@@ -183,8 +185,14 @@ class _Rows:
 
 
 def _by_policy(
-    ledger: Questions, book: PriceBook, rows: _Rows, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str
-) -> _Rows:
+    ledger: Questions,
+    book: PriceBook,
+    rows: _ChargeColumns,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    timezone: str,
+) -> _ChargeColumns:
     """Time moved to whom the policy bills it to, in the order of `accountant.billing.bills`."""
     billing: Billing = book.billing
     for detail in ("starting", "gang_waiting"):
@@ -203,7 +211,7 @@ def _by_policy(
     return rows.instead(free, unallocated)
 
 
-def _to_the_cluster(rows: _Rows, billing: Billing, detail: Detail, by: Sequence[Dimension]) -> _Rows:
+def _to_the_cluster(rows: _ChargeColumns, billing: Billing, detail: Detail, by: Sequence[Dimension]) -> _ChargeColumns:
     """This start-up time, of the pools whose policy says so, as nobody's."""
     chosen = [getattr(billing.of_pool(place.pool), detail) == "cluster" for place in rows.places]
     of_pool = np.array(chosen, dtype=bool)[rows.table[:, 1]]
@@ -220,7 +228,7 @@ def _to_the_cluster(rows: _Rows, billing: Billing, detail: Detail, by: Sequence[
     table = rows.table.copy()
     table[:, 0] = now[rows.table[:, 0]]
     table[moved, 0] = nobody[rows.table[moved, 0]]
-    return _Rows(keys, rows.places, rows.prices, table)
+    return _ChargeColumns(keys, rows.places, rows.prices, table)
 
 
 def _summed(told: Whole, gpu_us: Whole) -> tuple[Whole, Whole]:

@@ -67,7 +67,7 @@ def run_rate(days: Sequence[float], spent: float, left_days: float) -> Forecast 
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class LimitForecast:
     """In how many days from now a limit is reached: expected, and the bounds of the middle 80 %. latest None: it
     may never be, at these rates."""
 
@@ -76,7 +76,7 @@ class Reach:
     latest: float | None
 
 
-def reach(days: Sequence[float], spent: float, limit: float) -> Reach | None:
+def reach(days: Sequence[float], spent: float, limit: float) -> LimitForecast | None:
     """When `limit` is spent, at the rate of `days`; None while days are few, or nothing is spent in them.
 
     The bounds are where run_rate's own bounds meet the limit: the roots of (m² − z²s²/k)·n² − (2·m·r + z²s²)·n + r²
@@ -95,7 +95,7 @@ def reach(days: Sequence[float], spent: float, limit: float) -> Reach | None:
     # 2r²/(b + root), not (b − root)/2a: nothing is lost by subtraction, and a may be 0.
     earliest = 2 * left * left / (linear + root) if left else 0.0
     latest = (linear + root) / (2 * square) if square > 0 else None
-    return Reach(expected, min(earliest, expected), None if latest is None else max(latest, expected))
+    return LimitForecast(expected, min(earliest, expected), None if latest is None else max(latest, expected))
 
 
 BY: tuple[Dimension, ...] = ("team", "queue", "day")
@@ -205,7 +205,7 @@ def _used_up(past: Iterable[tuple[float, int, int]], limit: float, now_ms: int) 
     return now_ms
 
 
-def _ahead(found: Reach | None, now_ms: int, end_ms: int) -> Exhaustion:
+def _ahead(found: LimitForecast | None, now_ms: int, end_ms: int) -> Exhaustion:
     """Of what begins anew with the next month."""
 
     def within(left_days: float | None) -> int | None:

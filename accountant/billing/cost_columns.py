@@ -20,7 +20,7 @@ COLUMNS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tabled:
+class UsageColumns:
     """keys, places: what the numbers of the rows point into; each ascends and holds nothing twice. stretch: number of
     the stretch. gpu_us: GPU-microseconds by row and COLUMNS. No two rows have the same stretch, key and place."""
 

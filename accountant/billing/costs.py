@@ -226,7 +226,7 @@ def _summed(found: Iterable[tuple[tuple[str, ...], Charge]]) -> list[Charge]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PricedTime:
     """The time of one group at one price. unit_price None: unpriced, or not billed."""
 
     gpu_us: int
@@ -242,7 +242,7 @@ class Part:
         return None if self.unit_price is None else exact_product(self.unit_price, self.gpu_hours)
 
 
-def quantify(items: Iterable[tuple[K, Charge]]) -> dict[K, list[Part]]:
+def quantify(items: Iterable[tuple[K, Charge]]) -> dict[K, list[PricedTime]]:
     """GPU-hours with nine decimals per group and price, groups in order; an item pairs a charge with its group.
 
     All quantities add up to the total, which is rounded once. It is apportioned to the price rows first
@@ -255,14 +255,14 @@ def quantify(items: Iterable[tuple[K, Charge]]) -> dict[K, list[Part]]:
         lines[group] = lines.get(group, 0) + charge.gpu_us
         prices[charge.bucket] = charge.row.price if charge.billed and charge.row else None
     ordered = {bucket: dict(sorted(lines.items())) for bucket, lines in sorted(buckets.items())}
-    parts: dict[K, list[Part]] = {group: [] for group in sorted({g for lines in ordered.values() for g in lines})}
+    parts: dict[K, list[PricedTime]] = {group: [] for group in sorted({g for lines in ordered.values() for g in lines})}
     for bucket, shares in apportion_gpu_hours(ordered).items():
         for group, quantity in shares.items():
-            parts[group].append(Part(ordered[bucket][group], quantity, prices[bucket], bucket != NOT_BILLED))
+            parts[group].append(PricedTime(ordered[bucket][group], quantity, prices[bucket], bucket != NOT_BILLED))
     return parts
 
 
-def total_cost(parts: Collection[Part]) -> Decimal | None:
+def total_cost(parts: Collection[PricedTime]) -> Decimal | None:
     """Exact sum; None as soon as one part is unpriced."""
     costs = [part.cost for part in parts]
     known = [cost for cost in costs if cost is not None]
@@ -278,7 +278,7 @@ def coverage(items: Iterable[Charge]) -> float:
     return (capacity - sums.get("unmetered", 0)) / capacity if capacity else 1.0
 
 
-def unpriced_us(parts: Iterable[Part]) -> int:
+def unpriced_us(parts: Iterable[PricedTime]) -> int:
     """Billed GPU-µs that have no price."""
     return sum(part.gpu_us for part in parts if part.cost is None)
 

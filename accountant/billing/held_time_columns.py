@@ -39,7 +39,7 @@ def repeated(start_ms: int, end_ms: int, timezone: str) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldTime:
     """teams, jobs (namespace and name), clusters, users, places: what the columns of their names point into; each
     ascends. stretch: number of the stretch. busy_us, idle_us, unknown_us: GPU-microseconds. The order of the rows
     means nothing."""

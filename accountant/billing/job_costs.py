@@ -30,8 +30,8 @@ from accountant.billing.costs import (
     ALLOCATED,
     PRICED_BY,
     Charge,
-    Part,
     Place,
+    PricedTime,
     charges,
     pieces,
     quantify,
@@ -45,7 +45,7 @@ from accountant.wire.usage_models import Accounts, Dimension, EpochLine, Job, Jo
 from gputally.base.units import US_PER_MS, apportion
 
 
-class Stretch(NamedTuple):
+class EpochSpan(NamedTuple):
     """[start_ms, end_ms) of one epoch; None: after the last report."""
 
     epoch: int | None
@@ -53,17 +53,17 @@ class Stretch(NamedTuple):
     end_ms: int
 
 
-def stretches(reports: Iterable[EpochReport], start_ms: int, end_ms: int) -> list[Stretch]:
+def stretches(reports: Iterable[EpochReport], start_ms: int, end_ms: int) -> list[EpochSpan]:
     """The span cut at the reports inside (start_ms, end_ms], by instant and number; together they are the span.
 
     Of epochs that ended at the same instant the lowest number has the time."""
-    found: list[Stretch] = []
+    found: list[EpochSpan] = []
     begin = start_ms
     for at_ms, epoch in sorted((one.at_ms, one.epoch) for one in reports if start_ms < one.at_ms <= end_ms):
-        found.append(Stretch(epoch, begin, at_ms))
+        found.append(EpochSpan(epoch, begin, at_ms))
         begin = at_ms
     if begin < end_ms or not found:
-        found.append(Stretch(None, begin, end_ms))
+        found.append(EpochSpan(None, begin, end_ms))
     return found
 
 
@@ -151,7 +151,7 @@ class JobQuestions(EpochQuestions, Protocol):
 
 
 @dataclass(slots=True)
-class _Seen:
+class _JobRecords:
     """What the ledger says of one job."""
 
     charges: list[Charge] = field(default_factory=list)
@@ -266,7 +266,7 @@ def epoch_lines(
     span: tuple[int, int],
     mine: Where,
     timezone: str,
-) -> tuple[list[Stretch], list[list[Part]]]:
+) -> tuple[list[EpochSpan], list[list[PricedTime]]]:
     """The stretches between a job's reports, and the parts of each; they add up to the job, exactly.
 
     mine: the filter that leaves this job alone."""
@@ -295,9 +295,9 @@ def _seen(
     where: Where | None,
     timezone: str,
     held_until_ms: int | None = None,
-) -> dict[JobKey, _Seen]:
+) -> dict[JobKey, _JobRecords]:
     """held_until_ms: from when on none of them held anything, where that is known."""
-    found: dict[JobKey, _Seen] = defaultdict(_Seen)
+    found: dict[JobKey, _JobRecords] = defaultdict(_JobRecords)
     for charge in charges(ledger, book, start_ms, end_ms, BY, where, timezone):
         if charge.account in ALLOCATED and charge.key[2]:
             found[JobKey(*charge.key[:3])].charges.append(charge)
@@ -324,7 +324,7 @@ def _passes(key: JobKey, pod: KnownPod, where: Where | None) -> bool:
 
 def _job(
     key: JobKey,
-    seen: _Seen,
+    seen: _JobRecords,
     held: tuple[int, int] | None,
     reports: Sequence[EpochReport],
     now_ms: int,
@@ -365,12 +365,12 @@ def _job(
     )
 
 
-def _parts(found: Iterable[Charge]) -> list[Part]:
+def _parts(found: Iterable[Charge]) -> list[PricedTime]:
     """Of one job, quantified by itself."""
     return [part for several in quantify(((), charge) for charge in found).values() for part in several]
 
 
-def _state(seen: _Seen) -> JobState:
+def _state(seen: _JobRecords) -> JobState:
     facts = [pod.facts for pod in seen.pods]
     if not facts:
         return "running" if seen.burning else "ended"
@@ -380,7 +380,7 @@ def _state(seen: _Seen) -> JobState:
     return "running" if placed or seen.charges else "waiting"
 
 
-def _burn(seen: _Seen, held: tuple[int, int] | None) -> tuple[Decimal, Decimal | None]:
+def _burn(seen: _JobRecords, held: tuple[int, int] | None) -> tuple[Decimal, Decimal | None]:
     """GPUs held, and their price an hour (None: not all of them have one), over the last minutes on record."""
     since, until = seen.burnt_ms
     over_us = (until - max(since, held[0] if held else since)) * US_PER_MS

@@ -35,7 +35,7 @@ class KnownPod:
 
 
 @dataclass(frozen=True, slots=True)
-class Waited:
+class PodWait:
     """One pod. queued_ms: in its queue, still rising while `waiting`. starting_ms: from its node to its first
     container; None where unknown."""
 
@@ -45,7 +45,7 @@ class Waited:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class WaitStatistics:
     """Of `pods` waits: median, 95th percentile (nearest rank) and longest, in milliseconds."""
 
     pods: int
@@ -79,28 +79,28 @@ def merged(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
     )
 
 
-def waited(fact: PodFacts, now_ms: int) -> Waited:
+def waited(fact: PodFacts, now_ms: int) -> PodWait:
     """Of a pod, by what is known of it."""
     return waited_between(fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, now_ms)
 
 
 def waited_between(
     created_ms: int | None, scheduled_ms: int | None, started_ms: int | None, ended_ms: int | None, now_ms: int
-) -> Waited:
+) -> PodWait:
     """Clocks of two machines may differ by a little: a wait is never negative."""
     placed = started_ms if scheduled_ms is None else scheduled_ms
     until = placed if placed is not None else now_ms if ended_ms is None else ended_ms
     queued = None if created_ms is None else max(0, until - created_ms)
     starting = None if scheduled_ms is None or started_ms is None else max(0, started_ms - scheduled_ms)
-    return Waited(queued, starting, placed is None and ended_ms is None)
+    return PodWait(queued, starting, placed is None and ended_ms is None)
 
 
-def spread(waits: Iterable[int | None]) -> Spread:
+def spread(waits: Iterable[int | None]) -> WaitStatistics:
     """Of those that are known; zeros where none is."""
     known = sorted(wait for wait in waits if wait is not None)
     if not known:
-        return Spread(0, 0, 0, 0)
-    return Spread(len(known), _rank(known, 50), _rank(known, 95), known[-1])
+        return WaitStatistics(0, 0, 0, 0)
+    return WaitStatistics(len(known), _rank(known, 50), _rank(known, 95), known[-1])
 
 
 def _rank(ordered: Sequence[int], percent: int) -> int:
@@ -135,13 +135,13 @@ class WaitRow:
     team: str
     pods: int
     waiting: int
-    queued: Spread
-    starting: Spread
+    queued: WaitStatistics
+    starting: WaitStatistics
 
 
 def queue_waits(pods: Iterable[KnownPod], start_ms: int, end_ms: int, team: str | None) -> tuple[WaitRow, ...]:
     """By queue, the longest 95th percentile first; pods that were placed before the span are not counted."""
-    groups: dict[tuple[str, str], list[Waited]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[PodWait]] = defaultdict(list)
     for pod in pods:
         facts = pod.facts
         created = facts.created_ms

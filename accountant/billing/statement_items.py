@@ -95,7 +95,7 @@ _NONE: Final[Whole] = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class LineFilter:
     """A choice of statement lines. team, gpu_model, capacity_type, price_row None: of all. accounts: none: of all.
     payers: leave out what nobody pays for."""
 
@@ -118,7 +118,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ItemAmount:
     """A line, or an item of one. cost: exact, None: unpriced. amount: payable, in minor units; None without a price
     or a price book."""
 
@@ -134,7 +134,7 @@ class Item:
 
     key: tuple[str, ...]
     line: StatementLine
-    part: Part
+    part: ItemAmount
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +142,12 @@ class Row:
     """All items of one key. mean of nothing: amount None only where all of it is unpriced."""
 
     key: tuple[str, ...]
-    part: Part
+    part: ItemAmount
     unpriced_us: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _DividedLine:
     """A line cut by key: numbers of keys (`_LATE` for what has none), µs, billionths of an hour, and payable minor
     units, None where the line has none."""
 
@@ -161,7 +161,7 @@ class _Cut:
         for at in chosen:
             number, hours = int(self.key[at]), Decimal(int(self.nano[at])).scaleb(-HOUR_PLACES)
             amount = None if self.amounts is None else Decimal(int(self.amounts[at])).scaleb(-places)
-            part = Part(int(self.gpu_us[at]), hours, _cost(self.line, hours), amount)
+            part = ItemAmount(int(self.gpu_us[at]), hours, _cost(self.line, hours), amount)
             yield Item(LATE if number == _LATE else keys[number], self.line, part)
 
 
@@ -170,10 +170,10 @@ class Itemised:
     """lines: of the figure, as the statement orders them. whole: their sum. cuts: the lines by key, of `keys`; places:
     decimals of a minor unit."""
 
-    lines: tuple[tuple[StatementLine, Part], ...]
-    whole: Part
+    lines: tuple[tuple[StatementLine, ItemAmount], ...]
+    whole: ItemAmount
     keys: Sequence[tuple[str, ...]]
-    cuts: tuple[_Cut, ...]
+    cuts: tuple[_DividedLine, ...]
     places: int
 
     @property
@@ -199,7 +199,7 @@ class Itemised:
         more = len(order) - len(shown)
         return rows, self._rest(rows, numbers[order[len(shown) :]]) if more else None, more
 
-    def _of(self, cut: _Cut, chosen: Collection[int]) -> tuple[list[Item], list[int]]:
+    def _of(self, cut: _DividedLine, chosen: Collection[int]) -> tuple[list[Item], list[int]]:
         at = np.flatnonzero(np.isin(cut.key, list(chosen)))
         return list(cut.items(at.tolist(), self.keys, self.places)), cut.key[at].tolist()
 
@@ -218,7 +218,7 @@ class Itemised:
         """What the rows that are shown leave of the whole."""
         known = [cut for cut in self.cuts if np.isin(cut.key, others).any()]
         left = total([self.whole, *(_negative(row.part) for row in shown)])
-        part = Part(
+        part = ItemAmount(
             left.gpu_us, left.gpu_hours,
             (left.cost or Decimal(0)) if any(cut.line.cost is not None for cut in known) else None,
             (left.amount or Decimal(0)) if any(cut.amounts is not None for cut in known) else None,
@@ -234,26 +234,26 @@ def accounts_named(name: str) -> frozenset[Account]:
     return frozenset((name,)) if name else frozenset()  # type: ignore[arg-type]  # checked where it is read
 
 
-def itemise(stated: Statement, figure: Figure, groups: Groups) -> Itemised:
+def itemise(stated: Statement, figure: LineFilter, groups: Groups) -> Itemised:
     """groups: the bills of the statement's span. What a figure does not sum up is not looked at."""
     places = minor_places(stated.currency) if stated.currency is not None else 0
-    lines: list[tuple[StatementLine, Part]] = []
-    cuts: list[_Cut] = []
+    lines: list[tuple[StatementLine, ItemAmount]] = []
+    cuts: list[_DividedLine] = []
     for line, (_, _, amount) in payable_lines(stated):
         if not figure.takes(line):
             continue
-        whole = Part(line.gpu_us, line.gpu_hours, line.cost, amount if stated.currency is not None else None)
+        whole = ItemAmount(line.gpu_us, line.gpu_hours, line.cost, amount if stated.currency is not None else None)
         lines.append((line, whole))
         cuts.append(_cut(line, whole, *groups.of.get(_stated(line), (_NONE, _NONE)), places))
     return Itemised(tuple(lines), total(part for _, part in lines), groups.keys, tuple(cuts), places)
 
 
-def total(parts: Iterable[Part]) -> Part:
+def total(parts: Iterable[ItemAmount]) -> ItemAmount:
     """The sum; what has no price is in the time alone."""
     found = list(parts)
     costs = [part.cost for part in found if part.cost is not None]
     amounts = [part.amount for part in found if part.amount is not None]
-    return Part(
+    return ItemAmount(
         sum(part.gpu_us for part in found),
         exact_sum(part.gpu_hours for part in found),
         exact_sum(costs) if costs or not found else None,
@@ -261,7 +261,7 @@ def total(parts: Iterable[Part]) -> Part:
     )
 
 
-def _cut(line: StatementLine, whole: Part, key: Whole, gpu_us: Whole, places: int) -> _Cut:
+def _cut(line: StatementLine, whole: ItemAmount, key: Whole, gpu_us: Whole, places: int) -> _DividedLine:
     """Hours by largest remainder, ties to the earlier key; so are amounts."""
     hours = int(line.gpu_hours.scaleb(HOUR_PLACES))
     off = abs(int(gpu_us.sum()) - line.gpu_us)
@@ -279,7 +279,7 @@ def _cut(line: StatementLine, whole: Part, key: Whole, gpu_us: Whole, places: in
     if whole.amount is not None:
         price = (line.unit_price if line.cost is not None else None) or Decimal(0)
         amounts = minor_units(price, nano, int(whole.amount.scaleb(places)), places)
-    return _Cut(line, key, gpu_us, nano, amounts)
+    return _DividedLine(line, key, gpu_us, nano, amounts)
 
 
 def _row(key: tuple[str, ...], items: Sequence[Item]) -> Row:
@@ -287,8 +287,8 @@ def _row(key: tuple[str, ...], items: Sequence[Item]) -> Row:
     return Row(key, total(item.part for item in items), unpriced)
 
 
-def _negative(part: Part) -> Part:
-    return Part(
+def _negative(part: ItemAmount) -> ItemAmount:
+    return ItemAmount(
         -part.gpu_us, -part.gpu_hours, None if part.cost is None else -part.cost,
         None if part.amount is None else -part.amount,
     )  # fmt: skip

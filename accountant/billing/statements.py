@@ -94,7 +94,7 @@ class Closing:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class UnmeteredItems:
     """What stands beside the metered time. month: whose statement it is, where it is that of a month."""
 
     month: str | None = None
@@ -102,7 +102,7 @@ class Beside:
     adjustments: tuple[Adjustment, ...] = ()
 
 
-NOTHING_BESIDE = Beside()
+NOTHING_BESIDE = UnmeteredItems()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def build(
     start_ms: int,
     end_ms: int,
     timezone: str,
-    beside: Beside = NOTHING_BESIDE,
+    beside: UnmeteredItems = NOTHING_BESIDE,
     unused: Iterable[Charge] = (),
 ) -> Statement:
     """The open statement of a span from all its charges, of whatever grouping that begins with the team.

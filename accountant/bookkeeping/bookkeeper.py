@@ -22,10 +22,10 @@ from pydantic import TypeAdapter
 from accountant.billing.bills import bills, unused_commitments
 from accountant.billing.statements import (
     Adjustment,
-    Beside,
     Closing,
     Correction,
     Statement,
+    UnmeteredItems,
     as_text,
     build,
     canonical,
@@ -45,9 +45,9 @@ from accountant.bookkeeping.corrections_and_adjustments import (
 from accountant.bookkeeping.invoice_reconciliation import Invoice, Reconciliation
 from accountant.bookkeeping.late_change_proposals import Proposal, chosen, moved, proposal
 from accountant.bookkeeping.month_closing import (
-    Books,
     CannotClose,
     ClosedMonth,
+    ClosedMonths,
     Objection,
     Status,
     beside,
@@ -59,7 +59,7 @@ from accountant.bookkeeping.month_closing import (
     refuse_unless_acknowledged,
     waiting_elsewhere,
 )
-from accountant.bookkeeping.price_book_versions import BookVersion, Made, Prices
+from accountant.bookkeeping.price_book_versions import BookVersion, ComposedPriceBook, Prices
 from accountant.bookkeeping.provider_invoices import Invoices, Journalled
 from accountant.core.periods import Month, zone
 from accountant.ledger.journal import Act, ActKind, NewAct, anew, record
@@ -78,7 +78,7 @@ _CORRECTIONS = TypeAdapter(tuple[Correction, ...])
 _ADJUSTMENT = TypeAdapter(Adjustment)
 
 
-def fold(acts: Iterable[Act], seen: int) -> Books:
+def fold(acts: Iterable[Act], seen: int) -> ClosedMonths:
     """The books that acts of `ENTRIES` add up to, in the order of recording. seen: the number of the last act of any
     kind."""
     closed: dict[str, ClosedMonth] = {}
@@ -107,7 +107,7 @@ def fold(acts: Iterable[Act], seen: int) -> Books:
                 refused += _CORRECTIONS.validate_json(act.content)
             case "adjusted":
                 adjustments.append(_ADJUSTMENT.validate_json(act.content))
-    return Books(
+    return ClosedMonths(
         tuple(closed[name] for name in sorted(closed)), tuple(corrections), tuple(adjustments), tuple(refused), seen
     )
 
@@ -164,7 +164,7 @@ class Credits:
     """timezone: of the months. books: all acts folded, as of now."""
 
     def __init__(
-        self, ledger: Journalled, prices: Prices, clock: Clock, timezone: str, books: Callable[[], Books]
+        self, ledger: Journalled, prices: Prices, clock: Clock, timezone: str, books: Callable[[], ClosedMonths]
     ) -> None:
         self._ledger = ledger
         self._prices = prices
@@ -222,7 +222,7 @@ class Credits:
         self._ledger.record([adjusting(adjustment, span) for adjustment in found], books.seen)
         return found
 
-    def _booked_in(self, books: Books, month: str) -> str:
+    def _booked_in(self, books: ClosedMonths, month: str) -> str:
         first, current = (str(Month.of(at, self._zone)) for at in (self._ledger.extent()[0], self._clock.wall_ms()))
         return books.booked_in(month, first, current)
 
@@ -238,7 +238,7 @@ def _booked(new: NewAdjustment, number: int, booked_in: str, currency: str, who:
 MOST_QUARANTINED = 10_000
 
 
-class Kept(Journalled, Protocol):
+class BookkeepingLedger(Journalled, Protocol):
     """And with what it did not book."""
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]: ...
@@ -249,7 +249,7 @@ class Bookkeeper:
     many closed months are always looked at for late facts."""
 
     def __init__(
-        self, ledger: Kept, clock: Clock, timezone: str = "UTC", grace_days: int = 5, look_back: int = 12
+        self, ledger: BookkeepingLedger, clock: Clock, timezone: str = "UTC", grace_days: int = 5, look_back: int = 12
     ) -> None:
         self._ledger = ledger
         self._clock = clock
@@ -260,10 +260,10 @@ class Bookkeeper:
         self.prices = Prices(ledger, lambda book: refuse_other_currency(self.books(), book.currency))
         self.invoices = Invoices(ledger, self.prices, clock, timezone, self.books)
         self.credits = Credits(ledger, self.prices, clock, timezone, self.books)
-        self._books: Books | None = None
+        self._books: ClosedMonths | None = None
         self._waiting: tuple[Proposal, ...] = ()
 
-    def books(self) -> Books:
+    def books(self) -> ClosedMonths:
         """All acts folded, as of now."""
         known, seen = self._books, self._ledger.last_act()
         if known is not None and known.seen == seen:
@@ -276,7 +276,7 @@ class Bookkeeper:
         latest = self.books().latest
         return Month.parse(latest.month).span(self._zone)[1] if latest else 0
 
-    def status(self, month: Month, books: Books | None = None) -> Status:
+    def status(self, month: Month, books: ClosedMonths | None = None) -> Status:
         """Of a month at this moment."""
         found = (books or self.books()).of(str(month))
         if found is not None:
@@ -299,11 +299,11 @@ class Bookkeeper:
         closed = self.books().of(str(month))
         return None if closed is None else stated(closed)
 
-    def beside(self, month: Month) -> Beside:
+    def beside(self, month: Month) -> UnmeteredItems:
         """What is booked in that month beside its metered time."""
         return beside(self.books(), month)
 
-    def later(self, month: Month) -> Beside:
+    def later(self, month: Month) -> UnmeteredItems:
         """What is booked about that month in others."""
         return later(self.books(), month)
 
@@ -422,7 +422,7 @@ class Bookkeeper:
         self._decided(found)
         return found
 
-    def _chosen(self, month: Month, proposal_id: str) -> tuple[Proposal, Books]:
+    def _chosen(self, month: Month, proposal_id: str) -> tuple[Proposal, ClosedMonths]:
         books = self.books()
         closed = books.of(str(month))
         if closed is None:
@@ -430,7 +430,7 @@ class Bookkeeper:
         waiting = self._proposals(books, [closed])
         return chosen(waiting[0] if waiting else None, str(month), proposal_id), books
 
-    def _proposals(self, books: Books, months: Sequence[ClosedMonth]) -> list[Proposal]:
+    def _proposals(self, books: ClosedMonths, months: Sequence[ClosedMonth]) -> list[Proposal]:
         before = len(books.corrections)
         found = []
         for closed in months:
@@ -455,7 +455,7 @@ class Bookkeeper:
                 return None
             return self.prices.enter([self.made(book)], "file", path, "", self._clock.wall_ms())
 
-    def made(self, book: PriceBook) -> Made:
+    def made(self, book: PriceBook) -> ComposedPriceBook:
         """The book with the rates of months that follow their invoices. Raises CannotClose."""
         return self.invoices.made(book, self.invoices.standing())
 
@@ -466,7 +466,7 @@ class Bookkeeper:
             raise CannotClose("a re-pricing needs a reason")
         with self.prices.deciding:
             made = self.invoices.made(book, self.invoices.standing(without=month))
-            return self._priced(month, Made(book, book), made, who, reason)
+            return self._priced(month, ComposedPriceBook(book, book), made, who, reason)
 
     def true_up(self, month: Month, invoice: Invoice, who: str, reason: str) -> tuple[PriceBook, list[Correction]]:
         """Price the month by the invoice's rates: its new book, and corrections if it is closed. Raises CannotClose."""
@@ -478,7 +478,13 @@ class Bookkeeper:
             return own.book, self._priced(month, own, in_force, who, reason, [kept])
 
     def _priced(
-        self, month: Month, own: Made, in_force: Made, who: str, reason: str, before: Sequence[NewAct] = ()
+        self,
+        month: Month,
+        own: ComposedPriceBook,
+        in_force: ComposedPriceBook,
+        who: str,
+        reason: str,
+        before: Sequence[NewAct] = (),
     ) -> list[Correction]:
         """Take a book into force; a closed month is corrected by its own. All of it, with the acts before it, is
         recorded at once."""
@@ -499,7 +505,7 @@ class Bookkeeper:
         self.prices.enter([own, in_force], "put", who, reason, now, before=before, after=acts, seen=books.seen)
         return list(after.corrections[len(books.corrections) :])
 
-    def _open(self, month: Month, books: Books, book: PriceBook | None) -> Statement:
+    def _open(self, month: Month, books: ClosedMonths, book: PriceBook | None) -> Statement:
         """As the ledger stands, up to now for a running month, with what is booked in it."""
         start, end = month.span(self._zone)
         end = max(start, min(end, self._clock.wall_ms()))
@@ -515,8 +521,8 @@ class Bookkeeper:
         )
 
     def _corrected(
-        self, books: Books, who: str, months: Sequence[ClosedMonth], new: PriceBook | None = None
-    ) -> tuple[Books, list[NewAct]]:
+        self, books: ClosedMonths, who: str, months: Sequence[ClosedMonth], new: PriceBook | None = None
+    ) -> tuple[ClosedMonths, list[NewAct]]:
         """The books with what late facts changed about closed months, and the acts that book it. new: a book that is
         not recorded yet, which a month may name."""
         acts: list[NewAct] = []
@@ -547,7 +553,7 @@ class Bookkeeper:
                 acts.append(correcting(closed.month, found, who, reason, self._clock.wall_ms()))
         return replace(books, corrections=tuple(corrections)), acts
 
-    def _objections(self, statement: Statement, month: Month, books: Books) -> list[Objection]:
+    def _objections(self, statement: Statement, month: Month, books: ClosedMonths) -> list[Objection]:
         start, end = month.span(self._zone)
         spans = map(_span, self._ledger.quarantined(MOST_QUARANTINED))
         inside = sum(1 for first, last in spans if first < end and last >= start)

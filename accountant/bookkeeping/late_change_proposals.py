@@ -20,7 +20,7 @@ from gputally.base.money import exact_sum
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class TeamEffect:
     """What a proposal would change for one team. gpu_us: billed time. amount: in the price book's currency."""
 
     team: str
@@ -37,11 +37,11 @@ class Proposal:
     id: str
     lines: tuple[Correction, ...]
 
-    def effects(self, teams: Collection[str] | None = None) -> list[Effect]:
+    def effects(self, teams: Collection[str] | None = None) -> list[TeamEffect]:
         """By team, sorted. teams: of these alone."""
         names = sorted({one.line.team for one in self.lines if teams is None or one.line.team in teams})
         return [
-            Effect(
+            TeamEffect(
                 name,
                 sum(one.line.gpu_us for one in self.lines if one.line.team == name and one.line.account in BILLED),
                 exact_sum(one.amount for one in self.lines if one.line.team == name),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from accountant.billing.statements import Adjustment, Beside, Correction, Statement, from_canonical
+from accountant.billing.statements import Adjustment, Correction, Statement, UnmeteredItems, from_canonical
 from accountant.core.periods import Month
 from gputally.base.errors import AccountantError
 from gputally.base.money import gpu_hours
@@ -61,7 +61,7 @@ class ClosedMonth:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class ClosedMonths:
     """All acts folded: closed months in order, and what is booked beside the metered time."""
 
     closed: tuple[ClosedMonth, ...] = ()
@@ -89,20 +89,20 @@ class Books:
         return self.open_month() or min(max(month, first), current)
 
 
-def beside(books: Books, month: Month) -> Beside:
+def beside(books: ClosedMonths, month: Month) -> UnmeteredItems:
     """What is booked in that month, whichever it is about."""
     name = str(month)
-    return Beside(
+    return UnmeteredItems(
         name,
         tuple(correction for correction in books.corrections if correction.booked_in == name),
         tuple(adjustment for adjustment in books.adjustments if adjustment.booked_in == name),
     )
 
 
-def later(books: Books, month: Month) -> Beside:
+def later(books: ClosedMonths, month: Month) -> UnmeteredItems:
     """What is booked in other months about that one."""
     name = str(month)
-    return Beside(
+    return UnmeteredItems(
         name,
         tuple(correction for correction in books.corrections if correction.month == name != correction.booked_in),
         tuple(adjustment for adjustment in books.adjustments if adjustment.month == name != adjustment.booked_in),
@@ -145,7 +145,7 @@ def refuse_unless_acknowledged(standing: Sequence[Objection], acknowledged: Sequ
         raise CannotClose("an acknowledgement needs a reason")
 
 
-def refuse_out_of_order(books: Books, month: Month, end_ms: int, now_ms: int, earlier_records: bool) -> None:
+def refuse_out_of_order(books: ClosedMonths, month: Month, end_ms: int, now_ms: int, earlier_records: bool) -> None:
     """Raises CannotClose unless the month is over, open, and the next in the chain."""
     if books.of(str(month)) is not None:
         raise CannotClose(f"{month} is closed already")
@@ -157,7 +157,7 @@ def refuse_out_of_order(books: Books, month: Month, end_ms: int, now_ms: int, ea
         raise CannotClose(f"{month.previous} has records and is open: close it first")
 
 
-def refuse_reopening(books: Books, month: str, reason: str) -> None:
+def refuse_reopening(books: ClosedMonths, month: str, reason: str) -> None:
     """Raises CannotClose unless it is the newest closed month, not published, and a reason is given."""
     found = books.of(month)
     if found is None:
@@ -171,7 +171,7 @@ def refuse_reopening(books: Books, month: str, reason: str) -> None:
         raise CannotClose("opening a closed month needs a reason")
 
 
-def refuse_other_currency(books: Books, currency: str) -> None:
+def refuse_other_currency(books: ClosedMonths, currency: str) -> None:
     """Raises CannotClose for a price book in a currency that no amount is booked in, once some are: they would be
     added up with what is corrected, credited and due from then on."""
     closed = {str(found) for each in books.closed if (found := json.loads(each.content)["currency"]) is not None}
@@ -184,7 +184,7 @@ def refuse_other_currency(books: Books, currency: str) -> None:
         )
 
 
-def faults(books: Books) -> list[str]:
+def faults(books: ClosedMonths) -> list[str]:
     """What is wrong with the kept months themselves: bytes that are not their hash, a chain that does not hold."""
     found = []
     before: ClosedMonth | None = None

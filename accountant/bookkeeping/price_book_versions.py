@@ -27,7 +27,7 @@ Origin = Literal["file", "put"]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ComposedPriceBook:
     """A price book, and what it is made of: the base as somebody wrote it, and the rates of months' invoices."""
 
     book: PriceBook
@@ -44,7 +44,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class BookVersion(Made):
+class BookVersion(ComposedPriceBook):
     """A price book and how it came into force. number: of its act."""
 
     version: str = ""
@@ -104,11 +104,11 @@ class Prices:
 
     def take(self, book: PriceBook, origin: Origin, who: str, reason: str, now_ms: int) -> BookVersion | None:
         """`enter` for a book as it was written."""
-        return self.enter([Made(book, book)], origin, who, reason, now_ms)
+        return self.enter([ComposedPriceBook(book, book)], origin, who, reason, now_ms)
 
     def enter(
         self,
-        made: Sequence[Made],
+        made: Sequence[ComposedPriceBook],
         origin: Origin,
         who: str,
         reason: str,

@@ -25,8 +25,8 @@ from accountant.bookkeeping.invoice_reconciliation import (
     true_up,
     trued_up,
 )
-from accountant.bookkeeping.month_closing import Books, CannotClose
-from accountant.bookkeeping.price_book_versions import Made, Prices
+from accountant.bookkeeping.month_closing import CannotClose, ClosedMonths
+from accountant.bookkeeping.price_book_versions import ComposedPriceBook, Prices
 from accountant.core.periods import Month, zone
 from accountant.ledger.journal import Journal, NewAct, record
 from accountant.ledger.protocols import Ledger
@@ -42,7 +42,7 @@ class Invoices:
     """timezone: of the months. books: all acts folded, as of now."""
 
     def __init__(
-        self, ledger: Journalled, prices: Prices, clock: Clock, timezone: str, books: Callable[[], Books]
+        self, ledger: Journalled, prices: Prices, clock: Clock, timezone: str, books: Callable[[], ClosedMonths]
     ) -> None:
         self._ledger = ledger
         self._prices = prices
@@ -77,7 +77,7 @@ class Invoices:
         """That keeps the invoice."""
         return NewAct(self._clock.wall_ms(), "invoiced", str(month), who, reason, invoice.model_dump_json())
 
-    def true_up(self, month: Month, invoice: Invoice) -> tuple[Made, Made]:
+    def true_up(self, month: Month, invoice: Invoice) -> tuple[ComposedPriceBook, ComposedPriceBook]:
         """The book that the month is priced by then, and the one in force then; the same one for an open month.
         Raises CannotClose."""
         self.reconcile(month, invoice)  # for its refusals
@@ -103,7 +103,7 @@ class Invoices:
                 found.append(one)
         return found
 
-    def made(self, base: PriceBook, true_ups: Iterable[TrueUp]) -> Made:
+    def made(self, base: PriceBook, true_ups: Iterable[TrueUp]) -> ComposedPriceBook:
         """The base with these true-ups. Raises CannotClose for one that cannot be kept."""
         book, ordered = base, tuple(sorted(true_ups, key=lambda one: one.month))
         for one in ordered:
@@ -112,9 +112,9 @@ class Invoices:
                 book = trued_up(book, one, self._bills(month, book), month.span(self._zone))
             except ValueError as error:
                 raise CannotClose(f"{month} by its invoice: {error}") from error
-        return Made(book, base, ordered)
+        return ComposedPriceBook(book, base, ordered)
 
-    def _of(self, month: Month) -> Made:
+    def _of(self, month: Month) -> ComposedPriceBook:
         """What the month is priced by. Raises CannotClose."""
         closed = self._books().of(str(month))
         found = self._prices.version(closed.priced_by) if closed is not None else self._prices.latest

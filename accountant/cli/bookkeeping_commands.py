@@ -21,12 +21,12 @@ from accountant.api.bookkeeping_models import (
     DeliveryState,
     Period,
     PriceVersion,
-    Repriced,
+    RepricingResult,
     WaitingProposal,
 )
 from accountant.bookkeeping.price_book_versions import PriceDiff
 from accountant.cli import terminal_tables
-from accountant.cli.connection_options import Printed, Server, Zoned, answer, connected
+from accountant.cli.connection_options import Printed, Server, ZonedLedger, answer, connected
 from accountant.ledger.protocols import GpuOwnership, RetiredDevice
 from gputally.base.errors import CannotStart
 
@@ -74,7 +74,7 @@ def register_months(app: typer.Typer) -> None:
 
 
 @connected
-def months(output: Printed = "table", *, at: Zoned) -> None:
+def months(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Every month, whether it is open or closed, and its hash."""
     with at.asking() as remote:
         found = remote.ask(_Periods, "/v1/periods")
@@ -91,7 +91,7 @@ def close(
     reason: Reason = "",
     output: Printed = "table",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """Close a month: its statement never changes again. Refused while something stands against it."""
     with at.asking() as remote:
@@ -106,7 +106,7 @@ def reopen(
     reason: Reason,
     output: Printed = "table",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """Open the newest closed month again, before it is published."""
     with at.asking() as remote:
@@ -120,7 +120,7 @@ def publish(
     reason: Reason = "",
     output: Printed = "table",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """A closed month goes out; it cannot be opened again."""
     with at.asking() as remote:
@@ -136,7 +136,7 @@ def proposals(
     reason: Reason = "",
     output: Printed = "table",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """What arrived late for closed months and waits, with its effect by team; take one up, or refuse it."""
     if act != "list" and not (month and proposal):
@@ -159,7 +159,7 @@ def proposals(
 
 
 @connected
-def correct(output: Printed = "table", *, at: Zoned) -> None:
+def correct(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Take up every proposal: book all that arrived late for closed months."""
     with at.asking() as remote:
         done = remote.act(_Corrections, "/v1/corrections", {}).root
@@ -171,7 +171,7 @@ def corrections(
     month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
     output: Printed = "table",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """Corrections of closed months, with the month they are about and the one they are booked in."""
     with at.asking() as remote:
@@ -188,7 +188,7 @@ def adjust(
     approved_by: Annotated[str, typer.Option(help="Who approved it: somebody else than you.")],
     output: Printed = "table",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """Book an approved credit or charge, for example for a failed node."""
     body = {"month": month, "team": team, "amount": amount, "reason": reason, "approved_by": approved_by}
@@ -209,7 +209,7 @@ def credit(
     approved_by: Annotated[str, typer.Option(help="Who approved it: somebody else than you.")] = "",
     output: Printed = "table",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """Show what teams were billed for a node; with --book, credit it to them."""
     if book and not (reason.strip() and approved_by.strip()):
@@ -229,7 +229,7 @@ def adjustments(
     month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
     output: Printed = "table",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """Approved credits and charges."""
     with at.asking() as remote:
@@ -245,7 +245,7 @@ def reprice(
     reason: Reason = "",
     output: Printed = "table",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """Show what another price book changes about a month; with --apply take it into force.
 
@@ -261,13 +261,15 @@ def reprice(
             shown = remote.send(PriceDiff, "/v1/prices/preview", content, "application/yaml", {"month": month})
             answer(output, lambda: terminal_tables.price_diff(shown), shown, shown.changes)
             return
-        done = remote.send(Repriced, "/v1/prices", content, "application/yaml", {"month": month, "reason": reason})
+        done = remote.send(
+            RepricingResult, "/v1/prices", content, "application/yaml", {"month": month, "reason": reason}
+        )
     booked = terminal_tables.in_force(done.difference.version_after, done.corrections)
     answer(output, lambda: Group(terminal_tables.price_diff(done.difference), booked), done, done.difference.changes)
 
 
 @connected
-def prices(output: Printed = "table", *, at: Zoned) -> None:
+def prices(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Every price book that was in force, and who put it there."""
     with at.asking() as remote:
         found = remote.ask(_Versions, "/v1/prices/versions").root
@@ -279,11 +281,11 @@ class _Owners(BaseModel):
     next_after: str | None
 
 
-class _Moved(RootModel[tuple[GpuOwnership, ...]]):
+class _MovedGpus(RootModel[tuple[GpuOwnership, ...]]):
     pass
 
 
-class _Retired(RootModel[tuple[RetiredDevice, ...]]):
+class _RetiredDevices(RootModel[tuple[RetiredDevice, ...]]):
     pass
 
 
@@ -310,7 +312,7 @@ def gpus(
     reason: Annotated[str, typer.Option(help="move: why, for whoever reads the audit trail later.")] = "",
     output: Printed = "table",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """Which node each GPU belonged to; confirm that GPUs moved to another node."""
     named = gpu or []
@@ -319,7 +321,7 @@ def gpus(
             raise typer.BadParameter("move needs --node, --gpu and --reason")
         body = {"cluster": cluster, "node": node, "gpus": named, "since": since, "reason": reason}
         with at.asking() as remote:
-            found: tuple[GpuOwnership, ...] = remote.act(_Moved, "/v1/gpus/move", body).root
+            found: tuple[GpuOwnership, ...] = remote.act(_MovedGpus, "/v1/gpus/move", body).root
     else:
         if len(named) > 1:
             raise typer.BadParameter("owners takes one --gpu")
@@ -344,12 +346,12 @@ def retire(
     since: Annotated[str, typer.Option(help="From when on: a date or RFC 3339 (default: now).")] = "",
     output: Printed = "table",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """Take GPUs that went for good out of the capacity; what they missed until then stays unmetered."""
     body = {"cluster": cluster, "node": node, "gpus": gpu or [], "since": since, "reason": reason}
     with at.asking() as remote:
-        done = remote.act(_Retired, "/v1/gpus/retire", body).root
+        done = remote.act(_RetiredDevices, "/v1/gpus/retire", body).root
     answer(output, lambda: terminal_tables.retired(done), done)
 
 

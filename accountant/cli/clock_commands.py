@@ -8,11 +8,11 @@ import typer
 from pydantic import RootModel
 
 from accountant.cli import terminal_tables
-from accountant.cli.connection_options import Printed, Zoned, answer, connected
-from accountant.ledger.protocols import ClockReport, Misdated
+from accountant.cli.connection_options import Printed, ZonedLedger, answer, connected
+from accountant.ledger.protocols import ClockReport, MisdatedRecords
 
 
-class _Healed(RootModel[tuple[Misdated, ...]]):
+class _RedatedRecords(RootModel[tuple[MisdatedRecords, ...]]):
     pass
 
 
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 @connected
-def show(output: Printed = "table", *, at: Zoned) -> None:
+def show(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Say whether the clock is trusted, and name what is dated later than now."""
     with at.asking() as remote:
         found = remote.ask(ClockReport, "/v1/clock")
@@ -34,7 +34,7 @@ def show(output: Printed = "table", *, at: Zoned) -> None:
 
 
 @connected
-def accept(output: Printed = "table", *, at: Zoned) -> None:
+def accept(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Take the clock of the accountant's machine for right after it was set."""
     with at.asking() as remote:
         found = remote.act(ClockReport, "/v1/clock/accept", {})
@@ -46,9 +46,9 @@ def heal(
     reason: Annotated[str, typer.Option(help="Why, for whoever reads the audit trail later.")],
     output: Printed = "table",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """Heal what a clock that was ahead dated wrongly; the clock has to be right now."""
     with at.asking() as remote:
-        done = remote.act(_Healed, "/v1/clock/heal", {"reason": reason}).root
+        done = remote.act(_RedatedRecords, "/v1/clock/heal", {"reason": reason}).root
     answer(output, lambda: terminal_tables.misdated(done), done)

@@ -1,7 +1,7 @@
 """Defines the options of commands that ask a running accountant, or, with `--db`, a stopped ledger.
 
-A command takes a `Server`, `Ledger`, `Zoned` or `Priced`; `connected` puts the options of that class in its place, so
-that each option is written once and every command has all of those that belong together.
+A command takes a `Server`, `Ledger`, `ZonedLedger` or `Priced`; `connected` puts the options of that class in its
+place, so that each option is written once and every command has all of those that belong together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from rich.console import RenderableType
 
 from accountant.core import periods
-from accountant.wire.http_client import Remote, read_token
+from accountant.wire.http_client import AccountantClient, read_token
 from gputally.base.command_output import Output, show
 
 Printed = Annotated[Output, typer.Option("--output", "--format", help="How to print the answer.")]
@@ -60,9 +60,9 @@ class Server:
     ] = None
 
     @contextlib.contextmanager
-    def asking(self) -> Iterator[Remote]:
+    def asking(self) -> Iterator[AccountantClient]:
         token = read_token(self.token_file) if self.token_file is not None else None
-        yield Remote(self.url, token, self.ca_file)
+        yield AccountantClient(self.url, token, self.ca_file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Ledger(Server):
     db: Annotated[Path | None, typer.Option(help="A ledger file that no accountant has open, instead of --url.")] = None
 
     @contextlib.contextmanager
-    def asking(self) -> Iterator[Remote]:
+    def asking(self) -> Iterator[AccountantClient]:
         if self.db is None:
             with super().asking() as remote:
                 yield remote
@@ -89,7 +89,7 @@ class Ledger(Server):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Zoned(Ledger):
+class ZonedLedger(Ledger):
     """For months and days, which are those of a zone."""
 
     timezone: Timezone = None
@@ -104,7 +104,7 @@ class Zoned(Ledger):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Priced(Zoned):
+class Priced(ZonedLedger):
     """For money."""
 
     prices: Annotated[Path | None, typer.Option(help="Price book, with --db.")] = None

@@ -15,10 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from accountant.api.bookkeeping_models import PodReport, Taken
+from accountant.api.bookkeeping_models import ObservedPods, PodReport
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import instant
-from accountant.cli.connection_options import Printed, Zoned, connected
+from accountant.cli.connection_options import Printed, ZonedLedger, connected
 from accountant.core.claim_overlap import Span
 from accountant.history_import.import_chunks import KNOWN_LIMITS
 from accountant.history_import.import_run import Destination, Read, Summary, run
@@ -63,7 +63,7 @@ def from_prometheus(
     source_header: Annotated[list[str] | None, typer.Option(help="NAME: VALUE sent to URL (repeatable).")] = None,
     output: Printed = "table",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """Import what dcgm-exporter and kube-state-metrics recorded. Interrupted it goes on, done twice it adds nothing."""
     now = SystemClock().wall_ms()
@@ -97,7 +97,7 @@ def from_slurm(
     until: Annotated[str | None, typer.Option(help="First instant that is out (default: now).")] = None,
     output: Printed = "table",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """Import allocations from Slurm's accounting. Interrupted it goes on, done twice it adds nothing."""
     reading = slurm_accounting.read(_bytes(file), at.zone)
@@ -203,7 +203,7 @@ def _bytes(file: Path) -> bytes:
         raise CannotImport(f"{file}: {error.strerror}") from error
 
 
-def _instant(text: str | None, at: Zoned, otherwise: int) -> int:
+def _instant(text: str | None, at: ZonedLedger, otherwise: int) -> int:
     if text is None:
         return otherwise
     try:
@@ -212,7 +212,7 @@ def _instant(text: str | None, at: Zoned, otherwise: int) -> int:
         raise CannotImport(str(error)) from error
 
 
-def _since(text: str, end_ms: int, at: Zoned) -> int:
+def _since(text: str, end_ms: int, at: ZonedLedger) -> int:
     """A duration before the end, or an instant; at a whole hour."""
     back = duration_ms(text)
     start = _instant(text, at, 0) if back is None else end_ms - back
@@ -270,7 +270,7 @@ def import_jobs(
     file: Annotated[Path, typer.Argument(help="slurmdbd's REST answer (JSON), or `sacct --parsable2` with heading.")],
     cluster: Annotated[str, typer.Option(help="Name of the Slurm cluster in the ledger.")] = "default",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """Name the jobs whose numbers the agents reported. Taking a file in twice changes nothing."""
     try:
@@ -290,5 +290,5 @@ def import_jobs(
     with at.asking() as remote:
         for begin in range(0, len(facts), PART):
             body = msgspec.json.encode(PodReport(cluster, f"slurm ({file.name})", tuple(facts[begin : begin + PART])))
-            remote.send(Taken, "/v1/pods", body, "application/json")
+            remote.send(ObservedPods, "/v1/pods", body, "application/json")
     Terminal().print(f"{len(facts):,} jobs of {cluster} taken, {len(reading.faults):,} records left out")

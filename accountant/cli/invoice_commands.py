@@ -21,7 +21,7 @@ from rich.console import Group, RenderableType
 from accountant.api.bookkeeping_models import Reconciled
 from accountant.bookkeeping.invoice_reconciliation import MOST_ITEM, Invoice, InvoiceLine
 from accountant.cli import terminal_tables
-from accountant.cli.connection_options import Printed, Zoned, answer, connected
+from accountant.cli.connection_options import Printed, ZonedLedger, answer, connected
 from accountant.core import periods
 from accountant.storage.invoice_file import InvoiceItem, read_invoice
 from gputally.server.config_models import Model, load_yaml
@@ -73,7 +73,7 @@ def reconcile(
     reason: Annotated[str, typer.Option(help="Why, with --true-up.")] = "",
     output: Printed = "table",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """Invoice = teams + idle + unmatched, line by line; with --true-up the month's rates follow the invoice."""
     if apply and not reason.strip():

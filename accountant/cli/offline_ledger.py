@@ -10,7 +10,7 @@ from typing import Any
 
 from accountant.composition import Service
 from accountant.core.settings import Settings
-from accountant.wire.http_client import Remote
+from accountant.wire.http_client import AccountantClient
 from gputally.base.clock import SystemClock
 from gputally.base.errors import CannotStart
 from gputally.server import structlog_setup
@@ -19,7 +19,7 @@ from gputally.server.tokens_and_grants import OneToken
 
 
 @contextlib.contextmanager
-def answering(ledger: Path, **given: Any) -> Iterator[Remote]:
+def answering(ledger: Path, **given: Any) -> Iterator[AccountantClient]:
     """On a free loopback port, behind a token of its own, as a trial. given: further settings.
 
     Raises CannotStart where there is no ledger.
@@ -33,4 +33,4 @@ def answering(ledger: Path, **given: Any) -> Iterator[Remote]:
         Service(settings, SystemClock(), authenticator=OneToken(token), trial=True) as service,
         serve(service.app, settings.host, settings.port) as url,
     ):
-        yield Remote(url, token)
+        yield AccountantClient(url, token)

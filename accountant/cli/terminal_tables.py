@@ -35,7 +35,7 @@ from gputally.base.money import exact_sum, minor_places
 from gputally.base.number_format import NOTHING, hours, percent
 
 if TYPE_CHECKING:
-    from accountant.ledger.protocols import ClockReport, GpuOwnership, Misdated, RetiredDevice
+    from accountant.ledger.protocols import ClockReport, GpuOwnership, MisdatedRecords, RetiredDevice
     from accountant.storage.backups import Backup
     from accountant.storage.snapshot import Imbalance
 
@@ -236,7 +236,7 @@ def clock(found: ClockReport) -> Table:
     return table
 
 
-def misdated(found: Sequence[Misdated]) -> Table:
+def misdated(found: Sequence[MisdatedRecords]) -> Table:
     """One kind a line."""
     table = titled("Dated later than now")
     table.add_column("what")

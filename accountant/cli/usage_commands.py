@@ -19,14 +19,25 @@ from rich.table import Table
 
 from accountant.api.bookkeeping_models import Balance
 from accountant.cli import terminal_tables
-from accountant.cli.connection_options import By, End, Ledger, Priced, Printed, Start, Where, Zoned, answer, connected
+from accountant.cli.connection_options import (
+    By,
+    End,
+    Ledger,
+    Priced,
+    Printed,
+    Start,
+    Where,
+    ZonedLedger,
+    answer,
+    connected,
+)
 from accountant.cli.terminal_tables import NAMES, instant, noted, titled
 from accountant.core import periods
 from accountant.core.near_names import nearest
 from accountant.core.periods import Month, utc
 from accountant.reports.output_formats import BINARY, RENDERINGS, Form, file_name
 from accountant.reports.report_text import money
-from accountant.wire.http_client import Query, Remote, Unanswered
+from accountant.wire.http_client import AccountantClient, Query, Unanswered
 from accountant.wire.usage_models import CostAnswer, EpochLine, Job, JobAnswer, JobsAnswer, JobState, UsageAnswer
 from gputally.base import atomic_file
 from gputally.base.clock import SystemClock
@@ -53,7 +64,7 @@ def usage(
     where: Where = None,
     output: Printed = "table",
     *,
-    at: Zoned,
+    at: ZonedLedger,
 ) -> None:
     """GPU-hours by account and group."""
     with at.asking() as remote:
@@ -342,7 +353,7 @@ def jobs(
     show(output, lambda: many(whole, zone), whole.model_dump(mode="json"), rows)
 
 
-def _called(name: str, remote: Remote, span: Query) -> str:
+def _called(name: str, remote: AccountantClient, span: Query) -> str:
     """The id of the one job of the span that is called so. Raises Unanswered, with those that may be meant."""
     known = [job for page in remote.pages(JobsAnswer, "/v1/jobs", span) for job in page.jobs]
     found = sorted(job.id for job in meant(known, name))

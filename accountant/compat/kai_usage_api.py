@@ -280,7 +280,7 @@ class KaiMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _CachedWindow:
     window: UsageWindow
     policy: Policy
     state: State
@@ -307,7 +307,7 @@ class KaiUsageSource:
         self._settings = settings
         self._metrics = metrics
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str | None, str | None, int, int | None, int], _Known] = OrderedDict()
+        self._known: OrderedDict[tuple[str | None, str | None, int, int | None, int], _CachedWindow] = OrderedDict()
 
     def answer(
         self, query: str, time: str | None, shard: str | None = None, cluster: str | None = None
@@ -359,7 +359,7 @@ class KaiUsageSource:
             raise Refused(400, "bad_data", f"time {time[:40]!r} is not an instant to ask for")
         return at_ms
 
-    def _read(self, question: UsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _Known:
+    def _read(self, question: UsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _CachedWindow:
         key = (shard, cluster, question.window_s, question.half_life_s, at_ms // _GRAIN_MS)
         with self._lock:  # one fetch asks six times: the first reads, the others wait for it
             known = self._known.get(key)
@@ -369,7 +369,7 @@ class KaiUsageSource:
                     self._known.popitem(last=False)
             return known
 
-    def _fresh(self, question: UsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _Known:
+    def _fresh(self, question: UsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _CachedWindow:
         settings = self._settings
         spec = WindowSpec(kind="sliding", size=question.window_s, half_life=question.half_life_s)
         try:
@@ -388,7 +388,7 @@ class KaiUsageSource:
         except AccountantError as error:
             raise Refused(503, "unavailable", str(error)) from error
         age_s = (at_ms - watermark) / MS_PER_SECOND if watermark is not None else float("inf")
-        return _Known(window, policies[-1].policy, state, age_s)
+        return _CachedWindow(window, policies[-1].policy, state, age_s)
 
 
 def create_app(source: KaiUsageSource) -> FastAPI:

@@ -45,7 +45,7 @@ _LONE = frozenset({"Pod", "Container", "Process", "Unattributed"})
 """Beginnings of a job's name that say that nothing stands above the holder."""
 
 
-class Slot(NamedTuple):
+class CostGroup(NamedTuple):
     """Time that costs the same. price None: without one. shared: idle time put on this allocation."""
 
     model: str
@@ -80,7 +80,7 @@ class Allocation:
     idle: bool
     start_ms: int
     end_ms: int
-    time: Mapping[Slot, int]
+    time: Mapping[CostGroup, int]
     busy_us: int = 0
     known_us: int = 0
     gpus: frozenset[str] = frozenset()
@@ -123,7 +123,7 @@ class Allocation:
         """Busy time of all devices over held time, as far as known; None where nothing is."""
         return Fraction(self.busy_us, self.known_us) if self.known_us else None
 
-    def _cost(self, slots: Iterable[Slot]) -> Fraction:
+    def _cost(self, slots: Iterable[CostGroup]) -> Fraction:
         priced = [(slot.price, self.time[slot]) for slot in slots if slot.price is not None]
         return sum((Fraction(price) * gpu_us for price, gpu_us in priced), Fraction(0)) / US_PER_HOUR
 
@@ -156,7 +156,7 @@ def share_idle(found: Sequence[Allocation], *, by_node: bool) -> list[Allocation
     """Idle time put on who held GPUs of the same node (or cluster), in proportion to the cost of that; by GPU
     time where some of it has no price."""
     pools: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    free: dict[tuple[tuple[str, ...], Slot], int] = defaultdict(int)
+    free: dict[tuple[tuple[str, ...], CostGroup], int] = defaultdict(int)
     for at, one in enumerate(found):
         pool = tuple(one.properties.get(name, "") for name in ("cluster", "node")[: 1 + by_node])
         if one.idle:
@@ -167,7 +167,7 @@ def share_idle(found: Sequence[Allocation], *, by_node: bool) -> list[Allocation
     weights = {pool: _weights({at: found[at] for at in members}) for pool, members in pools.items()}
     shares, left = spread(free, {key: weights.get(key[0], {}) for key in free})
     idle_stays = {pool for pool, _ in left}
-    gained: dict[int, dict[Slot, int]] = defaultdict(dict)
+    gained: dict[int, dict[CostGroup, int]] = defaultdict(dict)
     for (_, slot), parts in shares.items():
         for at, gpu_us in parts.items():
             gained[at][slot] = gpu_us
@@ -204,7 +204,7 @@ def merged(parts: Sequence[Allocation]) -> Allocation:
     """Several allocations as one: times added, properties kept where all agree."""
     if len(parts) == 1:
         return parts[0]
-    time: dict[Slot, int] = defaultdict(int)
+    time: dict[CostGroup, int] = defaultdict(int)
     for part in parts:
         for slot, gpu_us in part.time.items():
             time[slot] += gpu_us
@@ -256,11 +256,11 @@ def _allocation(
     held: bool, charges: Sequence[Charge], pods: Mapping[PodName, PodSeen], start_ms: int, end_ms: int
 ) -> Allocation:
     told = dict(zip(DIMENSIONS, charges[0].key, strict=True))
-    time: dict[Slot, int] = defaultdict(int)
+    time: dict[CostGroup, int] = defaultdict(int)
     by_gpu: dict[str, int] = defaultdict(int)
     of_account: dict[str, int] = defaultdict(int)
     for charge in charges:
-        time[Slot(charge.place.gpu_model, charge.row.price if charge.row else None, False)] += charge.gpu_us
+        time[CostGroup(charge.place.gpu_model, charge.row.price if charge.row else None, False)] += charge.gpu_us
         by_gpu[charge.key[-1]] += charge.gpu_us
         of_account[charge.account] += charge.gpu_us
     place = {name: told[name] for name in ("cluster", "node") if told[name]}

@@ -16,7 +16,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Rank:
+class ClaimRank:
     """Precedence, lowest first. remove: how far from a measurement, 0 measured, 1 carried, 2 imported. node breaks
     ties between outboxes that claim one epoch."""
 
@@ -28,17 +28,17 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    rank: Rank
+    rank: ClaimRank
     start_ms: int
     end_ms: int
 
 
-def settle(claims: Iterable[Claim]) -> Mapping[Rank, tuple[Span, ...]]:
+def settle(claims: Iterable[Claim]) -> Mapping[ClaimRank, tuple[Span, ...]]:
     """The spans each claim keeps, ascending; () where it is displaced whole.
 
     What a claim keeps depends only on the claims that overlap it, so a caller may settle a
     neighbourhood: every claim of interest together with all that overlap one of them."""
-    kept: dict[Rank, tuple[Span, ...]] = {}
+    kept: dict[ClaimRank, tuple[Span, ...]] = {}
     taken: list[Span] = []
     for claim in sorted(claims, key=lambda c: c.rank):
         kept[claim.rank] = tuple(subtract((claim.start_ms, claim.end_ms), taken))

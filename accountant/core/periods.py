@@ -156,13 +156,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Dated(Generic[T]):
+class Timeline(Generic[T]):
     """steps: (since_ms, value), ascending. The first value holds before its instant too."""
 
     steps: tuple[tuple[int, T], ...]
 
     @classmethod
-    def always(cls, value: T) -> Dated[T]:
+    def always(cls, value: T) -> Timeline[T]:
         return cls(((0, value),))
 
     @property
@@ -177,11 +177,11 @@ class Dated(Generic[T]):
         """The instants at which another value began to hold."""
         return (since for since, _ in self.steps[1:])
 
-    def changed(self, value: T, since_ms: int) -> Dated[T]:
+    def changed(self, value: T, since_ms: int) -> Timeline[T]:
         """`value` from `since_ms` on, whatever was thought to hold from then on; before, all stays as it was."""
         kept = tuple(step for step in self.steps if step[0] < since_ms)
         if not kept:
-            return Dated(((since_ms, value),))
+            return Timeline(((since_ms, value),))
         if kept[-1][1] == value:
-            return Dated(kept)
-        return Dated((*kept, (since_ms, value)))
+            return Timeline(kept)
+        return Timeline((*kept, (since_ms, value)))

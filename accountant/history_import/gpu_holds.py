@@ -34,7 +34,7 @@ from gputally.base.units import BUCKET_MS, MS_PER_SECOND, US_PER_MS, apportion
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class TimeGrid:
     """Cells of `step_ms` from start_ms on, up to end_ms; the span is a whole number of them."""
 
     start_ms: int
@@ -79,12 +79,12 @@ def bridged(cells: Collection[int], silent: Collection[int]) -> set[int]:
     return found
 
 
-class Track:
+class FigureSeries:
     """A figure over a grid."""
 
     __slots__ = ("_grid", "_values")
 
-    def __init__(self, grid: Grid, values: dict[int, int]) -> None:
+    def __init__(self, grid: TimeGrid, values: dict[int, int]) -> None:
         """values: by cell, not negative."""
         self._grid = grid
         self._values = values
@@ -114,14 +114,14 @@ _COMPUTE_SLICES, _COMPUTE_SLICES_OF = 7, {"A30": 4}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GpuPart:
     """slice: None for the whole GPU. slots: equal parts that it is time-sliced into, else 1. busy: parts per million
     of it; memory: MiB used of it."""
 
     slice: Slice | None = None
     slots: int = 1
-    busy: Track | None = None
-    memory: Track | None = None
+    busy: FigureSeries | None = None
+    memory: FigureSeries | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,10 @@ class GpuLayout:
 
     uuid: str
     model: str
-    parts: tuple[Part, ...]
+    parts: tuple[GpuPart, ...]
     known: tuple[Span, ...]
     lost: tuple[Span, ...] = ()
-    power: Track | None = None
+    power: FigureSeries | None = None
 
     @property
     def weights(self) -> list[int]:
@@ -147,7 +147,7 @@ class GpuLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class SlotHold:
     """Of one slot: part, slot are positions in the layout of the GPU."""
 
     gpu: str
@@ -177,9 +177,9 @@ def mig_slice(profile: str, gi: int, gpu_model: str) -> Slice | None:
     )
 
 
-def by_slot(holds: Sequence[Hold]) -> dict[tuple[int, int], list[Hold]]:
+def by_slot(holds: Sequence[SlotHold]) -> dict[tuple[int, int], list[SlotHold]]:
     """Ascending, by (part, slot)."""
-    found: dict[tuple[int, int], list[Hold]] = {}
+    found: dict[tuple[int, int], list[SlotHold]] = {}
     for hold in sorted(holds, key=lambda one: (one.part, one.slot, one.start_ms)):
         found.setdefault((hold.part, hold.slot), []).append(hold)
     return found
@@ -203,28 +203,28 @@ class Demand:
 
 
 @dataclass(slots=True)
-class Placed:
+class PlacedHolds:
     """unplaced_us: time of slots that were held by the books and do not exist."""
 
-    holds: list[Hold] = field(default_factory=list)
+    holds: list[SlotHold] = field(default_factory=list)
     unplaced_us: int = 0
 
 
-def place(demands: Sequence[Demand], pools: Mapping[str, Sequence[Slot]], tolerance_ms: int) -> Placed:
+def place(demands: Sequence[Demand], pools: Mapping[str, Sequence[Slot]], tolerance_ms: int) -> PlacedHolds:
     """Holds of one node; those of one slot do not overlap, and none is longer than its demand."""
-    taken: dict[Slot, list[Hold]] = {}
+    taken: dict[Slot, list[SlotHold]] = {}
     labelled: dict[Device, list[Demand]] = {}
     for demand in demands:
         for device in demand.on:
             labelled.setdefault(device, []).append(demand)
-    placed = Placed()
+    placed = PlacedHolds()
     for demand in sorted(demands, key=lambda one: (one.start_ms, one.holder.uid, one.holder.container, one.pool)):
         chosen = _choose(demand, pools.get(demand.pool, ()), taken, labelled, tolerance_ms)
         for slot in chosen:
             before = taken.setdefault(slot, [])
             if before and before[-1].end_ms > demand.start_ms:
                 before[-1] = _ended(before[-1], demand.start_ms)
-            before.append(Hold(*slot, demand.holder, demand.start_ms, demand.end_ms))
+            before.append(SlotHold(*slot, demand.holder, demand.start_ms, demand.end_ms))
         placed.unplaced_us += (demand.count - len(chosen)) * (demand.end_ms - demand.start_ms) * 1000
     placed.holds = sorted(
         (hold for holds in taken.values() for hold in holds if hold.start_ms < hold.end_ms),
@@ -236,7 +236,7 @@ def place(demands: Sequence[Demand], pools: Mapping[str, Sequence[Slot]], tolera
 def _choose(
     demand: Demand,
     slots: Sequence[Slot],
-    taken: Mapping[Slot, Sequence[Hold]],
+    taken: Mapping[Slot, Sequence[SlotHold]],
     labelled: Mapping[Device, Collection[Demand]],
     tolerance_ms: int,
 ) -> list[Slot]:
@@ -256,8 +256,8 @@ def _meet(one: Demand, other: Demand) -> bool:
     return one.start_ms < other.end_ms and other.start_ms < one.end_ms
 
 
-def _ended(hold: Hold, at_ms: int) -> Hold:
-    return Hold(hold.gpu, hold.part, hold.slot, hold.holder, hold.start_ms, at_ms)
+def _ended(hold: SlotHold, at_ms: int) -> SlotHold:
+    return SlotHold(hold.gpu, hold.part, hold.slot, hold.holder, hold.start_ms, at_ms)
 
 
 _MILLION = 1_000_000
@@ -265,7 +265,7 @@ _UNREAD = "not recorded"
 
 
 @dataclass(slots=True)
-class Tally:
+class ImportedTime:
     """GPU-microseconds of the rows made: capacity, of it held, of it held with unknown use."""
 
     sent_us: int = 0
@@ -273,7 +273,7 @@ class Tally:
     unknown_us: int = 0
 
 
-def rows(gpu: GpuLayout, holds: Sequence[Hold], span: Span, allowed: Iterable[Span]) -> list[UsageInterval]:
+def rows(gpu: GpuLayout, holds: Sequence[SlotHold], span: Span, allowed: Iterable[Span]) -> list[UsageInterval]:
     """Of one GPU inside `span`, ascending; `seq` is 0. allowed: the time that may be imported at all."""
     slots = by_slot(holds)
     edges = {span[0], span[1], *range(span[0] - span[0] % BUCKET_MS + BUCKET_MS, span[1], BUCKET_MS)}
@@ -297,8 +297,8 @@ def rows(gpu: GpuLayout, holds: Sequence[Hold], span: Span, allowed: Iterable[Sp
     return made
 
 
-def tallied(found: Iterable[UsageInterval]) -> Tally:
-    tally = Tally()
+def tallied(found: Iterable[UsageInterval]) -> ImportedTime:
+    tally = ImportedTime()
     for row in found:
         tally.sent_us += row.capacity_us
         if row.health == "ok":
@@ -320,7 +320,7 @@ def _inside(start_ms: int, end_ms: int, spans: Sequence[Span]) -> bool:
 
 
 def _holder(
-    ordered: Sequence[Hold], cursor: dict[tuple[int, int], int], key: tuple[int, int], at: int
+    ordered: Sequence[SlotHold], cursor: dict[tuple[int, int], int], key: tuple[int, int], at: int
 ) -> Holder | None:
     """Who holds a slot at an instant; instants ascend."""
     place = cursor[key]
@@ -369,7 +369,7 @@ def _set(
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    part: Part | None
+    part: GpuPart | None
     holder: Holder | None
     capacity_us: int
     busy_us: int | None = None
@@ -378,7 +378,7 @@ class _Draft:
 
 
 def _of_part(
-    part: Part,
+    part: GpuPart,
     share_us: int,
     number: int,
     holders: dict[tuple[int, int], Holder | None],
@@ -407,7 +407,7 @@ def _of_part(
         yield _Draft(part, None, held[None])
 
 
-def _figure(track: Track | None, start: int, end: int) -> tuple[int | None, list[Span]]:
+def _figure(track: FigureSeries | None, start: int, end: int) -> tuple[int | None, list[Span]]:
     """(integral, gaps); None where nothing at all is known."""
     if track is None:
         return None, []
@@ -415,7 +415,7 @@ def _figure(track: Track | None, start: int, end: int) -> tuple[int | None, list
     return (None, []) if intersect(gaps, [(start, end)]) == [(start, end)] else (total, gaps)
 
 
-def _energy(power: Track | None, capacities: Sequence[int], start: int, end: int) -> list[int | None]:
+def _energy(power: FigureSeries | None, capacities: Sequence[int], start: int, end: int) -> list[int | None]:
     """Milliwatts times milliseconds are microjoules; divided by capacity."""
     total, gaps = _figure(power, start, end)
     if total is None or gaps:

@@ -17,7 +17,7 @@ from accountant.core.claim_overlap import Span, intersect, subtract, union
 from accountant.history_import.gpu_holds import rows, tallied
 from accountant.history_import.import_chunks import Chunk, ImportedChunk, Source, chunks, first_seq, without
 from accountant.history_import.kubernetes_history import NodeHistory
-from accountant.wire.http_client import Remote
+from accountant.wire.http_client import AccountantClient
 from accountant.wire.usage_models import ImportState, Noted
 from agent.wire import Batch, PodFacts, UsageInterval
 from gputally.base.units import US_PER_MS
@@ -43,7 +43,7 @@ class Acknowledged(Model):
 class Destination:
     """Where to and as what. origin: for people, without credentials."""
 
-    remote: Remote
+    remote: AccountantClient
     cluster: str
     source: Source
     origin: str
@@ -91,7 +91,7 @@ def run(to: Destination, read: Read, wanted: Span, chunk_ms: int, progress: Call
     with ThreadPoolExecutor(_SENDERS) as pool:
         for chunk in left:
             progress(summary.before + summary.done, total)
-            made = [_Made.of(history, chunk, metered.get(history.node)) for history in read(chunk)]
+            made = [_NodeChunk.of(history, chunk, metered.get(history.node)) for history in read(chunk)]
             for _ in pool.map(lambda one: _send(to, chunk, one, marks.get((one.node, chunk.epoch), 0)), made):  # noqa: B023 - drained before the next chunk
                 pass
             note = _note(to, chunk, made)
@@ -102,7 +102,7 @@ def run(to: Destination, read: Read, wanted: Span, chunk_ms: int, progress: Call
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _NodeChunk:
     """One node's part of a chunk, in the order in which it is numbered."""
 
     node: str
@@ -114,7 +114,7 @@ class _Made:
     unplaced_us: int
 
     @classmethod
-    def of(cls, history: NodeHistory, chunk: Chunk, metered: Span | None) -> _Made:
+    def of(cls, history: NodeHistory, chunk: Chunk, metered: Span | None) -> _NodeChunk:
         span = (chunk.start_ms, chunk.end_ms)
         taken = [] if metered is None else [metered]
         allowed = without(span, taken)
@@ -175,13 +175,13 @@ def _edge(numbered: Sequence[UsageInterval], room: int) -> int:
     return fitting[-1] if fitting else (edges[0] if edges else len(numbered))
 
 
-def _send(to: Destination, chunk: Chunk, made: _Made, mark: int) -> None:
+def _send(to: Destination, chunk: Chunk, made: _NodeChunk, mark: int) -> None:
     for batch in made.batches(to, chunk, mark):
         body = gzip.compress(msgspec.json.encode(batch), compresslevel=1)
         to.remote.send(Acknowledged, "/v1/imports/usage", body, "application/json", encoding="gzip")
 
 
-def _note(to: Destination, chunk: Chunk, made: Sequence[_Made]) -> ImportedChunk:
+def _note(to: Destination, chunk: Chunk, made: Sequence[_NodeChunk]) -> ImportedChunk:
     tally = tallied(row for one in made for row in one.rows)
     return ImportedChunk(
         cluster=to.cluster,

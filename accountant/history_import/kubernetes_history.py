@@ -20,14 +20,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from accountant.core.claim_overlap import Span, intersect, subtract, union
-from accountant.history_import.gpu_holds import Demand, GpuLayout, Hold, Slot, place, runs
+from accountant.history_import.gpu_holds import Demand, GpuLayout, Slot, SlotHold, place, runs
 from accountant.history_import.prometheus_series import (
-    Asked,
     Container,
     Device,
     Labels,
     Observed,
     PodName,
+    PodSeries,
     asked_for,
     devices_of,
     makeshift,
@@ -46,12 +46,17 @@ _ABOVE = (("ReplicaSet", "replicaset"), ("Job", "job_name"))
 
 
 def facts_of(
-    node: str, wanted: Sequence[Demand], asked: Asked, seen: Observed, scheduler: str, team_labels: Sequence[str] = ()
+    node: str,
+    wanted: Sequence[Demand],
+    asked: PodSeries,
+    seen: Observed,
+    scheduler: str,
+    team_labels: Sequence[str] = (),
 ) -> tuple[PodFacts, ...]:
     """Of the pods that held something of a node in this chunk, by uid; `seq` is 0.
 
     team_labels: further labels to keep."""
-    index = _Index(seen, team_labels)
+    index = _PodTables(seen, team_labels)
     held: dict[str, tuple[PodName, dict[str, int]]] = {}
     counted = set()
     for demand in wanted:
@@ -63,7 +68,7 @@ def facts_of(
     return tuple(index.fact(node, uid, pod, requests, seen, scheduler) for uid, (pod, requests) in sorted(held.items()))
 
 
-class _Index:
+class _PodTables:
     """The tables of names, by pod."""
 
     def __init__(self, seen: Observed, team_labels: Sequence[str]) -> None:
@@ -187,7 +192,7 @@ def _edges(
     return max(grid.start_ms, start), min(grid.end_ms, end)
 
 
-def of_labels(devices: Sequence[Device], asked: Asked, seen: Observed) -> list[Demand]:
+def of_labels(devices: Sequence[Device], asked: PodSeries, seen: Observed) -> list[Demand]:
     """Where kube-state-metrics was never heard: a labelled device is held by the pod it is labelled with."""
     found = []
     for device in devices:
@@ -227,7 +232,7 @@ class NodeHistory:
 
     node: str
     gpus: tuple[GpuLayout, ...]
-    holds: Mapping[str, Sequence[Hold]]
+    holds: Mapping[str, Sequence[SlotHold]]
     facts: tuple[PodFacts, ...] = ()
     blind: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
     unplaced_us: int = 0
@@ -246,7 +251,9 @@ def histories(seen: Observed, *, scheduler: str = "", team_labels: Sequence[str]
     return [one for one in made if one.gpus]
 
 
-def _node(node: str, own: list[Device], asked: Asked, seen: Observed, naming: tuple[str, Sequence[str]]) -> NodeHistory:
+def _node(
+    node: str, own: list[Device], asked: PodSeries, seen: Observed, naming: tuple[str, Sequence[str]]
+) -> NodeHistory:
     grid = seen.grid
     whole = (grid.start_ms, grid.end_ms)
     containers = [one for one in asked.containers if one.node == node]
@@ -272,7 +279,7 @@ def _node(node: str, own: list[Device], asked: Asked, seen: Observed, naming: tu
         lost = grid.spans(asked.unready.get(node, ()))
         layouts.append(device.layout(slots[device.uuid], known, lost))
         blind[device.uuid] = tuple(unseen)
-    holds: dict[str, list[Hold]] = {}
+    holds: dict[str, list[SlotHold]] = {}
     for hold in placed.holds:
         holds.setdefault(hold.gpu, []).append(hold)
     facts = facts_of(node, wanted, asked, seen, *naming)

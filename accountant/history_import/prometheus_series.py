@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from accountant.core.claim_overlap import Span
-from accountant.history_import.gpu_holds import GpuLayout, Grid, Part, Track, bridged, mig_slice, runs
+from accountant.history_import.gpu_holds import FigureSeries, GpuLayout, GpuPart, TimeGrid, bridged, mig_slice, runs
 from accountant.inventory.pod_facts import MARKS
 from agent.wire import Slice
 from gputally.base.pod_queue_labels import QUEUE_KEYS
@@ -47,7 +47,7 @@ class Series:
     times: Sequence[int]
     values: Sequence[float]
 
-    def cells(self, grid: Grid) -> dict[int, float]:
+    def cells(self, grid: TimeGrid) -> dict[int, float]:
         """Finite values by cell of the grid."""
         start, step, count = grid.start_ms, grid.step_ms, grid.count  # a million of these in a chunk
         return {
@@ -66,7 +66,7 @@ class Observed:
     window_ms: samples of so long before an instant count for it. scrape_ms: between two samples of
     kube-state-metrics."""
 
-    grid: Grid
+    grid: TimeGrid
     window_ms: int
     scrape_ms: int
     requests: tuple[Series, ...] = ()
@@ -151,7 +151,7 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PodInfo:
     """A pod as kube_pod_info has it."""
 
     uid: str
@@ -159,12 +159,12 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PodSeries:
     """heard: cells in which kube-state-metrics was scraped; listed, unready: cells by node. offered: what each node can
     allocate. deaf: kube-state-metrics was never heard."""
 
     containers: tuple[Container, ...]
-    pods: Mapping[PodName, Known]
+    pods: Mapping[PodName, PodInfo]
     heard: frozenset[int]
     listed: Mapping[str, frozenset[int]]
     unready: Mapping[str, frozenset[int]]
@@ -179,14 +179,14 @@ class Asked:
         return self.node_labels.get(node, {})
 
 
-def asked_for(seen: Observed) -> Asked:
+def asked_for(seen: Observed) -> PodSeries:
     """Everything that kube-state-metrics says of GPUs."""
     nodes = _by_node(seen.nodes, seen)
     requests = [one for one in seen.requests if resource(of(one.labels, "resource"))]
     heard = {cell for cells in nodes.values() for cell in cells} | {
         cell for one in requests for cell in one.cells(seen.grid)
     }
-    pods = {pod_of(labels): Known(of(labels, "uid"), of(labels, "node")) for labels in seen.pods}
+    pods = {pod_of(labels): PodInfo(of(labels, "uid"), of(labels, "node")) for labels in seen.pods}
     offered: dict[str, dict[str, int]] = {}
     for labels, value in seen.allocatable:
         name, node = resource(of(labels, "resource")), of(labels, "node")
@@ -195,7 +195,7 @@ def asked_for(seen: Observed) -> Asked:
             held[name] = max(held.get(name, 0), int(value))
     unready = {node: frozenset(cells) for node, cells in _by_node(seen.unready, seen).items()}
     silent = set(range(seen.grid.count)) - heard
-    return Asked(
+    return PodSeries(
         containers=_containers(requests, seen, pods, silent),
         pods=pods,
         heard=frozenset(heard),
@@ -215,7 +215,7 @@ def _by_node(table: Iterable[Series], seen: Observed) -> dict[str, set[int]]:
 
 
 def _containers(
-    requests: Iterable[Series], seen: Observed, pods: Mapping[PodName, Known], silent: set[int]
+    requests: Iterable[Series], seen: Observed, pods: Mapping[PodName, PodInfo], silent: set[int]
 ) -> tuple[Container, ...]:
     over: dict[tuple[PodName, str], set[int]] = {}
     for one in seen.over:
@@ -223,7 +223,7 @@ def _containers(
     present: dict[tuple[PodName, str, str, str, str, str, int], set[int]] = {}
     for one in requests:
         pod, labels = pod_of(one.labels), one.labels
-        known = pods.get(pod, Known("", ""))
+        known = pods.get(pod, PodInfo("", ""))
         told = of(labels, "uid")
         node = of(labels, "node") or known.node
         if not node:
@@ -267,14 +267,14 @@ class Device:
     slices: tuple[Slice, ...] = ()
     sampled: frozenset[int] = frozenset()
     labelled: Mapping[tuple[int, PodName], frozenset[int]] = field(default_factory=dict)
-    busy: Mapping[int, Track] = field(default_factory=dict)
-    memory: Mapping[int, Track] = field(default_factory=dict)
-    power: Track | None = None
+    busy: Mapping[int, FigureSeries] = field(default_factory=dict)
+    memory: Mapping[int, FigureSeries] = field(default_factory=dict)
+    power: FigureSeries | None = None
 
     def layout(self, slots: Sequence[int], known: tuple[Span, ...], lost: tuple[Span, ...]) -> GpuLayout:
         """slots: by part."""
         parts = tuple(
-            Part(one, slots[number], self.busy.get(number), self.memory.get(number))
+            GpuPart(one, slots[number], self.busy.get(number), self.memory.get(number))
             for number, one in enumerate(self.slices or (None,))
         )
         return GpuLayout(self.uuid, self.model, parts, known, lost, self.power)
@@ -305,7 +305,7 @@ def _device(
     about: Sequence[Labels],
     tables: Mapping[str, Mapping[Place, Mapping[int, float]]],
     labelled: Mapping[tuple[int | None, PodName], set[int]],
-    grid: Grid,
+    grid: TimeGrid,
     node: str,
 ) -> Device:
     model = next((labels["modelName"] for labels in about if labels.get("modelName")), "")
@@ -337,7 +337,7 @@ def _device(
     )
 
 
-def _by_place(table: Sequence[Series], grid: Grid) -> dict[Place, dict[int, float]]:
+def _by_place(table: Sequence[Series], grid: TimeGrid) -> dict[Place, dict[int, float]]:
     """The largest value of each cell, by place."""
     found: dict[Place, dict[int, float]] = {}
     for one in table:
@@ -350,11 +350,11 @@ def _by_place(table: Sequence[Series], grid: Grid) -> dict[Place, dict[int, floa
 
 
 def _tracks(
-    table: Mapping[Place, Mapping[int, float]], places: Sequence[Place], grid: Grid, times: int, most: float
-) -> dict[int, Track]:
+    table: Mapping[Place, Mapping[int, float]], places: Sequence[Place], grid: TimeGrid, times: int, most: float
+) -> dict[int, FigureSeries]:
     """In whole numbers. A value below 0 is none; one above what can be is the most that can be."""
     return {
-        number: Track(
+        number: FigureSeries(
             grid, {cell: round(min(value, most) * times) for cell, value in table[place].items() if value >= 0}
         )
         for number, place in enumerate(places)

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
-from accountant.history_import.gpu_holds import Grid
+from accountant.history_import.gpu_holds import TimeGrid
 from accountant.history_import.import_chunks import Chunk
 from accountant.history_import.kubernetes_history import NodeHistory, histories
 from accountant.history_import.prometheus_series import Labels, Observed, Series, device_of
@@ -205,12 +205,12 @@ class History:
     def observe(self, chunk: Chunk) -> Observed:
         """The answers of one chunk."""
         whole = f"{(chunk.end_ms - chunk.start_ms) // MS_PER_SECOND}s"
-        grid = Grid(chunk.start_ms, chunk.end_ms, STEP_MS)
+        grid = TimeGrid(chunk.start_ms, chunk.end_ms, STEP_MS)
         known = self._known(chunk, whole)
         scrape_ms = self._scrape_ms(chunk, known & set(_KSM))
         window_ms = max(STEP_MS, 2 * scrape_ms)
         device_ms = max(STEP_MS, 2 * self._scrape_ms(chunk, known & set(_DCGM)))
-        ask = _Asking(self._server, chunk, self._match)
+        ask = _ChunkQueries(self._server, chunk, self._match)
         return Observed(
             grid=grid,
             window_ms=window_ms,
@@ -268,7 +268,7 @@ class History:
         return tuple(found)
 
 
-class _Asking:
+class _ChunkQueries:
     """Questions about one chunk."""
 
     def __init__(self, server: Prometheus, chunk: Chunk, match: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from accountant.core.claim_overlap import Span
-from accountant.history_import.gpu_holds import Demand, GpuLayout, Hold, Part, place
+from accountant.history_import.gpu_holds import Demand, GpuLayout, GpuPart, SlotHold, place
 from accountant.history_import.import_chunks import Chunk
 from accountant.history_import.kubernetes_history import NodeHistory
 from accountant.inventory.slurm_accounting import Fault, Job, facts
@@ -28,7 +28,7 @@ _GRES = re.compile(r"gpu(?::([^:(),]+))?:(\d{1,5})(?:\([^)]*\))?(?:,|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class NodeGpus:
     """What a node is said to have."""
 
     gpus: int
@@ -70,9 +70,9 @@ def _numbers(text: str) -> list[str]:
     return found
 
 
-def offers(text: str) -> tuple[dict[str, Offer], list[Fault]]:
+def offers(text: str) -> tuple[dict[str, NodeGpus], list[Fault]]:
     """`sinfo --Node --noheader --format '%N|%G'`: node and its generic resources, a line each."""
-    found: dict[str, Offer] = {}
+    found: dict[str, NodeGpus] = {}
     faults = []
     for number, line in enumerate(text.splitlines(), start=1):
         name, bar, gres = line.strip().partition("|")
@@ -82,7 +82,7 @@ def offers(text: str) -> tuple[dict[str, Offer], list[Fault]]:
         if not bar or not name:
             faults.append(Fault(f"line {number}", "write NODE|GRES, as gpu-01|gpu:a100:8"))
         elif kinds:
-            found[name] = Offer(sum(count for _, count in kinds), max(kinds, key=lambda kind: kind[1])[0])
+            found[name] = NodeGpus(sum(count for _, count in kinds), max(kinds, key=lambda kind: kind[1])[0])
     return found, faults
 
 
@@ -92,7 +92,11 @@ class SlurmHistory:
     models: what a GPU type of Slurm is called in the ledger."""
 
     def __init__(
-        self, jobs: Iterable[Job], offered: Mapping[str, Offer], until_ms: int, models: Mapping[str, str] | None = None
+        self,
+        jobs: Iterable[Job],
+        offered: Mapping[str, NodeGpus],
+        until_ms: int,
+        models: Mapping[str, str] | None = None,
     ) -> None:
         self.faults: list[Fault] = []
         self._until_ms = until_ms
@@ -150,7 +154,7 @@ class SlurmHistory:
 
     def _place(
         self, node: str, demands: Sequence[Demand], types: Counter[str]
-    ) -> tuple[tuple[GpuLayout, ...], dict[str, list[Hold]]]:
+    ) -> tuple[tuple[GpuLayout, ...], dict[str, list[SlotHold]]]:
         offer = self._offered.get(node)
         count = max(_most_at_once(demands), offer.gpus if offer is not None else 0)
         kind = (offer.model if offer is not None else "") or (types.most_common(1)[0][0] if types else "")
@@ -160,8 +164,8 @@ class SlurmHistory:
             else (min(one.start_ms for one in demands), max(one.end_ms for one in demands))
         )
         names = [f"imported:slurm/{node}/{number}" for number in range(count)]
-        layouts = tuple(GpuLayout(uuid, self._models.get(kind, kind), (Part(),), (known,)) for uuid in names)
-        holds: dict[str, list[Hold]] = {}
+        layouts = tuple(GpuLayout(uuid, self._models.get(kind, kind), (GpuPart(),), (known,)) for uuid in names)
+        holds: dict[str, list[SlotHold]] = {}
         for hold in place(demands, {_POOL: [(uuid, 0, 0) for uuid in names]}, 0).holds:
             holds.setdefault(hold.gpu, []).append(hold)
         return layouts, holds

@@ -30,7 +30,7 @@ from pydantic import Field, model_validator
 
 from accountant.core.errors import InventoryError
 from accountant.core.periods import parse_instant, zone
-from accountant.inventory.node_facts import Calendar, Planned, together
+from accountant.inventory.node_facts import Calendar, PlannedMaintenance, together
 from accountant.ledger.protocols import Down, EpochReport, Facts, Inventory, NamespaceFacts, NodeFacts
 from agent.wire import PodFacts
 from gputally.base.atomic_file import Stamp, stamped
@@ -103,10 +103,10 @@ class MaintenanceEntry(Model):
     timezone: str = "UTC"
     reason: str = Field(default="maintenance", min_length=1, max_length=200)
 
-    def planned(self, cluster: str) -> Planned:
+    def planned(self, cluster: str) -> PlannedMaintenance:
         """Raises ValueError."""
         end = parse_instant(self.end, UTC) if self.end else None
-        return Planned(
+        return PlannedMaintenance(
             self.cluster or cluster, self.nodes, self.pools, parse_instant(self.start, UTC), end, self.reason,
             self.every, self.for_, self.timezone,
         )  # fmt: skip

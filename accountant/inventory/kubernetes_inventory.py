@@ -17,8 +17,17 @@ from msgspec import structs
 
 from accountant.inventory import node_facts
 from accountant.inventory.kubernetes_objects import Node, Pod, milliseconds
-from accountant.inventory.node_facts import CORDONED, NOT_READY, Sight
-from accountant.inventory.pod_facts import Link, Queuing, Sighted, as_placed, complete, is_gpu_resource, links, sighted
+from accountant.inventory.node_facts import CORDONED, NOT_READY, NodeObservation
+from accountant.inventory.pod_facts import (
+    Link,
+    PodSighting,
+    Queuing,
+    as_placed,
+    complete,
+    is_gpu_resource,
+    links,
+    sighted,
+)
 from accountant.inventory.pod_owners import Chain, Owners
 from accountant.ledger.protocols import EPOCH_KEY, EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts, annotated
 from accountant.ledger.team_assignment import namespace_facts
@@ -26,7 +35,7 @@ from agent.wire import PodFacts
 from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterUnavailable
-from gputally.kubernetes.api_types import Api, Named
+from gputally.kubernetes.api_types import Api, NamedObject
 from gputally.kubernetes.list_watch import WATCH_SECONDS, Reflector
 
 _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
@@ -72,9 +81,9 @@ class ClusterInventory:
             if node.cluster == cluster
         }
         self._dirty_lock = threading.Lock()
-        self._dirty: dict[str, Sighted] = {}
-        self._last: dict[str, Sighted] = {}
-        self._told: dict[str, Sighted] = {}
+        self._dirty: dict[str, PodSighting] = {}
+        self._last: dict[str, PodSighting] = {}
+        self._told: dict[str, PodSighting] = {}
         self._epochs: dict[tuple[str, str], tuple[int, int | None]] = {}
         """When it was seen, and written."""
         self._epochs_told: frozenset[tuple[str, str]] = frozenset()
@@ -82,11 +91,13 @@ class ClusterInventory:
         self._team_labels: frozenset[str] = frozenset()
         self._linked: dict[Link, set[str]] = {}
         self._queuing = Queuing(api, self._queue_told, clock.wall_ms)
-        self._spaces: Reflector[Named, NamespaceFacts] = Reflector(
-            api, "/api/v1/namespaces", Named, self._namespace, metadata_only=True, now_ms=clock.wall_ms
+        self._spaces: Reflector[NamedObject, NamespaceFacts] = Reflector(
+            api, "/api/v1/namespaces", NamedObject, self._namespace, metadata_only=True, now_ms=clock.wall_ms
         )
-        self._nodes: Reflector[Node, Sight] = Reflector(api, "/api/v1/nodes", Node, self._sight, now_ms=clock.wall_ms)
-        self._pods: Reflector[Pod, Sighted] = Reflector(
+        self._nodes: Reflector[Node, NodeObservation] = Reflector(
+            api, "/api/v1/nodes", Node, self._sight, now_ms=clock.wall_ms
+        )
+        self._pods: Reflector[Pod, PodSighting] = Reflector(
             api, "/api/v1/pods", Pod, self._sighted, self._pod_changed, now_ms=clock.wall_ms
         )
 
@@ -179,7 +190,7 @@ class ClusterInventory:
         except ClusterUnavailable as error:
             # Told with what is known, and again when all of it is; an epoch needs the name of its job.
             self._log.warning("owners_not_read", reason=str(error))
-            told: dict[str, Sighted] = {}
+            told: dict[str, PodSighting] = {}
             epochs = {}
         else:
             told = waiting
@@ -193,7 +204,7 @@ class ClusterInventory:
         ]
         return tuple((self._cluster, fact) for fact in facts.values()), tuple(ended)
 
-    def _complete(self, pod: Sighted, chain: Chain) -> PodFacts:
+    def _complete(self, pod: PodSighting, chain: Chain) -> PodFacts:
         facts = complete(pod, chain)
         return structs.replace(facts, queue_ref=self._queuing.ref(pod, chain, facts.queue_ref))
 
@@ -205,7 +216,7 @@ class ClusterInventory:
                     # A new object, so that what is being told of it meanwhile does not count as this.
                     self._dirty[uid] = replace(self._last[uid])
 
-    def _pod_changed(self, uid: str, pod: Sighted | None) -> None:
+    def _pod_changed(self, uid: str, pod: PodSighting | None) -> None:
         with self._dirty_lock:
             if pod is not None:
                 if pod.epoch and (uid not in self._last or self._last[uid].epoch != pod.epoch):
@@ -226,7 +237,7 @@ class ClusterInventory:
             ended = last.facts.ended_ms if last.facts.ended_ms is not None else now
             self._dirty[uid] = replace(last, facts=structs.replace(last.facts, ended_ms=ended, observed_ms=now))
 
-    def _sighted(self, pod: Pod) -> Sighted | None:
+    def _sighted(self, pod: Pod) -> PodSighting | None:
         found = sighted(pod, self._clock.wall_ms(), self._team_labels, self._user_keys)
         known = self._last.get(pod.metadata.uid)
         if found and known and known.facts.scheduled_ms is not None:
@@ -237,21 +248,21 @@ class ClusterInventory:
             return known if same else found
         return found
 
-    def _namespace(self, space: Named) -> NamespaceFacts:
+    def _namespace(self, space: NamedObject) -> NamespaceFacts:
         meta = space.metadata
         found = namespace_facts(self._cluster, meta.name, meta.labels or {}, meta.annotations or {}, self._team_keys)
         if found.label:
             self._team_labels |= {found.label}
         return found
 
-    def _sight(self, node: Node) -> Sight | None:
+    def _sight(self, node: Node) -> NodeObservation | None:
         meta, labels = node.metadata, node.metadata.labels or {}
         has_gpu = any(is_gpu_resource(name) for name in node.status.capacity or ())
         if not has_gpu and meta.name not in self._nodes_known and not any(labels.get(key) for key in node_facts.MODEL):
             return None
         ready = next((c for c in node.status.conditions or () if c.type == "Ready"), None)
         taint = next((t for t in node.spec.taints or () if t.key == _UNSCHEDULABLE), None)
-        return Sight(
+        return NodeObservation(
             cluster=self._cluster,
             name=meta.name,
             labels=labels,

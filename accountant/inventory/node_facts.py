@@ -69,7 +69,7 @@ CORDONED = "cordoned"
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class NodeObservation:
     """One look at a node. ready_since_ms: when its condition last changed, None where it does not say.
     cordoned_ms: when it was cordoned, None where it is not known."""
 
@@ -106,7 +106,7 @@ def capacity_type(labels: Mapping[str, str]) -> CapacityType:
     return "on-demand" if any(labels.get(key) for key in _SAYS_WHEN_SPOT) else ""
 
 
-def seen(before: NodeFacts | None, sight: Sight, now_ms: int) -> NodeFacts:
+def seen(before: NodeFacts | None, sight: NodeObservation, now_ms: int) -> NodeFacts:
     """The node after one more look; its history continues."""
     down: Sequence[Down] = before.down if before is not None else ()
     began = sight.ready_since_ms if sight.ready_since_ms is not None else now_ms
@@ -171,7 +171,7 @@ MOST_SPANS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedMaintenance:
     """One entry. end_ms None: for good, or repeated for good. every, for_s: repetitions and their length."""
 
     cluster: str
@@ -229,7 +229,7 @@ class Planned:
 class Calendar:
     """All entries of a file."""
 
-    entries: tuple[Planned, ...] = ()
+    entries: tuple[PlannedMaintenance, ...] = ()
 
     def applied(self, nodes: Collection[NodeFacts], now_ms: int) -> list[NodeFacts]:
         """The nodes with their planned down time among the rest."""

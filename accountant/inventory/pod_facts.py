@@ -53,7 +53,7 @@ _HASH = "pod-template-hash"
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class JobLabel:
     """A label that names a job. below: kinds this job owns; it is believed only where the chain ends in one
     of them or is empty."""
 
@@ -62,8 +62,8 @@ class Mark:
     below: frozenset[str]
 
 
-def _mark(label: str, kind: str, *below: str) -> Mark:
-    return Mark(label, kind, frozenset(below))
+def _mark(label: str, kind: str, *below: str) -> JobLabel:
+    return JobLabel(label, kind, frozenset(below))
 
 
 MARKS = (
@@ -143,7 +143,7 @@ _QUEUE_MARKS = frozenset(GROUP_KEYS) | QUEUE_KEYS
 
 
 @dataclass(frozen=True, slots=True)
-class Sighted:
+class PodSighting:
     """What is held of a GPU pod: its facts without its chain, and where that begins."""
 
     facts: PodFacts
@@ -161,7 +161,9 @@ def is_gpu_resource(name: str) -> bool:
     return name.startswith(GPU_RESOURCES)
 
 
-def sighted(pod: Pod, now_ms: int, team_labels: Collection[str] = (), user_keys: Sequence[str] = ()) -> Sighted | None:
+def sighted(
+    pod: Pod, now_ms: int, team_labels: Collection[str] = (), user_keys: Sequence[str] = ()
+) -> PodSighting | None:
     """None for a pod that asks for no GPU. team_labels: labels that some namespace lets name a team; of the
     others nothing is kept. user_keys: further labels and annotations that name who runs it, best first."""
     meta, spec, status = pod.metadata, pod.spec, pod.status
@@ -196,7 +198,7 @@ def sighted(pod: Pod, now_ms: int, team_labels: Collection[str] = (), user_keys:
     kept |= {key: value for key, value in labels.items() if key in _MARKS | QUEUE_KEYS}
     owner = nearest(meta.owner_references, meta.namespace)
     told = annotations.get(EPOCH_KEY, "")[:_LONGEST_EPOCH]
-    return Sighted(
+    return PodSighting(
         facts, owner, spec.scheduler_name, tuple(sorted(kept.items())), told, _written(meta) if told else None
     )
 
@@ -207,7 +209,7 @@ def as_placed(now: tuple[tuple[str, str], ...], before: tuple[tuple[str, str], .
     return tuple(sorted({**{key: value for key, value in now if key not in _QUEUE_MARKS}, **kept}.items()))
 
 
-def complete(pod: Sighted, chain: Chain) -> PodFacts:
+def complete(pod: PodSighting, chain: Chain) -> PodFacts:
     """The facts with job and queue. A queue that only an owner names counts as the pod's own."""
     marks = dict(pod.marks)
     wanted: Mapping[str, str] = {**chain.labels, **{key: value for key, value in marks.items() if key in QUEUE_KEYS}}
@@ -263,7 +265,7 @@ _LABEL = {"kai": "kai.scheduler/queue", "volcano": "scheduling.volcano.sh/queue-
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LinkedQueue:
     """What one object says: the queue of what is linked to it. cluster_queue: Kueue's, "" where it does not say."""
 
     link: Link
@@ -279,13 +281,13 @@ class Queuing:
     def __init__(self, api: Api, changed: Callable[[Link], None], now_ms: Callable[[], int]) -> None:
         self._changed = changed
         self._now_ms = now_ms
-        self._last: dict[str, Told] = {}
-        self._kai: dict[Link, Told] = {}
-        self._volcano: dict[Link, Told] = {}
-        self._local: dict[Link, Told] = {}
-        self._work: dict[Link, Told] = {}
-        self._leading: dict[Link, Told] = {}
-        self._cohort: dict[Link, Told] = {}
+        self._last: dict[str, LinkedQueue] = {}
+        self._kai: dict[Link, LinkedQueue] = {}
+        self._volcano: dict[Link, LinkedQueue] = {}
+        self._local: dict[Link, LinkedQueue] = {}
+        self._work: dict[Link, LinkedQueue] = {}
+        self._leading: dict[Link, LinkedQueue] = {}
+        self._cohort: dict[Link, LinkedQueue] = {}
         self.reflectors = (
             self._reflector(api, KAI_GROUPS, GroupQueue, _group, self._kai),
             self._reflector(api, VOLCANO_GROUPS, GroupQueue, _group, self._volcano),
@@ -295,7 +297,7 @@ class Queuing:
             self._reflector(api, COHORTS, Cohort, _cohort, self._cohort),
         )
 
-    def ref(self, pod: Sighted, chain: Chain, found: str) -> str:
+    def ref(self, pod: PodSighting, chain: Chain, found: str) -> str:
         """The queue of a pod. found: by its labels alone, as in agent.wire.PodFacts."""
         marks, space = dict(pod.marks), pod.facts.namespace
         for groups, scheme in ((self._kai, "kai"), (self._volcano, "volcano")):
@@ -338,10 +340,10 @@ class Queuing:
         api: Api,
         paths: tuple[str, ...],
         decode: type[GroupQueue] | type[LocalQueue] | type[QueueWorkload] | type[ClusterQueue] | type[Cohort],
-        keep: Callable[..., Told | None],
-        into: dict[Link, Told],
-    ) -> Reflector[object, Told]:
-        def changed(uid: str, told: Told | None) -> None:
+        keep: Callable[..., LinkedQueue | None],
+        into: dict[Link, LinkedQueue],
+    ) -> Reflector[object, LinkedQueue]:
+        def changed(uid: str, told: LinkedQueue | None) -> None:
             before = self._last.pop(uid, None)
             if told is None:
                 if before is not None and into.get(before.link) == before:
@@ -353,7 +355,7 @@ class Queuing:
         return Reflector(api, paths[0], decode, keep, changed, others=paths[1:], optional=True, now_ms=self._now_ms)
 
 
-def links(pod: Sighted) -> set[Link]:
+def links(pod: PodSighting) -> set[Link]:
     """By which objects the pod's queue may be told, as far as the pod itself says."""
     marks, space = dict(pod.marks), pod.facts.namespace
     found: set[Link] = {("group", space, marks[key]) for key in GROUP_KEYS if key in marks}
@@ -364,31 +366,31 @@ def links(pod: Sighted) -> set[Link]:
     return found
 
 
-def _group(group: GroupQueue) -> Told | None:
+def _group(group: GroupQueue) -> LinkedQueue | None:
     meta = group.metadata
-    return Told(("group", meta.namespace, meta.name), group.spec.queue) if group.spec.queue else None
+    return LinkedQueue(("group", meta.namespace, meta.name), group.spec.queue) if group.spec.queue else None
 
 
-def _local(queue: LocalQueue) -> Told | None:
+def _local(queue: LocalQueue) -> LinkedQueue | None:
     meta = queue.metadata
     told = queue.spec.cluster_queue
-    return Told(("local", meta.namespace, meta.name), meta.name, told) if told else None
+    return LinkedQueue(("local", meta.namespace, meta.name), meta.name, told) if told else None
 
 
-def _cluster_queue(queue: ClusterQueue) -> Told:
-    return Told(("cluster-queue", "", queue.metadata.name), queue.spec.cohort_name or queue.spec.cohort)
+def _cluster_queue(queue: ClusterQueue) -> LinkedQueue:
+    return LinkedQueue(("cluster-queue", "", queue.metadata.name), queue.spec.cohort_name or queue.spec.cohort)
 
 
-def _cohort(cohort: Cohort) -> Told:
-    return Told(("cohort", "", cohort.metadata.name), cohort.spec.parent_name)
+def _cohort(cohort: Cohort) -> LinkedQueue:
+    return LinkedQueue(("cohort", "", cohort.metadata.name), cohort.spec.parent_name)
 
 
-def _workload(work: QueueWorkload) -> Told | None:
+def _workload(work: QueueWorkload) -> LinkedQueue | None:
     owner = next(iter(work.metadata.owner_references or ()), None)
     if owner is None:
         return None
     admitted = work.status.admission.cluster_queue if work.status.admission is not None else ""
-    return Told(("owner", "", owner.uid), work.spec.queue_name, admitted)
+    return LinkedQueue(("owner", "", owner.uid), work.spec.queue_name, admitted)
 
 
 LATE_MS = MS_PER_HOUR

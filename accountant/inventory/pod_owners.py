@@ -17,7 +17,7 @@ from cachetools import LRUCache
 from agent.wire import Owner
 from gputally.base.errors import ClusterRefused, ClusterUnavailable, ResourceGone
 from gputally.base.pod_queue_labels import QUEUE_KEYS
-from gputally.kubernetes.api_types import PAGE, Api, ListMetadata, Metadata, Named, OwnerReference
+from gputally.kubernetes.api_types import PAGE, Api, ListMetadata, Metadata, NamedObject, OwnerReference
 
 MANY = 20
 """Unknown owners of one kind above which all of the kind are listed."""
@@ -40,7 +40,7 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
-class Above:
+class OwnerFacts:
     """What is known of an owner: who owns it, and which queue it asks for."""
 
     parent: Ref | None = None
@@ -57,7 +57,7 @@ class Chain:
 
 class _Page(msgspec.Struct):
     metadata: ListMetadata
-    items: list[Named] | None = None
+    items: list[NamedObject] | None = None
 
 
 class _Resource(msgspec.Struct):
@@ -78,10 +78,10 @@ class Owners:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._known: LRUCache[str, Above] = LRUCache(REMEMBERED)
+        self._known: LRUCache[str, OwnerFacts] = LRUCache(REMEMBERED)
         self._plurals: dict[str, dict[str, _Resource]] = {}
         self._page = msgspec.json.Decoder(_Page)
-        self._one = msgspec.json.Decoder(Named)
+        self._one = msgspec.json.Decoder(NamedObject)
 
     def learn(self, refs: Iterable[Ref]) -> None:
         """Fetch what the chains above `refs` need, level by level. Raises ClusterUnavailable."""
@@ -94,7 +94,7 @@ class Owners:
                 if ref.uid not in self._known:
                     # One that a whole list does not name is gone.
                     gone = (ref.api_version, ref.kind) in whole
-                    self._known[ref.uid] = Above() if gone else self._get(ref)
+                    self._known[ref.uid] = OwnerFacts() if gone else self._get(ref)
             level = {
                 above.parent.uid: above.parent
                 for ref in level.values()
@@ -109,23 +109,23 @@ class Owners:
         labels: dict[str, str] = {}
         while ref is not None and len(owners) < DEPTH:
             owners.append(Owner(kind=ref.kind, name=ref.name, uid=ref.uid))
-            above = self._known.get(ref.uid, Above())
+            above = self._known.get(ref.uid, OwnerFacts())
             labels = {**dict(above.labels), **labels}
             ref = above.parent
         return Chain(tuple(owners), labels)
 
-    def _get(self, ref: Ref) -> Above:
+    def _get(self, ref: Ref) -> OwnerFacts:
         path = self._path(ref.api_version, ref.kind, ref.namespace, ref.name)
         if path is None:
-            return Above()
+            return OwnerFacts()
         try:
             found = self._one.decode(self._api.get(path, {}, metadata_only=True))
         except ClusterRefused:
-            return Above()
+            return OwnerFacts()
         except msgspec.MsgspecError as error:
             raise ClusterUnavailable(f"{path}: not what an API server answers: {error}") from error
         # Another object may by now have the name.
-        return above(found.metadata) if found.metadata.uid == ref.uid else Above()
+        return above(found.metadata) if found.metadata.uid == ref.uid else OwnerFacts()
 
     def _list(self, api_version: str, kind: str) -> bool:
         """Learn all of a kind. Whether what is unknown afterwards does not exist."""
@@ -178,7 +178,7 @@ def nearest(references: Sequence[OwnerReference] | None, namespace: str) -> Ref 
     return Ref(one.api_version, one.kind, one.name, one.uid, namespace)
 
 
-def above(metadata: Metadata) -> Above:
+def above(metadata: Metadata) -> OwnerFacts:
     """What an object's metadata tell about what is above it."""
     labels = tuple(sorted((k, v) for k, v in (metadata.labels or {}).items() if k in QUEUE_KEYS))
-    return Above(nearest(metadata.owner_references, metadata.namespace), labels)
+    return OwnerFacts(nearest(metadata.owner_references, metadata.namespace), labels)

@@ -231,7 +231,7 @@ class GpuOwnership(Model):
 MisdatedKind = Literal["records", "policies", "pods", "decisions", "registers", "acts"]
 
 
-class Misdated(Model):
+class MisdatedRecords(Model):
     """Things of one kind that are dated later than now. count: how many; first_ms, last_ms: their dates; named: some of
     them; healing: what becomes of them."""
 
@@ -252,7 +252,7 @@ class ClockReport(Model):
     told_ms: int
     senders: int
     agreeing: int
-    misdated: tuple[Misdated, ...]
+    misdated: tuple[MisdatedRecords, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ class IdlePhases:
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
+class LentTime:
     """What an account of a group gains (or, below zero, loses) when borrowed time is billed to who used it."""
 
     key: dict[str, str]
@@ -342,7 +342,7 @@ class Questions(Protocol):
         """The part of `allocated_idle` that was start-up, per group that has some; the rest is `running_idle`."""
         ...
 
-    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[Lent]:
+    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[LentTime]:
         """Changes of accounts that add up to 0, if busy time beyond a holder's share is billed to it."""
         ...
 

@@ -1,7 +1,7 @@
 """Delivers a message to a folder, a mail server or a webhook.
 
 A carrier says one of three things: it arrived (a word about it), `Refused` (it did not, and may be tried again), or
-`Unsure` (it was handed over, and no answer came). Nothing here retries. No secret is ever in what it says.
+`DeliveryUncertain` (it was handed over, and no answer came). Nothing here retries. No secret is ever in what it says.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import httpx2
 
 from accountant.core.settings import host_and_port
 from accountant.notifications import messages
-from accountant.notifications.messages import Attachment, Letter
+from accountant.notifications.messages import Attachment, Message
 from accountant.notifications.subscriptions import Destination, Smtp
 from gputally.base import atomic_file
 from gputally.base.errors import AccountantError
@@ -36,12 +36,12 @@ class Refused(AccountantError):
     """It did not arrive."""
 
 
-class Unsure(AccountantError):
+class DeliveryUncertain(AccountantError):
     """It may have arrived."""
 
 
 class Carrier(Protocol):
-    def carry(self, letter: Letter) -> str:
+    def carry(self, letter: Message) -> str:
         """Deliver; a word about it. Raises Refused, Unsure."""
         ...
 
@@ -64,7 +64,7 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def carry(self, letter: Letter) -> str:
+    def carry(self, letter: Message) -> str:
         note = Attachment(f"notice-{_digest(letter.key)[:12]}.txt", "text/plain", messages.plain(letter).encode())
         files = letter.attachments or (note,)
         try:
@@ -82,7 +82,7 @@ class Mail:
     def __init__(self, smtp: Smtp) -> None:
         self._smtp = smtp
 
-    def carry(self, letter: Letter) -> str:
+    def carry(self, letter: Message) -> str:
         message = self._message(letter)
         try:
             server = self._connect()
@@ -135,12 +135,12 @@ class Mail:
         except smtplib.SMTPDataError:
             raise
         except (smtplib.SMTPServerDisconnected, OSError) as error:
-            raise Unsure(f"{self._smtp.server}: no answer to the letter ({_said(error)})") from error
+            raise DeliveryUncertain(f"{self._smtp.server}: no answer to the letter ({_said(error)})") from error
         _must((code, answer), 250)
         taken = f"taken by {self._smtp.server} for {len(self._smtp.to) - len(refused)} of {len(self._smtp.to)}"
         return taken + "".join(f"; {who}: {why}" for who, why in refused.items())
 
-    def _message(self, letter: Letter) -> EmailMessage:
+    def _message(self, letter: Message) -> EmailMessage:
         message = EmailMessage()
         message["Subject"] = letter.title
         message["From"] = self._smtp.sender
@@ -162,14 +162,14 @@ class Webhook:
     def __init__(
         self,
         url_file: Path,
-        body: Callable[[Letter], Mapping[str, Any]],
+        body: Callable[[Message], Mapping[str, Any]],
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
         self._url_file = url_file
         self._body = body
         self._transport = transport
 
-    def carry(self, letter: Letter) -> str:
+    def carry(self, letter: Message) -> str:
         url = self._url()
         try:
             with httpx2.Client(timeout=TIMEOUT_SECONDS, transport=self._transport, follow_redirects=False) as client:
@@ -177,7 +177,7 @@ class Webhook:
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             raise Refused(f"{url.host}: {type(error).__name__}") from error
         except httpx2.HTTPError as error:
-            raise Unsure(f"{url.host}: no answer ({type(error).__name__})") from error
+            raise DeliveryUncertain(f"{url.host}: no answer ({type(error).__name__})") from error
         if not answer.is_success:
             raise Refused(f"{url.host}: {answer.status_code} {messages.one_line(answer.text)[:200]}".rstrip())
         return f"taken by {url.host}"

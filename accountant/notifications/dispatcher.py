@@ -19,19 +19,19 @@ import structlog
 
 from accountant.billing import budget_forecast
 from accountant.billing.bills import bills
-from accountant.bookkeeping.bookkeeper import Bookkeeper, Kept
+from accountant.bookkeeping.bookkeeper import Bookkeeper, BookkeepingLedger
 from accountant.core.errors import CannotRender, LedgerFailed
 from accountant.core.periods import Month, local_date, midnight_ms
 from accountant.core.settings import Settings
 from accountant.ledger import journal
 from accountant.notifications import delivery_attempts, messages, triggers
-from accountant.notifications.channels import Carrier, Refused, Unsure
+from accountant.notifications.channels import Carrier, DeliveryUncertain, Refused
 from accountant.notifications.delivery_attempts import Delivery, Outcome
 from accountant.notifications.subscriptions import Destination, Orders
-from accountant.notifications.triggers import Occasion, ReportDue, Use
+from accountant.notifications.triggers import Occasion, ReportDue, TeamDay
 from accountant.reports import report_model
 from accountant.reports.output_formats import RENDERINGS
-from accountant.reports.report_data import Asked
+from accountant.reports.report_data import ReportQuestions
 from accountant.reports.report_model import Report
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_models import BudgetState
@@ -45,10 +45,10 @@ ANEW_MS = 10 * 60 * MS_PER_SECOND
 T = TypeVar("T")
 
 
-class Books(Kept, Protocol):
+class ReportLedger(BookkeepingLedger, Protocol):
     """A ledger that reports are made from."""
 
-    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Asked]: ...
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[ReportQuestions]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        ledger: Books,
+        ledger: ReportLedger,
         books: Bookkeeper,
         settings: Settings,
         clock: Clock,
@@ -205,11 +205,11 @@ class Dispatcher:
             looked_at = [day - timedelta(days=back) for back in reversed(range(triggers.LOOKED_AGAIN))]
             start = midnight_ms(looked_at[0] - timedelta(days=triggers.DAYS), self._tz)
             end = midnight_ms(day + timedelta(days=1), self._tz)
-            found: dict[str, dict[date, Use]] = {}
+            found: dict[str, dict[date, TeamDay]] = {}
             for line in self._ledger.usage(start, end, ("team", "day"), None, self._timezone):
                 if line.key["team"] != IDLE:
                     spent = line.accounts_gpu_us
-                    found.setdefault(line.key["team"], {})[date.fromisoformat(line.key["day"])] = Use(
+                    found.setdefault(line.key["team"], {})[date.fromisoformat(line.key["day"])] = TeamDay(
                         spent.allocated, spent.allocated_idle
                     )
             self._odd, self._looked = [odd for one in looked_at for odd in triggers.of_day(found, one)], day
@@ -232,7 +232,7 @@ class Dispatcher:
             ended = delivery_attempts.ended_how(begun, now)
             self._record(begun, ended, str(error))
             self._log.warning("delivery_refused", key=occasion.key, reason=str(error), given_up=ended == "given-up")
-        except Unsure as error:
+        except DeliveryUncertain as error:
             self._record(begun, "unsure", str(error))
             self._log.warning("delivery_unsure", key=occasion.key, reason=str(error))
         except AccountantError as error:  # nothing was handed over: the ledger could not be asked

@@ -19,7 +19,7 @@ from accountant.notifications.triggers import AnomalyDue, BudgetDue, Occasion, R
 from accountant.reports import report_text
 from accountant.reports.output_formats import RENDERINGS, file_name
 from accountant.reports.report_model import Report
-from accountant.reports.report_rows import Figures
+from accountant.reports.report_rows import TimeAndCost
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_models import BudgetState
 from gputally.base.money import exact_sum
@@ -40,7 +40,7 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class Message:
     """key: what is sent where, the same for every attempt. at_ms: when it was first sent. facts: label and value, in
     order. link: a label, and where to read on."""
 
@@ -63,7 +63,7 @@ def one_line(text: str) -> str:
     return escaped(" ".join(text.split()))
 
 
-def plain(letter: Letter) -> str:
+def plain(letter: Message) -> str:
     """As a text file, or the text part of a mail."""
     width = max((len(label) for label, _ in letter.facts), default=0)
     facts = [f"{label:<{width}}  {one_line(value)}" for label, value in letter.facts]
@@ -72,7 +72,7 @@ def plain(letter: Letter) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def html(letter: Letter) -> str:
+def html(letter: Message) -> str:
     """The HTML part of a mail."""
     rows = "".join(
         f'<tr><td style="padding:2px 16px 2px 0;color:#57606a">{escape(label)}</td>'
@@ -86,7 +86,7 @@ def html(letter: Letter) -> str:
     )
 
 
-def slack(letter: Letter) -> dict[str, Any]:
+def slack(letter: Message) -> dict[str, Any]:
     """The body for an incoming webhook of Slack. Source: Slack's Block Kit reference."""
     blocks: list[dict[str, Any]] = [
         {"type": "header", "text": _slack_text(letter.title, _HEADER)},
@@ -103,7 +103,7 @@ def slack(letter: Letter) -> dict[str, Any]:
     return {"text": _shortened(escape(letter.title, quote=False), _FIELD), "blocks": blocks}
 
 
-def msteams(letter: Letter) -> dict[str, Any]:
+def msteams(letter: Message) -> dict[str, Any]:
     """The body for an incoming webhook of Workflows in Teams: one Adaptive Card. Source: adaptivecards.io, 1.4."""
     body: list[dict[str, Any]] = [_run(letter.title, size="large", weight="bolder"), _run(letter.text)]
     for label, value in letter.facts:
@@ -141,7 +141,7 @@ Reporting = Callable[[ReportDue], Report]
 _TEAMS_NAMED = 5
 
 
-def compose(occasion: Occasion, at_ms: int, report: Reporting, link: str | None, *, files: bool) -> Letter:
+def compose(occasion: Occasion, at_ms: int, report: Reporting, link: str | None, *, files: bool) -> Message:
     """report: makes it. link: where the pages are. files: whether the medium takes any.
 
     Raises accountant.core.errors.CannotRender where this machine cannot make a form."""
@@ -152,7 +152,7 @@ def compose(occasion: Occasion, at_ms: int, report: Reporting, link: str | None,
     return _anomaly(occasion, at_ms, link)
 
 
-def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, files: bool) -> Letter:
+def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, files: bool) -> Message:
     head, currency = report.headline, report.currency
     whose = f"team {due.team}" if due.team is not None else "all teams"
     facts = [
@@ -181,15 +181,17 @@ def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, fil
     state = {"closed": "The month is closed.", "published": "The month is closed and published."}.get(
         report.period, "These figures may still change."
     )
-    return Letter(due.key, at_ms, f"GPU report {due.name}, {whose}", state, tuple(facts), _link(link, due), attachments)
+    return Message(
+        due.key, at_ms, f"GPU report {due.name}, {whose}", state, tuple(facts), _link(link, due), attachments
+    )
 
 
-def _cost(figures: Figures, currency: str | None) -> str:
+def _cost(figures: TimeAndCost, currency: str | None) -> str:
     amount = report_text.priced(figures.cost, figures.unpriced_us, currency)
     return f"{amount} {currency or ''}".strip() if figures.cost or not figures.unpriced_us else amount
 
 
-def _budget(due: BudgetDue, at_ms: int, link: str | None) -> Letter:
+def _budget(due: BudgetDue, at_ms: int, link: str | None) -> Message:
     budget = due.budget
     over = budget.ratio is not None and budget.ratio >= 1
     share = report_text.percent(budget.ratio, 0)
@@ -206,7 +208,7 @@ def _budget(due: BudgetDue, at_ms: int, link: str | None) -> Letter:
         + f" As of {utc(budget.as_of_ms)}."
     )
     page = None if budget.team is None else f"team/{quote(budget.team, safe='')}?month={budget.month}"
-    return Letter(
+    return Message(
         due.key,
         at_ms,
         f"Budget {budget.name}: {share} of {budget.month} used",
@@ -216,11 +218,11 @@ def _budget(due: BudgetDue, at_ms: int, link: str | None) -> Letter:
     )
 
 
-def _anomaly(due: AnomalyDue, at_ms: int, link: str | None) -> Letter:
+def _anomaly(due: AnomalyDue, at_ms: int, link: str | None) -> Message:
     found = due.anomaly
     what = "held" if found.what == "held" else "left idle"
     who = "Pods of no team" if found.team == UNASSIGNED else f"Team {found.team}"
-    return Letter(
+    return Message(
         due.key,
         at_ms,
         f"{who} {what} {report_text.hours(found.value_us)} GPU-hours on {found.day}",

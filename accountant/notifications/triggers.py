@@ -46,7 +46,7 @@ What = Literal["held", "idle"]
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class TeamDay:
     """GPU-µs of a team on one day."""
 
     held_us: int = 0
@@ -74,13 +74,13 @@ def unusual(before: Sequence[int], value: int) -> int | None:
     return round(usual) if value > limit else None
 
 
-def of_day(days: Mapping[str, Mapping[date, Use]], day: date) -> list[Anomaly]:
+def of_day(days: Mapping[str, Mapping[date, TeamDay]], day: date) -> list[Anomaly]:
     """Of every team, by name. days: per team what each day had; a day without an entry had nothing."""
     past = {day - timedelta(days=back) for back in range(1, DAYS + 1)}
     found: list[Anomaly] = []
     for team in sorted(days):
         by_day = days[team]
-        now = by_day.get(day, Use())
+        now = by_day.get(day, TeamDay())
         before = {one: use for one, use in sorted(by_day.items()) if one in past and use.held_us}
         sides: tuple[tuple[What, int, dict[date, int]], ...] = (
             ("held", now.held_us, {one: use.held_us for one, use in before.items()}),
@@ -152,7 +152,7 @@ Occasion: TypeAlias = ReportDue | BudgetDue | AnomalyDue
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedPeriod:
     """A span whose report is due. edition: see ReportDue."""
 
     name: str
@@ -212,20 +212,20 @@ def anomalies(orders: Orders, found: Iterable[Anomaly]) -> list[AnomalyDue]:
 
 def _ended(
     order: ReportOrder, closed: Sequence[ClosedMonth], now_ms: int, tz: ZoneInfo, grace_ms: int
-) -> Iterable[Ended]:
+) -> Iterable[EndedPeriod]:
     if order.of == "week":
         today = local_date(now_ms - SETTLED_MS, tz)
         monday = today - timedelta(days=today.weekday())
         first = monday - timedelta(days=7)
         year, week, _ = first.isocalendar()
-        yield Ended(f"{year}-W{week:02}", midnight_ms(first, tz), midnight_ms(monday, tz))
+        yield EndedPeriod(f"{year}-W{week:02}", midnight_ms(first, tz), midnight_ms(monday, tz))
     elif order.when == "closed":
         for one in closed:
             if now_ms - one.at_ms < NEWS_MS:
                 month = Month.parse(one.month)
-                yield Ended(one.month, *month.span(tz), month, one.hash[:12])
+                yield EndedPeriod(one.month, *month.span(tz), month, one.hash[:12])
     else:
         month = Month.of(now_ms - grace_ms, tz).previous
         start, end = month.span(tz)
         if now_ms - grace_ms - end < NEWS_MS:
-            yield Ended(str(month), start, end, month)
+            yield EndedPeriod(str(month), start, end, month)

@@ -168,7 +168,7 @@ class Commitment(Model):
 
 
 @dataclass(frozen=True, slots=True)
-class Settled(Generic[N]):
+class CommitmentUse(Generic[N]):
     """One hour: used + unused is the commitment, used + beyond the usage."""
 
     used: N
@@ -176,12 +176,12 @@ class Settled(Generic[N]):
     unused: N
 
 
-def settle(commitment: N, usage: N) -> Settled[N]:
+def settle(commitment: N, usage: N) -> CommitmentUse[N]:
     """An hour's usage (GPU time, or money at committed rates) against it. Raises ValueError for a negative one."""
     if commitment < 0 or usage < 0:
         raise ValueError("commitments and usage are not negative")
     used = min(commitment, usage)
-    return Settled(used, usage - used, commitment - used)
+    return CommitmentUse(used, usage - used, commitment - used)
 
 
 def cover(commitment: int, usages: Sequence[tuple[Hashable, int]]) -> list[int]:

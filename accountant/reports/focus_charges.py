@@ -63,7 +63,7 @@ class Details:
         return cls(tuple(bills(ledger, book, start_ms, end_ms, BY, timezone)), rows, issuer)
 
 
-class Use(NamedTuple):
+class ChargeUse(NamedTuple):
     """Who used, where: BY without the team and the day. All "" where nobody held the GPU, or nobody knows any more."""
 
     cluster: str = ""
@@ -77,7 +77,7 @@ class Use(NamedTuple):
     region: str = ""
 
 
-NO_USE: Final = Use()
+NO_USE: Final = ChargeUse()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class FocusCharge:
     line: StatementLine | None = None
     hours: Decimal | None = None
     list_price: Decimal | None = None
-    use: Use = NO_USE
+    use: ChargeUse = NO_USE
     about: str = ""
     reason: str = ""
     commitment: str = ""
@@ -153,16 +153,16 @@ def beside_key(month: Month, kind: Kind, number: int, *names: str) -> str:
     return _key(month, kind, str(number), *names)
 
 
-def _parts(found: Iterable[Charge]) -> dict[tuple[str, ...], dict[tuple[str, Use], int]]:
+def _parts(found: Iterable[Charge]) -> dict[tuple[str, ...], dict[tuple[str, ChargeUse], int]]:
     """GPU-µs by statement line, then by day and use, sorted."""
-    sums: dict[tuple[str, ...], dict[tuple[str, Use], int]] = {}
+    sums: dict[tuple[str, ...], dict[tuple[str, ChargeUse], int]] = {}
     for charge in found:
         team, day, *use = charge.key
         place = charge.place
         row = charge.row.id if charge.billed and charge.row else ""
         line = team, charge.account, charge.detail, place.gpu_model, place.capacity_type, row
         parts = sums.setdefault(line, {})
-        part = day, Use._make((*use, place.pool, place.region))
+        part = day, ChargeUse._make((*use, place.pool, place.region))
         parts[part] = parts.get(part, 0) + charge.gpu_us
     return {line: dict(sorted(parts.items())) for line, parts in sums.items()}
 

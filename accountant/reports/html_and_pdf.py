@@ -28,7 +28,7 @@ from accountant.core.errors import CannotRender
 from accountant.reports import report_text
 from accountant.reports.report_model import Report
 from accountant.reports.report_rows import AccountRow, DayRow
-from accountant.reports.report_sections import Rhythm
+from accountant.reports.report_sections import HourlyUse
 from gputally.base.units import US_PER_HOUR
 from gputally.server.page_layout import rect, root, shown, text
 
@@ -43,7 +43,7 @@ _LABEL_PX = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class ChartSeries:
     """One colour of the daily chart. teams: those it stands for."""
 
     css: str
@@ -52,7 +52,7 @@ class Series:
     gpu_us: int
 
 
-def series(days: Sequence[DayRow]) -> tuple[Series, ...]:
+def series(days: Sequence[DayRow]) -> tuple[ChartSeries, ...]:
     """The teams by GPU time, most first; the smallest share one series if there are more than colours."""
     sums: dict[str, int] = {}
     for day in days:
@@ -60,10 +60,10 @@ def series(days: Sequence[DayRow]) -> tuple[Series, ...]:
             sums[team] = sums.get(team, 0) + gpu_us
     ranked = sorted(sums, key=lambda team: (-sums[team], team))
     single = ranked if len(ranked) <= SERIES else ranked[: SERIES - 1]
-    found = [Series(f"s{i}", report_text.name(team), (team,), sums[team]) for i, team in enumerate(single)]
+    found = [ChartSeries(f"s{i}", report_text.name(team), (team,), sums[team]) for i, team in enumerate(single)]
     rest = tuple(ranked[len(single) :])
     if rest:
-        found.append(Series("s-rest", f"{len(rest)} other teams", rest, sum(sums[team] for team in rest)))
+        found.append(ChartSeries("s-rest", f"{len(rest)} other teams", rest, sum(sums[team] for team in rest)))
     return tuple(found)
 
 
@@ -131,7 +131,7 @@ def accounts(rows: Sequence[AccountRow], title: str) -> str:
     return ET.tostring(svg, encoding="unicode")
 
 
-def hours(found: Rhythm, title: str) -> str:
+def hours(found: HourlyUse, title: str) -> str:
     """A column per hour of the day: the share of the capacity that was held, and inside it what was busy."""
     width, height, left, bottom = 1040, 190, 58, 26
     rows = found.hours
@@ -183,7 +183,7 @@ def _describe(days: Sequence[DayRow]) -> str:
     )
 
 
-def _day_text(day: DayRow, stacks: Sequence[Series], capacity: bool) -> str:
+def _day_text(day: DayRow, stacks: Sequence[ChartSeries], capacity: bool) -> str:
     lines = [f"{day.day:%A %-d %B}"]
     for stack in stacks:
         gpu_us = sum(day.allocated_us.get(team, 0) for team in stack.teams)
@@ -202,7 +202,7 @@ def _nice(value: float) -> float:
     return next(step * power for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10, 12) if step * power >= value * 0.9999)
 
 
-class Named(Protocol):
+class JobNamed(Protocol):
     """A row that is about one job."""
 
     @property
@@ -219,7 +219,7 @@ class Links:
     account, GPU model, …), of a job, of a team, and of whatever was booked beside the month's own time."""
 
     lines: Callable[..., str]
-    job: Callable[[Named], str]
+    job: Callable[[JobNamed], str]
     team: Callable[[str], str]
     month: Callable[[str], str]
     act: Callable[[Correction | Adjustment], str]
@@ -245,7 +245,7 @@ def render_html(report: Report, links: Links | None = None) -> str:
     )
 
 
-def _of_jobs(report: Report) -> Iterator[Named]:
+def _of_jobs(report: Report) -> Iterator[JobNamed]:
     yield from report.jobs_by_cost
     yield from report.jobs_by_waste
     yield from report.epochs

@@ -19,8 +19,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from accountant.billing.costs import ALLOCATED, Account, Charge, Part, total_cost
-from accountant.billing.held_time_columns import Held, Whole
+from accountant.billing.costs import ALLOCATED, Account, Charge, PricedTime, total_cost
+from accountant.billing.held_time_columns import HeldTime, Whole
 from accountant.billing.job_costs import EpochQuestions, Where, alone, epoch_lines
 from accountant.ledger.protocols import EpochReport, JobKey
 from accountant.prices.price_book import Price, PriceBook
@@ -41,7 +41,7 @@ class Ranking:
     """All jobs of a scope: (team, namespace, job, cluster). Lists are by job, in order of their names; a job's rows are
     order[starts[n]:starts[n + 1]]. cost, idle_cost: GPU-microseconds times units of price."""
 
-    held: Held
+    held: HeldTime
     prices: Sequence[Sequence[Price | None]]
     order: Whole
     starts: Sequence[int]
@@ -145,7 +145,7 @@ class Ranking:
         ]  # fmt: skip
 
 
-def ranking(held: Held, prices: Sequence[Sequence[Price | None]], team: str | None) -> Ranking:
+def ranking(held: HeldTime, prices: Sequence[Sequence[Price | None]], team: str | None) -> Ranking:
     """prices: by stretch and place. team: its jobs alone."""
     allocated = _allocated(held)
     chosen = allocated > 0
@@ -169,7 +169,7 @@ def of_charges(found: Iterable[Charge], team: str | None) -> Ranking:
     return ranking(*tabled(found), team)
 
 
-def tabled(found: Iterable[Charge]) -> tuple[Held, list[list[Price | None]]]:
+def tabled(found: Iterable[Charge]) -> tuple[HeldTime, list[list[Price | None]]]:
     """Charges by sections.BY_JOB as what `ranking` takes: a stretch for every price."""
     several = [charge for charge in found if charge.account in ALLOCATED and charge.key[2]]
     rows = {charge.row.id if charge.row else "": charge.row for charge in several}
@@ -192,11 +192,11 @@ def tabled(found: Iterable[Charge]) -> tuple[Held, list[list[Price | None]]]:
     ).reshape(-1, 9)  # fmt: skip
     teams, jobs, clusters, users, places, prices = listed
     names = [(namespace, job) for namespace, job in jobs]
-    held = Held(teams, names, clusters, users, places, table[:, 5], *table[:, :5].T, *table[:, 6:].T)
+    held = HeldTime(teams, names, clusters, users, places, table[:, 5], *table[:, :5].T, *table[:, 6:].T)
     return held, [[rows[row]] * len(places) for row in prices]
 
 
-def _allocated(held: Held) -> Whole:
+def _allocated(held: HeldTime) -> Whole:
     return held.busy_us + held.idle_us + held.unknown_us
 
 
@@ -208,7 +208,7 @@ def _units(prices: Sequence[Sequence[Decimal | None]]) -> list[list[int]]:
 
 
 def _summed(
-    held: Held, order: Whole, starts: Sequence[int], per_us: Sequence[Sequence[int]], gpu_us: Whole
+    held: HeldTime, order: Whole, starts: Sequence[int], per_us: Sequence[Sequence[int]], gpu_us: Whole
 ) -> tuple[list[int], list[int]]:
     """By job: Σ price × µs, and Σ µs."""
     if not len(order):
@@ -286,5 +286,5 @@ def rows(
     return tuple(found)
 
 
-def _held(parts: Iterable[Part]) -> int:
+def _held(parts: Iterable[PricedTime]) -> int:
     return sum(part.gpu_us for part in parts)

@@ -19,7 +19,7 @@ from accountant.billing import budget_forecast, queue_waits
 from accountant.billing.bills import bills, unused_commitments
 from accountant.billing.budget_forecast import BY as BY_DAY
 from accountant.billing.costs import Charge, charges, pieces, regrouped
-from accountant.billing.held_time_columns import Held, Hours, JobName, Peak
+from accountant.billing.held_time_columns import HeldTime, Hours, JobName, Peak
 from accountant.billing.job_costs import EpochQuestions
 from accountant.billing.queue_waits import KnownPod, WaitRow
 from accountant.core.periods import Month, zone
@@ -40,10 +40,10 @@ _ROW_BYTES = 150
 _BY_TEAM: tuple[Dimension, ...] = ("team",)
 
 
-class Asked(EpochQuestions, Protocol):
+class ReportQuestions(EpochQuestions, Protocol):
     """What a report is made from: accountant.storage.snapshot.Snapshot."""
 
-    def held(self, edges: Sequence[int], timezone: str = "UTC") -> Held:
+    def held(self, edges: Sequence[int], timezone: str = "UTC") -> HeldTime:
         """What every holder held in each stretch between two neighbouring edges."""
         ...
 
@@ -66,7 +66,7 @@ class Asked(EpochQuestions, Protocol):
 class Holdings:
     """Who held what, and at which price by stretch and place."""
 
-    held: Held
+    held: HeldTime
     prices: Sequence[Sequence[Price | None]]
 
     def ranked(self, team: str | None) -> Ranking:
@@ -116,7 +116,7 @@ class Readings:
 
 
 def read(
-    ledger: Asked,
+    ledger: ReportQuestions,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
@@ -171,7 +171,7 @@ def span_before(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[int, int]:
 
 
 def _counted(
-    ledger: Asked, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str, *, daily: bool
+    ledger: ReportQuestions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str, *, daily: bool
 ) -> tuple[list[Charge], list[Charge]]:
     """Charges by team, and BY_DAY where they are wanted: one reading for both, but where commitments divide them."""
     span = (start_ms, end_ms)
@@ -183,7 +183,7 @@ def _counted(
     return regrouped(fine, BY_DAY, _BY_TEAM), fine
 
 
-def _holdings(ledger: Asked, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str) -> Holdings:
+def _holdings(ledger: ReportQuestions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str) -> Holdings:
     """Where who pays, or at which price, depends on more than who held what where and when, all charges are looked at
     one by one."""
     if book is not None and not book.plain(start_ms, end_ms):
@@ -200,7 +200,7 @@ def _holdings(ledger: Asked, book: PriceBook | None, start_ms: int, end_ms: int,
 
 
 def _peaks(
-    ledger: Asked, jobs: Holdings, scopes: Collection[str | None], start_ms: int, end_ms: int, timezone: str
+    ledger: ReportQuestions, jobs: Holdings, scopes: Collection[str | None], start_ms: int, end_ms: int, timezone: str
 ) -> dict[JobName, Peak]:
     """Of the candidates of every scope."""
     names = sorted({(row.namespace, row.job) for team in scopes for row in jobs.ranked(team).wasteful(CANDIDATES)})

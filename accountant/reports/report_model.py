@@ -25,10 +25,10 @@ from accountant.billing.quota_usage import QuotaRow, quotas
 from accountant.billing.statements import (
     NOTHING_BESIDE,
     Adjustment,
-    Beside,
     Correction,
     Statement,
     StatementLine,
+    UnmeteredItems,
     payable_lines,
 )
 from accountant.billing.statements import build as build_statement
@@ -41,9 +41,9 @@ from accountant.prices.price_book import PriceBook
 from accountant.reports import job_ranking, report_sections
 from accountant.reports.focus_charges import Details
 from accountant.reports.job_ranking import EpochRow
-from accountant.reports.report_data import CANDIDATES, Asked, Readings, read, span_before
+from accountant.reports.report_data import CANDIDATES, Readings, ReportQuestions, read, span_before
 from accountant.reports.report_rows import AccountRow, DayRow, JobRow, KindRow, TeamRow, UnpricedRow, UserRow
-from accountant.reports.report_sections import Headline, Rhythm
+from accountant.reports.report_sections import Headline, HourlyUse
 from accountant.reports.savings_hints import Hint, hints
 from accountant.reports.spot_candidates import SpotRow
 from accountant.wire.usage_models import BudgetState
@@ -95,11 +95,11 @@ class Report:
     idle_holders: tuple[JobRow, ...]
     spot: tuple[SpotRow, ...]
     waits: tuple[WaitRow, ...]
-    rhythm: Rhythm
+    rhythm: HourlyUse
     unpriced: tuple[UnpricedRow, ...]
     imports: tuple[ImportRow, ...] = ()
     details: Details | None = None
-    later: Beside = NOTHING_BESIDE
+    later: UnmeteredItems = NOTHING_BESIDE
     by_memory: bool = False
 
     @property
@@ -151,7 +151,7 @@ class Report:
 
 
 def build(
-    ledger: Asked,
+    ledger: ReportQuestions,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
@@ -161,8 +161,8 @@ def build(
     kept: Statement | None = None,
     kept_before: Statement | None = None,
     book_before: PriceBook | None = None,
-    beside: Beside = NOTHING_BESIDE,
-    later: Beside = NOTHING_BESIDE,
+    beside: UnmeteredItems = NOTHING_BESIDE,
+    later: UnmeteredItems = NOTHING_BESIDE,
     period: str = "",
     issuer: Issuer | None = None,
     imports: tuple[ImportRow, ...] = (),
@@ -189,8 +189,8 @@ def made_of(
     team: str | None = None,
     kept: Statement | None = None,
     kept_before: Statement | None = None,
-    beside: Beside = NOTHING_BESIDE,
-    later: Beside = NOTHING_BESIDE,
+    beside: UnmeteredItems = NOTHING_BESIDE,
+    later: UnmeteredItems = NOTHING_BESIDE,
     period: str = "",
     imports: tuple[ImportRow, ...] = (),
     details: Details | None = None,
@@ -251,18 +251,18 @@ def made_of(
     )
 
 
-class Momentary(Protocol):
+class SnapshotLedger(Protocol):
     def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
         """See accountant.ledger.journal.Journal."""
         ...
 
-    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Asked]:
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[ReportQuestions]:
         """Questions that are all answered from the same commit. start_ms, end_ms: of which rows may be asked for."""
         ...
 
 
 def report(
-    ledger: Momentary,
+    ledger: SnapshotLedger,
     books: Bookkeeper,
     start_ms: int,
     end_ms: int,
@@ -295,7 +295,9 @@ def report(
         )
 
 
-def readings(ledger: Momentary, books: Bookkeeper, start_ms: int, end_ms: int, timezone: str, month: Month) -> Readings:
+def readings(
+    ledger: SnapshotLedger, books: Bookkeeper, start_ms: int, end_ms: int, timezone: str, month: Month
+) -> Readings:
     """What the reports of the cluster and of every team are made of. month: as in `report`."""
     kept, kept_before = _kept(books, month)
     book, book_before = books.priced_by(kept), _book_before(books, kept_before)
@@ -303,7 +305,7 @@ def readings(ledger: Momentary, books: Bookkeeper, start_ms: int, end_ms: int, t
         return read(moment, book, start_ms, end_ms, timezone, book_before=book_before)
 
 
-def report_of(ledger: Momentary, books: Bookkeeper, found: Readings, month: Month, team: str | None) -> Report:
+def report_of(ledger: SnapshotLedger, books: Bookkeeper, found: Readings, month: Month, team: str | None) -> Report:
     """What `report` makes, of readings of that month."""
     kept, kept_before = _kept(books, month)
     with ledger.moment(found.start_ms, found.end_ms) as moment:

@@ -12,7 +12,7 @@ from datetime import date
 from decimal import Decimal
 from typing import TypeVar, cast
 
-from accountant.billing.costs import Account, Part
+from accountant.billing.costs import Account, PricedTime
 from accountant.billing.statements import Entry
 from accountant.wire.usage_models import Accounts
 from gputally.base.money import exact_sum
@@ -21,7 +21,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TimeAndCost:
     """GPU time and cost of anything: a team, a job, a kind of GPU.
 
     cost: of all that is billed and has a price, in payable minor units where it is a sum of statement lines, else
@@ -41,7 +41,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Difference:
     """Against the span before; relative None where there was nothing."""
 
     absolute: Decimal
@@ -54,10 +54,10 @@ class TeamRow:
     against the span before, None without one, or where some time of either has no price."""
 
     team: str
-    figures: Figures
+    figures: TimeAndCost
     share: float | None
     rank: int
-    change: Change | None
+    change: Difference | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class KindRow:
 
     gpu_model: str
     capacity_type: str
-    figures: Figures
+    figures: TimeAndCost
     unit_prices: tuple[Decimal, ...]
 
 
@@ -89,7 +89,7 @@ class JobRow:
     team: str
     namespace: str
     job: str
-    figures: Figures
+    figures: TimeAndCost
     cluster: str = ""
 
 
@@ -99,7 +99,7 @@ class UserRow:
 
     user: str
     jobs: int
-    figures: Figures
+    figures: TimeAndCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +129,11 @@ def share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def change(now: Decimal, before: Decimal) -> Change:
-    return Change(exact_sum([now, -before]), float((now - before) / before) if before else None)
+def change(now: Decimal, before: Decimal) -> Difference:
+    return Difference(exact_sum([now, -before]), float((now - before) / before) if before else None)
 
 
-def part_entries(parts: Mapping[tuple[str, ...], Iterable[Part]]) -> list[tuple[tuple[str, ...], Entry]]:
+def part_entries(parts: Mapping[tuple[str, ...], Iterable[PricedTime]]) -> list[tuple[tuple[str, ...], Entry]]:
     """Groups whose last element is the account -> (group without it, entry)."""
     return [
         (group[:-1], (cast(Account, group[-1]), part.gpu_us, part.cost))
@@ -142,7 +142,7 @@ def part_entries(parts: Mapping[tuple[str, ...], Iterable[Part]]) -> list[tuple[
     ]
 
 
-def add_up(entries: Iterable[Entry]) -> Figures:
+def add_up(entries: Iterable[Entry]) -> TimeAndCost:
     """The sum."""
     sums: dict[str, int] = {}
     costs: list[Decimal] = []
@@ -157,10 +157,10 @@ def add_up(entries: Iterable[Entry]) -> Figures:
         costs.append(cost)
         if account == "allocated_idle":
             idle.append(cost)
-    return Figures(Accounts(**sums), exact_sum(costs), exact_sum(idle), unpriced, idle_unpriced)
+    return TimeAndCost(Accounts(**sums), exact_sum(costs), exact_sum(idle), unpriced, idle_unpriced)
 
 
-def group_by(entries: Iterable[tuple[K, Entry]]) -> dict[K, Figures]:
+def group_by(entries: Iterable[tuple[K, Entry]]) -> dict[K, TimeAndCost]:
     """Figures per group, in order of first appearance."""
     groups: dict[K, list[Entry]] = {}
     for group, entry in entries:

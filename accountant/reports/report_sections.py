@@ -20,12 +20,12 @@ from accountant.billing.statements import Entry, StatementLine
 from accountant.core.periods import days
 from accountant.reports.report_rows import (
     AccountRow,
-    Change,
     DayRow,
-    Figures,
+    Difference,
     JobRow,
     KindRow,
     TeamRow,
+    TimeAndCost,
     UnpricedRow,
     UserRow,
     add_up,
@@ -52,11 +52,11 @@ class Headline:
     capacity, and start-up time where the price book leaves that to the cluster. Costs are payable. jobs: workloads
     that held a GPU."""
 
-    figures: Figures
+    figures: TimeAndCost
     cost: Decimal
     unpriced_us: int
-    teams: Figures
-    platform: Figures
+    teams: TimeAndCost
+    platform: TimeAndCost
     jobs: int
 
     @property
@@ -113,7 +113,7 @@ def teams(lines: Lines, earlier: Lines, team: str | None) -> tuple[TeamRow, ...]
     return tuple(row for row in rows if team in (None, row.team))
 
 
-def _change(now: Figures, before: Figures | None) -> Change | None:
+def _change(now: TimeAndCost, before: TimeAndCost | None) -> Difference | None:
     """Of the cost; None where there is nothing to compare, or one of them is not known in full."""
     if before is None or now.unpriced_us or before.unpriced_us:
         return None
@@ -211,7 +211,7 @@ class HourRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Rhythm:
+class HourlyUse:
     """hours: 0 to 23, local. busiest: the one local hour of the span, "2026-10-05T14", in which most GPUs were held;
     None where nothing ever was. Its row is of one hour, also where the clocks repeat it: then it is their mean."""
 
@@ -232,7 +232,7 @@ class Rhythm:
         return min(known, key=lambda row: (row.held or 0, row.hour), default=None)
 
 
-def rhythm(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) -> Rhythm:
+def rhythm(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) -> HourlyUse:
     """hourly: of the whole cluster. longer_ms: accountant.billing.held_time_columns.repeated of the span."""
     mine = np.array([team in (None, name) for name, _ in hourly.owners], dtype=bool)[hourly.owner]
     busy, idle, unknown = (column[mine] for column in (hourly.busy_us, hourly.idle_us, hourly.unknown_us))
@@ -251,7 +251,7 @@ def rhythm(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) -> Rhy
             sums[name] = [gpu_us * MS_PER_HOUR // length_ms for gpu_us in sums[name]]
     wanted = [name for name in sums if sums[name][1]]
     busiest = min(wanted, key=lambda name: (-sums[name][1], name), default=None)
-    return Rhythm(
+    return HourlyUse(
         tuple(HourRow(hour, *row) for hour, row in enumerate(of_day)),
         busiest,
         HourRow(int(busiest.partition("T")[2]), *sums[busiest]) if busiest is not None else None,

@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 from accountant.billing.statements import StatementLine
 from accountant.reports import report_text
 from accountant.reports.report_model import Report
-from accountant.reports.report_rows import Figures, JobRow
+from accountant.reports.report_rows import JobRow, TimeAndCost
 from gputally.base.money import exact_sum, gpu_hours, plain
 from gputally.base.units import MS_PER_SECOND
 
@@ -414,7 +414,7 @@ def _job(job: JobRow) -> tuple[Cell, ...]:
     return (job.team, job.cluster, job.namespace, job.job, *_use(job.figures))
 
 
-def _use(figures: Figures) -> tuple[Cell, ...]:
+def _use(figures: TimeAndCost) -> tuple[Cell, ...]:
     accounts = figures.accounts
     return (
         gpu_hours(accounts.allocated), gpu_hours(accounts.busy), gpu_hours(accounts.allocated_idle),

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from accountant.billing.costs import Account, Detail
 from accountant.core.periods import Month, local_date, midnight_ms
 from accountant.core.periods import utc as utc
-from accountant.reports.report_rows import Change, change
+from accountant.reports.report_rows import Difference, change
 from accountant.reports.savings_hints import HARDLY_USED as HARDLY_USED
 from accountant.reports.savings_hints import SLICES, Hint
 from accountant.wire.policy_models import IDLE, UNASSIGNED
@@ -85,7 +85,7 @@ def points(now: float | None, before: float | None) -> str:
     return f"{signed(f'{(now - before) * 100:+.1f}')} pts"
 
 
-def relative(difference: Change | None) -> str:
+def relative(difference: Difference | None) -> str:
     """`+12.3 %` against the span before."""
     if difference is None or difference.relative is None:
         return NOTHING

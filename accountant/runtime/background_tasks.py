@@ -123,7 +123,7 @@ class PeriodicTasks:
             thread.join()
 
 
-class Upkeep:
+class Maintenance:
     """What keeps books and ledger as they should be without being asked."""
 
     def __init__(self, ledger: DuckLedger, books: Bookkeeper, settings: Settings, clock: Clock) -> None:

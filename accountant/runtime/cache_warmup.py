@@ -14,7 +14,7 @@ from accountant.wire.policy_models import Measure, Policy, PolicyVersion, UsageW
 from gputally.base.units import MS_PER_MINUTE
 
 
-class Asked(Protocol):
+class WarmupLedger(Protocol):
     """What is asked: accountant.storage.DuckLedger."""
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]: ...
@@ -34,12 +34,12 @@ class Asked(Protocol):
     ) -> UsageWindow: ...
 
 
-def in_force(ledger: Asked, now_ms: int) -> PolicyVersion | None:
+def in_force(ledger: WarmupLedger, now_ms: int) -> PolicyVersion | None:
     """The policy whose window the controller asks for."""
     return next(reversed(ledger.policies(now_ms, now_ms + 1)), None)
 
 
-def warm(ledger: Asked, policy: Policy, book: PriceBook | None, now_ms: int) -> None:
+def warm(ledger: WarmupLedger, policy: Policy, book: PriceBook | None, now_ms: int) -> None:
     """Ask as controllers will, of everything and of each cluster: up to this minute, and up to where the records reach.
 
     Raises AccountantError as `window` does."""

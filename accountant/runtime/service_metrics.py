@@ -113,10 +113,10 @@ class Metrics:
     def exposition(self, *, naming: bool = True) -> bytes:
         """The text format. Reads the ledger: call it in a thread. naming: also what names a team, or somebody or
         something of one."""
-        return generate_latest(self.registry if naming else _Nameless(self.registry))
+        return generate_latest(self.registry if naming else _WithoutTeams(self.registry))
 
 
-class _Nameless(Collector):
+class _WithoutTeams(Collector):
     """What a registry has, without the families that name a team."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -141,14 +141,14 @@ IDLE_PER_BUSY: Final = 20
 """… and how many times as long as it took the last one is waited for, where it is not."""
 
 
-class Moments(Protocol):
+class SnapshotLedger(Protocol):
     """A ledger that can be asked about one moment."""
 
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[JobQuestions]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _JobCost:
     """A job with what its life cost, by GPU model."""
 
     job: Job
@@ -160,7 +160,7 @@ class JobCollector(Collector):
 
     def __init__(
         self,
-        ledger: Moments,
+        ledger: SnapshotLedger,
         book: Callable[[], PriceBook | None],
         settings: JobMetrics,
         clock: Clock,
@@ -211,7 +211,7 @@ class JobCollector(Collector):
         usd = [self._usd(shown)] if self._settings.training_job_cost_usd and book.currency == "USD" else []
         return (cost, omitted, *usd)
 
-    def _jobs(self, book: PriceBook) -> tuple[list[_Shown], int]:
+    def _jobs(self, book: PriceBook) -> tuple[list[_JobCost], int]:
         """Those to show, and how many more there are."""
         now = self._clock.wall_ms()
         kept_since = now - self._settings.keep * MS_PER_SECOND
@@ -225,10 +225,10 @@ class JobCollector(Collector):
             recent.sort(key=lambda one: (-(one.burn_per_hour or 0), -(one.cost or 0), one.id))
             kept = {JobKey(one.cluster, one.namespace, one.job): one for one in recent[: self._settings.most]}
             costs = lives(moment, book, kept.keys(), now, self._timezone)
-        shown = [_Shown(one, cost) for key, one in sorted(kept.items()) if (cost := costs.get(key)) is not None]
+        shown = [_JobCost(one, cost) for key, one in sorted(kept.items()) if (cost := costs.get(key)) is not None]
         return shown, max(0, len(recent) - self._settings.most)
 
-    def _usd(self, shown: Iterable[_Shown]) -> Metric:
+    def _usd(self, shown: Iterable[_JobCost]) -> Metric:
         family = GaugeMetricFamily(
             "training_job_cost_usd",
             "Cost of a job so far in USD, by GPU type; only where it is switched on and the price book is in USD.",

@@ -41,7 +41,7 @@ class Backup(Model):
     sha256: str
 
 
-class Copied(Protocol):
+class CopyableLedger(Protocol):
     """A ledger that can be copied while it is written (accountant.storage.DuckLedger)."""
 
     def copy_to(self, path: Path) -> int:
@@ -53,7 +53,7 @@ class NoBackup(AccountantError):
     """There is none of that name, or the place cannot take a restored one."""
 
 
-def make(ledger: Copied, folder: Path, now_ms: int) -> Backup:
+def make(ledger: CopyableLedger, folder: Path, now_ms: int) -> Backup:
     """Copy, verify, sync and only then name it. A second one of the same instant is the first. What a process that
     was killed in the middle of a backup left behind is removed first.
 
@@ -62,7 +62,7 @@ def make(ledger: Copied, folder: Path, now_ms: int) -> Backup:
         return _make(ledger, folder, now_ms)
 
 
-def _make(ledger: Copied, folder: Path, now_ms: int) -> Backup:
+def _make(ledger: CopyableLedger, folder: Path, now_ms: int) -> Backup:
     instant = datetime.fromtimestamp(now_ms / MS_PER_SECOND, UTC)
     name = f"ledger-{instant:%Y%m%dT%H%M%S}{now_ms % MS_PER_SECOND:03d}Z"
     with _reachable(folder):

@@ -149,7 +149,7 @@ BLOCK = 262_144
 IN_PLACE = "SELECT block_id FROM pragma_metadata_info() WHERE free_blocks > 0 ORDER BY ALL"
 
 
-class _Kept(msgspec.Struct):
+class _SavedBlocks(msgspec.Struct):
     """file: its number in the file system."""
 
     file: int
@@ -157,7 +157,7 @@ class _Kept(msgspec.Struct):
     blocks: dict[int, bytes]
 
 
-_kept = msgspec.msgpack.Decoder(_Kept)
+_kept = msgspec.msgpack.Decoder(_SavedBlocks)
 
 
 def beside(database: Path) -> Path:
@@ -169,7 +169,7 @@ def keep(database: Path, file: int, numbers: Iterable[int]) -> None:
     """Copy these blocks, durably; they replace the ones that were kept before. Raises OSError.
 
     file: descriptor that stays open as long as the engine has the database: closing any would drop its lock."""
-    kept = _Kept(
+    kept = _SavedBlocks(
         os.fstat(file).st_ino,
         os.pread(file, HEADERS, 0),
         {number: os.pread(file, BLOCK, HEADERS + number * BLOCK) for number in numbers},

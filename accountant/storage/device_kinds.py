@@ -39,7 +39,7 @@ class Kinds:
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class DeviceKinds:
     """kinds: of devices, for the engine; None where it sums all or each. shown, member: by what the engine
     answers as the device; a member is one GPU, or all that are alike. of_gpu: the member each GPU belongs to.
     shared: what is shown of members that are several."""
@@ -52,14 +52,14 @@ class Apart:
     shared: Mapping[int, Shown]
 
 
-class Aparts:
+class DeviceKindsCache:
     """What questions tell apart, remembered from one commit to the next as long as no device, node or GPU is new or
     another. Thread-safe."""
 
     def __init__(self) -> None:
-        self._known: dict[frozenset[Dimension], tuple[tuple[object, ...], int, Apart]] = {}
+        self._known: dict[frozenset[Dimension], tuple[tuple[object, ...], int, DeviceKinds]] = {}
 
-    def read(self, fleet: Fleet, devices: Mapping[int, DeviceName], asked: frozenset[Dimension]) -> Apart:
+    def read(self, fleet: Fleet, devices: Mapping[int, DeviceName], asked: frozenset[Dimension]) -> DeviceKinds:
         """`apart` of these."""
         made_of = (fleet.gpus, fleet.nodes, fleet.placed, devices)
         known = self._known.get(asked)
@@ -73,21 +73,21 @@ class Aparts:
         return found
 
 
-def apart(fleet: Fleet, devices: Mapping[int, DeviceName], asked: Collection[Dimension]) -> Apart:
+def apart(fleet: Fleet, devices: Mapping[int, DeviceName], asked: Collection[Dimension]) -> DeviceKinds:
     """asked: the dimensions of devices in the question."""
     if not asked:
         every = {0: (EVERY_GPU, NO_DEVICE)}
-        return Apart(False, None, every, {0: EVERY_GPU}, dict.fromkeys(fleet.tenures, EVERY_GPU), every)
+        return DeviceKinds(False, None, every, {0: EVERY_GPU}, dict.fromkeys(fleet.tenures, EVERY_GPU), every)
     if _OF_EACH & set(asked):
         shown = {number: (name.gpu, name) for number, name in devices.items()}
-        return Apart(
+        return DeviceKinds(
             True, None, shown, {number: name.gpu for number, name in devices.items()},
             {gpu: gpu for gpu in fleet.tenures}, {},
         )  # fmt: skip
     return _alike(fleet, devices, asked)
 
 
-def _alike(fleet: Fleet, devices: Mapping[int, DeviceName], asked: Collection[Dimension]) -> Apart:
+def _alike(fleet: Fleet, devices: Mapping[int, DeviceName], asked: Collection[Dimension]) -> DeviceKinds:
     of_node: dict[tuple[str, str], Hashable] = {}
     looks: dict[int, Hashable] = {}
     of_gpu: dict[int, set[Hashable]] = defaultdict(set)
@@ -111,7 +111,7 @@ def _alike(fleet: Fleet, devices: Mapping[int, DeviceName], asked: Collection[Di
         if not alone:
             shared[-kind] = shown[kind]
     members = {name.gpu: member[kinds[number]] for number, name in devices.items()}
-    return Apart(False, Kinds.told(kinds), shown, member, members, shared)
+    return DeviceKinds(False, Kinds.told(kinds), shown, member, members, shared)
 
 
 def _look_of_node(fleet: Fleet, key: tuple[str, str], asked: Collection[Dimension]) -> Hashable:

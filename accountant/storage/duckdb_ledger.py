@@ -28,8 +28,8 @@ from accountant.ledger.protocols import (
     IdlePhases,
     Imports,
     JobKey,
-    Lent,
-    Misdated,
+    LentTime,
+    MisdatedRecords,
     NodeFacts,
     Quarantined,
     Receipt,
@@ -43,14 +43,14 @@ from accountant.storage import misdated_records, retention
 from accountant.storage.changed_spans import Mark
 from accountant.storage.duckdb_engine import Cursor, Database, fingerprints
 from accountant.storage.gpu_lifetimes import act_of, listed, retiring
-from accountant.storage.parquet_archive import Archive, Part, groups, marks_of, take_rest
+from accountant.storage.parquet_archive import Archive, ArchivePart, groups, marks_of, take_rest
 from accountant.storage.query.window_weights import Lens
 from accountant.storage.snapshot import Hole, Imbalance, Snapshot, holes, imbalance, job_of, quarantine
 from accountant.storage.transactions import WAL_BYTES, Transactions
 from accountant.storage.write import record_columns, reference_tables
-from accountant.storage.write.batch_admission import SKEW_MS, Group, Tally
+from accountant.storage.write.batch_admission import SKEW_MS, GroupCommit, IntervalCounts
 from accountant.storage.write.gpu_ownership import MOVE_AFTER_MS
-from accountant.storage.write.interval_writer import Booked
+from accountant.storage.write.interval_writer import BookedChanges
 from accountant.storage.write.pod_ownership import PodClaims
 from accountant.storage.write.record_columns import Stream, add
 from accountant.storage.write.reference_tables import read_acts, read_trail, write_acts, write_epochs
@@ -82,7 +82,7 @@ class Offsite(Transactions):
                 raise LedgerDamaged(f"{path}: differs from the ledger in {', '.join(differing)}")
             return sum(count for count, _ in here.values())
 
-    def archive(self, now_ms: int) -> Part | None:
+    def archive(self, now_ms: int) -> ArchivePart | None:
         """Write what came since the last part into the next; None where nothing did, or there is no archive.
 
         Raises LedgerUnavailable; then nothing is archived that was not before."""
@@ -122,7 +122,7 @@ class Offsite(Transactions):
                 self.checkpoint()
             return len(parts)
 
-    def _adopt(self, archive: Archive, part: Part, now_ms: int, *, behind: bool) -> None:
+    def _adopt(self, archive: Archive, part: ArchivePart, now_ms: int, *, behind: bool) -> None:
         archive.verify(part)
         self._heal(archive, part)
         with self._database.cursor() as reading:
@@ -136,7 +136,7 @@ class Offsite(Transactions):
         self._names.forget()
         self._reread()
 
-    def _heal(self, archive: Archive, part: Part) -> None:
+    def _heal(self, archive: Archive, part: ArchivePart) -> None:
         """What the archive has before the part is as it was before the healings that the part tells of."""
         (acts,) = archive.files([part.number], "act")
         with self._database.cursor() as reading:
@@ -147,7 +147,7 @@ class Offsite(Transactions):
                 self._commit(cursor, self._state)
             self._reread()
 
-    def _enter(self, cursor: Cursor, part: Part, marks: dict[Stream, int]) -> None:
+    def _enter(self, cursor: Cursor, part: ArchivePart, marks: dict[Stream, int]) -> None:
         """The part is of this ledger from now on; `marks` are in the archive."""
         ids = self._names.stream.resolve(cursor, marks)
         cursor.run(
@@ -200,7 +200,7 @@ class DuckLedger(Offsite):
                 )
             self._require_space()
             claims = self._owners.claims(now_ms), PodClaims(self._pod_nodes)
-            group = Group(before.marks, self._stored, now_ms, *claims)
+            group = GroupCommit(before.marks, self._stored, now_ms, *claims)
             tallies = [_take(group, batch) for batch in batches]
             group.sort_out()
             if group.changes:
@@ -210,7 +210,7 @@ class DuckLedger(Offsite):
                     self.checkpoint()
             return [self._result(batch, tally, now_ms) for batch, tally in zip(batches, tallies, strict=True)]
 
-    def _result(self, batch: Batch, tally: Tally | Exception, now_ms: int) -> Receipt | Exception:
+    def _result(self, batch: Batch, tally: IntervalCounts | Exception, now_ms: int) -> Receipt | Exception:
         ack = structs.replace(self._ack((batch.cluster, batch.node, batch.epoch)), clock_ms=now_ms)
         if isinstance(tally, SequenceGap):
             return SequenceGap(ack)
@@ -232,7 +232,7 @@ class DuckLedger(Offsite):
             requeued = self._names.origins.requeued(cursor, facts.pods)
             fleet = reference_tables.write_facts(cursor, self._state.fleet, facts, now_ms, closed_ms)
             self._names.origins.learn(cursor, facts.pods)
-            booked = Booked({}, frozenset(), pods=facts.pods, requeued=requeued)
+            booked = BookedChanges({}, frozenset(), pods=facts.pods, requeued=requeued)
             self._commit(cursor, replace(self._state, fleet=fleet, acts=acts), booked)
             self._pod_nodes.observe(facts.pods)
 
@@ -346,12 +346,12 @@ class DuckLedger(Offsite):
         """End of the newest booked record; 0 where there is none."""
         return self._state.fleet.newest_end_ms
 
-    def misdated(self, now_ms: int) -> tuple[Misdated, ...]:
+    def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
         """What is dated later than `now_ms`, by kind (accountant.storage.misdated_records)."""
         with self._snapshot() as (cursor, _):
             return misdated_records.find(cursor, now_ms)
 
-    def redate(self, now_ms: int, who: str, reason: str) -> tuple[Misdated, ...]:
+    def redate(self, now_ms: int, who: str, reason: str) -> tuple[MisdatedRecords, ...]:
         """Heal what is dated later than `now_ms`; the act that says so. Raises CannotRedate."""
         with self._writing:
             self._require_clock()
@@ -435,7 +435,7 @@ class DuckLedger(Offsite):
         with self._snapshot(start_ms, end_ms) as (cursor, state):
             return Snapshot(cursor, state).idle_phases(start_ms, end_ms, by, timezone)
 
-    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[Lent]:
+    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[LentTime]:
         with self._snapshot(start_ms, end_ms) as (cursor, state):
             return Snapshot(cursor, state).lent(start_ms, end_ms, by, timezone)
 
@@ -533,7 +533,7 @@ class DuckLedger(Offsite):
             return holes(cursor, limit)
 
 
-def _take(group: Group, batch: Batch) -> Tally | Exception:
+def _take(group: GroupCommit, batch: Batch) -> IntervalCounts | Exception:
     try:
         return group.take(batch)
     except (SequenceGap, BadBatch) as refusal:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from accountant.core.claim_overlap import Span, intersect, union
 from accountant.core.errors import CannotRetire
-from accountant.core.periods import Dated, utc
+from accountant.core.periods import Timeline, utc
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import NamespaceFacts, NodeFacts, RetiredDevice, Retirement
 from accountant.storage.query.window_gpu_census import FOREVER, UNLISTED_MS, GpuCensus, Life
@@ -71,8 +71,8 @@ class Fleet:
     nodes: Mapping[NodeKey, NodeFacts] = field(default_factory=dict)
     namespaces: Mapping[NodeKey, NamespaceFacts] = field(default_factory=dict)
     retired: Mapping[int, int] = field(default_factory=dict)
-    placed: Mapping[NodeKey, Dated[NodeFacts]] = field(default_factory=dict)
-    charged: Mapping[NodeKey, Dated[NamespaceFacts]] = field(default_factory=dict)
+    placed: Mapping[NodeKey, Timeline[NodeFacts]] = field(default_factory=dict)
+    charged: Mapping[NodeKey, Timeline[NamespaceFacts]] = field(default_factory=dict)
     _newest: Mapping[NodeKey, int] = field(default_factory=dict, repr=False, compare=False)
     """End of the newest booked record per node. Made from `tenures` unless given with them."""
     _lives: dict[int, Life] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -115,12 +115,12 @@ class Fleet:
         past = (space for history in self.charged.values() for _, space in history.steps)
         return frozenset(space.label for space in (*self.namespaces.values(), *past) if space.label)
 
-    def node_history(self, key: NodeKey) -> Dated[NodeFacts]:
+    def node_history(self, key: NodeKey) -> Timeline[NodeFacts]:
         """What a node was labelled, without its down time."""
-        return self.placed.get(key) or Dated.always(self.nodes.get(key) or NodeFacts(*key))
+        return self.placed.get(key) or Timeline.always(self.nodes.get(key) or NodeFacts(*key))
 
-    def namespace_history(self, key: NodeKey) -> Dated[NamespaceFacts]:
-        return self.charged.get(key) or Dated.always(self.namespaces.get(key) or NamespaceFacts(*key))
+    def namespace_history(self, key: NodeKey) -> Timeline[NamespaceFacts]:
+        return self.charged.get(key) or Timeline.always(self.namespaces.get(key) or NamespaceFacts(*key))
 
     def namespace_at(self, key: NodeKey, at_ms: int) -> NamespaceFacts | None:
         """Who paid for a namespace at an instant; None where nothing is known of it."""
@@ -252,7 +252,7 @@ def blank(node: NodeFacts) -> NodeFacts:
 
 
 def changes_between(
-    histories: Iterable[Dated[NodeFacts]] | Iterable[Dated[NamespaceFacts]], start_ms: int, end_ms: int
+    histories: Iterable[Timeline[NodeFacts]] | Iterable[Timeline[NamespaceFacts]], start_ms: int, end_ms: int
 ) -> list[int]:
     """The instants inside the span at which one of them changes, ascending."""
     return sorted({at for history in histories for at in history.changes() if start_ms < at < end_ms})

@@ -8,14 +8,14 @@ from zoneinfo import ZoneInfo
 
 from accountant.ledger.team_assignment import Assignment
 from accountant.storage.changed_spans import Changes
-from accountant.storage.device_kinds import Apart, Aparts
+from accountant.storage.device_kinds import DeviceKinds, DeviceKindsCache
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import Fleet, Gpu, Tenure
 from accountant.storage.write import rollups
 from accountant.storage.write.name_ids import DeviceName, Devices
 from accountant.storage.write.record_columns import Stream
 from accountant.storage.write.reference_tables import last_act, last_decision, read_namespaces, read_nodes
-from accountant.storage.write.rollups import Days, around
+from accountant.storage.write.rollups import DailySums, around
 from accountant.wire.policy_models import Policy, PolicyVersion
 from accountant.wire.usage_models import Dimension
 
@@ -35,7 +35,7 @@ class State:
     fleet: Fleet = field(default_factory=Fleet)
     policies: tuple[Assignment, ...] = ()
     unfolded: frozenset[int] = frozenset()
-    days: Days = field(default_factory=Days)
+    days: DailySums = field(default_factory=DailySums)
     frozen: frozenset[int] = frozenset()
     archived: Mapping[Stream, int] = field(default_factory=dict)
     parts: int = 0
@@ -45,10 +45,10 @@ class State:
     version: int = 0
     changes: Changes = field(default_factory=Changes)
     devices: Devices = field(default_factory=Devices, compare=False, repr=False)
-    aparts: Aparts = field(default_factory=Aparts, compare=False, repr=False)
+    aparts: DeviceKindsCache = field(default_factory=DeviceKindsCache, compare=False, repr=False)
     _device_names: list[Mapping[int, DeviceName]] = field(default_factory=list, init=False, compare=False, repr=False)
 
-    def apart(self, cursor: Cursor, asked: frozenset[Dimension]) -> Apart:
+    def apart(self, cursor: Cursor, asked: frozenset[Dimension]) -> DeviceKinds:
         """How far a question about these dimensions of devices tells them apart."""
         return self.aparts.read(self.fleet, self.device_names(cursor), asked)
 

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from accountant.core.errors import CannotRedate
 from accountant.core.periods import utc
 from accountant.ledger.journal import NewAct
-from accountant.ledger.protocols import Misdated, MisdatedKind
+from accountant.ledger.protocols import MisdatedKind, MisdatedRecords
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.write import record_columns
 from accountant.storage.write import rollups as daily
 from accountant.storage.write.batch_admission import SKEW_MS
-from accountant.storage.write.rollups import Days
+from accountant.storage.write.rollups import DailySums
 from gputally.base.units import MS_PER_HOUR
 
 _NAMED = 20
@@ -33,7 +33,7 @@ _HEALING: Mapping[MisdatedKind, str] = {
 }
 
 
-def find(cursor: Cursor, now_ms: int) -> tuple[Misdated, ...]:
+def find(cursor: Cursor, now_ms: int) -> tuple[MisdatedRecords, ...]:
     """By kind, those of which there are any."""
     found = []
     for kind, healing in _HEALING.items():
@@ -41,11 +41,13 @@ def find(cursor: Cursor, now_ms: int) -> tuple[Misdated, ...]:
         count, first, last, named = rows[0]
         if count:
             names = tuple(sorted(named)[:_NAMED])
-            found.append(Misdated(kind=kind, count=count, first_ms=first, last_ms=last, named=names, healing=healing))
+            found.append(
+                MisdatedRecords(kind=kind, count=count, first_ms=first, last_ms=last, named=names, healing=healing)
+            )
     return tuple(found)
 
 
-def heal(cursor: Cursor, now_ms: int, days: Days) -> None:
+def heal(cursor: Cursor, now_ms: int, days: DailySums) -> None:
     """In the caller's transaction. Raises CannotRedate where records lie in the archive alone."""
     limit = {"limit": now_ms + SKEW_MS}
     frozen = cursor.run("SELECT count(*) FROM frozen WHERE at_ms >= $limit", limit)[0][0]
@@ -68,14 +70,14 @@ def healings(cursor: Cursor, acts_file: str) -> list[int]:
     return [at_ms for (at_ms,) in found]
 
 
-def act_of(found: Sequence[Misdated], now_ms: int, who: str, reason: str) -> NewAct:
+def act_of(found: Sequence[MisdatedRecords], now_ms: int, who: str, reason: str) -> NewAct:
     """What is recorded of it."""
     content = json.dumps([one.model_dump() for one in found], sort_keys=True)
     said = ", ".join(f"{one.count} {one.kind}" for one in found)
     return NewAct(now_ms, "redated", utc(now_ms), who, f"{reason} ({said})", content)
 
 
-def _quarantine(cursor: Cursor, now_ms: int, days: Days) -> None:
+def _quarantine(cursor: Cursor, now_ms: int, days: DailySums) -> None:
     limit = {"limit": now_ms + SKEW_MS}
     hours = {hour for (hour,) in cursor.run(statement("misdated_hours"), limit)}
     if not hours:

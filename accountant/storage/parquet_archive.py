@@ -32,7 +32,7 @@ from accountant.core.errors import LedgerDamaged, LedgerUnavailable
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.write import record_columns
-from accountant.storage.write.batch_admission import Group
+from accountant.storage.write.batch_admission import GroupCommit
 from accountant.storage.write.interval_writer import write_pods
 from accountant.storage.write.name_ids import PodKey
 from accountant.storage.write.record_columns import Incoming, Section, Stream
@@ -47,7 +47,7 @@ REGISTERS = ("policy", "node", "namespace", "past", "retired", "gpu_owner")
 MANIFEST = "part.json"
 
 
-class Part(msgspec.Struct, frozen=True):
+class ArchivePart(msgspec.Struct, frozen=True):
     """One part. low_ms, high_ms: around its rows, equal where there are none. files: name to SHA-256. unchanged: by
     file that is as an earlier part has it, the number of that part. registers: by register that only grows, the number
     up to which the parts up to this one have it; empty in parts of earlier releases, which have all of each."""
@@ -62,7 +62,7 @@ class Part(msgspec.Struct, frozen=True):
     registers: dict[str, int] = {}
 
 
-_part = msgspec.json.Decoder(Part)
+_part = msgspec.json.Decoder(ArchivePart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Archive:
     def place(self, number: int) -> Path:
         return self.folder / f"part-{number:08d}"
 
-    def parts(self, after: int) -> list[Part]:
+    def parts(self, after: int) -> list[ArchivePart]:
         """Whole parts numbered above `after`, ascending. Raises LedgerDamaged where one is missing between them."""
         with _reachable(self.folder):
             numbers = sorted(int(place.name[5:]) for place in self.folder.glob("part-[0-9]*"))
@@ -84,7 +84,7 @@ class Archive:
             raise LedgerDamaged(f"{self.folder}: part {min(missing)} is missing between others")
         return found
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> ArchivePart:
         """What a part says of itself. Raises LedgerDamaged where it does not."""
         place = self.place(number) / MANIFEST
         try:
@@ -92,7 +92,7 @@ class Archive:
         except (OSError, msgspec.MsgspecError) as error:
             raise LedgerDamaged(f"{place}: cannot be read: {error}") from error
 
-    def verify(self, part: Part) -> None:
+    def verify(self, part: ArchivePart) -> None:
         """Raises LedgerDamaged where a file of the part, or one that it names, is not what was written."""
         for name, digest in part.files.items():
             self._verify(part.number, name, digest)
@@ -104,7 +104,7 @@ class Archive:
         if not place.is_file() or sha256(place) != digest:
             raise LedgerDamaged(f"{place}: missing, or not what was written")
 
-    def tables(self, part: Part) -> dict[str, str]:
+    def tables(self, part: ArchivePart) -> dict[str, str]:
         """The file of each table that the part has or names, by the table's name."""
         numbers = {**part.unchanged, **dict.fromkeys(part.files, part.number)}
         return {name.removesuffix(".parquet"): str(self.place(number) / name) for name, number in numbers.items()}
@@ -114,7 +114,7 @@ class Archive:
 
     def write(
         self, cursor: Cursor, number: int, at_ms: int, pods: Collection[PodKey] | None, registers: Mapping[str, int]
-    ) -> Part:
+    ) -> ArchivePart:
         """Everything above the marks in the snapshot behind `cursor`. pods: of which something came, None: all.
         registers: by register that only grows, the number up to which the archive has it."""
         before = self._before(number)
@@ -148,7 +148,7 @@ class Archive:
                     unchanged[name] = before[name].number
                     del files[name]
                     (fresh / name).unlink()
-            part = Part(number, at_ms, low, high, rows, files, unchanged, through)
+            part = ArchivePart(number, at_ms, low, high, rows, files, unchanged, through)
             (fresh / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(part)))
             for place in fresh.iterdir():
                 sync(place)
@@ -157,7 +157,7 @@ class Archive:
             sync(self.folder)
         return part
 
-    def _before(self, number: int) -> dict[str, Part]:
+    def _before(self, number: int) -> dict[str, ArchivePart]:
         """By file of a register, the part that has it as the part before `number` does; empty where that part, or one
         that it names, cannot be read: everything is written then."""
         try:
@@ -207,7 +207,9 @@ _WHOLE = ("node", "namespace", "past", "retired")
 """Registers that are as they are, not histories."""
 
 
-def groups(cursor: Cursor, archive: Archive, part: Part, marks: Mapping[Stream, int], now_ms: int) -> Iterator[Group]:
+def groups(
+    cursor: Cursor, archive: Archive, part: ArchivePart, marks: Mapping[Stream, int], now_ms: int
+) -> Iterator[GroupCommit]:
     """The rows of a part above `marks`, some outboxes at a time; together with their marks."""
     rows, last = archive.files([part.number])[0], marks_of(cursor, archive, part)
     counts = cursor.run(
@@ -228,7 +230,7 @@ def groups(cursor: Cursor, archive: Archive, part: Part, marks: Mapping[Stream, 
         yield _group(cursor, archive, part, chosen, last, marks, now_ms)
 
 
-def marks_of(cursor: Cursor, archive: Archive, part: Part) -> dict[Stream, int]:
+def marks_of(cursor: Cursor, archive: Archive, part: ArchivePart) -> dict[Stream, int]:
     """By outbox, the number up to which the archive has everything."""
     file = archive.files([part.number], "marks")[0]
     found = cursor.run("SELECT cluster, node, epoch, seq FROM read_parquet(?)", [str(file)])
@@ -238,13 +240,13 @@ def marks_of(cursor: Cursor, archive: Archive, part: Part) -> dict[Stream, int]:
 def _group(
     cursor: Cursor,
     archive: Archive,
-    part: Part,
+    part: ArchivePart,
     streams: list[Stream],
     last: Mapping[Stream, int],
     marks: Mapping[Stream, int],
     now_ms: int,
-) -> Group:
-    group = Group(marks, lambda _stream, _seqs: {}, now_ms)
+) -> GroupCommit:
+    group = GroupCommit(marks, lambda _stream, _seqs: {}, now_ms)
     wanted = pa.table(
         [pa.array(part, pa.string()) for part in zip(*streams, strict=True)], ["cluster", "node", "epoch"]
     )
@@ -298,7 +300,7 @@ def _row(found: Row) -> UsageInterval:
     )
 
 
-def take_rest(cursor: Cursor, archive: Archive, part: Part, *, behind: bool) -> None:
+def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart, *, behind: bool) -> None:
     """Everything but rows. behind: the ledger had less than the part, so its registers are the older ones."""
     files = archive.tables(part)
     named = "JOIN stream s ON s.cluster = p.cluster AND s.node = p.node AND s.epoch = p.epoch"

@@ -13,18 +13,18 @@ from typing import Any
 
 import msgspec
 
-from accountant.billing.cost_columns import Tabled
-from accountant.billing.held_time_columns import Held, Hours, JobName, Peak
+from accountant.billing.cost_columns import UsageColumns
+from accountant.billing.held_time_columns import HeldTime, Hours, JobName, Peak
 from accountant.billing.queue_waits import KnownPod, merged
 from accountant.core.accounts import ACCOUNTS, CELLS, full_us
 from accountant.inventory.pod_facts import ObservedPod
-from accountant.ledger.protocols import EpochReport, IdlePhases, JobKey, Lent, Quarantined
+from accountant.ledger.protocols import EpochReport, IdlePhases, JobKey, LentTime, Quarantined
 from accountant.ledger.team_assignment import NO_POLICY, labels_count
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import gpus_at
 from accountant.storage.ledger_state import State
 from accountant.storage.query.idle_time_query import idle_phases, lent
-from accountant.storage.query.result_cache import Memory
+from accountant.storage.query.result_cache import ResultCache
 from accountant.storage.query.usage_columns_query import held, hours, peaks, tabled
 from accountant.storage.query.usage_query import usage, usage_between
 from accountant.storage.write import record_columns, reference_tables
@@ -39,7 +39,7 @@ Extent = tuple[int, int]
 
 
 def extents(
-    cursor: Cursor, state: State, keys: Collection[JobKey], memory: Memory | None = None
+    cursor: Cursor, state: State, keys: Collection[JobKey], memory: ResultCache | None = None
 ) -> Mapping[JobKey, Extent]:
     """Of these jobs over all time; one that never held anything is not in it. memory: of the moment."""
     of = _held_for(cursor, keys, memory)
@@ -51,7 +51,7 @@ def extents(
     return found
 
 
-def _held_for(cursor: Cursor, keys: Collection[JobKey], memory: Memory | None) -> dict[int, JobKey]:
+def _held_for(cursor: Cursor, keys: Collection[JobKey], memory: ResultCache | None) -> dict[int, JobKey]:
     """The jobs by the holders that were of them."""
     wanted = frozenset(keys)
     if memory is not None and len(wanted) <= _FEW:
@@ -131,7 +131,7 @@ class Snapshot:
     def __init__(self, cursor: Cursor, state: State) -> None:
         self._cursor = cursor
         self._state = state
-        self._memory = Memory()
+        self._memory = ResultCache()
 
     def usage(
         self,
@@ -143,7 +143,7 @@ class Snapshot:
     ) -> list[UsageLine]:
         return usage(self._cursor, self._state, start_ms, end_ms, by, where, timezone, self._memory)
 
-    def held(self, edges: Sequence[int], timezone: str = "UTC") -> Held:
+    def held(self, edges: Sequence[int], timezone: str = "UTC") -> HeldTime:
         """What every holder held in each stretch between two neighbouring edges, which ascend."""
         return held(self._cursor, self._state, edges, timezone)
 
@@ -151,7 +151,9 @@ class Snapshot:
         """What `usage` says by team, queue and hour, as columns."""
         return hours(self._cursor, self._state, start_ms, end_ms, timezone)
 
-    def tabled(self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC") -> list[Tabled]:
+    def tabled(
+        self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC"
+    ) -> list[UsageColumns]:
         """What `usage` and `idle_phases` say by each of the cuts and PRICED_BY, in each stretch between two edges."""
         return tabled(self._cursor, self._state, edges, cuts, timezone)
 
@@ -166,7 +168,7 @@ class Snapshot:
     ) -> list[IdlePhases]:
         return idle_phases(self._cursor, self._state, start_ms, end_ms, by, timezone)
 
-    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[Lent]:
+    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[LentTime]:
         return lent(self._cursor, self._state, start_ms, end_ms, by, timezone)
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:

@@ -34,7 +34,7 @@ _NO_DAY = (2**62, 2**62)
 
 
 @dataclass(slots=True)
-class Cover:
+class SpanPlan:
     """days: (tag, gpu, start) of kept days; hours, quarters: (tag, gpu, bucket start) of folded hours;
     raw_hours, raw_quarters: of the others. edges: spans inside one quarter-hour."""
 
@@ -46,11 +46,11 @@ class Cover:
     edges: list[TaggedSpan] = field(default_factory=list)
 
 
-def cover(spans: Iterable[TaggedSpan], unfolded: Collection[int], kept: Sequence[tuple[int, int]] = ()) -> Cover:
+def cover(spans: Iterable[TaggedSpan], unfolded: Collection[int], kept: Sequence[tuple[int, int]] = ()) -> SpanPlan:
     """Cut each span into kept days, whole hours, whole quarter-hours and edges; together they are the span.
 
     unfolded: starts of hours without sums. kept: days that have sums, ascending."""
-    found = Cover()
+    found = SpanPlan()
     starts = [start for start, _ in kept]
     for span in spans:
         at = span.start_ms

@@ -22,9 +22,9 @@ from accountant.storage.gpu_owners import read_owners
 from accountant.storage.ledger_state import State, load
 from accountant.storage.parquet_archive import Archive
 from accountant.storage.query.window_query import Windows
-from accountant.storage.write.batch_admission import Group, stored_digests
+from accountant.storage.write.batch_admission import GroupCommit, stored_digests
 from accountant.storage.write.gpu_ownership import MOVE_AFTER_MS, GpuOwners
-from accountant.storage.write.interval_writer import Booked, book
+from accountant.storage.write.interval_writer import BookedChanges, book
 from accountant.storage.write.name_ids import Dictionaries, PodKey
 from accountant.storage.write.pod_ownership import PodNodes
 from accountant.storage.write.record_columns import Stream
@@ -139,7 +139,7 @@ class Transactions:
                 self._reread()
                 raise
 
-    def _book(self, group: Group) -> None:
+    def _book(self, group: GroupCommit) -> None:
         """Write a group, in a transaction of its own."""
         with self._transaction() as cursor:
             before = self._state
@@ -162,7 +162,13 @@ class Transactions:
                 group.pods.commit()
 
     def _commit(
-        self, cursor: Cursor, after: State, booked: Booked | None = None, *, news: bool = True, beside: bool = False
+        self,
+        cursor: Cursor,
+        after: State,
+        booked: BookedChanges | None = None,
+        *,
+        news: bool = True,
+        beside: bool = False,
     ) -> None:
         """news: whether the archive has to be told. beside: no answer about usage can have changed."""
         additions = {} if booked is None else self._windows.sums.additions(booked)
@@ -222,7 +228,7 @@ class Transactions:
             raise LedgerUnavailable(f"{self._database.path.parent}: only {free // 2**20} MiB of disk are free")
 
 
-def _changes(before: Changes, booked: Booked | None, version: int) -> Changes:
+def _changes(before: Changes, booked: BookedChanges | None, version: int) -> Changes:
     """What a commit touched: rows, what a pod was from its making on, or, where that is not told, everything."""
     if booked is None or not (booked.touched or booked.fleet):
         return before.since(0, version)

@@ -46,7 +46,7 @@ _SHORT = 18
 
 
 @dataclass(frozen=True, slots=True)
-class Strip:
+class GpuTimeline:
     """One GPU. cells: what it did in each cell of the timeline, in GPU-µs."""
 
     name: str
@@ -64,7 +64,7 @@ class Timeline:
 
     starts: tuple[datetime, ...]
     hours: int
-    strips: tuple[Strip, ...]
+    strips: tuple[GpuTimeline, ...]
     more: int
 
 
@@ -126,7 +126,7 @@ def timeline(
                 if key in found:
                     found[key][place].append(line.accounts_gpu_us)
     strips = [
-        Strip(_short(gpu), f"{node}, {model}", tuple(page_rows.added(several) for several in of_cells))
+        GpuTimeline(_short(gpu), f"{node}, {model}", tuple(page_rows.added(several) for several in of_cells))
         for (node, gpu, model), of_cells in sorted(found.items())
     ]
     strips.sort(key=lambda strip: (strip.detail, strip.name))

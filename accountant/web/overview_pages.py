@@ -54,7 +54,7 @@ NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/jobs", "Jobs"), ("/node
 
 
 @dataclass(frozen=True, slots=True)
-class Old:
+class StaleLedger:
     """The newest record, where it is too old to speak of the present. age: in words. cluster: the one that stopped
     reporting while others go on; empty where all records are old."""
 
@@ -294,9 +294,9 @@ def _render(template: str, deps: Deps, **values: Any) -> str:
     newest, at = deps.newest_ms(), deps.clock.wall_ms()
     shared: dict[str, Any] = {
         "navigation": NAVIGATION, "style_url": STYLE, "f": report_text, "zone": zone,
-        "old": Old(newest, report_text.duration(at - newest)) if is_old(newest, at) else None,
+        "old": StaleLedger(newest, report_text.duration(at - newest)) if is_old(newest, at) else None,
         "silent": [
-            Old(end_ms, report_text.duration(at - end_ms), cluster)
+            StaleLedger(end_ms, report_text.duration(at - end_ms), cluster)
             for cluster, end_ms in silent_clusters(deps.ledger.newest_by_cluster(), at).items()
         ],
     }  # fmt: skip
@@ -312,7 +312,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _job_id(row: page_rows.Holding | page_rows.Held) -> str:
+def _job_id(row: page_rows.HeldWorkload | page_rows.NodeHold) -> str:
     """In the address of the job's page."""
     return JobKey(row.cluster, row.namespace, row.job).id
 

@@ -56,10 +56,10 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class AtPresent:
+class CurrentDemand:
     """Who holds what, and who waits."""
 
-    held: page_rows.Now
+    held: page_rows.CurrentUse
     demand: Demand
 
 
@@ -81,17 +81,17 @@ def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> De
     return Demand(kubernetes.cluster if kubernetes.inventory else "", waiting, asks)
 
 
-def now(deps: Deps) -> Answer[AtPresent]:
+def now(deps: Deps) -> Answer[CurrentDemand]:
     """The newest settled quarter of an hour; where little is metered, the last one there was."""
 
-    def find() -> AtPresent:
+    def find() -> CurrentDemand:
         at = deps.clock.wall_ms()
         watermark = deps.ledger.watermark(at, page_rows.TRUSTED)
         end = at if watermark is None else watermark
         with deps.ledger.moment(end - BUCKET_MS, end) as moment:
             held = page_rows.now(moment, deps.book(), end, deps.settings.timezone)
             waiting = page_rows.waiting(moment.pods(at - 1, at, waiting=True), at)
-        return AtPresent(held, demand(deps, waiting, at))
+        return CurrentDemand(held, demand(deps, waiting, at))
 
     return deps.prepared.ask(("now", books(deps)), find)
 
@@ -156,7 +156,7 @@ def coverage(deps: Deps, month: Month) -> Answer[tuple[page_rows.NodeCoverage, .
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class MonthReadings:
     """What a month's reports are made of, the cluster's and every team's. found_ms: when it was read."""
 
     found_ms: int
@@ -167,14 +167,16 @@ class Read:
         return self.readings.nbytes
 
 
-def readings_of(deps: Deps, month: Month) -> Answer[Read]:
+def readings_of(deps: Deps, month: Month) -> Answer[MonthReadings]:
     """One reading for all teams: whoever looks at the next one's page waits for no ledger."""
     timezone = deps.settings.timezone
     start, whole_end = month.span(periods.zone(timezone))
 
-    def find() -> Read:
+    def find() -> MonthReadings:
         at = deps.clock.wall_ms()
-        return Read(at, report_model.readings(deps.ledger, deps.books, start, min(whole_end, at), timezone, month))
+        return MonthReadings(
+            at, report_model.readings(deps.ledger, deps.books, start, min(whole_end, at), timezone, month)
+        )
 
     # A report compares with the month before.
     mark = _unchanged(deps, span_before(start, whole_end, periods.zone(timezone))[0], whole_end)

@@ -34,7 +34,7 @@ TRUSTED = 0.98
 MOST_HOLDERS = 40
 
 
-class Asked(Questions, Protocol):
+class MachineQuestions(Questions, Protocol):
     """What is asked about machines: accountant.storage.snapshot.Snapshot."""
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
@@ -43,7 +43,7 @@ class Asked(Questions, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class HeldWorkload:
     """A workload and the GPUs it holds on average over the span shown."""
 
     cluster: str
@@ -56,7 +56,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class CurrentUse:
     """The newest quarter of an hour that is metered: [start_ms, end_ms). starting_us, gang_waiting_us: of its idle
     time. burn_per_hour: what an hour like it costs, of what has a price; None without a price book. unpriced_gpus: of
     those held."""
@@ -65,7 +65,7 @@ class Now:
     end_ms: int
     accounts: tuple[AccountRow, ...]
     gpus: float
-    holders: tuple[Holding, ...]
+    holders: tuple[HeldWorkload, ...]
     held_gpus: float
     more_holders: int
     starting_us: int
@@ -163,7 +163,7 @@ NO_JOBS = Jobs((), 0, 0, 0, Decimal(0), unpriced=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class NodeHold:
     """What a workload held on a node."""
 
     team: str
@@ -173,7 +173,7 @@ class Held:
     accounts: Accounts
 
 
-def machines(ledger: Asked, facts: Iterable[NodeFacts], start_ms: int, end_ms: int) -> tuple[Machine, ...]:
+def machines(ledger: MachineQuestions, facts: Iterable[NodeFacts], start_ms: int, end_ms: int) -> tuple[Machine, ...]:
     """Nodes by cluster and name. gpus: devices that were known in the span."""
     known = {(one.cluster, one.name): one for one in facts}
     sums: dict[tuple[str, str], list[Accounts]] = {}
@@ -222,10 +222,10 @@ def _jobs(ordered: Sequence[Job], most: int) -> Jobs:
     )
 
 
-def held_by(lines: Iterable[UsageLine]) -> list[Held]:
+def held_by(lines: Iterable[UsageLine]) -> list[NodeHold]:
     """Who held anything, most first."""
     found = [
-        Held(line.key["team"], line.key["cluster"], line.key["namespace"], line.key["job"], line.accounts_gpu_us)
+        NodeHold(line.key["team"], line.key["cluster"], line.key["namespace"], line.key["job"], line.accounts_gpu_us)
         for line in lines
         if line.accounts_gpu_us.allocated
     ]
@@ -248,14 +248,14 @@ def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.longest_ms, row.team, row.queue)))
 
 
-def now(ledger: Questions, book: PriceBook | None, end_ms: int, timezone: str) -> Now:
+def now(ledger: Questions, book: PriceBook | None, end_ms: int, timezone: str) -> CurrentUse:
     """The quarter of an hour that ends at end_ms: the newest that is settled."""
     start, end = end_ms - BUCKET_MS, end_ms
     finest = ledger.usage(start, end, (*_OF_HOLDING, *PRICED_BY), None, timezone)
     sums = summed(finest)
     phases = ledger.idle_phases(start, end, (), timezone)
     holders = [
-        Holding(
+        HeldWorkload(
             line.key["cluster"], line.key["team"], line.key["namespace"], line.key["job"], line.key["gpu_model"],
             line.accounts_gpu_us.allocated / (BUCKET_MS * US_PER_MS), utilisation(line.accounts_gpu_us),
         )
@@ -264,7 +264,7 @@ def now(ledger: Questions, book: PriceBook | None, end_ms: int, timezone: str) -
     ]  # fmt: skip
     burn, without_price_us = burn_per_hour(ledger, book, start, end, timezone)
     holders.sort(key=lambda row: (-row.gpus, row.team, row.namespace, row.job, row.gpu_model))
-    return Now(
+    return CurrentUse(
         start_ms=start,
         end_ms=end,
         accounts=account_rows(sums),

@@ -33,9 +33,9 @@ from accountant.billing.statement_items import (
     DIMENSIONS,
     LATE,
     Cut,
-    Figure,
+    ItemAmount,
     Itemised,
-    Part,
+    LineFilter,
     Row,
     accounts_named,
     itemise,
@@ -80,8 +80,8 @@ class LinesParams(Params):
     payers: bool = False
     by: Cut | None = None
 
-    def figure(self, team: str | None) -> Figure:
-        return Figure(
+    def figure(self, team: str | None) -> LineFilter:
+        return LineFilter(
             team, accounts_named(self.account), self.gpu_model, self.capacity_type, self.price_row, self.payers
         )
 
@@ -131,20 +131,20 @@ async def lines_file(
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _ShownLines:
     """What the page shows of a figure. rows: the dearest; rest: the `more` others as one."""
 
-    lines: Sequence[tuple[StatementLine, Part]]
-    whole: Part
+    lines: Sequence[tuple[StatementLine, ItemAmount]]
+    whole: ItemAmount
     rows: Sequence[Row]
     rest: Row | None
     more: int
 
 
-def _shown(kept: Statement | None, figure: Figure, cut: Bills) -> _Shown:
+def _shown(kept: Statement | None, figure: LineFilter, cut: Bills) -> _ShownLines:
     """kept: of a closed month the statement that the books have."""
     found = itemise(kept or cut.stated, figure, cut.groups)
-    return _Shown(found.lines, found.whole, *found.dearest(MOST_ROWS))
+    return _ShownLines(found.lines, found.whole, *found.dearest(MOST_ROWS))
 
 
 def _chosen(month: str, asked: LinesParams, deps: Deps, principal: Principal) -> tuple[str | None, Month, Cut]:

@@ -115,7 +115,7 @@ _DONE: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class TextTable:
     """A table. text: how many of the first columns are words. strong: rows that are about the decision's subject."""
 
     title: str
@@ -127,13 +127,13 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DecisionText:
     """title: the question that is answered. related: other decisions of the cycle, each with what it is."""
 
     title: str
     sentences: tuple[str, ...]
     facts: tuple[tuple[str, str], ...] = ()
-    grids: tuple[Grid, ...] = ()
+    grids: tuple[TextTable, ...] = ()
     related: tuple[tuple[str, Decision], ...] = ()
 
 
@@ -155,11 +155,13 @@ class Share:
         return None if self.due is None or self.holds is None else self.due - self.holds
 
 
-def told(decision: Decision, cycle: Sequence[Decision]) -> Told:
+def told(decision: Decision, cycle: Sequence[Decision]) -> DecisionText:
     """cycle: the decisions of the same instant, this one among them or not."""
     inputs = decision.inputs
     if decision.kind == "hold":
-        return Told("Why weights were held", (sentence(decision.reason), "The last good weights stay in force."))
+        return DecisionText(
+            "Why weights were held", (sentence(decision.reason), "The last good weights stay in force.")
+        )
     record = _record(decision, cycle)
     if decision.kind == "weight":
         return _cycle(decision, cycle) if "window" in inputs else _weight(decision, record)
@@ -167,7 +169,7 @@ def told(decision: Decision, cycle: Sequence[Decision]) -> Told:
         return _verdict(decision, record, cycle)
     if "claimant" in inputs:
         return _victim(decision, cycle)
-    return Told(
+    return DecisionText(
         "What the preemptions were decided from", (), _free(inputs), _accounts(inputs), _others(decision, cycle)
     )
 
@@ -188,7 +190,7 @@ def is_record(decision: Decision) -> bool:
     return decision.subject == EVERYTHING and decision.kind != "hold"
 
 
-def _weight(decision: Decision, record: Decision | None) -> Told:
+def _weight(decision: Decision, record: Decision | None) -> DecisionText:
     inputs, subject = decision.inputs, decision.subject
     parts = mapping(inputs.get("explanation"))
     dry = decision.mode == "dry-run"
@@ -223,18 +225,23 @@ def _weight(decision: Decision, record: Decision | None) -> Told:
     if usage is not None and capacity is not None and rows:
         rows.insert(1, ("Usage", f"of {amount(capacity, unit)} in the window", amount(usage, unit)))
     grids = [
-        Grid("From history to weight", "Each figure follows from those above it.", ("Step", "What it is", "Figure"),
-             tuple(rows), 2)
-    ]  # fmt: skip
+        TextTable(
+            "From history to weight",
+            "Each figure follows from those above it.",
+            ("Step", "What it is", "Figure"),
+            tuple(rows),
+            2,
+        )
+    ]
     trace = tuple((str(name), four(figure)) for name, each in mapping(parts.get("trace")).items()
                   if (figure := number(each)) is not None)  # fmt: skip
     if trace:
-        grids.append(Grid(f"The law {parts.get('law', '')}, step by step", "Its own numbers, as they arose.",
+        grids.append(TextTable(f"The law {parts.get('law', '')}, step by step", "Its own numbers, as they arose.",
                           ("Name", "Figure"), trace))  # fmt: skip
     grids.insert(0, _change(mapping(inputs.get("change")), number(decision.value)))
     facts = [("Object", str(inputs.get("object", ""))), ("Published as", text_of(inputs.get("published")))]
     grids += _queues(record, subject)
-    return Told(
+    return DecisionText(
         f"Why the weight of {subject} changed",
         tuple(sentences),
         (*(fact for fact in facts if fact[1]), *_window(record)),
@@ -243,7 +250,7 @@ def _weight(decision: Decision, record: Decision | None) -> Told:
     )
 
 
-def _change(change: Mapping[str, Any], value: float | None) -> Grid:
+def _change(change: Mapping[str, Any], value: float | None) -> TextTable:
     """The parts of a weight's change since the decision before; they add up to it."""
     before = number(change.get("before"))
     rows: list[tuple[str, ...]] = []
@@ -256,7 +263,7 @@ def _change(change: Mapping[str, Any], value: float | None) -> Grid:
             ("New weight", four(value)),
         ]
     lead = "The inputs of the decision before were replaced by those of this one, one after the other."
-    return Grid("What moved it since the decision before", lead, ("What", "Weight"), tuple(rows))
+    return TextTable("What moved it since the decision before", lead, ("What", "Weight"), tuple(rows))
 
 
 def _of_kai(parts: Mapping[str, Any]) -> str:
@@ -267,8 +274,8 @@ def _of_kai(parts: Mapping[str, Any]) -> str:
     return f"max(0, n + k (n − U)) = max(0, {four(n)} + {four(k)} × ({four(n)} − {four(u)}))"
 
 
-def _cycle(decision: Decision, cycle: Sequence[Decision]) -> Told:
-    return Told(
+def _cycle(decision: Decision, cycle: Sequence[Decision]) -> DecisionText:
+    return DecisionText(
         "What the weights were computed from",
         ("One window of usage, and what every queue asked for and held at that instant.",),
         _window(decision),
@@ -277,7 +284,7 @@ def _cycle(decision: Decision, cycle: Sequence[Decision]) -> Told:
     )
 
 
-def _verdict(decision: Decision, record: Decision | None, cycle: Sequence[Decision]) -> Told:
+def _verdict(decision: Decision, record: Decision | None, cycle: Sequence[Decision]) -> DecisionText:
     verdict = mapping(decision.inputs.get("verdict"))
     size, trigger = number(verdict.get("gpus")), str(verdict.get("trigger", ""))
     asked = f"{gpus(size)} GPUs" if size is not None else "GPUs"
@@ -286,15 +293,15 @@ def _verdict(decision: Decision, record: Decision | None, cycle: Sequence[Decisi
     victims = [mapping(each) for each in listed(verdict.get("victims"))]
     spared = [mapping(each) for each in listed(verdict.get("spared"))]
     grids = [
-        Grid("Who gives way", "", ("Workload", "Team", "Ground", "Why", "GPUs", "GPU-hours lost"), tuple(
+        TextTable("Who gives way", "", ("Workload", "Team", "Ground", "Why", "GPUs", "GPU-hours lost"), tuple(
             (_gang(each), text_of(each.get("team")), text_of(each.get("ground")), text_of(each.get("reason")),
              of_gpus(each.get("gpus")), tenths(each.get("lost_gpu_hours"))) for each in victims), 4),
-        Grid("Who was looked at and stays", "", ("Workload", "Queue", "Why"), tuple(
+        TextTable("Who was looked at and stays", "", ("Workload", "Queue", "Why"), tuple(
             (text_of(each.get("key")), text_of(each.get("queue")), text_of(each.get("reason"))) for each in spared), 3),
         *(_accounts(record.inputs, str(verdict.get("queue", ""))) if record else ()),
     ]  # fmt: skip
     title = f"Why {decision.subject} {'may start' if outcome in ('preempts', 'room') else 'waits'}"
-    return Told(
+    return DecisionText(
         title,
         (first + ".", _OUTCOMES.get(outcome, ""), sentence(decision.reason)),
         (("Queue", text_of(verdict.get("queue"))), *(_free(record.inputs) if record else ())),
@@ -303,7 +310,7 @@ def _verdict(decision: Decision, record: Decision | None, cycle: Sequence[Decisi
     )
 
 
-def _victim(decision: Decision, cycle: Sequence[Decision]) -> Told:
+def _victim(decision: Decision, cycle: Sequence[Decision]) -> DecisionText:
     inputs = decision.inputs
     pods = [str(each) for each in listed(inputs.get("pods"))]
     gave_up = number(decision.value)
@@ -318,7 +325,7 @@ def _victim(decision: Decision, cycle: Sequence[Decision]) -> Told:
     )
     claims = [one for one in cycle if decision.id.startswith(f"{one.id}/") and "verdict" in one.inputs]
     record = _record(decision, cycle)
-    return Told(
+    return DecisionText(
         f"Why {decision.subject} was preempted",
         tuple(filter(None, sentences)),
         (
@@ -347,7 +354,7 @@ def _cycle_id(decision: Decision) -> str:
     return str(decision.inputs.get("cycle", decision.id))
 
 
-def _queues(record: Decision | None, subject: str | None) -> list[Grid]:
+def _queues(record: Decision | None, subject: str | None) -> list[TextTable]:
     """What every queue used, asked, held and was due."""
     if record is None:
         return []
@@ -368,7 +375,7 @@ def _queues(record: Decision | None, subject: str | None) -> list[Grid]:
     lead = "Used over the window; asked for, held and due in GPUs at that instant. A parent holds its children's."
     columns = ("Queue", "Used", "Of capacity", "Asks", "Holds", "Due", "Weight then")
     strong = frozenset(i for i, one in enumerate(found) if one.queue == subject)
-    return [Grid("Every queue then", lead, columns, rows, 1, strong)]
+    return [TextTable("Every queue then", lead, columns, rows, 1, strong)]
 
 
 def _share(queue: str, record: Decision) -> Share:
@@ -397,7 +404,7 @@ def _window(record: Decision | None) -> tuple[tuple[str, str], ...]:
     return (*facts, *((("GPUs then", gpus(size)),) if size is not None else ()))
 
 
-def _accounts(inputs: Mapping[str, Any], queue: str = "") -> tuple[Grid, ...]:
+def _accounts(inputs: Mapping[str, Any], queue: str = "") -> tuple[TextTable, ...]:
     """GPUs of every queue in a situation."""
     names, rows = [], []
     for name, account in sorted(mapping(mapping(inputs.get("situation")).get("accounts")).items()):
@@ -408,7 +415,7 @@ def _accounts(inputs: Mapping[str, Any], queue: str = "") -> tuple[Grid, ...]:
     strong = frozenset(i for i, name in enumerate(names) if name == queue)
     columns = ("Queue", "Guaranteed", "Due", "Limit", "Holds")
     lead = "In GPUs, at that instant."
-    return (Grid("Every queue then", lead, columns, tuple(rows), 1, strong),) if rows else ()
+    return (TextTable("Every queue then", lead, columns, tuple(rows), 1, strong),) if rows else ()
 
 
 def _free(inputs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

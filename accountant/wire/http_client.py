@@ -51,7 +51,7 @@ def read_token(path: Path) -> str:
         raise Unanswered(f"token file {path}: {getattr(error, 'strerror', None) or 'not text'}") from error
 
 
-class Remote:
+class AccountantClient:
     """The accountant at `url` (http or https). ca_file: authorities trusted instead of the system's, PEM.
 
     Raises Unanswered for an address that is none, or a file that holds no certificate."""

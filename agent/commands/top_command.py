@@ -170,7 +170,7 @@ class Line:
     note: str = ""
 
 
-class _Track:
+class BusyHistory:
     """A counter of busy microseconds over the last five minutes, as steps of known percent."""
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class History:
 
     def __init__(self, prices: Prices | None = None) -> None:
         self._prices = prices or Prices()
-        self._tracks: dict[tuple[str, str], _Track] = {}
+        self._tracks: dict[tuple[str, str], BusyHistory] = {}
         self._serial: int | None = None
 
     def observe(self, frame: Frame) -> None:
@@ -211,7 +211,7 @@ class History:
             for key, busy_us in counters:
                 place = device.uuid, key
                 present.add(place)
-                self._tracks.setdefault(place, _Track()).observe(frame.at_ms, busy_us, device.origin)
+                self._tracks.setdefault(place, BusyHistory()).observe(frame.at_ms, busy_us, device.origin)
         for gone in self._tracks.keys() - present:
             del self._tracks[gone]
 
@@ -227,7 +227,7 @@ class History:
         return tuple(lines)
 
     def _device(self, device: DeviceFrame, price: Decimal | None, at_ms: int) -> Line:
-        track = self._tracks.get((device.uuid, ""), _Track())
+        track = self._tracks.get((device.uuid, ""), BusyHistory())
         shares = [holder.share for holder in device.holders if holder.share is not None]
         cost = None
         if price is not None and device.holders and len(shares) == len(device.holders):
@@ -248,7 +248,7 @@ class History:
         )
 
     def _holder(self, device: DeviceFrame, holder: HolderFrame, price: Decimal | None, at_ms: int) -> Line:
-        track = self._tracks.get((device.uuid, holder.key), _Track())
+        track = self._tracks.get((device.uuid, holder.key), BusyHistory())
         share = holder.share
         cost = None if price is None or share is None else price * share.numerator / share.denominator
         trend = _trend(track.steps, at_ms)

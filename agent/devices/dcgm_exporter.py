@@ -109,7 +109,7 @@ Fetch = Callable[[], str]
 """One scrape; raises OSError, http.client.HTTPException or ValueError."""
 
 
-class Inner(Protocol):
+class SnapshotSource(Protocol):
     """The source whose snapshots are filled."""
 
     def snapshot(self, at_ms: int) -> Snapshot: ...
@@ -207,7 +207,7 @@ class Exporter:
 class WithDcgm:
     """`agent.main_loop.Source`: another source's snapshots, filled."""
 
-    def __init__(self, inner: Inner, exporter: Exporter) -> None:
+    def __init__(self, inner: SnapshotSource, exporter: Exporter) -> None:
         self._inner = inner
         self._exporter = exporter
         self._sums: dict[tuple[Place, Field], int] = {}

@@ -32,7 +32,7 @@ from agent.core.errors import DriverReplaced
 from agent.core.readings import DeviceReading, Gpu, Snapshot
 from agent.devices.gpu_device import Access, Device, total_mib
 from agent.devices.gpu_health import Events
-from agent.devices.nvml_library import Driver, Fault, Lost, Refused, Restart, Stuck, Watchdog
+from agent.devices.nvml_library import CallHangs, CallWatchdog, Driver, Fault, Lost, Refused, Restart
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
@@ -52,7 +52,7 @@ _LIBRARY, _EVENTS = "library", "events"
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class DriverReading:
     """One reading of the machine. failure: why nothing could be read ("" = the driver answered).
     events_failure: why errors that the driver reports may be missing ("": they are all here)."""
 
@@ -82,7 +82,7 @@ class Gpus:
         self._release_file = release_file
         self._access = access or Access()
         self._events = Events(driver)
-        self._watchdog = Watchdog()
+        self._watchdog = CallWatchdog()
         self._hang_s = hang_s
         self._clock = clock
         self._line_ms: int | None = None
@@ -124,7 +124,7 @@ class Gpus:
         """Whether no driver is held at the moment."""
         return not self._up
 
-    def read(self, at_ms: int) -> Scan:
+    def read(self, at_ms: int) -> DriverReading:
         """Everything now. Raises agent.core.errors.DriverReplaced when only a new process can go on."""
         self._origin = self._origin or str(at_ms)
         if self._was_set_back():
@@ -181,11 +181,11 @@ class Gpus:
             opened = {gpu.uuid for _, gpu in found}
             for uuid in self._devices.keys() - opened:
                 self._devices[uuid].miss(self._passed_over)
-        except (Fault, DriverReplaced, Stuck) as fault:
+        except (Fault, DriverReplaced, CallHangs) as fault:
             if isinstance(fault, DriverReplaced) and self._was_up:
                 raise  # a fresh process would only find the same library: there it is one more way of no driver
             self._attempt = None
-            reason = _NO_ANSWER if isinstance(fault, Stuck) else str(fault)
+            reason = _NO_ANSWER if isinstance(fault, CallHangs) else str(fault)
             if self._failure != reason:
                 log.warning("no NVIDIA driver answers; asking again later", extra={"reason": reason})
             self._failure = reason
@@ -219,7 +219,7 @@ class Gpus:
             return
         try:
             self._watchdog.call(_LIBRARY, self._library_s, partial(self._shut_down, forget=forget))
-        except (Fault, DriverReplaced, Stuck) as fault:
+        except (Fault, DriverReplaced, CallHangs) as fault:
             log.info("NVML did not shut down", extra={"reason": str(fault)})
         self._up = False
 
@@ -285,14 +285,14 @@ class Gpus:
 
     # --- the devices -----------------------------------------------------------------------------
 
-    def _scan(self, at_ms: int) -> Scan:
+    def _scan(self, at_ms: int) -> DriverReading:
         devices = self._ordered()
         calls: list[tuple[str, Callable[[], DeviceReading | None]]] = [(_EVENTS, partial(self._events.poll, at_ms))]
         calls += [(device.gpu.uuid, partial(device.read, at_ms)) for device in devices]
         heard, *outcomes = self._watchdog.run(calls, self._hang_s)
         answered = any(not isinstance(outcome, Exception) for outcome in outcomes)
         for (group, _), outcome in zip(calls, (heard, *outcomes), strict=True):
-            if not isinstance(outcome, Exception) or isinstance(outcome, (Lost, Stuck)):
+            if not isinstance(outcome, Exception) or isinstance(outcome, (Lost, CallHangs)):
                 continue
             if not (answered and self._stays(group, outcome, at_ms)):
                 raise outcome
@@ -300,7 +300,7 @@ class Gpus:
         lost = False
         for device, outcome in zip(devices, outcomes, strict=True):
             reason = (
-                _NO_ANSWER if isinstance(outcome, Stuck) else str(outcome) if isinstance(outcome, Exception) else ""
+                _NO_ANSWER if isinstance(outcome, CallHangs) else str(outcome) if isinstance(outcome, Exception) else ""
             )
             self._say(device.gpu, reason)
             lost = lost or isinstance(outcome, Lost)
@@ -312,7 +312,9 @@ class Gpus:
         if (lost or self._passed_over) and revive and not self._watchdog.stuck:
             self._stop(forget=False)  # a GPU that was reset answers only after a new start
             self._start(at_ms)
-        return Scan(tuple(r for d, r in zip(devices, readings, strict=True) if d.known), "", self._events.failure)
+        return DriverReading(
+            tuple(r for d, r in zip(devices, readings, strict=True) if d.known), "", self._events.failure
+        )
 
     def _say(self, gpu: Gpu, reason: str) -> None:
         """That a GPU does not answer any more ("": it does again), once."""
@@ -333,8 +335,10 @@ class Gpus:
         self._restarted_ms[group] = at_ms
         return False
 
-    def _blind(self) -> Scan:
-        return Scan(tuple(device.unread(self._failure) for device in self._ordered() if device.known), self._failure)
+    def _blind(self) -> DriverReading:
+        return DriverReading(
+            tuple(device.unread(self._failure) for device in self._ordered() if device.known), self._failure
+        )
 
     def _ordered(self) -> list[Device]:
         return sorted(self._devices.values(), key=lambda device: (device.gpu.index, device.gpu.uuid))
@@ -343,7 +347,7 @@ class Gpus:
 BY_SIGNAL = "signal"
 
 
-class Holding(Protocol):
+class DriverHolder(Protocol):
     """A source that holds the driver: `agent.holders.node_source.NodeSource`."""
 
     def snapshot(self, at_ms: int) -> Snapshot: ...
@@ -352,10 +356,10 @@ class Holding(Protocol):
     def close(self) -> None: ...
 
 
-class Releasable:
+class ReleasableSource:
     """`agent.main_loop.Source` around another one. hold_s: how long one request lets go."""
 
-    def __init__(self, source: Holding, clock: Clock, hold_s: float) -> None:
+    def __init__(self, source: DriverHolder, clock: Clock, hold_s: float) -> None:
         self._source = source
         self._clock = clock
         self._hold_ms = round(hold_s * MS_PER_SECOND)

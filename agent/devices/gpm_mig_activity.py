@@ -32,7 +32,7 @@ _SUCCESS = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Activity:
+class EngineActivity:
     """One engine's cumulative microseconds: any work, multiprocessors at work, tensor cores at work.
 
     A GPU whose multiprocessors are all busy for a second has 1,000,000 of `sm_active_us`, one with half of
@@ -52,7 +52,7 @@ class _Engine:
         self.last: Any = None
         self.spare: Any = None
         self.at_ms: int | None = None
-        self.counted = Activity(0, 0, 0)
+        self.counted = EngineActivity(0, 0, 0)
 
 
 class Gpm:
@@ -69,7 +69,7 @@ class Gpm:
         self._supported: bool | None = None
         self._unsupported = _UNSUPPORTED
 
-    def read(self, handle: Any, at_ms: int, name: str = "", gi: int | None = None) -> Activity | Unavailable:
+    def read(self, handle: Any, at_ms: int, name: str = "", gi: int | None = None) -> EngineActivity | Unavailable:
         """What the engine has done since it was first read. handle: the GPU's; gi: the instance's, in MIG.
 
         Raises Lost, Restart, DriverReplaced."""
@@ -121,7 +121,7 @@ class Gpm:
                 self._supported, self._unsupported = False, Unavailable(f"{_UNSUPPORTED.reason}: {fault}")
         return self._supported
 
-    def _since(self, engine: _Engine, span_ms: int) -> Activity:
+    def _since(self, engine: _Engine, span_ms: int) -> EngineActivity:
         query = self._prepared(engine)
         self._driver.call("nvmlGpmMetricsGet", query)
         times = []
@@ -132,7 +132,7 @@ class Gpm:
             times.append(min(round(percent * 10 * span_ms), span_ms * US_PER_MS))
         graphics, sm, tensor = times
         past = engine.counted
-        return Activity(
+        return EngineActivity(
             past.busy_us + max(graphics, sm), past.sm_active_us + sm, past.tensor_active_us + min(tensor, sm)
         )
 

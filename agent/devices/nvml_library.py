@@ -197,11 +197,11 @@ IMPATIENCE = 5
 """A driver is likely to hang as a whole: after the first call that does, the others get this part of the time."""
 
 
-class Stuck(Exception):
+class CallHangs(Exception):
     """A call of this group has not come back."""
 
 
-class Watchdog:
+class CallWatchdog:
     """One caller at a time. Groups are names; there are at most as many hung threads as groups."""
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ class Watchdog:
 
         limit_s: how long one call may take; a hang is noticed after at most twice that."""
         hung = self.stuck
-        outcomes: list[_Result | Exception] = [Stuck(group) for group, _ in calls]
+        outcomes: list[_Result | Exception] = [CallHangs(group) for group, _ in calls]
         waiting = [number for number, (group, _) in enumerate(calls) if group not in hung]
         while waiting:
             worker = self._worker or _Worker()

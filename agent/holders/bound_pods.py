@@ -23,14 +23,14 @@ FILE = "bound-pods.json"
 MAX_PODS = 5_000
 
 
-class _Declared(msgspec.Struct, frozen=True, array_like=True):
+class _DeclaredSharing(msgspec.Struct, frozen=True, array_like=True):
     fraction: str
     memory_mib: str
     groups: tuple[str, ...]
     queue_ref: str
 
 
-_decoder = msgspec.json.Decoder(dict[str, _Declared])
+_decoder = msgspec.json.Decoder(dict[str, _DeclaredSharing])
 
 
 class BoundPods:
@@ -38,7 +38,7 @@ class BoundPods:
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
-        self._declared: dict[str, _Declared] = {}
+        self._declared: dict[str, _DeclaredSharing] = {}
         self._refused: set[str] = set()
         if file is not None:
             try:
@@ -53,7 +53,7 @@ class BoundPods:
         if not view.bound or not (view.by_kai or view.wants_gpu or view.facts.uid in self._declared):
             return view
         uid = view.facts.uid
-        now = _Declared(view.fraction, view.memory_mib, view.groups, view.facts.queue_ref)
+        now = _DeclaredSharing(view.fraction, view.memory_mib, view.groups, view.facts.queue_ref)
         known = self._declared.get(uid)
         if known is None:
             if len(self._declared) < MAX_PODS:

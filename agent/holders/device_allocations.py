@@ -31,7 +31,7 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class NodeAllocations:
     """unresolved: ids that were meant for a GPU and name none of this node, each once. unnamed: sharing systems at
     work here that the settings do not name."""
 
@@ -56,7 +56,7 @@ class Node:
     systems: frozenset[str] = frozenset({KAI})
 
 
-def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], node: Node) -> Holding:
+def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], node: Node) -> NodeAllocations:
     """views: the pods the API server described; empty where it is not asked."""
     names = DeviceNames(node.gpus, node.claimable)
     parts = _parts(names, node.offered)
@@ -87,7 +87,7 @@ def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], no
     used = {(a.gpu_uuid, a.mig_uuid) for a in sharing}
     # A reservation whose pods are not known yet still keeps everybody else out.
     found += [a for a in reserving if (a.gpu_uuid, a.mig_uuid) not in used]
-    return Holding(_marked(found), tuple(sorted(unresolved)), frozenset(present) - node.systems)
+    return NodeAllocations(_marked(found), tuple(sorted(unresolved)), frozenset(present) - node.systems)
 
 
 def still_cut(before: Sequence[Devices], offered: Sequence[Devices], gpus: Sequence[Gpu]) -> tuple[Devices, ...]:

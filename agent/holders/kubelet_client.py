@@ -57,7 +57,7 @@ class RpcFailed(AgentError):
         self.code = code
 
 
-class _Stale(Exception):
+class _ConnectionEnded(Exception):
     """The connection ended before the call was answered; another one may do."""
 
 
@@ -87,12 +87,12 @@ class UnaryChannel:
         kept = self._h2 is not None
         try:
             return self._call(method, message)
-        except _Stale as stale:
+        except _ConnectionEnded as stale:
             if not kept:
                 raise RpcUnavailable(f"{self._path}: {stale}") from stale
         try:
             return self._call(method, message)
-        except _Stale as stale:
+        except _ConnectionEnded as stale:
             raise RpcUnavailable(f"{self._path}: {stale}") from stale
 
     def close(self) -> None:
@@ -111,10 +111,10 @@ class UnaryChannel:
         except TimeoutError as error:
             raise RpcUnavailable(f"{self._path}: no answer within {self._timeout_s:g} s") from error
         except OSError as error:
-            raise _Stale(error.strerror or type(error).__name__) from error
+            raise _ConnectionEnded(error.strerror or type(error).__name__) from error
         except h2.exceptions.H2Error as error:
             # Also what a server says on its way out: after its GOAWAY the library takes no further frame.
-            raise _Stale(f"not HTTP/2 as agreed: {type(error).__name__}") from error
+            raise _ConnectionEnded(f"not HTTP/2 as agreed: {type(error).__name__}") from error
         finally:
             if not done:
                 self.close()
@@ -164,7 +164,7 @@ class UnaryChannel:
                 raise TimeoutError
             data = self._socket.recv(_READ_BYTES)
             if not data:
-                raise _Stale("the server hung up")
+                raise _ConnectionEnded("the server hung up")
             ended = False
             for event in connection.receive_data(data):
                 ended = self._take(connection, stream, event, answer) or ended
@@ -180,7 +180,7 @@ class UnaryChannel:
             # What the server had begun it may finish; the connection is good for nothing after that.
             answer.last = True
             if event.last_stream_id is not None and event.last_stream_id < stream:
-                raise _Stale("the server is going away")
+                raise _ConnectionEnded("the server is going away")
         elif getattr(event, "stream_id", None) != stream:
             return False
         elif isinstance(event, h2.events.DataReceived):
@@ -200,7 +200,7 @@ class UnaryChannel:
         elif isinstance(event, h2.events.StreamReset):
             code = event.error_code
             if code == h2.errors.ErrorCodes.REFUSED_STREAM:
-                raise _Stale("the server refused the call")
+                raise _ConnectionEnded("the server refused the call")
             raise RpcUnavailable(f"{self._path}: the server broke the call off ({code})")
         return isinstance(event, h2.events.StreamEnded)
 
@@ -235,7 +235,7 @@ class Channel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class KubeletAnswer:
     """The last answer. pods: who was given what. offered: the devices that can be given, empty where an old
     kubelet does not say. at_ms: monotonic time of the answer, None before the first. failure: why the
     latest attempt brought none ("" = it did)."""
@@ -253,12 +253,12 @@ class Kubelet:
     def __init__(self, socket: Path, clock: Clock, channel: Channel | None = None) -> None:
         self._channel: Channel = channel or UnaryChannel(socket, clock)
         self._clock = clock
-        self._given = Given()
+        self._given = KubeletAnswer()
         self._failures = 0
         self._offer_due_ms = 0
         self._wake = threading.Event()
 
-    def given(self) -> Given:
+    def given(self) -> KubeletAnswer:
         """The last answer; from any thread."""
         return self._given
 
@@ -273,7 +273,7 @@ class Kubelet:
         """Something changed: do not wait for the next turn. From any thread."""
         self._wake.set()
 
-    def poll(self) -> Given:
+    def poll(self) -> KubeletAnswer:
         """Ask once; a failure keeps the earlier answer beside its reason."""
         now_ms = self._clock.monotonic_ms()
         try:
@@ -288,7 +288,7 @@ class Kubelet:
             if self._failures:
                 log.info("the kubelet answers", extra={"pods": len(pods)})
             self._failures = 0
-            self._given = Given(pods, offered, now_ms, "", self._clock.monotonic_ms() - now_ms)
+            self._given = KubeletAnswer(pods, offered, now_ms, "", self._clock.monotonic_ms() - now_ms)
         return self._given
 
     def run(self, stop: threading.Event) -> None:

@@ -34,7 +34,7 @@ from agent.devices.driver_lifecycle import Gpus
 from agent.holders import api_objects
 from agent.holders.api_objects import PodView
 from agent.holders.bound_pods import BoundPods
-from agent.holders.device_allocations import Holding, Key, Node, find_holders, still_cut
+from agent.holders.device_allocations import Key, Node, NodeAllocations, find_holders, still_cut
 from agent.holders.holder_files import KnownPod, Pods
 from agent.holders.kubelet_client import Kubelet
 from agent.holders.kubelet_pod_resources import Devices, PodResources
@@ -162,7 +162,7 @@ class _Asked:
             and (self.mode, self.gpus, self.listed) == (other.mode, other.gpus, other.listed)
         )
 
-    def holding(self) -> Holding:
+    def holding(self) -> NodeAllocations:
         uids = {(name.namespace, name.name): uid for uid, name in self.names.items()}
         return find_holders(
             self.listed,
@@ -203,7 +203,7 @@ class NodePods:
         self._heard: Sequence[Devices] = ()
         self._offered: Sequence[Devices] = ()
         self._asked: _Asked | None = None
-        self._holding = Holding(())
+        self._holding = NodeAllocations(())
         self._known: Mapping[str, KnownPod] = {}
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -243,7 +243,7 @@ class NodePods:
             unknown = unknown or f"pods: {self._pods[1].failure}"
         if unknown:
             facts = self._pods[0].facts(at_ms, ()) if self._pods is not None else ()
-            return Pods(facts, Unavailable(unknown), sources=self._sources(Holding(())), took_ms=self._took())
+            return Pods(facts, Unavailable(unknown), sources=self._sources(NodeAllocations(())), took_ms=self._took())
         given = self._kubelet.given()
         gone = self._pods[0].gone() if self._pods is not None else ()
         listed = [pod for pod in self._kept(given.pods, views, now_ms) if (pod.namespace, pod.name) not in gone]
@@ -286,7 +286,7 @@ class NodePods:
                 del self._listed[key]
         return kept
 
-    def _sources(self, holding: Holding) -> tuple[tuple[str, str], ...]:
+    def _sources(self, holding: NodeAllocations) -> tuple[tuple[str, str], ...]:
         """Each part with its failure; `allocations` is what the others said that fits no GPU or no setting here."""
         odd = f"no GPU here is called {', '.join(holding.unresolved[:3])}" if holding.unresolved else ""
         if not odd and holding.unnamed:
@@ -328,8 +328,8 @@ def _unnumbered(gpus: Sequence[Gpu], unresolved: Sequence[str]) -> dict[str, str
 
 
 class ClusterSource:
-    """`agent.devices.driver_lifecycle.Holding` of a Kubernetes node: its GPUs, with the threads that follow who holds
-    them."""
+    """`agent.devices.driver_lifecycle.DriverHolder` of a Kubernetes node: its GPUs, with the threads that follow who
+    holds them."""
 
     def __init__(self, node: NodeSource, pods: NodePods, api: ApiServer | None) -> None:
         self._node = node

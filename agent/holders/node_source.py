@@ -36,7 +36,7 @@ from agent.core.readings import (
     Snapshot,
     Unavailable,
 )
-from agent.devices.driver_lifecycle import Gpus, Scan
+from agent.devices.driver_lifecycle import DriverReading, Gpus
 from agent.holders.fraction_annotations import Seen, settle
 from agent.holders.holder_files import Pods
 from agent.holders.process_cgroups import PodLogs, PodName, ProcessTable
@@ -352,7 +352,7 @@ class NodeSource:
         """Let go of the driver."""
         self._gpus.close()
 
-    def _sources(self, scan: Scan, pods: Pods) -> tuple[tuple[str, str], ...]:
+    def _sources(self, scan: DriverReading, pods: Pods) -> tuple[tuple[str, str], ...]:
         found = [("nvml", scan.failure)]
         if scan.events_failure:
             found.append(("events", scan.events_failure))

@@ -38,7 +38,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GpuPart:
     """A whole GPU, one MIG instance, or the compute slices outside every instance (`outside`).
 
     weight: its part of the device, over the sum of all parts. weights: those of its shares.
@@ -58,7 +58,7 @@ class Layout:
 
     gpu: Gpu
     allocations: tuple[Allocation, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[GpuPart, ...]
     shares: tuple[Share, ...]
     positions: dict[tuple[str, str, str], int]
     """Where the share of a holder stands, by `Share.key`; unheld shares are not in it."""
@@ -112,13 +112,13 @@ def lay_out(gpu: Gpu, allocations: Iterable[Allocation]) -> Layout:
             layouts.append((None, max(outside, 0) if instances else 1, strays))
     else:
         layouts = [(None, 1, list(ordered))]
-    parts: list[Part] = []
+    parts: list[GpuPart] = []
     shares: list[Share] = []
     for instance, weight, claims in layouts:
         inner, weights = _share_out(gpu, instance, claims)
         mig_uuid = instance.uuid if instance else ""
         outside_mig = instance is None and bool(gpu.mig)
-        parts.append(Part(mig_uuid, outside_mig, weight, len(shares), tuple(inner), tuple(weights)))
+        parts.append(GpuPart(mig_uuid, outside_mig, weight, len(shares), tuple(inner), tuple(weights)))
         shares.extend(inner)
     positions = {share.key: i for i, share in enumerate(shares) if share.holder is not None}
     whole = len(parts) == 1 and not parts[0].mig_uuid
@@ -216,7 +216,7 @@ def attribute_busy(
 
 
 def attribute_activity(
-    part: Part, activity_us: int, busy: Sequence[int], rest_us: int, capacities: Sequence[int]
+    part: GpuPart, activity_us: int, busy: Sequence[int], rest_us: int, capacities: Sequence[int]
 ) -> list[int]:
     """SM or tensor activity of one part: microseconds per share, then those of nobody, adding up to `activity_us`.
 

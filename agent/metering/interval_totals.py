@@ -30,7 +30,7 @@ joined, which overstates what is unknown and keeps the row small."""
 _NONE: Set[int] = frozenset()
 
 
-class Figures(msgspec.Struct, frozen=True, gc=False):
+class SpanReadings(msgspec.Struct, frozen=True, gc=False):
     """One row's readings over a closed span; None where unknown. method: the coarsest that had a part in
     its busy time, `allocation` where that is unknown."""
 
@@ -86,7 +86,7 @@ class _Activity:
         return None if self._missing else [total.get() for total in self._totals]
 
 
-class Tally:
+class OpenSpan:
     """The open span of one GPU: what has been read on it so far, per part and per share.
 
     One is made for every row that is closed, so what hardly any span has (gaps, activity) is made when it comes."""
@@ -167,7 +167,9 @@ class Tally:
         else:
             gaps.append(Gap(start_ms, end_ms, reason))
 
-    def settle(self, capacities: Sequence[int], idle_power_mw: int | None) -> tuple[list[Figures], Figures | None]:
+    def settle(
+        self, capacities: Sequence[int], idle_power_mw: int | None
+    ) -> tuple[list[SpanReadings], SpanReadings | None]:
         """Figures per share, and those of what nobody owns (None where there is nothing of it). capacities: of the
         shares over the span.
 
@@ -192,7 +194,7 @@ class Tally:
         for i, own in enumerate(busy):
             read = i not in self._unread
             figures.append(
-                Figures(
+                SpanReadings(
                     own if read else None,
                     sm[i] if read else None,
                     tensor[i] if read else None,
@@ -204,7 +206,9 @@ class Tally:
             )
         if not (rest or sm_rest or tensor_rest):
             return figures, None
-        nobody = Figures(rest, sm_rest, tensor_rest, self._unowned_memory(), energies[-1], (), method_of(self._way))
+        nobody = SpanReadings(
+            rest, sm_rest, tensor_rest, self._unowned_memory(), energies[-1], (), method_of(self._way)
+        )
         return figures, nobody
 
     def _activity(

@@ -25,7 +25,7 @@ from msgspec import Raw, Struct
 
 from agent.core.readings import Allocation, DeviceReading, Gpu, Snapshot, Unavailable
 from agent.metering.busy_time_attribution import Layout, Share, lay_out
-from agent.metering.interval_totals import Figures, Tally
+from agent.metering.interval_totals import OpenSpan, SpanReadings
 from agent.metering.reading_deltas import Holders, index_holders, measure
 from agent.wire import UNATTRIBUTED, Gap, Health, UsageInterval
 from gputally.base.units import BUCKET_MS, MS_PER_MINUTE, MS_PER_SECOND
@@ -33,7 +33,7 @@ from gputally.base.units import BUCKET_MS, MS_PER_MINUTE, MS_PER_SECOND
 _VERSION = 1
 
 
-class Held(msgspec.Struct, frozen=True):
+class GpuState(msgspec.Struct, frozen=True):
     """One GPU as it was at its last closed end."""
 
     closed_ms: int
@@ -42,13 +42,13 @@ class Held(msgspec.Struct, frozen=True):
     allocations: tuple[Allocation, ...]
     idle_power_mw: int | None = None
 
-    def moved(self, by_ms: int) -> Held:
+    def moved(self, by_ms: int) -> GpuState:
         """The same with its closed end as much later."""
         return msgspec.structs.replace(self, closed_ms=self.closed_ms + by_ms)
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """A `Held` whose larger parts are encoded already: they outlast many a closed end."""
+class EncodedGpuState(msgspec.Struct, frozen=True):
+    """A `GpuState` whose larger parts are encoded already: they outlast many a closed end."""
 
     closed_ms: int
     health: Health
@@ -60,20 +60,20 @@ class Kept(msgspec.Struct, frozen=True):
 class _State(msgspec.Struct, frozen=True):
     version: int
     boot_id: str
-    gpus: tuple[Held, ...]
+    gpus: tuple[GpuState, ...]
 
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_State)
 
 
-def encode(boot_id: str, gpus: Iterable[Held | Kept]) -> bytes:
+def encode(boot_id: str, gpus: Iterable[GpuState | EncodedGpuState]) -> bytes:
     # Encoded, a Kept is the Held that it stands for.
-    return _ENCODER.encode(_State(_VERSION, boot_id, cast(tuple[Held, ...], tuple(gpus))))
+    return _ENCODER.encode(_State(_VERSION, boot_id, cast(tuple[GpuState, ...], tuple(gpus))))
 
 
 def encode_part(part: Gpu | tuple[Allocation, ...]) -> msgspec.Raw:
-    """A part of a `Kept`."""
+    """A part of a `EncodedGpuState`."""
     return msgspec.Raw(_ENCODER.encode(part))
 
 
@@ -82,7 +82,7 @@ def moved(state: bytes, boot_id: str, by_ms: int) -> bytes:
     return encode(boot_id, [held.moved(by_ms) for held in decode(state, boot_id)])
 
 
-def decode(state: bytes, boot_id: str) -> tuple[Held, ...]:
+def decode(state: bytes, boot_id: str) -> tuple[GpuState, ...]:
     """The GPUs of a saved state; none where it is of another boot or version, or cannot be read."""
     try:
         saved = _DECODER.decode(state)
@@ -101,7 +101,7 @@ class ClosedSet(Struct, frozen=True, gc=False):
     rows: tuple[UsageInterval, ...]
 
 
-class _Open:
+class _WatchedGpu:
     """One GPU that is being watched: its open span and the last reading."""
 
     __slots__ = (
@@ -133,7 +133,7 @@ class _Open:
         self.allocations = allocations
         self.layout = layout or lay_out(reading.gpu, allocations)
         self.start_ms = start_ms
-        self.tally = Tally(self.layout)
+        self.tally = OpenSpan(self.layout)
         self.idle_power_mw = idle_power_mw
         self.unsure = unsure
         self._encoded: tuple[Raw, Raw] | None = None
@@ -145,14 +145,14 @@ class _Open:
         if allocations != self.allocations:  # the same in another order
             self.allocations, self._encoded = allocations, None
 
-    def kept(self) -> Kept:
+    def kept(self) -> EncodedGpuState:
         """What `held` at the last closed end comes to."""
         if self._encoded is None:
             self._encoded = encode_part(self.reading.gpu), encode_part(self.allocations)
-        return Kept(self.start_ms, self.reading.health, *self._encoded, self.idle_power_mw)
+        return EncodedGpuState(self.start_ms, self.reading.health, *self._encoded, self.idle_power_mw)
 
-    def held(self, closed_ms: int) -> Held:
-        return Held(closed_ms, self.reading.health, self.reading.gpu, self.allocations, self.idle_power_mw)
+    def held(self, closed_ms: int) -> GpuState:
+        return GpuState(closed_ms, self.reading.health, self.reading.gpu, self.allocations, self.idle_power_mw)
 
     def close(self, end_ms: int) -> ClosedSet:
         """The rows of the span. Where it is not known whether the rest is unheld, the holders known last have theirs,
@@ -161,11 +161,11 @@ class _Open:
             kept = [i for i, share in enumerate(self.layout.shares) if share.holder is not None]
             closed = _unread(self.layout, self.reading.health, kept, self.start_ms, end_ms, self.unsure)
             self.start_ms = end_ms
-            self.tally = Tally(self.layout)
+            self.tally = OpenSpan(self.layout)
             return closed
         rows = _rows(self.layout, self.reading, self.tally, self.start_ms, end_ms, self.idle_power_mw)
         self.start_ms = end_ms
-        self.tally = Tally(self.layout)
+        self.tally = OpenSpan(self.layout)
         return ClosedSet(rows)
 
 
@@ -189,14 +189,14 @@ class Meter:
         self._month_edge_ms = 0
         self._month_from_ms = 0
         self._at_ms: int | None = None
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _WatchedGpu] = {}
         self._listed: tuple[Allocation, ...] | None = None
         self._allocations: dict[str, tuple[Allocation, ...]] | None = None
         """The same by GPU."""
         self._unknown_holders = ""
         self._unknown_of: dict[str, str] = {}
         """The same of single GPUs."""
-        self._carry: dict[str, Held] = {}
+        self._carry: dict[str, GpuState] = {}
 
     def observe(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
         """Close everything up to snapshot.at_ms that ends at a cut or with a change of ownership.
@@ -246,7 +246,7 @@ class Meter:
             if after is None or layout is None:
                 del self._open[uuid]
             else:
-                self._open[uuid] = _Open(after, index, claims, at_ms, open_.idle_power_mw, layout, unsure)
+                self._open[uuid] = _WatchedGpu(after, index, claims, at_ms, open_.idle_power_mw, layout, unsure)
         return closed
 
     def _begin(self, snapshot: Snapshot) -> list[ClosedSet]:
@@ -262,7 +262,7 @@ class Meter:
             held = self._carry.pop(uuid, None)
             claims = self._allocations.get(uuid, ())
             power_mw = held.idle_power_mw if held else None
-            self._open[uuid] = _Open(device, index_holders(device), claims, snapshot.at_ms, power_mw)
+            self._open[uuid] = _WatchedGpu(device, index_holders(device), claims, snapshot.at_ms, power_mw)
             if held is not None and not isinstance(snapshot.allocations, Unavailable):
                 closed += self._carried(held, self._open[uuid], snapshot.at_ms)
         if snapshot.devices:
@@ -321,7 +321,7 @@ class Meter:
         return self.observe(snapshot)
 
     def _advance(
-        self, open_: _Open, after: DeviceReading | Unavailable, index: Holders, instants: Sequence[int], cut: bool
+        self, open_: _WatchedGpu, after: DeviceReading | Unavailable, index: Holders, instants: Sequence[int], cut: bool
     ) -> list[ClosedSet]:
         """Add what happened between the first and the last of `instants`, closing at those between and, where it is
         a `cut`, at the last one."""
@@ -341,7 +341,7 @@ class Meter:
                 closed.append(open_.close(end))
         return closed
 
-    def _carried(self, held: Held, now: _Open, at_ms: int) -> list[ClosedSet]:
+    def _carried(self, held: GpuState, now: _WatchedGpu, at_ms: int) -> list[ClosedSet]:
         """Sets over [held.closed_ms, at_ms) for the holders that are the same before and after."""
         if held.closed_ms >= at_ms or held.gpu.model != now.layout.gpu.model or held.health != now.reading.health:
             return []
@@ -388,7 +388,7 @@ def _by_gpu(allocations: tuple[Allocation, ...]) -> dict[str, tuple[Allocation, 
     return {uuid: tuple(claims) for uuid, claims in found.items()}
 
 
-def _layout_now(open_: _Open, after: DeviceReading | None, claims: tuple[Allocation, ...]) -> Layout | None:
+def _layout_now(open_: _WatchedGpu, after: DeviceReading | None, claims: tuple[Allocation, ...]) -> Layout | None:
     """The layout that holds from a reading on: the very same where the rows of the GPU go on as they are, None where
     the device is gone. The order of a source's list means nothing."""
     if after is None:
@@ -402,7 +402,7 @@ def _layout_now(open_: _Open, after: DeviceReading | None, claims: tuple[Allocat
 
 
 def _rows(
-    layout: Layout, reading: DeviceReading, tally: Tally, start_ms: int, end_ms: int, idle_power_mw: int | None
+    layout: Layout, reading: DeviceReading, tally: OpenSpan, start_ms: int, end_ms: int, idle_power_mw: int | None
 ) -> tuple[UsageInterval, ...]:
     capacities = layout.capacities(end_ms - start_ms)
     figures, unattributed = tally.settle(capacities, idle_power_mw)
@@ -419,7 +419,7 @@ def _rows(
 def _unread(layout: Layout, health: Health, kept: Sequence[int], start_ms: int, end_ms: int, reason: str) -> ClosedSet:
     """Rows of the shares `kept` over a span in which nothing was read; the others have none."""
     capacities = layout.capacities(end_ms - start_ms)
-    unread = Figures(None, None, None, None, None, (Gap(start_ms, end_ms, reason),), "carried")
+    unread = SpanReadings(None, None, None, None, None, (Gap(start_ms, end_ms, reason),), "carried")
     span = (layout.gpu, health, start_ms, end_ms)
     return ClosedSet(tuple(_row(*span, layout.shares[i], capacities[i], unread) for i in kept))
 
@@ -428,7 +428,7 @@ _NOBODY = Share(("", "", ""), UNATTRIBUTED, "", None, None, False)
 
 
 def _row(
-    gpu: Gpu, health: Health, start_ms: int, end_ms: int, share: Share, capacity: int, figures: Figures
+    gpu: Gpu, health: Health, start_ms: int, end_ms: int, share: Share, capacity: int, figures: SpanReadings
 ) -> UsageInterval:
     return UsageInterval(
         seq=0,

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from agent.core.readings import DeviceReading, HolderReading, InstanceReading, Reading, Unavailable
-from agent.metering.busy_time_attribution import Layout, Part, Share, attribute_busy, reading_key
+from agent.metering.busy_time_attribution import GpuPart, Layout, Share, attribute_busy, reading_key
 from agent.wire import Method
 from gputally.base.units import prorate
 
@@ -220,7 +220,7 @@ def reconciled(
     )
 
 
-def _reconcile(part: Part, whole: Reading, claims: list[Reading], strangers: int) -> tuple[Reading, list[Reading]]:
+def _reconcile(part: GpuPart, whole: Reading, claims: list[Reading], strangers: int) -> tuple[Reading, list[Reading]]:
     """What the part as a whole and its holders were busy, each made up from the other where it can be.
 
     A sole holder without a reading has all that strangers have not; a part without a reading is as busy
@@ -285,7 +285,7 @@ def _strangers(layout: Layout, before: Holders, after: Holders) -> list[int]:
     return totals
 
 
-def _place(part: Part, reading: DeviceReading) -> DeviceReading | InstanceReading | None:
+def _place(part: GpuPart, reading: DeviceReading) -> DeviceReading | InstanceReading | None:
     """What was read of a part: the device's own reading, its instance's, None where there is none."""
     if part.outside:
         return None
@@ -295,7 +295,7 @@ def _place(part: Part, reading: DeviceReading) -> DeviceReading | InstanceReadin
 _Place = DeviceReading | InstanceReading | None
 
 
-def _busy(part: Part, before: _Place, after: _Place) -> Reading:
+def _busy(part: GpuPart, before: _Place, after: _Place) -> Reading:
     if part.outside:  # nothing can run on slices that belong to no instance
         return 0
     if before is None or after is None:

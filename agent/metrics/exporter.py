@@ -22,7 +22,7 @@ from agent.core.errors import PortUnavailable
 from agent.core.readings import Snapshot, Unavailable
 from agent.metering.meter import ClosedSet
 from agent.metrics import metric_families
-from agent.metrics.metric_families import Family, Operations, Place, PodKey, TextFormat, Total, names
+from agent.metrics.metric_families import DeviceTotals, Family, Operations, Place, PodKey, TextFormat, names
 from agent.wire import Holder, PodFacts, UsageInterval
 from gputally.base.units import MS_PER_MINUTE
 
@@ -38,7 +38,7 @@ UNSCRAPED_MS = 10 * MS_PER_MINUTE
 """How long they are kept for a scrape that does not come: memory must not grow with everybody who was ever here."""
 
 
-class _Life:
+class _SeriesLifetime:
     """What a series of something that is gone since `since_ms` has left."""
 
     __slots__ = ("scrapes", "since_ms")
@@ -66,11 +66,11 @@ class AgentMetrics:
         self._snapshot = Snapshot(0, (), Unavailable("not read yet"))
         self._operations = Operations()
         self._closed = 0
-        self._devices: dict[str, Total] = {}
-        self._pods: dict[PodKey, Total] = {}
+        self._devices: dict[str, DeviceTotals] = {}
+        self._pods: dict[PodKey, DeviceTotals] = {}
         self._newest: dict[Place, PodKey] = {}
         self._facts: dict[str, PodFacts] = {}
-        self._lives: dict[PodKey | tuple[str, str], _Life] = {}
+        self._lives: dict[PodKey | tuple[str, str], _SeriesLifetime] = {}
         self._instances: dict[tuple[str, int, int], str] = {}
         self._looked_through_ms = 0
         self._compatible = compatible
@@ -117,13 +117,13 @@ class AgentMetrics:
         return drawn if self._compatible is None else [*drawn, *self._compatible.collect()]
 
     def _add(self, row: UsageInterval) -> None:
-        self._devices.setdefault(row.gpu_uuid, Total()).add_device(row)
+        self._devices.setdefault(row.gpu_uuid, DeviceTotals()).add_device(row)
         self._lives.pop(("gpu", row.gpu_uuid), None)
         if row.holder is None or row.holder.kind == "unattributed":
             return
         mig = self._instances.get((row.gpu_uuid, row.slice.gi, row.slice.ci), "") if row.slice else ""
         key = self._key(row, row.holder, mig)
-        self._pods.setdefault(key, Total()).add(row)
+        self._pods.setdefault(key, DeviceTotals()).add(row)
         self._newest[key[:5]] = key
         self._lives.pop(key, None)
 
@@ -142,7 +142,7 @@ class AgentMetrics:
             return
         present = {(a.gpu_uuid, a.mig_uuid, *names(a.holder)) for a in allocations}
         for key in [key for key in self._pods if key[:5] not in present]:
-            if self._lives.setdefault(key, _Life(at_ms)).ends(at_ms, scraped):
+            if self._lives.setdefault(key, _SeriesLifetime(at_ms)).ends(at_ms, scraped):
                 del self._pods[key], self._lives[key]
                 if self._newest.get(key[:5]) == key:
                     del self._newest[key[:5]]
@@ -150,11 +150,11 @@ class AgentMetrics:
         for uid in list(self._facts):
             if uid in holders:
                 self._lives.pop(("pod", uid), None)
-            elif self._lives.setdefault(("pod", uid), _Life(at_ms)).ends(at_ms, scraped):
+            elif self._lives.setdefault(("pod", uid), _SeriesLifetime(at_ms)).ends(at_ms, scraped):
                 del self._facts[uid], self._lives["pod", uid]
         listed = {device.gpu.uuid for device in self._snapshot.devices}
         for uuid in [uuid for uuid in self._devices if uuid not in listed]:
-            if self._lives.setdefault(("gpu", uuid), _Life(at_ms)).ends(at_ms, scraped):
+            if self._lives.setdefault(("gpu", uuid), _SeriesLifetime(at_ms)).ends(at_ms, scraped):
                 del self._devices[uuid], self._lives["gpu", uuid]
 
 

@@ -130,7 +130,7 @@ class Operations:
     unseen: tuple[str, ...] = ()
 
 
-class Total:
+class DeviceTotals:
     """Accumulated figures of one device or of one holder on it, in wire units; None: never known."""
 
     __slots__ = (
@@ -177,7 +177,7 @@ def names(holder: Holder) -> tuple[str, str, str]:
 
 
 def of_pods(
-    snapshot: Snapshot, sums: Mapping[PodKey, Total], newest: Mapping[Place, PodKey], facts: Iterable[PodFacts]
+    snapshot: Snapshot, sums: Mapping[PodKey, DeviceTotals], newest: Mapping[Place, PodKey], facts: Iterable[PodFacts]
 ) -> Iterator[Family]:
     """Families of the holders, and who the pods are. newest: under which labels a holder stands on a device now."""
     ordered = sorted(sums.items())
@@ -284,7 +284,7 @@ def _single(family: Family, value: float) -> Family:
     return family
 
 
-def totals(family: Family, sums: Iterable[tuple[tuple[str, ...], Total]], attribute: str, per: int) -> Family:
+def totals(family: Family, sums: Iterable[tuple[tuple[str, ...], DeviceTotals]], attribute: str, per: int) -> Family:
     """A series for each total that is known, in units of 1/`per`."""
     value_of = attrgetter(attribute)
     family.series = [(labels, value / per) for labels, total in sums if (value := value_of(total)) is not None]
@@ -314,7 +314,7 @@ _THROTTLE_REASONS = (
 )
 
 
-def of_devices(snapshot: Snapshot, sums: Mapping[str, Total], node: str) -> Iterator[Family]:
+def of_devices(snapshot: Snapshot, sums: Mapping[str, DeviceTotals], node: str) -> Iterator[Family]:
     """Families of the physical GPUs, one series each (per error code and the like)."""
     readings = snapshot.devices
     info = gauge(
@@ -343,7 +343,7 @@ def of_devices(snapshot: Snapshot, sums: Mapping[str, Total], node: str) -> Iter
     yield _disagreements(snapshot)
 
 
-def _device_counters(sums: Mapping[str, Total]) -> Iterator[Family]:
+def _device_counters(sums: Mapping[str, DeviceTotals]) -> Iterator[Family]:
     ordered = [((uuid,), total) for uuid, total in sorted(sums.items())]
     for name, text, attribute, per in (
         ("gpu_busy_seconds", "Time the GPU was busy, whoever used it.", "busy_us", MICRO),

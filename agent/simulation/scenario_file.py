@@ -75,12 +75,12 @@ class _Utilisation(_Struct, frozen=True, kw_only=True):
     ppm: int
 
 
-class _Stray(_Struct, frozen=True, kw_only=True):
+class _StrayProcess(_Struct, frozen=True, kw_only=True):
     gpu: int
     ppm: int
 
 
-class _Repartition(_Struct, frozen=True, kw_only=True):
+class _MigChange(_Struct, frozen=True, kw_only=True):
     gpu: int
     mig: tuple[str, ...] = ()
 
@@ -91,11 +91,11 @@ class _Event(_Struct, frozen=True, kw_only=True):
     place: _Place | None = None
     remove: str | None = None
     utilisation: _Utilisation | None = None
-    stray: _Stray | None = None
+    stray: _StrayProcess | None = None
     lose: int | None = None
     recover: int | None = None
     reset: int | None = None
-    repartition: _Repartition | None = None
+    repartition: _MigChange | None = None
     holders: str | None = None
     offline: bool | None = None
 

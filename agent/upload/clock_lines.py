@@ -28,12 +28,12 @@ class Line(msgspec.Struct, frozen=True):
     line_ms: int
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _StoredClockLines(msgspec.Struct, frozen=True):
     lines: tuple[Line, ...] = ()
     accountant: Line | None = None
 
 
-_decoder = msgspec.json.Decoder(_Kept)
+_decoder = msgspec.json.Decoder(_StoredClockLines)
 
 
 class ClockLines:
@@ -44,9 +44,9 @@ class ClockLines:
         self._boot_id = boot_id
         stored = outbox.kept(_KEY)
         try:
-            self._kept = _Kept() if stored is None else _decoder.decode(stored)
+            self._kept = _StoredClockLines() if stored is None else _decoder.decode(stored)
         except msgspec.MsgspecError:
-            self._kept = _Kept()
+            self._kept = _StoredClockLines()
 
     @property
     def accountant_ms(self) -> int | None:
@@ -106,7 +106,7 @@ class ClockLines:
         here = line.boot_id == self._boot_id and upto > max(line.after, self._outbox.durable_seq)
         return here and abs(line.line_ms - line_ms) > WRONG_MS
 
-    def _keep(self, kept: _Kept) -> None:
+    def _keep(self, kept: _StoredClockLines) -> None:
         if kept != self._kept:
             self._outbox.keep(_KEY, msgspec.json.encode(kept))
             self._kept = kept

@@ -231,7 +231,7 @@ class Appended:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LostRecords:
     """What could not be kept: sets and facts, all of them within [first_ms, last_ms)."""
 
     first_ms: int
@@ -239,9 +239,9 @@ class Loss:
     sets: int
     facts: int
 
-    def __add__(self, other: Loss) -> Loss:
+    def __add__(self, other: LostRecords) -> LostRecords:
         first_ms, last_ms = min(self.first_ms, other.first_ms), max(self.last_ms, other.last_ms)
-        return Loss(first_ms, last_ms, self.sets + other.sets, self.facts + other.facts)
+        return LostRecords(first_ms, last_ms, self.sets + other.sets, self.facts + other.facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,7 +437,7 @@ class Outbox:
                 self._spool.put("meter_state", meter_state)
             return Appended(self.last_seq, *refused)
 
-    def declare(self, loss: Loss) -> None:
+    def declare(self, loss: LostRecords) -> None:
         """Declare what was lost before it came here, after everything that did. Raises OutboxUnavailable."""
         with self._spool.transaction():
             self._spool.mark(unspooled_sets=self._spool.marks.unspooled_sets + loss.sets)
@@ -607,7 +607,7 @@ class Outbox:
                 log.warning("outbox full: records released before they were archived", extra={"rows": released})
         return self._spool.marks.bytes + size <= self._max_bytes
 
-    def _record_loss(self, loss: Loss, reason: str, now: int) -> None:
+    def _record_loss(self, loss: LostRecords, reason: str, now: int) -> None:
         """One skipped number per stretch of loss; while the stretch lasts only its extent grows."""
         newest = self._spool.db.execute("SELECT kind, parked FROM record WHERE seq = ?", (self.last_seq,)).fetchone()
         if newest != (LOSS, reason):
@@ -664,9 +664,9 @@ class Outbox:
         return None if row is None else int(row[0])
 
 
-def extent(sets: Sequence[ClosedSet], facts: int, now_ms: int) -> Loss:
+def extent(sets: Sequence[ClosedSet], facts: int, now_ms: int) -> LostRecords:
     """These sets and so many facts, as a loss; facts alone are of now."""
     rows = [row for closed in sets for row in closed.rows]
     first_ms = min((row.start_ms for row in rows), default=now_ms)
     last_ms = max((row.end_ms for row in rows), default=now_ms)
-    return Loss(first_ms, last_ms, sum(1 for closed in sets if closed.rows), facts)
+    return LostRecords(first_ms, last_ms, sum(1 for closed in sets if closed.rows), facts)

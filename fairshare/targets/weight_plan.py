@@ -21,7 +21,7 @@ from fairshare.core.model import Condition, Held, Observation, Pod, Value, Weigh
 from fairshare.core.pods import smallest_waiting
 from fairshare.core.queue_objects import Marks, say
 from gputally.base.errors import ClusterError, NotFound, Refused
-from gputally.kubernetes.objects import Event, Kind, Object, Readable
+from gputally.kubernetes.objects import Event, Kind, Object, ObjectReader
 
 FIELD_MANAGER = "gputally-fairshare"
 Mode = Literal["off", "dry-run", "enforce"]
@@ -247,7 +247,7 @@ _RIGHTS = (
 )
 
 
-def look_at(adapter: Adapter, policy: Policy, cluster: Readable, pods: Sequence[Pod] = ()) -> Observation:
+def look_at(adapter: Adapter, policy: Policy, cluster: ObjectReader, pods: Sequence[Pod] = ()) -> Observation:
     """One target as it stands. Raises ClusterError where what it must read is not there.
 
     What is there and not for us to read is left out, and said: without it demand is reckoned too low."""
@@ -263,17 +263,17 @@ def look_at(adapter: Adapter, policy: Policy, cluster: Readable, pods: Sequence[
         queue: replace(standing, gang=waiting.get(queue, standing.gang))
         for queue, standing in observation.standings.items()
     }
-    said = [Condition("Readable", "False", "ReadRefused", say(refused), _RIGHTS)] if refused else []
+    said = [Condition("ObjectReader", "False", "ReadRefused", say(refused), _RIGHTS)] if refused else []
     return replace(observation, standings=standings, conditions=(*observation.conditions, *said))
 
 
-def list_if_served(cluster: Readable, kind: Kind) -> Sequence[Object]:
+def list_if_served(cluster: ObjectReader, kind: Kind) -> Sequence[Object]:
     """Objects that are read for advice: none where the kind is unknown or not for us to read."""
     found = _read(cluster, Read((kind,)), [])
     return found[1] if found is not None else ()
 
 
-def _read(cluster: Readable, read: Read, refused: list[str]) -> tuple[Kind, Sequence[Object]] | None:
+def _read(cluster: ObjectReader, read: Read, refused: list[str]) -> tuple[Kind, Sequence[Object]] | None:
     """Objects of the first kind that is served; None: of none, or not for us to read, which is noted in `refused`.
     Raises for what is required."""
     absent: ClusterError | None = None

@@ -14,8 +14,8 @@ import typer
 from accountant.cli.connection_options import Server, connected
 from accountant.core.periods import parse_instant, zone
 from gputally.advise import advice_output as shown
-from gputally.advise.ledger_questions import Books, Window
-from gputally.advise.recommendations import THRESHOLD, Assumed, Form, rendered
+from gputally.advise.ledger_questions import LedgerQuestions, Window
+from gputally.advise.recommendations import THRESHOLD, Form, RestartAssumptions, rendered
 from gputally.advise.recommendations import pools as by_pool
 from gputally.advise.recommendations import sharing_advice as shares
 from gputally.advise.recommendations import spot_advice as spots
@@ -56,7 +56,7 @@ def autoscaler(
 ) -> None:
     """Smallest and largest node count of every pool, by hour of the week, and node-hours nobody used."""
     with at.asking() as remote:
-        books = Books(remote, _window(days, until, timezone))
+        books = LedgerQuestions(remote, _window(days, until, timezone))
         rows, coverage = books.node_hours()
         prices = books.prices(sorted({row.pool for row in rows}))
         currency = books.currency()
@@ -85,9 +85,9 @@ def spot(
     at: Server,
 ) -> None:
     """Batch jobs that would be cheaper on spot capacity, how often they should checkpoint, and what is left to save."""
-    assumed = Assumed(_seconds(checkpoint), _seconds(restart), _seconds(interruption_every))
+    assumed = RestartAssumptions(_seconds(checkpoint), _seconds(restart), _seconds(interruption_every))
     with at.asking() as remote:
-        books = Books(remote, _window(days, until, timezone))
+        books = LedgerQuestions(remote, _window(days, until, timezone))
         report = books.report()
         rows = report["tables"]["spot"]
         found = spots(rows, books.nodes_of(rows), assumed)
@@ -102,7 +102,7 @@ def sharing(
 ) -> None:
     """Jobs that a MIG instance or a turn on a shared GPU would do for, with what they used."""
     with at.asking() as remote:
-        books = Books(remote, _window(days, until, timezone))
+        books = LedgerQuestions(remote, _window(days, until, timezone))
         report = books.report()
         rows = report["tables"]["hints"]
         found = shares(rows, books.uses_of([row for row in rows if row["kind"] == "slice"]))

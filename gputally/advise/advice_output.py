@@ -14,7 +14,15 @@ from rich.text import Text
 
 from accountant.reports.report_text import money
 from gputally.advise.ledger_questions import Window
-from gputally.advise.recommendations import DAYS, HOURS, Assumed, PoolAdvice, SharingAdvice, SpotAdvice, variables
+from gputally.advise.recommendations import (
+    DAYS,
+    HOURS,
+    PoolAdvice,
+    RestartAssumptions,
+    SharingAdvice,
+    SpotAdvice,
+    variables,
+)
 from gputally.base.money import plain
 from gputally.base.number_format import NOTHING, percent
 
@@ -108,7 +116,9 @@ def pool_records(found: Sequence[PoolAdvice]) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def spots(found: Sequence[SpotAdvice], window: Window, assumed: Assumed, currency: str | None) -> RenderableType:
+def spots(
+    found: Sequence[SpotAdvice], window: Window, assumed: RestartAssumptions, currency: str | None
+) -> RenderableType:
     """One job a line, the largest saving first."""
     table = _table(f"Spot candidates, {span(window)}")
     for name in ("job", "team"):
@@ -133,7 +143,7 @@ def _names(found: Sequence[SpotAdvice] | Sequence[SharingAdvice]) -> Callable[[S
     return lambda one: "/".join([one.cluster, one.namespace, one.job][0 if several else 1 :])
 
 
-def spot_notes(assumed: Assumed) -> Iterator[str]:
+def spot_notes(assumed: RestartAssumptions) -> Iterator[str]:
     yield (
         f"assumed: a checkpoint takes {_minutes(assumed.checkpoint_s)}, a restart {_minutes(assumed.restart_s)}, "
         f"a node is taken away every {assumed.between_s / 3600:g} h on average: say your own"
@@ -142,7 +152,7 @@ def spot_notes(assumed: Assumed) -> Iterator[str]:
 
 
 def spots_document(
-    found: Sequence[SpotAdvice], window: Window, assumed: Assumed, currency: str | None
+    found: Sequence[SpotAdvice], window: Window, assumed: RestartAssumptions, currency: str | None
 ) -> dict[str, Any]:
     """With what was assumed, in seconds."""
     return {

@@ -12,8 +12,8 @@ from zoneinfo import ZoneInfo
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import JobKey
 from accountant.prices.price_book import PriceBook
-from accountant.wire.http_client import Remote
-from gputally.advise.recommendations import NodeHour, Pool, Use
+from accountant.wire.http_client import AccountantClient
+from gputally.advise.recommendations import ModelUse, NodeHour, Pool
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
 from gputally.client import Client
 
@@ -48,10 +48,10 @@ class Window:
         return hours(self.start_ms, self.end_ms, self.zone)
 
 
-class Books:
+class LedgerQuestions:
     """Every method raises accountant.wire.http_client.Unanswered with one clear line."""
 
-    def __init__(self, remote: Remote, window: Window) -> None:
+    def __init__(self, remote: AccountantClient, window: Window) -> None:
         self._remote = remote
         self._client = Client(remote)
         self.window = window
@@ -117,7 +117,7 @@ class Books:
         counted = counts.reset_index().itertuples(index=False, name=None)
         return {JobKey(*map(str, key)): int(count) for *key, count in counted}
 
-    def uses_of(self, rows: Sequence[Mapping[str, Any]]) -> dict[JobKey, Use]:
+    def uses_of(self, rows: Sequence[Mapping[str, Any]]) -> dict[JobKey, ModelUse]:
         """On which model each of these jobs ran, and with how much memory; those on one model alone."""
         jobs = sorted({row["job"] for row in rows})
         if not jobs:
@@ -125,7 +125,7 @@ class Books:
         by = (*JobKey._fields, "gpu_model")
         frame = self._client.usage(self.window.start_ms, self.window.end_ms, by, {"job": jobs})
         frame["held"] = frame[list(_HELD)].sum(axis=1)
-        found: dict[JobKey, Use] = {}
+        found: dict[JobKey, ModelUse] = {}
         several: set[JobKey] = set()
         frame["told"] = frame.held - frame.memory_unknown_us
         frame["memory_mib_s"] = frame.memory_mib_s.fillna(0)
@@ -135,5 +135,5 @@ class Books:
             if key in found:
                 several.add(key)
             seconds = int(told) / _US_PER_S  # of the time whose memory is known
-            found[key] = Use(str(model), int(memory) / seconds if memory else None)
+            found[key] = ModelUse(str(model), int(memory) / seconds if memory else None)
         return {key: use for key, use in found.items() if key not in several}

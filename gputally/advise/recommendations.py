@@ -257,7 +257,7 @@ _MOST_EXPONENT = 50.0
 
 
 @dataclass(frozen=True, slots=True)
-class Assumed:
+class RestartAssumptions:
     """What the ledger does not know; seconds. checkpoint_s: to write one; restart_s: from an interruption to work
     again; between_s: mean time between interruptions of one node."""
 
@@ -314,7 +314,7 @@ def job_of(row: Mapping[str, Any]) -> JobKey:
 
 
 def spot_advice(
-    rows: Iterable[Mapping[str, Any]], nodes_of: Mapping[JobKey, int], assumed: Assumed
+    rows: Iterable[Mapping[str, Any]], nodes_of: Mapping[JobKey, int], assumed: RestartAssumptions
 ) -> tuple[SpotAdvice, ...]:
     """rows: the report's table `spot`. nodes_of: the most nodes that a job had at once; an interruption of any of
     them interrupts the job. The largest saving first."""
@@ -322,7 +322,7 @@ def spot_advice(
     return tuple(sorted(found, key=lambda one: (-(one.saving or 0), one.team, one.cluster, one.namespace, one.job)))
 
 
-def _spot_advice_of(row: Mapping[str, Any], nodes: int, assumed: Assumed) -> SpotAdvice:
+def _spot_advice_of(row: Mapping[str, Any], nodes: int, assumed: RestartAssumptions) -> SpotAdvice:
     cost, gross = Decimal(str(row["cost"])), Decimal(str(row["saving_at_most"]))
     between_s = assumed.between_s / nodes
     interval_s = daly(assumed.checkpoint_s, between_s)
@@ -357,7 +357,7 @@ Way = Literal["mig", "time-slicing", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class ModelUse:
     """What a job did on one model. memory_mib: mean while it held it, None where it is not known."""
 
     gpu_model: str
@@ -384,13 +384,13 @@ class SharingAdvice:
     reason: str
 
 
-def sharing_advice(rows: Iterable[Mapping[str, Any]], uses: Mapping[JobKey, Use]) -> tuple[SharingAdvice, ...]:
+def sharing_advice(rows: Iterable[Mapping[str, Any]], uses: Mapping[JobKey, ModelUse]) -> tuple[SharingAdvice, ...]:
     """rows: the report's table `hints`. The largest saving first."""
     found = [_sharing_advice_of(row, uses.get(job_of(row))) for row in rows if row["kind"] == "slice"]
     return tuple(sorted(found, key=lambda one: (-(one.saving or 0), one.team, one.cluster, one.namespace, one.job)))
 
 
-def _sharing_advice_of(row: Mapping[str, Any], use: Use | None) -> SharingAdvice:
+def _sharing_advice_of(row: Mapping[str, Any], use: ModelUse | None) -> SharingAdvice:
     peak = float(row["peak_busy_gpus"])
     saving = None if row.get("saving_at_most") is None else Decimal(str(row["saving_at_most"]))
     model, memory = (use.gpu_model, use.memory_mib) if use is not None else ("", None)

@@ -77,10 +77,10 @@ class Unavailable(ClusterError):
         self.retry_after_s = retry_after_s
 
 
-class Gone(Unavailable):
+class VersionGone(Unavailable):
     """What was asked for is too old: a watch or a page has to be started anew."""
 
-    reason = "Gone"
+    reason = "VersionGone"
 
 
 class Blocked(Unavailable):

@@ -30,7 +30,7 @@ from fairshare.simulator.simulation_model import NodeSpec, OutageBegan, OutageEn
 from gputally.base.clock import VirtualClock
 from gputally.base.money import Money
 from gputally.demo.cluster_and_workload import CLUSTER, REGION
-from gputally.demo.worker_processes import LedgerFigures, Premises
+from gputally.demo.worker_processes import AccountantConfig, LedgerFigures
 from gputally.server.https_server import serve
 
 Message = MutableMapping[str, Any]
@@ -128,10 +128,10 @@ _LINGER_MS = 30
 own. The accountant waits no longer than until all are there."""
 
 
-class Office:
+class DemoAccountant:
     """An accountant that serves from construction to `close`."""
 
-    def __init__(self, premises: Premises) -> None:
+    def __init__(self, premises: AccountantConfig) -> None:
         """Raises what accountant.composition.Service and serve raise where folder or port cannot be used."""
         _log_to(premises.log_file)
         self._clock = VirtualClock(premises.start_ms)

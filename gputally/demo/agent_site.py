@@ -47,8 +47,8 @@ from fairshare.simulator.simulation_model import (
 )
 from gputally.base.clock import Clock, VirtualClock
 from gputally.demo.cluster_and_workload import CLUSTER, REPLICAS, SHARED, devices
-from gputally.demo.ground_truth import Truth
-from gputally.demo.worker_processes import Plot, Stocktaking
+from gputally.demo.ground_truth import GroundTruth
+from gputally.demo.worker_processes import SiteConfig, SiteResult
 
 _WORKLOAD: dict[JobKind, str] = {
     "training": "PyTorchJob",
@@ -303,17 +303,17 @@ class Machine:
 LAST_READING_MS = 2_000
 
 
-class Site:
+class AgentSite:
     """Machines with their agents and the truth about them, under one clock, which this moves.
 
     It is told of everything that happens in the cluster and minds what happens on its own machines."""
 
-    def __init__(self, plot: Plot) -> None:
+    def __init__(self, plot: SiteConfig) -> None:
         self._clock = VirtualClock(plot.start_ms)
         self._faults = plot.faults
         self._queued = plot.queues
         self._sample_ms = 2 * plot.interval_s * 1000
-        self._truth = Truth(plot.nodes, plot.start_ms, plot.interval_s * 1000)
+        self._truth = GroundTruth(plot.nodes, plot.start_ms, plot.interval_s * 1000)
         self._machines: dict[str, Machine] = {}
         for node in plot.nodes:
             random = Random(f"{plot.seed}/{node.name}")  # noqa: S311 - repeatable is what is wanted here
@@ -370,10 +370,10 @@ class Site:
         """What each running agent shows to a Prometheus, by node."""
         return {name: machine.exposition() for name, machine in self._machines.items() if machine.running}
 
-    def finish(self, end_ms: int) -> Stocktaking:
+    def finish(self, end_ms: int) -> SiteResult:
         """Book everything up to the end."""
         self._truth.finish(end_ms)
-        return Stocktaking(self._truth.books, sum(machine.closed for machine in self._machines.values()))
+        return SiteResult(self._truth.books, sum(machine.closed for machine in self._machines.values()))
 
     def close(self) -> None:
         """Shut the agents down in good order."""

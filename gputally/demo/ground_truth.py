@@ -24,7 +24,7 @@ TRUE_ACCOUNTS = (*HELD, "unallocated", "unmetered", "down")
 
 
 @dataclass(frozen=True, slots=True)
-class _Hold:
+class _PodHold:
     """One pod's hold on a slot."""
 
     job: str
@@ -41,13 +41,13 @@ class _Gpu:
     since_ms: int
     weights: tuple[int, ...]
     per: int
-    slots: list[_Hold | None]
+    slots: list[_PodHold | None]
     condition: Condition = "ok"
-    before: list[_Hold | None] = field(default_factory=list)
+    before: list[_PodHold | None] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Books:
+class TrueTotals:
     """GPU-microseconds by account, and by team and account."""
 
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TRUE_ACCOUNTS, 0))
@@ -59,7 +59,7 @@ class Books:
         if team:
             self.teams.setdefault(team, dict.fromkeys(HELD, 0))[account] += amount_us
 
-    def merge(self, other: Books) -> None:
+    def merge(self, other: TrueTotals) -> None:
         """Take over the books of other GPUs."""
         for account, amount in other.totals.items():
             self.totals[account] += amount
@@ -73,7 +73,7 @@ class Books:
         return sum(self.teams.get(team, {}).values())
 
 
-class Truth:
+class GroundTruth:
     """Feed it the engine's events in order, and the stretches that could not be metered.
 
     It follows the GPUs of its own nodes; what happens on others is none of its business."""
@@ -83,14 +83,14 @@ class Truth:
         self._nodes = {node.name: [gpu.uuid for gpu in node.gpus] for node in nodes}
         self._gpus = {gpu.uuid: _fresh(gpu, start_ms) for node in nodes for gpu in node.gpus}
         self._read_ms = dict.fromkeys(self._nodes, start_ms)
-        self.books = Books()
+        self.books = TrueTotals()
 
     def see(self, event: Event) -> None:
         """Something happened at `event.at_ms`."""
         at_ms = event.at_ms
         if isinstance(event, Started | Stopped):
             job = event.job
-            hold = _Hold(job.id, event.attempt, job.queue, job.utilisation_permille)
+            hold = _PodHold(job.id, event.attempt, job.queue, job.utilisation_permille)
             for slot in event.slots:
                 gpu = self._gpus.get(slot.gpu)
                 if gpu is not None:

@@ -33,9 +33,9 @@ from fairshare.targets.kai import KINDS, QUEUE, SHARD
 from fairshare.usage.accountant_client import AccountantClient
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
-from gputally.demo.ground_truth import Books
+from gputally.demo.ground_truth import TrueTotals
 from gputally.demo.scenario import Scenario
-from gputally.demo.worker_processes import LedgerFigures, Parts, Plot, Premises, Stocktaking, order
+from gputally.demo.worker_processes import AccountantConfig, LedgerFigures, Parts, SiteConfig, SiteResult, order
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, NODE, Object
 
@@ -97,7 +97,7 @@ class ControlPlane:
 
 
 @dataclass(slots=True)
-class Tally:
+class ControllerCounts:
     """What the controller did over the run."""
 
     cycles: int = 0
@@ -126,7 +126,7 @@ class Pipeline:
     ) -> None:
         """Raises what accountant.composition.Service and serve raise where folder or port cannot be used."""
         self.scenario = scenario
-        self.tally = Tally()
+        self.tally = ControllerCounts()
         self.resent = 0
         """Intervals sent twice because the answer to the first time was lost."""
         self._clock = VirtualClock(scenario.start_ms)
@@ -134,17 +134,17 @@ class Pipeline:
         self._scraped = scraped
         self.agent_pages: dict[str, str] = {}
         """The agents' /metrics pages by node, of the hour that `progress` is told of, before they deliver."""
-        self.taken = Stocktaking(Books(), 0)
+        self.taken = SiteResult(TrueTotals(), 0)
         """What really happened, once the run is over."""
         teams = tuple(sorted(queue.name for queue in scenario.policy.queues))
         with ExitStack() as opening:
             mine = opening.enter_context(parts or Parts())
             self._office, self._crew = mine.office, mine.crew
             leaving = folder if scratch else None
-            premises = Premises(scenario.nodes, teams, folder, port, scenario.start_ms, mine.log_file)
+            premises = AccountantConfig(scenario.nodes, teams, folder, port, scenario.start_ms, mine.log_file)
             self._office.start(premises, scratch=leaving)
             self.url: str = self._office.ask("url")
-            plot = Plot(
+            plot = SiteConfig(
                 nodes=scenario.nodes,
                 queues=frozenset(teams),
                 folder=folder / "outboxes",

@@ -30,7 +30,7 @@ from gputally.base.command_output import show as printed
 from gputally.base.terminal import Terminal
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
 from gputally.demo.cluster_and_workload import parts
-from gputally.demo.ground_truth import HELD, TRUE_ACCOUNTS, Books
+from gputally.demo.ground_truth import HELD, TRUE_ACCOUNTS, TrueTotals
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.scenario import Scenario
 from gputally.demo.worker_processes import LEDGER_FILES, LedgerFigures
@@ -137,7 +137,7 @@ class Results:
         }
 
 
-def collect(pipeline: Pipeline, books: LedgerFigures, before: Books, wall_seconds: float) -> Results:
+def collect(pipeline: Pipeline, books: LedgerFigures, before: TrueTotals, wall_seconds: float) -> Results:
     """Compare what the ledger says with what really happened, and with what static weights had made of it."""
     scenario = pipeline.scenario
     outcomes = pipeline.engine.outcomes.values()
@@ -170,7 +170,7 @@ def collect(pipeline: Pipeline, books: LedgerFigures, before: Books, wall_second
 
 def _teams(
     pipeline: Pipeline,
-    before: Books,
+    before: TrueTotals,
     by_team: Mapping[str, Accounts],
     costs: Mapping[str, Decimal | None],
 ) -> tuple[TeamResult, ...]:

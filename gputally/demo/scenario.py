@@ -21,7 +21,7 @@ from fairshare.simulator.simulation_model import WHOLE, Job, NodeSpec, Outage
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from gputally.demo import cluster_and_workload
 from gputally.demo.cluster_and_workload import TEAMS, FaultPlan
-from gputally.demo.ground_truth import Books, Truth
+from gputally.demo.ground_truth import GroundTruth, TrueTotals
 
 WINDOW_S = 7 * MS_PER_DAY // 1000
 K = 5.0
@@ -142,10 +142,10 @@ class Baseline:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
 
-    def books(self) -> Books:
+    def books(self) -> TrueTotals:
         """Of the whole span."""
         scenario = self._scenario
-        truth = Truth(scenario.nodes, scenario.start_ms, scenario.interval_s * 1000)
+        truth = GroundTruth(scenario.nodes, scenario.start_ms, scenario.interval_s * 1000)
         for event in scenario.engine().run_until(scenario.end_ms):
             truth.see(event)
         truth.finish(scenario.end_ms)

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from fairshare.simulator.simulation_model import Event, NodeSpec
 from gputally.base.errors import AccountantError
 from gputally.demo.cluster_and_workload import FaultPlan
-from gputally.demo.ground_truth import Books
+from gputally.demo.ground_truth import TrueTotals
 
 if TYPE_CHECKING:
     from accountant.wire.usage_models import Accounts
@@ -53,7 +53,7 @@ class WorkerLost(AccountantError):
     """A process ended, or could not do what it was told: one line with the reason."""
 
 
-class Part(Protocol):
+class WorkerObject(Protocol):
     """What lives in a worker; its public methods are what can be asked of it."""
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ def _work(who: str, name: str, pipes: list[Connection], nice: int, log_file: Pat
     os.nice(nice)
     if log_file is not None:
         logging.basicConfig(filename=log_file, format="%(levelname)s %(name)s %(message)s")
-    make: Callable[..., Part] = resolve_name(name)
+    make: Callable[..., WorkerObject] = resolve_name(name)
     spare_collections()
     first = pipes[0]
     with suppress(EOFError, OSError):
@@ -171,7 +171,7 @@ def _work(who: str, name: str, pipes: list[Connection], nice: int, log_file: Pat
             shutil.rmtree(scratch, ignore_errors=True)  # whichever part ends last leaves nothing
 
 
-def _obey(who: str, orders: Connection, part: Part) -> bool:
+def _obey(who: str, orders: Connection, part: WorkerObject) -> bool:
     """Whether it was told to leave: not where the other side is gone."""
     with suppress(EOFError, OSError):
         while (told := orders.recv()) is not None:
@@ -195,14 +195,14 @@ def _said(who: str, error: Exception) -> str:
     return f"{who} failed: {type(error).__name__}: {error}"
 
 
-OFFICE = "gputally.demo.accountant_process:Office"
-SITE = "gputally.demo.agent_site:Site"
+OFFICE = "gputally.demo.accountant_process:DemoAccountant"
+SITE = "gputally.demo.agent_site:AgentSite"
 LEDGER_FILES = ("report.html", "statement.csv", "ledger.duckdb")
 """What an office writes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Premises:
+class AccountantConfig:
     """What an office is built from. folder: for the ledger; must be empty. port 0: any free one. log_file: where
     its warnings go; None: only what is worse, to the terminal."""
 
@@ -230,7 +230,7 @@ class LedgerFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
+class SiteConfig:
     """What a site is built from."""
 
     nodes: tuple[NodeSpec, ...]
@@ -246,10 +246,10 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
-class Stocktaking:
+class SiteResult:
     """At the end: what really happened on the site, and how many intervals its agents closed."""
 
-    books: Books
+    books: TrueTotals
     closed: int
 
 
@@ -260,7 +260,7 @@ _LIFE, _DELIVERIES = 0, 1
 """The pipes of a site: what happens on it, and what its agents deliver meanwhile."""
 
 
-class Crew:
+class AgentPool:
     """Sites for the nodes of a plot. They load what they need from construction on, and stand from `settle` on.
 
     log_file: where their agents' warnings go."""
@@ -273,7 +273,7 @@ class Crew:
         self._spooled: list[dict[str, int]] = [{} for _ in self._sites]
         """Of each site: what it can deliver, as it said when it last arrived."""
 
-    def settle(self, plot: Plot, scratch: Path | None = None) -> None:
+    def settle(self, plot: SiteConfig, scratch: Path | None = None) -> None:
         """Deal out the plot's nodes. scratch: see Worker.start."""
         for number, site in enumerate(self._sites):
             nodes = plot.nodes[number::PROCESSES]
@@ -311,13 +311,13 @@ class Crew:
         """See Site.scrape; nothing may be under way."""
         return {name: page for pages in self._ask_all("scrape") for name, page in pages.items()}
 
-    def finish(self, end_ms: int) -> Stocktaking:
+    def finish(self, end_ms: int) -> SiteResult:
         """All sites together."""
-        books, closed = Books(), 0
+        books, closed = TrueTotals(), 0
         for taken in self._ask_all("finish", end_ms):
             books.merge(taken.books)
             closed += taken.closed
-        return Stocktaking(books, closed)
+        return SiteResult(books, closed)
 
     def close(self) -> None:
         """Let every site shut down in good order, and wait for it."""
@@ -345,7 +345,7 @@ class Parts:
     def __init__(self, log_file: Path | None = None) -> None:
         self.log_file = log_file
         self.office = Worker("the accountant", OFFICE, log_file=log_file)
-        self.crew = Crew(log_file)
+        self.crew = AgentPool(log_file)
 
     def __enter__(self) -> Self:
         return self

@@ -15,7 +15,7 @@ from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts, UsageLine
 from gputally.base.number_format import hours, percent
 from gputally.base.units import US_PER_HOUR
-from gputally.doctor.findings import Finding, Seen, listed, most
+from gputally.doctor.findings import CheckResult, Finding, listed, most
 
 MS = 1_000
 TOLERATED_MS = 2_000
@@ -26,7 +26,7 @@ REFUSED_MS = 5 * 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ClockReading:
     """What time another machine said it was. own_ms: ours when the answer came; took_ms: since the question. Its
     `Date` is cut to whole seconds, so that skew is known to a second and the way there and back."""
 
@@ -42,7 +42,7 @@ class Told:
         return late if late > 0 else min(0, late + MS + self.took_ms)
 
 
-def clocks(told: tuple[Told, ...]) -> Seen:
+def clocks(told: tuple[ClockReading, ...]) -> CheckResult:
     """This machine's clock against the others'."""
     findings = []
     for each in told:
@@ -60,11 +60,11 @@ def clocks(told: tuple[Told, ...]) -> Seen:
             )
         )
     words = ", ".join(f"{each.who} within {max(MS, abs(each.their_ms - each.own_ms)) / MS:.0f} s" for each in told)
-    return Seen(words, tuple(findings))
+    return CheckResult(words, tuple(findings))
 
 
 @dataclass(frozen=True, slots=True)
-class Knock:
+class AccountantProbe:
     """What the accountant answered. ready, asked: HTTP status of /readyz and of a question that wants a token, 0
     without an answer; why: its words, or the network's."""
 
@@ -74,12 +74,14 @@ class Knock:
     why: str = ""
 
 
-def accountant(knock: Knock) -> Seen:
+def accountant(knock: AccountantProbe) -> CheckResult:
     """Whether it is there, can read its ledger, and lets us in."""
     seen = f"{knock.url}: /readyz {knock.ready or 'no answer'}, a question {knock.asked or 'no answer'}"
     if not knock.ready:
         remedy = "kubectl -n gputally-system get pods -l app.kubernetes.io/component=accountant; give --url"
-        return Seen(seen, (Finding("error", "the accountant does not answer", f"{knock.url}: {knock.why}", remedy),))
+        return CheckResult(
+            seen, (Finding("error", "the accountant does not answer", f"{knock.url}: {knock.why}", remedy),)
+        )
     findings = []
     if knock.ready != 200:
         remedy = "kubectl -n gputally-system logs statefulset/gputally-accountant"
@@ -93,7 +95,7 @@ def accountant(knock: Knock) -> Seen:
     elif knock.asked != 200 and knock.ready == 200:
         remedy = "kubectl -n gputally-system logs statefulset/gputally-accountant"
         findings.append(Finding("error", "the accountant does not answer a question", knock.why or seen, remedy))
-    return Seen(seen, tuple(findings))
+    return CheckResult(seen, tuple(findings))
 
 
 FOREIGN_PART = 0.01
@@ -101,7 +103,7 @@ FOREIGN_PART = 0.01
 Row = Mapping[str, Any]
 
 
-def idle_holders(lines: Iterable[UsageLine], hours_asked: int) -> Seen:
+def idle_holders(lines: Iterable[UsageLine], hours_asked: int) -> CheckResult:
     """lines: usage by team, namespace, pod and hour, over that many whole hours. A pod counts that held GPUs in every
     one of them."""
     pods: dict[tuple[str, str, str], list[UsageLine]] = {}
@@ -112,7 +114,7 @@ def idle_holders(lines: Iterable[UsageLine], hours_asked: int) -> Seen:
     whole = {key: summed(found) for key, found in pods.items() if len(found) >= hours_asked}
     idle = sorted((key for key, sums in whole.items() if _idle(sums)), key=lambda key: (-whole[key].allocated, key))
     found = most((_idle_finding(*key, whole[key], hours_asked) for key in idle), "pods that hold GPUs idle")
-    return Seen(f"{len(whole)} pods held GPUs all of the last {hours_asked} h, {len(idle)} of them idle", found)
+    return CheckResult(f"{len(whole)} pods held GPUs all of the last {hours_asked} h, {len(idle)} of them idle", found)
 
 
 def summed(lines: Iterable[UsageLine]) -> Accounts:
@@ -136,11 +138,11 @@ def _idle_finding(team: str, namespace: str, pod: str, accounts: Accounts, hours
     )
 
 
-def oversized(rows: Sequence[Row], days: int, currency: str | None) -> Seen:
+def oversized(rows: Sequence[Row], days: int, currency: str | None) -> CheckResult:
     """rows: the report's table `hints`."""
     asked = [row for row in rows if row["kind"] in ("fewer", "slice")]
     found = tuple(_oversized(row, currency) for row in asked)
-    return Seen(f"{len(asked)} jobs of the last {days} days asked far more than they used", found)
+    return CheckResult(f"{len(asked)} jobs of the last {days} days asked far more than they used", found)
 
 
 def _oversized(row: Row, currency: str | None) -> Finding:
@@ -161,18 +163,20 @@ def _oversized(row: Row, currency: str | None) -> Finding:
     )
 
 
-def prices(rows: Sequence[Row], days: int, version: str | None, month: str) -> Seen:
+def prices(rows: Sequence[Row], days: int, version: str | None, month: str) -> CheckResult:
     """rows: the report's table `unpriced`. version: of the price book, None without one. month: to price anew."""
     if not version:
         remedy = "gputally accountant serve --prices FILE (docs/prices.md)"
-        return Seen("no price book", (Finding("error", "there is no price book: nothing has a cost", "", remedy),))
+        return CheckResult(
+            "no price book", (Finding("error", "there is no price book: nothing has a cost", "", remedy),)
+        )
     by_model: dict[str, list[Row]] = {}
     for row in rows:
         by_model.setdefault(row["gpu_model"], []).append(row)
     found = most(
         (_unpriced(model, several, month) for model, several in sorted(by_model.items())), "models without a price"
     )
-    return Seen(f"price book {version}, last {days} days: {len(by_model)} models without a price", found)
+    return CheckResult(f"price book {version}, last {days} days: {len(by_model)} models without a price", found)
 
 
 def _unpriced(model: str, rows: Sequence[Row], month: str) -> Finding:
@@ -187,7 +191,7 @@ def _unpriced(model: str, rows: Sequence[Row], month: str) -> Finding:
     )
 
 
-def unowned(lines: Iterable[UsageLine], span_hours: float) -> Seen:
+def unowned(lines: Iterable[UsageLine], span_hours: float) -> CheckResult:
     """Busy time that belongs to no holder, by node: what runs outside Kubernetes, as the agents saw it."""
     nodes = [line for line in lines if line.accounts_gpu_us.total]
     bad = [line for line in nodes if line.unattributed_busy_us > FOREIGN_PART * line.accounts_gpu_us.total]
@@ -195,7 +199,7 @@ def unowned(lines: Iterable[UsageLine], span_hours: float) -> Seen:
         (_unowned(line, span_hours) for line in sorted(bad, key=lambda line: -line.unattributed_busy_us)),
         "nodes with busy time that nobody owns",
     )
-    return Seen(f"{len(nodes)} nodes over {span_hours:g} h, {len(bad)} with busy time that nobody owns", found)
+    return CheckResult(f"{len(nodes)} nodes over {span_hours:g} h, {len(bad)} with busy time that nobody owns", found)
 
 
 def _unowned(line: UsageLine, span_hours: float) -> Finding:

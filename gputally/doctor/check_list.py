@@ -13,7 +13,7 @@ from gputally.base.errors import AccountantError, FairshareError
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from gputally.base.yaml_file import FileFault
 from gputally.doctor.data_sources import Sources
-from gputally.doctor.findings import CannotCheck, Finding, Result, Seen
+from gputally.doctor.findings import CannotCheck, CheckResult, Finding, Result
 
 if TYPE_CHECKING:
     from accountant.wire.policy_models import Policy
@@ -29,7 +29,7 @@ class Check:
 
     name: str
     about: str
-    look: Callable[[Sources], Seen]
+    look: Callable[[Sources], CheckResult]
 
 
 def make(check: Check, sources: Sources) -> Result:
@@ -51,21 +51,21 @@ def make_all(sources: Sources, only: Iterable[str] = ()) -> tuple[Result, ...]:
     return tuple(make(check, sources) for check in CHECKS.values() if not wanted or check.name in wanted)
 
 
-def _driver(sources: Sources) -> Seen:
+def _driver(sources: Sources) -> CheckResult:
     from gputally.doctor.node_checks import driver
 
     return driver(sources.machine())
 
 
-def _kubelet(sources: Sources) -> Seen:
+def _kubelet(sources: Sources) -> CheckResult:
     given = sources.kubelet()
     if given.failure:
         remedy = "run as root, or mount /var/lib/kubelet/pod-resources as the chart's agent does"
-        return Seen("", (Finding("error", "the kubelet does not say who holds GPUs", given.failure, remedy),))
-    return Seen(f"{len(given.pods)} pods, answered in {given.took_ms} ms")
+        return CheckResult("", (Finding("error", "the kubelet does not say who holds GPUs", given.failure, remedy),))
+    return CheckResult(f"{len(given.pods)} pods, answered in {given.took_ms} ms")
 
 
-def _processes(sources: Sources) -> Seen:
+def _processes(sources: Sources) -> CheckResult:
     from gputally.doctor.node_checks import driver, outsiders
 
     sources.kubelet()  # without one this is no node of Kubernetes, and processes are holders like others
@@ -74,7 +74,7 @@ def _processes(sources: Sources) -> Seen:
     return outsiders(machine.snapshot)
 
 
-def _permissions(sources: Sources) -> Seen:
+def _permissions(sources: Sources) -> CheckResult:
     from gputally.doctor.rbac_checks import ask, judged, scheduler_configs
 
     policy, _ = _policy(sources)
@@ -91,10 +91,10 @@ def _policy(sources: Sources) -> tuple[Policy | None, str]:
         return None, f"; without the policy: {' '.join(str(reason).split())}"
 
 
-def _clock(sources: Sources) -> Seen:
-    from gputally.doctor.accountant_checks import Told, clocks
+def _clock(sources: Sources) -> CheckResult:
+    from gputally.doctor.accountant_checks import ClockReading, clocks
 
-    told: list[Told] = []
+    told: list[ClockReading] = []
     silent: list[str] = []
 
     def ask(who: str, question: Callable[[], int | None]) -> None:
@@ -106,7 +106,7 @@ def _clock(sources: Sources) -> Seen:
             return
         if theirs is not None:
             took = sources.clock.monotonic_ms() - began
-            told.append(Told(who, theirs, sources.clock.wall_ms(), took))
+            told.append(ClockReading(who, theirs, sources.clock.wall_ms(), took))
 
     ask("API server", lambda: sources.ground().server_ms())
     ask("accountant", lambda: sources.remote().knock("/livez").date_ms)
@@ -115,27 +115,27 @@ def _clock(sources: Sources) -> Seen:
     return clocks(tuple(told))
 
 
-def _accountant(sources: Sources) -> Seen:
+def _accountant(sources: Sources) -> CheckResult:
     from accountant.wire.http_client import Unanswered
-    from gputally.doctor.accountant_checks import Knock, accountant
+    from gputally.doctor.accountant_checks import AccountantProbe, accountant
 
     url = sources.options.url
     try:
         remote = sources.remote()
         ready, asked = remote.knock("/readyz"), remote.knock("/v1/periods")
     except Unanswered as reason:
-        return accountant(Knock(url, 0, 0, str(reason).removeprefix(f"{url}: ")))
-    return accountant(Knock(url, ready.status, asked.status, asked.reason or ready.reason))
+        return accountant(AccountantProbe(url, 0, 0, str(reason).removeprefix(f"{url}: ")))
+    return accountant(AccountantProbe(url, ready.status, asked.status, asked.reason or ready.reason))
 
 
-def _weights(sources: Sources) -> Seen:
+def _weights(sources: Sources) -> CheckResult:
     from gputally.doctor.scheduler_checks import noted, targets, weights
 
     policy, ground = sources.policy(), sources.ground()
     return weights(policy, targets(ground, policy), noted(ground, sources.options.namespace))
 
 
-def _conflicts(sources: Sources) -> Seen:
+def _conflicts(sources: Sources) -> CheckResult:
     from fairshare.core.pods import read_pod
     from gputally.base.pod_queue_labels import placed_by
     from gputally.doctor.scheduler_checks import conflicts, own_queues
@@ -150,7 +150,7 @@ def _conflicts(sources: Sources) -> Seen:
     return replace(seen, seen=seen.seen + unknown)
 
 
-def _guarantees(sources: Sources) -> Seen:
+def _guarantees(sources: Sources) -> CheckResult:
     from gputally.doctor.scheduler_checks import gangs, guarantees, installed, own_queues
     from gputally.kubernetes.objects import gpus_of_nodes
 
@@ -161,7 +161,7 @@ def _guarantees(sources: Sources) -> Seen:
     return replace(seen, seen=seen.seen + unknown)
 
 
-def _placement(sources: Sources) -> Seen:
+def _placement(sources: Sources) -> CheckResult:
     from gputally.doctor.pending_pod_checks import placement
     from gputally.kubernetes.objects import EVENT
 
@@ -169,7 +169,7 @@ def _placement(sources: Sources) -> Seen:
     return placement(sources.nodes(), sources.pods(), events, sources.now_ms)
 
 
-def _idle(sources: Sources) -> Seen:
+def _idle(sources: Sources) -> CheckResult:
     from accountant.wire.usage_models import UsageAnswer
     from gputally.doctor.accountant_checks import idle_holders
 
@@ -179,7 +179,7 @@ def _idle(sources: Sources) -> Seen:
     return idle_holders((line for page in pages for line in page.lines), IDLE_HOURS)
 
 
-def _unowned(sources: Sources) -> Seen:
+def _unowned(sources: Sources) -> CheckResult:
     from accountant.wire.usage_models import UsageAnswer
     from gputally.doctor.accountant_checks import unowned
 
@@ -188,14 +188,14 @@ def _unowned(sources: Sources) -> Seen:
     return unowned([line for page in pages for line in page.lines], MS_PER_DAY / MS_PER_HOUR)
 
 
-def _oversized(sources: Sources) -> Seen:
+def _oversized(sources: Sources) -> CheckResult:
     from gputally.doctor.accountant_checks import oversized
 
     found = _report(sources)
     return oversized(found["tables"]["hints"], REPORT_DAYS, found["summary"]["currency"])
 
 
-def _prices(sources: Sources) -> Seen:
+def _prices(sources: Sources) -> CheckResult:
     from gputally.doctor.accountant_checks import prices
 
     found = _report(sources)

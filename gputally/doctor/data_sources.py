@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agent.devices.driver_lifecycle import Gpus
 from agent.devices.nvml_library import Driver, Fault
-from agent.holders.kubelet_client import Given, Kubelet, UnaryChannel
+from agent.holders.kubelet_client import Kubelet, KubeletAnswer, UnaryChannel
 from agent.holders.node_source import NodeSource
 from agent.holders.process_cgroups import PodLogs, ProcessTable
 from gputally.base.clock import Clock
@@ -24,15 +24,15 @@ from gputally.doctor.findings import CannotCheck
 from gputally.doctor.node_checks import Machine
 
 if TYPE_CHECKING:
-    from accountant.wire.http_client import Remote
+    from accountant.wire.http_client import AccountantClient
     from accountant.wire.policy_models import Policy
     from gputally.kubernetes.objects import Kind, Object
 
 T = TypeVar("T")
 
 
-class Ground(Protocol):
-    """A cluster to look at, which is also gputally.kubernetes.objects.Readable:
+class ClusterView(Protocol):
+    """A cluster to look at, which is also gputally.kubernetes.objects.ObjectReader:
     gputally.kubernetes.api_client.Inspector."""
 
     def list(self, kind: Kind, *, fields: str = "") -> Sequence[Object]: ...
@@ -50,7 +50,7 @@ class Ground(Protocol):
     def server_ms(self) -> int: ...
 
 
-class Once:
+class LazySource:
     """A source that is opened at the first question; the same value, or the same exception, from then on."""
 
     def __init__(self, open_: Callable[[], T]) -> None:
@@ -95,36 +95,36 @@ class Sources:
         options: Options,
         *,
         machine: Callable[[], Machine],
-        kubelet: Callable[[], Given],
-        ground: Callable[[], Ground],
-        remote: Callable[[], Remote],
+        kubelet: Callable[[], KubeletAnswer],
+        ground: Callable[[], ClusterView],
+        remote: Callable[[], AccountantClient],
     ) -> None:
         self.clock = clock
         self.options = options
-        self._machine, self._kubelet = Once(machine), Once(kubelet)
-        self._ground, self._remote = Once(ground), Once(remote)
-        self._policy = Once(self._find_policy)
-        self._nodes = Once(self._find_nodes)
-        self._pods = Once(self._find_pods)
+        self._machine, self._kubelet = LazySource(machine), LazySource(kubelet)
+        self._ground, self._remote = LazySource(ground), LazySource(remote)
+        self._policy = LazySource(self._find_policy)
+        self._nodes = LazySource(self._find_nodes)
+        self._pods = LazySource(self._find_pods)
 
     def machine(self) -> Machine:
         """This machine's GPUs and who holds them."""
         found: Machine = self._machine()
         return found
 
-    def kubelet(self) -> Given:
+    def kubelet(self) -> KubeletAnswer:
         """What this machine's kubelet says."""
-        found: Given = self._kubelet()
+        found: KubeletAnswer = self._kubelet()
         return found
 
-    def ground(self) -> Ground:
+    def ground(self) -> ClusterView:
         """The cluster."""
-        found: Ground = self._ground()
+        found: ClusterView = self._ground()
         return found
 
-    def remote(self) -> Remote:
+    def remote(self) -> AccountantClient:
         """The accountant."""
-        found: Remote = self._remote()
+        found: AccountantClient = self._remote()
         return found
 
     def policy(self) -> Policy | None:
@@ -185,21 +185,21 @@ def usual(options: Options, clock: Clock) -> Sources:
 
         return look(options.proc, clock)
 
-    def kubelet() -> Given:
+    def kubelet() -> KubeletAnswer:
 
         return ask_kubelet(options.kubelet_socket, clock)
 
-    def ground() -> Ground:
+    def ground() -> ClusterView:
         from fairshare.targets import KINDS
         from gputally.kubernetes.api_client import Inspector
 
         return Inspector.connect(KINDS, options.kubeconfig)
 
-    def remote() -> Remote:
-        from accountant.wire.http_client import Remote, read_token
+    def remote() -> AccountantClient:
+        from accountant.wire.http_client import AccountantClient, read_token
 
         token = read_token(options.token_file) if options.token_file is not None else None
-        return Remote(options.url, token, options.ca_file)
+        return AccountantClient(options.url, token, options.ca_file)
 
     return Sources(clock, options, machine=machine, kubelet=kubelet, ground=ground, remote=remote)
 
@@ -230,7 +230,7 @@ def _counted(driver: Driver, opened: int) -> int:
         return opened
 
 
-def ask_kubelet(socket: Path, clock: Clock) -> Given:
+def ask_kubelet(socket: Path, clock: Clock) -> KubeletAnswer:
     """Its answer, or the reason in it why there is none. Raises CannotCheck where there is no kubelet."""
     if not socket.exists():
         raise CannotCheck(f"no kubelet here ({socket}); on a node of the cluster there is one")

@@ -47,7 +47,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CheckResult:
     """What a check has to say before it is given its name."""
 
     seen: str

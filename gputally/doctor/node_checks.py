@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agent.core.readings import Allocation, DeviceReading, Snapshot, Unavailable
-from gputally.doctor.findings import CannotCheck, Finding, Seen, listed, most
+from gputally.doctor.findings import CannotCheck, CheckResult, Finding, listed, most
 
 _FOREIGN = ("process", "container", "slurm")
 _READINGS = ("busy_us", "energy_uj", "memory_used_mib")
@@ -22,7 +22,7 @@ class Machine:
     counted: int
 
 
-def driver(machine: Machine) -> Seen:
+def driver(machine: Machine) -> CheckResult:
     """GPUs that do not answer, and readings that usage rests on. Raises CannotCheck where there is no driver."""
     snapshot = machine.snapshot
     failure = dict(snapshot.sources).get("nvml", "")
@@ -47,7 +47,7 @@ def driver(machine: Machine) -> Seen:
         findings += _unread(name, healthy)
     models = sorted({one.gpu.model for one in devices})
     version = next((one.gpu.driver_version for one in devices if one.gpu.driver_version), "unknown")
-    return Seen(f"driver {version}, {len(devices)} GPUs: {listed(models)}", tuple(findings))
+    return CheckResult(f"driver {version}, {len(devices)} GPUs: {listed(models)}", tuple(findings))
 
 
 def _unread(name: str, devices: Sequence[DeviceReading]) -> Iterable[Finding]:
@@ -67,7 +67,7 @@ def _unread(name: str, devices: Sequence[DeviceReading]) -> Iterable[Finding]:
         yield Finding("warning", text, f"GPU {listed(indices, 8)}", remedy)
 
 
-def outsiders(snapshot: Snapshot) -> Seen:
+def outsiders(snapshot: Snapshot) -> CheckResult:
     """Processes that hold a GPU of a Kubernetes node and belong to no pod."""
     if isinstance(snapshot.allocations, Unavailable):
         raise CannotCheck(f"processes on the GPUs cannot be seen: {snapshot.allocations.reason}")
@@ -77,7 +77,7 @@ def outsiders(snapshot: Snapshot) -> Seen:
     found = most(
         (_outsider(each, devices) for each in foreign if each.gpu_uuid in devices), "holders outside Kubernetes"
     )
-    return Seen(f"{len(snapshot.allocations)} holders, {inside} of them pods", found)
+    return CheckResult(f"{len(snapshot.allocations)} holders, {inside} of them pods", found)
 
 
 def _outsider(each: Allocation, devices: dict[str, DeviceReading]) -> Finding:

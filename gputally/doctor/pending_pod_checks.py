@@ -13,7 +13,7 @@ from math import fsum
 from typing import Any
 
 from fairshare.core.pods import millis, read_pod
-from gputally.doctor.findings import Finding, Seen, listed, most
+from gputally.doctor.findings import CheckResult, Finding, listed, most
 from gputally.kubernetes.objects import CLOSING_TAINTS, Object, gpus, look, node_up
 
 WAITS_MS = 5 * 60_000
@@ -38,7 +38,7 @@ class Waiting:
         return f"{self.namespace}/{self.name}"
 
 
-def placement(nodes: Sequence[Object], pods: Sequence[Object], events: Sequence[Object], now_ms: int) -> Seen:
+def placement(nodes: Sequence[Object], pods: Sequence[Object], events: Sequence[Object], now_ms: int) -> CheckResult:
     """One finding for each taint that blocks, one for each pod that waits for another reason that its event names."""
     free = free_gpus(nodes, pods)
     waiting = [one for one in _waiting(pods) if now_ms - one.since_ms >= WAITS_MS]
@@ -54,7 +54,7 @@ def placement(nodes: Sequence[Object], pods: Sequence[Object], events: Sequence[
     found = [_tainted(taint, cases, free, told) for taint, cases in sorted(by_taint.items())]
     total = fsum(gpus(look(node, ("status", "allocatable"))) for node in nodes if node_up(node))
     seen = f"{len(waiting)} pods wait; {fsum(free.values()):g} of {total:g} GPUs are free"
-    return Seen(seen, (*most(found, "taints that block"), *most(others, "pods that wait")))
+    return CheckResult(seen, (*most(found, "taints that block"), *most(others, "pods that wait")))
 
 
 def free_gpus(nodes: Sequence[Object], pods: Sequence[Object]) -> dict[str, float]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from accountant.wire.policy_models import Policy
 from gputally.base.errors import ClusterError
-from gputally.doctor.data_sources import Ground
-from gputally.doctor.findings import Finding, Seen, listed
+from gputally.doctor.data_sources import ClusterView
+from gputally.doctor.findings import CheckResult, Finding, listed
 from gputally.kubernetes.objects import Kind
 
 PROGRAMS = ("agent", "accountant", "fairshare")
@@ -21,7 +21,7 @@ OWN = "gputally-fairshare"
 
 
 @dataclass(frozen=True, slots=True)
-class Right:
+class AccessRight:
     """resource: with its subresource (`pods/eviction`). name: of the one object, "" for all. local: in the
     release's own namespace."""
 
@@ -38,12 +38,12 @@ class Right:
 
 def _every(
     groups: str, resources: str, verbs: str, names: Iterable[str] = ("",), *, local: bool = False
-) -> Iterator[Right]:
+) -> Iterator[AccessRight]:
     for group in groups.split():
         for resource in resources.split():
             for verb in verbs.split():
                 for name in names:
-                    yield Right("" if group == "core" else group, resource, verb, name, local)
+                    yield AccessRight("" if group == "core" else group, resource, verb, name, local)
 
 
 _AGENT = (
@@ -108,7 +108,7 @@ PREEMPTING = (
     *_every("bus.volcano.sh", "commands", "create list"),
 )
 """More of the controller's, where the policy's preemption is enforced."""
-NEEDS: Mapping[str, tuple[Right, ...]] = {"agent": _AGENT, "accountant": _ACCOUNTANT, "fairshare": _FAIRSHARE}
+NEEDS: Mapping[str, tuple[AccessRight, ...]] = {"agent": _AGENT, "accountant": _ACCOUNTANT, "fairshare": _FAIRSHARE}
 
 
 def scheduler_configs(policy: Policy) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ def scheduler_configs(policy: Policy) -> tuple[str, ...]:
 
 def needed(
     program: str, served: Collection[tuple[str, str]], *, preempts: bool = False, configs: Collection[str] = ()
-) -> tuple[Right, ...]:
+) -> tuple[AccessRight, ...]:
     """Of kinds that are served, as (group, resource). preempts: the policy in force stops running work. configs:
     ConfigMaps of schedulers that it names."""
     wanted = NEEDS[program]
@@ -132,16 +132,16 @@ def needed(
     return tuple(right for right in wanted if (right.group, right.resource.partition("/")[0]) in served)
 
 
-def judged(answers: Mapping[str, Mapping[Right, bool]], users: Mapping[str, str]) -> Seen:
+def judged(answers: Mapping[str, Mapping[AccessRight, bool]], users: Mapping[str, str]) -> CheckResult:
     """answers: by program, what it may. users: by program, who was asked about."""
     findings = [each for program in answers for each in _of_program(program, answers[program], users[program])]
     asked = sum(len(rights) for rights in answers.values())
     names = listed(dict.fromkeys(users[program] for program in answers))
-    return Seen(f"{asked} rights of {', '.join(answers)}, asked for {names}", tuple(findings))
+    return CheckResult(f"{asked} rights of {', '.join(answers)}, asked for {names}", tuple(findings))
 
 
-def _of_program(program: str, answers: Mapping[Right, bool], user: str) -> Iterator[Finding]:
-    owners = frozenset(OWNERS) if program == "accountant" else frozenset[Right]()
+def _of_program(program: str, answers: Mapping[AccessRight, bool], user: str) -> Iterator[Finding]:
+    owners = frozenset(OWNERS) if program == "accountant" else frozenset[AccessRight]()
     refused = [right for right, allowed in answers.items() if not allowed]
     hard, soft = [r for r in refused if r not in owners], [r for r in refused if r in owners]
     create = f"helm upgrade gputally … --set {program}.rbac.create=true"
@@ -159,13 +159,13 @@ _OTHERS = {"group": "authorization.k8s.io", "resource": "subjectaccessreviews", 
 
 
 def ask(
-    ground: Ground, namespace: str, *, preempts: bool = False, configs: Collection[str] = ()
-) -> tuple[dict[str, dict[Right, bool]], dict[str, str]]:
+    ground: ClusterView, namespace: str, *, preempts: bool = False, configs: Collection[str] = ()
+) -> tuple[dict[str, dict[AccessRight, bool]], dict[str, str]]:
     """(what each program may, whose rights these are). namespace: of the release, where no account says it.
     configs: ConfigMaps of schedulers that the policy names."""
     served = ground.served({right.group for rights in (*NEEDS.values(), PREEMPTING) for right in rights})
     accounts = _accounts(ground)
-    answers: dict[str, dict[Right, bool]] = {}
+    answers: dict[str, dict[AccessRight, bool]] = {}
     users: dict[str, str] = {}
     if not accounts:
         caller = ground.caller() or "this caller"
@@ -181,7 +181,7 @@ def ask(
     return answers, users
 
 
-def _accounts(ground: Ground) -> dict[str, tuple[str, str]]:
+def _accounts(ground: ClusterView) -> dict[str, tuple[str, str]]:
     """(user, namespace) by program, as the chart's labels say; none where they may not be listed or asked about."""
     found: dict[str, tuple[str, str]] = {}
     try:
@@ -198,7 +198,7 @@ def _accounts(ground: Ground) -> dict[str, tuple[str, str]]:
     return {program: found[program] for program in PROGRAMS if program in found}
 
 
-def _attributes(right: Right, namespace: str, account: str) -> dict[str, str]:
+def _attributes(right: AccessRight, namespace: str, account: str) -> dict[str, str]:
     """account: the controller's own objects are called like it."""
     resource, _, subresource = right.resource.partition("/")
     name = right.name.replace(OWN, account) if right.local and account else right.name

@@ -18,8 +18,8 @@ from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER
 from fairshare.targets.status_conditions import StatusObject, conditions
 from fairshare.targets.weight_plan import look_at
 from gputally.base.errors import ClusterError, NotFound
-from gputally.doctor.data_sources import Ground
-from gputally.doctor.findings import Finding, Seen, Severity, listed, most
+from gputally.doctor.data_sources import ClusterView
+from gputally.doctor.findings import CheckResult, Finding, Severity, listed, most
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, gpus, look
 
 KNOWN: Mapping[str, Sequence[Sequence[Kind]]] = {
@@ -80,7 +80,9 @@ def schedulers_of(queue: QueuePolicy) -> list[str]:
     return list(dict.fromkeys(_SCHEDULER_OF.get(ref.partition(":")[0], "") for ref in queue.refs))
 
 
-def weights(policy: Policy | None, targets: Sequence[Target], told: Sequence[tuple[str, Condition]] = ()) -> Seen:
+def weights(
+    policy: Policy | None, targets: Sequence[Target], told: Sequence[tuple[str, Condition]] = ()
+) -> CheckResult:
     """Whether every scheduler the policy speaks to is there, in a version we know, and listens. told: what the
     controller notes in its status ConfigMap, by target."""
     findings = [each for target in targets for each in _of_target(policy, target)]
@@ -88,7 +90,7 @@ def weights(policy: Policy | None, targets: Sequence[Target], told: Sequence[tup
     there = [f"{target.name} ({target.mode})" for target in targets if _first(target)]
     if policy is None:
         there.append("no policy in force")
-    return Seen(", ".join(there) or "no scheduler with queues is installed", tuple(findings))
+    return CheckResult(", ".join(there) or "no scheduler with queues is installed", tuple(findings))
 
 
 def _first(target: Target) -> Sequence[str]:
@@ -156,12 +158,12 @@ def extender(policy: Policy | None, conditions: Sequence[tuple[str, Condition]])
             yield replace(finding, remedy=REMEDY)
 
 
-def conflicts(policy: Policy | None, objects: Sequence[QueueObject], pods: Sequence[tuple[Pod, str]]) -> Seen:
+def conflicts(policy: Policy | None, objects: Sequence[QueueObject], pods: Sequence[tuple[Pod, str]]) -> CheckResult:
     """Promises made twice. pods: that hold GPUs, with the scheduler that placed them."""
     findings = [*_twice(policy), *_same_names(policy, objects), *_shared_nodes(pods)]
     count = len({each.scheduler for each in objects})
     queues = len(policy.queues) if policy is not None else 0
-    return Seen(f"{len(objects)} queues of {count} schedulers, {queues} in the policy", tuple(findings))
+    return CheckResult(f"{len(objects)} queues of {count} schedulers, {queues} in the policy", tuple(findings))
 
 
 def _twice(policy: Policy | None) -> Iterator[Finding]:
@@ -286,7 +288,7 @@ def _number(value: object) -> float | None:
 _QUEUES = {"kai": (kai.QUEUE,), "kueue": kueue.CLUSTER_QUEUES, "volcano": (volcano.QUEUE,)}
 
 
-def targets(ground: Ground, policy: Policy | None) -> tuple[Target, ...]:
+def targets(ground: ClusterView, policy: Policy | None) -> tuple[Target, ...]:
     """KAI, Kueue and Volcano: what is served of them, and what the adapter says of those the policy refers to."""
     groups = {kinds[0].api_version.partition("/")[0] for several in KNOWN.values() for kinds in several}
     served = ground.served(groups)
@@ -294,7 +296,7 @@ def targets(ground: Ground, policy: Policy | None) -> tuple[Target, ...]:
 
 
 def _target(
-    name: str, ground: Ground, policy: Policy | None, served: Mapping[tuple[str, str], Sequence[str]]
+    name: str, ground: ClusterView, policy: Policy | None, served: Mapping[tuple[str, str], Sequence[str]]
 ) -> Target:
     adapter = next(each for each in ADAPTERS if each.name == name)
     if policy is None or not referred(policy, name):
@@ -309,7 +311,7 @@ def _target(
     return Target(name, served, mode, seen.conditions, seen.issues)
 
 
-def noted(ground: Ground, namespace: str) -> tuple[tuple[str, Condition], ...]:
+def noted(ground: ClusterView, namespace: str) -> tuple[tuple[str, Condition], ...]:
     """What the controller last noted of its targets; nothing where that cannot be read."""
     where = StatusObject(namespace)
     try:
@@ -318,7 +320,7 @@ def noted(ground: Ground, namespace: str) -> tuple[tuple[str, Condition], ...]:
         return ()
 
 
-def own_queues(ground: Ground) -> list[QueueObject]:
+def own_queues(ground: ClusterView) -> list[QueueObject]:
     """Queues of all schedulers that are installed."""
     found: dict[str, Sequence[Object]] = {}
     for name, kinds in _QUEUES.items():
@@ -331,7 +333,7 @@ def own_queues(ground: Ground) -> list[QueueObject]:
     return queue_objects(found)
 
 
-def gangs(ground: Ground, policy: Policy, pods: Sequence[Object]) -> tuple[Gang, ...]:
+def gangs(ground: ClusterView, policy: Policy, pods: Sequence[Object]) -> tuple[Gang, ...]:
     """What asks for GPUs in the policy's queues, at every scheduler that can be looked at."""
     read: list[Pod] = [pod for obj in pods if (pod := read_pod(obj)) is not None]
     found: list[Gang] = []
@@ -359,13 +361,13 @@ _CHECK = "gputally fairshare check POLICY.yaml --capacity {capacity:g}"
 
 def guarantees(
     policy: Policy | None, capacity: float, installed: float, objects: Sequence[QueueObject], gangs: Sequence[Gang]
-) -> Seen:
+) -> CheckResult:
     """capacity: GPUs on nodes that are up; installed: on all. gangs: of the policy's queues, as they ask now."""
     findings = [*_quotas(policy, capacity, installed), *_native(objects, installed)]
     if policy is not None:
         findings += most(_gangs(policy, capacity, gangs), "workloads that can never start")
     deserved = sum(max(0.0, queue.deserved) for queue in _roots(policy))
-    return Seen(f"{deserved:g} GPUs deserved of {capacity:g} up and {installed:g} installed", tuple(findings))
+    return CheckResult(f"{deserved:g} GPUs deserved of {capacity:g} up and {installed:g} installed", tuple(findings))
 
 
 def _roots(policy: Policy | None) -> list[QueuePolicy]:

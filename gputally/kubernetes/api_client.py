@@ -31,13 +31,13 @@ from gputally.base.errors import (
     ClusterRefused,
     ClusterUnavailable,
     Conflict,
-    Gone,
     NotFound,
     Refused,
     ResourceGone,
     Unavailable,
+    VersionGone,
 )
-from gputally.kubernetes.objects import POD, Change, Event, Kind, Object, dotted, leaves, look, without
+from gputally.kubernetes.objects import POD, Event, Kind, Object, WatchEvent, dotted, leaves, look, without
 
 _JSON = "application/json"
 _METADATA = f"{_JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -183,7 +183,7 @@ def error_of(method: str, path: str, status: int, content: bytes, headers: Mappi
         ]
         return Conflict(message, tuple(sorted(owners)))
     if status == 410:
-        return Gone(message)
+        return VersionGone(message)
     evicting = path.endswith("/eviction")
     if evicting and status == 500 and not answer.get("reason"):
         return Refused(message)  # more than one budget selects the pod: waiting does not help
@@ -269,7 +269,7 @@ class KubernetesCluster:
             if not token:
                 return str(metadata.get("resourceVersion") or "")
 
-    def watch(self, kind: Kind, version: str, timeout_s: float) -> Iterator[Change]:
+    def watch(self, kind: Kind, version: str, timeout_s: float) -> Iterator[WatchEvent]:
         query = {
             "watch": "1",
             "resourceVersion": version,
@@ -436,11 +436,11 @@ def _dry(dry_run: bool) -> dict[str, str]:
     return {"dryRun": "All"} if dry_run else {}
 
 
-def _change(path: str, event: Mapping[str, Any]) -> Change:
+def _change(path: str, event: Mapping[str, Any]) -> WatchEvent:
     obj = event.get("object") or {}
     if event.get("type") == "ERROR":
         raise error_of("GET", path, int(obj.get("code") or 500), json.dumps(obj).encode(), {})
-    return Change(event["type"], obj)
+    return WatchEvent(event["type"], obj)
 
 
 def _path(kind: Kind, namespace: str = "", name: str = "") -> str:

@@ -65,7 +65,7 @@ class ListMetadata(_Object, frozen=True):
     continue_: str | None = msgspec.field(default=None, name="continue")
 
 
-class Named(_Object, frozen=True):
+class NamedObject(_Object, frozen=True):
     """Any object, as far as its metadata go."""
 
     metadata: Metadata

@@ -34,7 +34,7 @@ _library.propagate = False
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LeaseTimes:
     """Whole seconds, as in client-go: how long a Lease lasts, how long its holder tries to renew, how often."""
 
     lease_s: int = 15
@@ -53,7 +53,7 @@ class Election:
         clock: Clock,
         *,
         kubeconfig: Path | None = None,
-        terms: Terms = Terms(),
+        terms: LeaseTimes = LeaseTimes(),
     ) -> None:
         self._name, self._namespace, self._identity = name, namespace, identity
         self._clock = clock

@@ -23,9 +23,9 @@ import structlog
 
 from gputally.base.background_tasks import BackgroundTask, described
 from gputally.base.clock import Clock
-from gputally.base.errors import ClusterError, ClusterRefused, ClusterUnavailable, Gone, ResourceGone
+from gputally.base.errors import ClusterError, ClusterRefused, ClusterUnavailable, ResourceGone, VersionGone
 from gputally.base.units import MS_PER_SECOND
-from gputally.kubernetes.api_types import PAGE, Api, ListMetadata, Metadata, Named
+from gputally.kubernetes.api_types import PAGE, Api, ListMetadata, Metadata, NamedObject
 from gputally.kubernetes.objects import Cluster, Kind, Object
 
 O = TypeVar("O")  # noqa: E741  # the object as decoded
@@ -84,7 +84,7 @@ class Reflector(Generic[O, V]):
         self._page = msgspec.json.Decoder(_Page[decode])  # type: ignore[valid-type]
         self._line = msgspec.json.Decoder(_Line)
         self._object = msgspec.json.Decoder(decode)
-        self._meta = msgspec.json.Decoder(Named)
+        self._meta = msgspec.json.Decoder(NamedObject)
         self._keep = keep
         self._tell = changed
         self._lock = threading.Lock()
@@ -352,7 +352,7 @@ class Mirror(Generic[T]):
                 self._take(change.type, change.obj)
                 if stop is not None and stop.is_set():
                     return
-        except Gone:
+        except VersionGone:
             self._version = ""
         except ClusterError:
             self._version = ""

@@ -26,16 +26,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gputally.base.errors import Conflict, Gone, NotFound, Refused
+from gputally.base.errors import Conflict, NotFound, Refused, VersionGone
 from gputally.base.yaml_file import FileFault, Key, Plain, read
 from gputally.kubernetes.objects import (
     BUDGET,
     POD,
-    Change,
     Event,
     FieldPath,
     Kind,
     Object,
+    WatchEvent,
     dotted,
     drop,
     from_fields_v1,
@@ -200,7 +200,7 @@ class MemoryCluster:
         self._store: dict[_Key, Owned] = {}
         self._version = 0
         self._forgotten = 0
-        self._log: deque[tuple[int, _Key, Change]] = deque(maxlen=LOG_LENGTH)
+        self._log: deque[tuple[int, _Key, WatchEvent]] = deque(maxlen=LOG_LENGTH)
         self._admit = admit
         self._events: dict[tuple[str, str, str, str, str], Event] = {}
         self.load(objects)
@@ -254,11 +254,11 @@ class MemoryCluster:
             take(obj)
         return str(self._version)
 
-    def watch(self, kind: Kind, version: str, _timeout_s: float) -> Iterator[Change]:
+    def watch(self, kind: Kind, version: str, _timeout_s: float) -> Iterator[WatchEvent]:
         """What has happened since; ends where the log does, for nothing happens while one waits."""
         self._check(kind)
         if int(version or 0) < self._forgotten:
-            raise Gone(f"{kind.kind}: too old resource version: {version}")
+            raise VersionGone(f"{kind.kind}: too old resource version: {version}")
         wanted = (kind.api_version, kind.kind)
         yield from [change for at, key, change in self._log if at > int(version or 0) and key[:2] == wanted]
 
@@ -335,7 +335,7 @@ class MemoryCluster:
         gone = self._find(key)
         del self._store[key]
         self._version += 1
-        self._log.append((self._version, key, Change("DELETED", gone.shown())))
+        self._log.append((self._version, key, WatchEvent("DELETED", gone.shown())))
 
     def event(self, event: Event) -> None:
         same = (event.kind.kind, event.namespace, event.name, event.reason, event.message)
@@ -374,7 +374,7 @@ class MemoryCluster:
         elif after.obj.get("spec") != before.obj.get("spec"):
             metadata["generation"] += 1
         self._store[key] = after
-        self._log.append((self._version, key, Change("ADDED" if before is None else "MODIFIED", after.shown())))
+        self._log.append((self._version, key, WatchEvent("ADDED" if before is None else "MODIFIED", after.shown())))
 
     def _find(self, key: _Key) -> Owned:
         stored = self._store.get(key)

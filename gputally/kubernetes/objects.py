@@ -250,13 +250,13 @@ __all__ = [
     "CONFIG_MAP",
     "NODE",
     "POD",
-    "Change",
     "Cluster",
     "Event",
     "Kind",
     "Object",
+    "ObjectReader",
     "Objects",
-    "Readable",
+    "WatchEvent",
 ]
 
 
@@ -277,14 +277,14 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class WatchEvent:
     """One step of a watch. BOOKMARK: nothing changed, `obj` only says how far the server has come."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
     obj: Object
 
 
-class Readable(Protocol):
+class ObjectReader(Protocol):
     """Objects that are read. Every method raises NotFound, Refused or Unavailable of fairshare.core.errors."""
 
     def list(self, kind: Kind, *, fields: str = "") -> Sequence[Object]:
@@ -299,7 +299,7 @@ class Readable(Protocol):
         ...
 
 
-class Objects(Readable, Protocol):
+class Objects(ObjectReader, Protocol):
     """Where a target's weights stand, as objects: a Kubernetes API server, or what is made to look like one
     (`fairshare.targets.runai`). Every method raises NotFound, Refused or Unavailable of fairshare.core.errors."""
 
@@ -328,7 +328,7 @@ class Cluster(Objects, Protocol):
         """Hand every object of the kind to `take`, page by page, keeping none; returns the version to watch from."""
         ...
 
-    def watch(self, kind: Kind, version: str, timeout_s: float, /) -> Iterator[Change]:
+    def watch(self, kind: Kind, version: str, timeout_s: float, /) -> Iterator[WatchEvent]:
         """What changed after `version`, as it happens; ends after `timeout_s`. Raises Gone for a version too old."""
         ...
 

@@ -21,12 +21,12 @@ from gputally.advise.ledger_questions import Window
 from gputally.advise.recommendations import (
     GPU,
     VARIABLE,
-    Assumed,
     Form,
+    ModelUse,
     NodeHour,
     Pool,
     PoolAdvice,
-    Use,
+    RestartAssumptions,
     daly,
     pools,
     rendered,
@@ -170,7 +170,7 @@ def test_savings_on_spot_pay_for_what_is_lost() -> None:
     row = {"team": "llm", "cluster": "prod", "namespace": "llm", "job": "PyTorchJob/a", "gpu_hours": "100",
            "cost": "300.00", "saving_at_most": "150.00"}  # fmt: skip
     rows = [row, {**row, "job": "PyTorchJob/wide"}]
-    assumed = Assumed(120, 600, 86_400)
+    assumed = RestartAssumptions(120, 600, 86_400)
     narrow, wide = spots(rows, {JobKey("prod", "llm", "PyTorchJob/wide"): 64}, assumed)
     assert (narrow.job, narrow.nodes, wide.nodes) == ("PyTorchJob/a", 1, 64)
     stretch = stretched(narrow.interval_s, 120, 600, 86_400)
@@ -181,19 +181,21 @@ def test_savings_on_spot_pay_for_what_is_lost() -> None:
     assert wide.interval_s < narrow.interval_s
     assert wide.saving is not None
     assert wide.saving < narrow.saving
-    (never,) = spots([row], {}, Assumed(120, 100_000, 60))
+    (never,) = spots([row], {}, RestartAssumptions(120, 100_000, 60))
     assert (never.stretch, never.saving) == (None, None)
 
 
 def test_jobs_of_one_name_in_two_clusters_are_two_jobs() -> None:
     row = {"team": "llm", "cluster": "a", "namespace": "llm", "job": "PyTorchJob/a", "gpu_hours": "100",
            "cost": "300.00", "saving_at_most": "150.00"}  # fmt: skip
-    found = spots([row, {**row, "cluster": "b"}], {JobKey("b", "llm", "PyTorchJob/a"): 8}, Assumed(120, 600, 86_400))
+    found = spots(
+        [row, {**row, "cluster": "b"}], {JobKey("b", "llm", "PyTorchJob/a"): 8}, RestartAssumptions(120, 600, 86_400)
+    )
     assert [(one.cluster, one.nodes) for one in found] == [("a", 1), ("b", 8)]
     window = Window.before(0, 7, "UTC")
     for several, shown in ((found, "b/llm/PyTorchJob/a"), (found[1:], " llm/PyTorchJob/a")):
         console = Console(width=150, record=True, file=StringIO())
-        console.print(advice_output.spots(several, window, Assumed(120, 600, 86_400), "USD"))
+        console.print(advice_output.spots(several, window, RestartAssumptions(120, 600, 86_400), "USD"))
         assert shown in console.export_text()
 
 
@@ -227,7 +229,7 @@ def hint(job: str, peak: float, kind: str = "slice", saving: str | None = "70") 
     ],
 )
 def test_a_part_of_a_gpu(model: str, memory: float | None, peak: float, how: str) -> None:
-    (found,) = shares([hint("Job/a", peak)], {JobKey("prod", "nlp", "Job/a"): Use(model, memory)})
+    (found,) = shares([hint("Job/a", peak)], {JobKey("prod", "nlp", "Job/a"): ModelUse(model, memory)})
     assert {"mig": found.profile, "time-slicing": str(found.replicas), "none": "none"}[found.way] == how
     assert (found.saving is None) == (found.way == "none")
     assert found.reason

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.core.readings import Allocation
 from agent.holders.api_objects import PodView
-from agent.holders.device_allocations import Holding, Node, find_holders
+from agent.holders.device_allocations import Node, NodeAllocations, find_holders
 from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, Devices, PodResources
 from agent.wire import Holder
 from tests.agent_cluster.conftest import gpu, uuid
@@ -33,18 +33,18 @@ def offered(*ids: str) -> tuple[Devices, ...]:
     return (Devices("nvidia.com/gpu", ids),)
 
 
-def join(pods: Iterable[PodResources], views: Iterable[PodView] = (), **node: object) -> Holding:
+def join(pods: Iterable[PodResources], views: Iterable[PodView] = (), **node: object) -> NodeAllocations:
     return find_holders(pods, {v.key: v for v in views}, Node(GPUS, **node))  # type: ignore[arg-type]
 
 
-def held(holding: Holding) -> list[tuple[str, str, str, str]]:
+def held(holding: NodeAllocations) -> list[tuple[str, str, str, str]]:
     return [(a.gpu_uuid, a.mig_uuid, a.holder.name, a.holder.container) for a in holding.allocations]
 
 
 def test_a_whole_gpu_is_held_under_the_name_of_the_api_server() -> None:
     holding = join([given_pod("train-0", box("main", A))], [view()])
     holder = Holder("pod", UID, "vision", "train-0", "main")
-    assert holding == Holding((Allocation(A, holder),))
+    assert holding == NodeAllocations((Allocation(A, holder),))
 
 
 def test_without_the_api_server_the_log_folder_knows_the_uid_and_else_the_name_stands_for_it() -> None:
@@ -54,7 +54,7 @@ def test_without_the_api_server_the_log_folder_knows_the_uid_and_else_the_name_s
 
 
 def test_a_pod_that_ended_holds_nothing_though_an_old_kubelet_lists_it() -> None:
-    assert join([given_pod("train-0", box("main", A))], [view(phase="Succeeded")]) == Holding(())
+    assert join([given_pod("train-0", box("main", A))], [view(phase="Succeeded")]) == NodeAllocations(())
 
 
 def test_a_device_counts_once_per_pod() -> None:
@@ -114,7 +114,7 @@ def test_claimed_devices_are_shared_where_several_pods_name_them() -> None:
     mig = join([given_pod("p0", claim("gpu-2-mig-3g71gb-9-4")), given_pod("p1", claim("gpu-9"))])
     assert [a.mig_uuid for a in mig.allocations] == [GPUS[2].mig[1].uuid]
     assert mig.unresolved == ("gpu-9",)
-    assert join([given_pod("p0", claim("dev-0", "net.example"))]) == Holding(())
+    assert join([given_pod("p0", claim("dev-0", "net.example"))]) == NodeAllocations(())
 
 
 RESERVATION = view(

@@ -11,7 +11,7 @@ import pytest
 
 from agent.core.errors import DriverReplaced
 from agent.core.readings import Unavailable
-from agent.devices.driver_lifecycle import RETRY_MAX_MS, RETRY_MIN_MS, REVIVE_MS, Gpus, Scan
+from agent.devices.driver_lifecycle import RETRY_MAX_MS, RETRY_MIN_MS, REVIVE_MS, DriverReading, Gpus
 from agent.devices.gpu_device import Access
 from agent.devices.nvml_library import Driver
 
@@ -335,7 +335,7 @@ def test_a_machine_without_a_driver_is_asked_again_ever_more_rarely(gpus: Gpus, 
     asked: list[int] = []
     for second in range(3_600):
         before = fake_nvml.calls("nvmlInitWithFlags")
-        assert gpus.read(T0 + second * 1_000) == Scan((), "driver not loaded (nvmlInit, 9)")
+        assert gpus.read(T0 + second * 1_000) == DriverReading((), "driver not loaded (nvmlInit, 9)")
         if fake_nvml.calls("nvmlInitWithFlags") != before:
             asked.append(second * 1_000)
     waits = [b - a for a, b in pairwise(asked)]

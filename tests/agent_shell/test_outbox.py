@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.metering.meter import ClosedSet
-from agent.upload.spool import OUTBOX_FULL, SPOOL_UNWRITABLE, Loss, Outbox
+from agent.upload.spool import OUTBOX_FULL, SPOOL_UNWRITABLE, LostRecords, Outbox
 from agent.upload.sqlite_file import uuid7
 from agent.wire import Ack, PodFacts
 from gputally.base.clock import VirtualClock
@@ -203,8 +203,8 @@ def test_what_was_lost_before_it_came_here_is_declared_behind_everything_that_di
 ) -> None:
     outbox = open_outbox()
     outbox.append([sets(0)], [], None)
-    outbox.declare(Loss(60_000, 120_000, 1, 0) + Loss(120_000, 180_000, 2, 1))
-    outbox.declare(Loss(180_000, 240_000, 1, 0))
+    outbox.declare(LostRecords(60_000, 120_000, 1, 0) + LostRecords(120_000, 180_000, 2, 1))
+    outbox.declare(LostRecords(180_000, 240_000, 1, 0))
     outbox.append([sets(240_000)], [], None)
     pending = outbox.pending(**ALL)
     assert pending is not None

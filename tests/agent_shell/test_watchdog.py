@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from agent.devices.nvml_library import Stuck, Watchdog
+from agent.devices.nvml_library import CallHangs, CallWatchdog
 
 
 def test_results_and_errors_come_back_on_one_worker() -> None:
-    dog = Watchdog()
+    dog = CallWatchdog()
     threads = {dog.call("a", 5, threading.get_ident), dog.call("b", 5, threading.get_ident)}
     assert len(threads) == 1
     assert threads != {threading.get_ident()}
@@ -22,17 +22,17 @@ def test_results_and_errors_come_back_on_one_worker() -> None:
 
 
 def test_a_call_that_hangs_is_left_behind_and_the_rest_goes_on() -> None:
-    dog = Watchdog()
+    dog = CallWatchdog()
     gate, done = threading.Event(), threading.Event()
 
     def hang() -> None:
         gate.wait(30)
         done.set()
 
-    with pytest.raises(Stuck):
+    with pytest.raises(CallHangs):
         dog.call("a", 0.01, hang)
     assert dog.stuck == ("a",)
-    with pytest.raises(Stuck):
+    with pytest.raises(CallHangs):
         dog.call("a", 5, lambda: 1)
     assert dog.call("b", 5, lambda: 2) == 2
     gate.set()

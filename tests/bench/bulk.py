@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from accountant.storage.duckdb_engine import Cursor, Database
 from accountant.storage.write import record_columns
-from accountant.storage.write.rollups import Days, around, keep
+from accountant.storage.write.rollups import DailySums, around, keep
 from accountant.wire.policy_models import Policy, QueuePolicy
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
@@ -131,7 +131,7 @@ def _fold(cursor: Cursor, start_ms: int, end_ms: int) -> None:
     cursor.rows("fold", around([at for (at,) in over]), incoming=hours)
     cursor.rows("keep_folded", incoming=hours)
     if not (start_ms % MS_PER_DAY or end_ms % MS_PER_DAY):
-        day = Days((), frozenset(at for (at,) in over))
+        day = DailySums((), frozenset(at for (at,) in over))
         keep(cursor, day, (), end_ms, ZoneInfo("UTC"))
     if end_ms % MS_PER_HOUR:
         cursor.run("INSERT INTO unfolded VALUES (?)", [end_ms - end_ms % MS_PER_HOUR])

@@ -9,7 +9,7 @@ import pytest
 
 from accountant.billing.bills import bills
 from accountant.billing.held_time_columns import Groups, grouped
-from accountant.billing.statement_items import DIMENSIONS, LATE, Figure, Row, accounts_named, itemise, total
+from accountant.billing.statement_items import DIMENSIONS, LATE, LineFilter, Row, accounts_named, itemise, total
 from accountant.billing.statements import build, payable_lines
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.wire.policy_models import IDLE
@@ -33,16 +33,16 @@ def stated(october):
 
 
 FIGURES = (
-    Figure(),
-    Figure(payers=True),
-    Figure(team="vision"),
-    Figure(team=IDLE),
-    Figure(accounts=accounts_named("allocated")),
-    Figure(team="teaching", accounts=accounts_named("allocated_idle")),
-    Figure(gpu_model="NVIDIA A100-SXM4-40GB", capacity_type="spot"),
-    Figure(gpu_model="Tesla T4"),
-    Figure(accounts=accounts_named("down")),
-    Figure(price_row="h100-oct"),
+    LineFilter(),
+    LineFilter(payers=True),
+    LineFilter(team="vision"),
+    LineFilter(team=IDLE),
+    LineFilter(accounts=accounts_named("allocated")),
+    LineFilter(team="teaching", accounts=accounts_named("allocated_idle")),
+    LineFilter(gpu_model="NVIDIA A100-SXM4-40GB", capacity_type="spot"),
+    LineFilter(gpu_model="Tesla T4"),
+    LineFilter(accounts=accounts_named("down")),
+    LineFilter(price_row="h100-oct"),
 )
 
 
@@ -85,7 +85,7 @@ def test_a_share_of_idle_time_is_nobodys_late_record(books, cut):
     span = tuple(map(books.at, OCTOBER))
     ledger = books.ledger(rows)
     stated = build(bills(ledger, book, *span, ("team",)), book, (), *span, "UTC")
-    found = itemise(stated, Figure(), grouped(bills(ledger, book, *span, DIMENSIONS[cut])))
+    found = itemise(stated, LineFilter(), grouped(bills(ledger, book, *span, DIMENSIONS[cut])))
     assert {line.team for line, _ in found.lines if line.detail == "spread"} == {"vision", "language", "robotics"}
     assert not [item for item in found.items if item.key == LATE]
     for line, part in found.lines:
@@ -93,18 +93,21 @@ def test_a_share_of_idle_time_is_nobodys_late_record(books, cut):
 
 
 def test_a_choice_takes_the_lines_that_it_names(stated):
-    whole = itemise(stated, Figure(), Groups())
-    payers, nobody = itemise(stated, Figure(payers=True), Groups()), itemise(stated, Figure(team=IDLE), Groups())
+    whole = itemise(stated, LineFilter(), Groups())
+    payers, nobody = (
+        itemise(stated, LineFilter(payers=True), Groups()),
+        itemise(stated, LineFilter(team=IDLE), Groups()),
+    )
     assert len(payers.lines) + len(nobody.lines) == len(whole.lines)
     assert whole.whole.amount == sum(stated.payable.values())
-    assert {line.account for line, _ in itemise(stated, Figure(accounts=accounts_named("busy")), Groups()).lines} == {
-        "busy"
-    }
+    assert {
+        line.account for line, _ in itemise(stated, LineFilter(accounts=accounts_named("busy")), Groups()).lines
+    } == {"busy"}
 
 
 def test_what_is_unpriced_has_no_cost_and_counts_in_time(october, stated):
     found = itemise(
-        stated, Figure(gpu_model="Tesla T4", accounts=accounts_named("allocated")), grouped(october[0]["job"])
+        stated, LineFilter(gpu_model="Tesla T4", accounts=accounts_named("allocated")), grouped(october[0]["job"])
     )
     (row,) = found.rows()
     assert (row.part.cost, row.part.amount) == (None, None)
@@ -116,7 +119,7 @@ def test_a_closed_month_names_what_moved_since(october, stated, days):
     """The kept lines stay; what the ledger has more, or less, is an item of its own."""
     charges, _, _ = october
     moved = 86_400_000_000 * days
-    figure = Figure(team="language", accounts=accounts_named("busy"), gpu_model="NVIDIA H100 80GB HBM3")
+    figure = LineFilter(team="language", accounts=accounts_named("busy"), gpu_model="NVIDIA H100 80GB HBM3")
     line = next(line for line in stated.lines if figure.takes(line))
     later = list(charges["team"])
     at = next(i for i, charge in enumerate(later) if _key(charge) == _line(line) and charge.gpu_us > abs(moved))

@@ -11,15 +11,15 @@ from fairshare.simulator.simulation_model import Job, Stopped, slots_of
 from gputally.base.units import MS_PER_HOUR, US_PER_MS
 from gputally.demo import cluster_and_workload
 from gputally.demo.scenario import START_MS, Options, build
-from gputally.demo.worker_processes import Crew, Plot, WorkerLost
+from gputally.demo.worker_processes import AgentPool, SiteConfig, WorkerLost
 
 NODES = cluster_and_workload.nodes()[:2]
 LATER = START_MS + MS_PER_HOUR
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Iterator[Crew]:
-    plot = Plot(
+def crew(tmp_path: Path) -> Iterator[AgentPool]:
+    plot = SiteConfig(
         nodes=NODES,
         queues=frozenset({"llm"}),
         folder=tmp_path,
@@ -29,13 +29,13 @@ def crew(tmp_path: Path) -> Iterator[Crew]:
         faults=build(Options(days=1)).faults,
         seed=1,
     )
-    crew = Crew(tmp_path / "log")
+    crew = AgentPool(tmp_path / "log")
     crew.settle(plot)
     yield crew
     crew.close()
 
 
-def test_an_idle_hour_is_metered_by_all_of_them(crew: Crew) -> None:
+def test_an_idle_hour_is_metered_by_all_of_them(crew: AgentPool) -> None:
     crew.begin([])
     crew.set_out([], LATER)
     crew.arrive()
@@ -49,7 +49,7 @@ def test_an_idle_hour_is_metered_by_all_of_them(crew: Crew) -> None:
     assert taken.closed == 16 * 4
 
 
-def test_what_fails_there_is_said_here_and_logged_there(crew: Crew, tmp_path: Path) -> None:
+def test_what_fails_there_is_said_here_and_logged_there(crew: AgentPool, tmp_path: Path) -> None:
     never_started = Stopped(LATER, Job("j", "llm", 0, 1, 1), slots_of(NODES[0])[:1], 1, "finished")
     crew.begin([])
     crew.set_out([never_started], LATER)
@@ -58,7 +58,7 @@ def test_what_fails_there_is_said_here_and_logged_there(crew: Crew, tmp_path: Pa
     assert "Traceback" in (tmp_path / "log").read_text()
 
 
-def test_a_process_that_is_gone_is_noticed(crew: Crew) -> None:
+def test_a_process_that_is_gone_is_noticed(crew: AgentPool) -> None:
     crew.begin([])
     crew.close()
     with pytest.raises(WorkerLost, match="has ended"):

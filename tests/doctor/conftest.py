@@ -10,14 +10,14 @@ import pytest
 
 from accountant.composition import Service
 from accountant.core.settings import Settings
-from accountant.wire.http_client import Remote
+from accountant.wire.http_client import AccountantClient
 from agent.core.readings import Snapshot
-from agent.holders.kubelet_client import Given
+from agent.holders.kubelet_client import KubeletAnswer
 from fairshare.core.queue_objects import instant
 from fairshare.targets import KINDS
 from gputally.base.clock import Clock, VirtualClock
 from gputally.base.errors import Unavailable
-from gputally.doctor.data_sources import Ground, Options, Sources
+from gputally.doctor.data_sources import ClusterView, Options, Sources
 from gputally.doctor.findings import CannotCheck
 from gputally.doctor.node_checks import Machine
 from gputally.doctor.rbac_checks import SERVICE_ACCOUNT
@@ -107,7 +107,7 @@ def nowhere(what: str) -> Callable[[], Any]:
     return refuse
 
 
-def unavailable() -> Ground:
+def unavailable() -> ClusterView:
     raise Unavailable("no cluster: nothing listens")
 
 
@@ -121,10 +121,10 @@ def sources_of(clock: VirtualClock) -> Callable[..., Sources]:
     """Sources over what is given; what is not cannot be had."""
 
     def make(
-        ground: Ground | None = None,
-        remote: Remote | None = None,
+        ground: ClusterView | None = None,
+        remote: AccountantClient | None = None,
         machine: Snapshot | None = None,
-        kubelet: Given | None = None,
+        kubelet: KubeletAnswer | None = None,
         at: Clock = clock,
         **options: Any,
     ) -> Sources:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from accountant.composition import Service
-from accountant.wire.http_client import Remote, Unanswered
+from accountant.wire.http_client import AccountantClient, Unanswered
 from accountant.wire.policy_models import Policy
-from agent.holders.kubelet_client import Given
+from agent.holders.kubelet_client import KubeletAnswer
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from fairshare.targets.kai import QUEUE, SHARD
 from gputally.base.clock import VirtualClock
@@ -22,7 +22,7 @@ from gputally.doctor.__main__ import CALLED_WRONGLY, examine, main
 from gputally.doctor.check_list import CHECKS, make_all
 from gputally.doctor.data_sources import Sources
 from gputally.doctor.findings import Result
-from gputally.doctor.rbac_checks import SERVICE_ACCOUNT, Right, ask
+from gputally.doctor.rbac_checks import SERVICE_ACCOUNT, AccessRight, ask
 from tests.doctor.conftest import NOW_MS, MemoryGround, failed, node, pod
 from tests.fakes.compiled import compiled
 from tests.fakes.nvml.library import build, loaded
@@ -119,7 +119,7 @@ def by_name(results: tuple[Result, ...]) -> dict[str, Result]:
 def test_what_is_wrong_in_the_cluster_and_the_books_is_found(
     sources_of: Callable[..., Sources], ground: MemoryGround, running: str
 ) -> None:
-    found = by_name(make_all(sources_of(ground, Remote(running), kubelet=Given(at_ms=0, failure=""))))
+    found = by_name(make_all(sources_of(ground, AccountantClient(running), kubelet=KubeletAnswer(at_ms=0, failure=""))))
     status = {name: result.status for name, result in found.items()}
     assert status == {
         "driver": "unknown", "kubelet": "ok", "processes": "unknown", "permissions": "ok", "clock": "error",
@@ -189,20 +189,20 @@ def test_accounts_of_the_release_are_asked_about_where_there_are_any(ground: Mem
     named = [asked for user, asked in ground.asked if user and asked.get("namespace")]
     assert {asked["namespace"] for asked in named} == {"metering"}
     assert {"tally-fairshare", "tally-fairshare-runai"} <= {asked.get("name") for asked in named}
-    assert Right("", "pods", "list") in answers["fairshare"]
+    assert AccessRight("", "pods", "list") in answers["fairshare"]
 
 
 def test_the_door_is_told_from_the_ledger(sources_of: Callable[..., Sources]) -> None:
-    sources = sources_of(remote=Remote("http://127.0.0.1:1"))
+    sources = sources_of(remote=AccountantClient("http://127.0.0.1:1"))
     (door,) = make_all(sources, ["accountant"])
     assert door.findings[0].what == "the accountant does not answer"
     with pytest.raises(Unanswered, match="refused"):
-        Remote("http://127.0.0.1:1").knock("/livez")
+        AccountantClient("http://127.0.0.1:1").knock("/livez")
 
 
 def test_knocking(running: str) -> None:
-    assert Remote(running).knock("/readyz").status == 200
-    refused = Remote(running).knock("/v1/nothing")
+    assert AccountantClient(running).knock("/readyz").status == 200
+    refused = AccountantClient(running).knock("/v1/nothing")
     assert (refused.status, refused.reason != "") == (404, True)
     assert refused.date_ms is not None
 

@@ -14,8 +14,8 @@ from agent.core.readings import Allocation, DeviceReading, Gpu, HolderReading, S
 from agent.wire import Holder
 from gputally.doctor.accountant_checks import (
     REFUSED_MS,
-    Knock,
-    Told,
+    AccountantProbe,
+    ClockReading,
     accountant,
     clocks,
     idle_holders,
@@ -25,7 +25,7 @@ from gputally.doctor.accountant_checks import (
 )
 from gputally.doctor.findings import CannotCheck, Finding, Result, exit_code, most
 from gputally.doctor.node_checks import Machine, driver, outsiders
-from gputally.doctor.rbac_checks import NEEDS, OWNERS, PREEMPTING, Right, judged, needed
+from gputally.doctor.rbac_checks import NEEDS, OWNERS, PREEMPTING, AccessRight, judged, needed
 
 CHART = Path(__file__).parents[1] / "chart" / "golden" / "on-prem.yaml"
 HOUR_US = 3_600_000_000
@@ -77,7 +77,7 @@ def test_holders_outside_kubernetes() -> None:
 
 def test_the_rights_are_those_of_the_chart() -> None:
     """Kinds, verbs and names, role by role; the chart's example grants preemption too."""
-    roles: dict[str, set[Right]] = {}
+    roles: dict[str, set[AccessRight]] = {}
     for manifest in yaml.safe_load_all(CHART.read_text("utf-8")):
         if manifest["kind"] not in {"Role", "ClusterRole"}:
             continue
@@ -88,7 +88,7 @@ def test_the_rights_are_those_of_the_chart() -> None:
                 for resource in rule["resources"]:
                     for verb in rule["verbs"]:
                         for name in rule.get("resourceNames", [""]):
-                            roles.setdefault(program, set()).add(Right(group, resource, verb, name, local))
+                            roles.setdefault(program, set()).add(AccessRight(group, resource, verb, name, local))
     for program, rights in roles.items():
         ours = set(NEEDS[program])
         assert ours <= rights, sorted(map(str, ours - rights))
@@ -99,11 +99,11 @@ def test_the_rights_are_those_of_the_chart() -> None:
 def test_rights_of_kinds_that_nobody_serves_are_not_asked_for() -> None:
     served = {("", "pods"), ("kueue.x-k8s.io", "workloads")}
     assert {right.resource for right in needed("fairshare", served)} == {"pods", "workloads"}
-    assert Right("", "pods/eviction", "create") in needed("fairshare", served, preempts=True)
+    assert AccessRight("", "pods/eviction", "create") in needed("fairshare", served, preempts=True)
 
 
 def test_refused_rights() -> None:
-    pods, jobs = Right("", "pods", "list"), next(right for right in OWNERS if right.resource == "jobs")
+    pods, jobs = AccessRight("", "pods", "list"), next(right for right in OWNERS if right.resource == "jobs")
     seen = judged(
         {"agent": {pods: True}, "accountant": {pods: False, jobs: False}}, {"agent": "me", "accountant": "me"}
     )
@@ -116,31 +116,34 @@ def test_refused_rights() -> None:
 
 def test_clocks() -> None:
     assert REFUSED_MS == SKEW_MS
-    assert clocks((Told("API server", 9_000, 9_999, 100), Told("accountant", 11_000, 10_000, 0))).findings == ()
-    seen = clocks((Told("API server", 10_000, 20_000, 500), Told("accountant", 700_000, 10_000, 0)))
+    assert (
+        clocks((ClockReading("API server", 9_000, 9_999, 100), ClockReading("accountant", 11_000, 10_000, 0))).findings
+        == ()
+    )
+    seen = clocks((ClockReading("API server", 10_000, 20_000, 500), ClockReading("accountant", 700_000, 10_000, 0)))
     ahead, behind = seen.findings
     assert (ahead.severity, ahead.what) == ("warning", "this clock is ahead of the API server's")
     assert ahead.evidence == "by at least 8.5 s"
     assert (behind.severity, behind.what) == ("error", "this clock is behind the accountant's")
-    (far,) = clocks((Told("accountant", 0, 400_000, 0),)).findings
+    (far,) = clocks((ClockReading("accountant", 0, 400_000, 0),)).findings
     assert "quarantined as future-dated" in far.what
 
 
 @pytest.mark.parametrize(
     ("knock", "what"),
     [
-        (Knock("http://a", 0, 0, "Connection refused"), "the accountant does not answer"),
-        (Knock("http://a", 503, 503, "disk full"), "the accountant cannot read its ledger"),
-        (Knock("http://a", 200, 401, "Unauthenticated"), "the accountant does not know this caller"),
-        (Knock("http://a", 200, 403, "Forbidden"), "this caller may not read the books"),
-        (Knock("http://a", 200, 500, "Internal"), "the accountant does not answer a question"),
+        (AccountantProbe("http://a", 0, 0, "Connection refused"), "the accountant does not answer"),
+        (AccountantProbe("http://a", 503, 503, "disk full"), "the accountant cannot read its ledger"),
+        (AccountantProbe("http://a", 200, 401, "Unauthenticated"), "the accountant does not know this caller"),
+        (AccountantProbe("http://a", 200, 403, "Forbidden"), "this caller may not read the books"),
+        (AccountantProbe("http://a", 200, 500, "Internal"), "the accountant does not answer a question"),
     ],
 )
-def test_the_accountants_door(knock: Knock, what: str) -> None:
+def test_the_accountants_door(knock: AccountantProbe, what: str) -> None:
     (found,) = accountant(knock).findings
     assert (found.severity, found.what) == ("error", what)
     assert knock.why in found.evidence
-    assert accountant(Knock("http://a", 200, 200)).findings == ()
+    assert accountant(AccountantProbe("http://a", 200, 200)).findings == ()
 
 
 def hour(pod: str, hour: int, busy: float, gpus: float = 2, unknown: float = 0.0) -> UsageLine:

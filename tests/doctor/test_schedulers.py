@@ -11,7 +11,7 @@ import yaml
 from accountant.wire.policy_models import Policy
 from fairshare.core.model import Condition, Gang, Issue, Pod
 from fairshare.targets.status_conditions import StatusObject, render
-from gputally.doctor.rbac_checks import Right, needed, scheduler_configs
+from gputally.doctor.rbac_checks import AccessRight, needed, scheduler_configs
 from gputally.doctor.scheduler_checks import (
     KNOWN,
     QueueObject,
@@ -275,5 +275,5 @@ def test_the_rights_asked_for_follow_the_policys_own_configmaps() -> None:
     named = policy({"name": "a", "refs": ("kueue:a",)}, targets={"kueue": {"config": "batch/kueue-config"}})
     assert scheduler_configs(named) == ("kueue-config",)
     rights = needed("fairshare", {("", "configmaps")}, configs=scheduler_configs(named))
-    assert Right("", "configmaps", "get", "kueue-config") in rights
+    assert AccessRight("", "configmaps", "get", "kueue-config") in rights
     assert scheduler_configs(policy({"name": "a", "refs": ("kai:a",)})) == ()

@@ -15,7 +15,7 @@ import pytest
 from kubernetes import client
 
 from fairshare.targets.kai import QUEUE
-from gputally.base.errors import ClusterError, Conflict, Gone, NotFound, Refused, Unavailable
+from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable, VersionGone
 from gputally.kubernetes.api_client import PAGE, KubernetesCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event
 
@@ -126,7 +126,7 @@ def test_a_conflict_names_the_owners(cluster: KubernetesCluster, stub: Stub) -> 
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (400, Refused), (401, Refused), (403, Refused), (404, NotFound), (409, Conflict), (410, Gone),
+        (400, Refused), (401, Refused), (403, Refused), (404, NotFound), (409, Conflict), (410, VersionGone),
         (422, Refused), (429, Unavailable), (500, Unavailable), (503, Unavailable),
     ],
 )  # fmt: skip

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from accountant.billing.cost_columns import COLUMNS, Tabled
+from accountant.billing.cost_columns import COLUMNS, UsageColumns
 from accountant.billing.costs import PRICED_BY, Place
-from accountant.billing.held_time_columns import Held, Hours, JobName, Peak, repeated
-from accountant.ledger.protocols import IdlePhases, Lent
+from accountant.billing.held_time_columns import HeldTime, Hours, JobName, Peak, repeated
+from accountant.ledger.protocols import IdlePhases, LentTime
 from accountant.wire.usage_models import Dimension, UsageLine
 from gputally.base.units import MS_PER_HOUR
 
@@ -36,10 +36,10 @@ class FromLines:
     ) -> list[IdlePhases]:
         return []
 
-    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[Lent]:
+    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[LentTime]:
         return []
 
-    def held(self, edges: Sequence[int], timezone: str = "UTC") -> Held:
+    def held(self, edges: Sequence[int], timezone: str = "UTC") -> HeldTime:
         return of_lines(self.usage, edges, timezone)
 
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
@@ -50,11 +50,13 @@ class FromLines:
     ) -> dict[JobName, Peak]:
         return peaks_of_lines(self.usage, start_ms, end_ms, jobs, timezone)
 
-    def tabled(self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC") -> list[Tabled]:
+    def tabled(
+        self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC"
+    ) -> list[UsageColumns]:
         return tabled_of_lines(self.usage, self.idle_phases, edges, cuts, timezone)
 
 
-def of_lines(usage: Callable[..., list[UsageLine]], edges: Sequence[int], timezone: str) -> Held:
+def of_lines(usage: Callable[..., list[UsageLine]], edges: Sequence[int], timezone: str) -> HeldTime:
     """As columns, of the lines of `usage`."""
     by: tuple[Dimension, ...] = ("team", "namespace", "job", "cluster", "user", *PRICED_BY)
     rows = [
@@ -78,7 +80,7 @@ def of_lines(usage: Callable[..., list[UsageLine]], edges: Sequence[int], timezo
     columns = [np.array(time, dtype=np.int64) for time in times] or [np.zeros(0, dtype=np.int64)] * 3
     stretch = np.array([number for number, _, _ in rows], dtype=np.int64)
     lists = (names["team"], names["job"], names["cluster"], names["user"], names["place"])
-    return Held(*lists, stretch, *numbers.values(), *columns)
+    return HeldTime(*lists, stretch, *numbers.values(), *columns)
 
 
 def hours_of_lines(usage: Callable[..., list[UsageLine]], start_ms: int, end_ms: int, timezone: str) -> Hours:
@@ -123,7 +125,7 @@ def tabled_of_lines(
     edges: Sequence[int],
     cuts: Sequence[Sequence[Dimension]],
     timezone: str,
-) -> list[Tabled]:
+) -> list[UsageColumns]:
     """Of the lines of `usage` and `idle_phases`."""
     found = []
     for by in cuts:
@@ -149,5 +151,5 @@ def tabled_of_lines(
         numbers = [(stretch, keys.index(key), places.index(place)) for stretch, key, place in there]
         at = np.array(numbers, dtype=np.int64).reshape(-1, 3)
         cells = np.array(list(there.values()), dtype=np.int64).reshape(-1, len(COLUMNS))
-        found.append(Tabled(keys, places, at[:, 0], at[:, 1], at[:, 2], cells))
+        found.append(UsageColumns(keys, places, at[:, 0], at[:, 1], at[:, 2], cells))
     return found

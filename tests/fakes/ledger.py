@@ -19,7 +19,7 @@ from accountant.ledger.protocols import (
     GpuOwnership,
     Imports,
     JobKey,
-    Misdated,
+    MisdatedRecords,
     NodeFacts,
     Quarantined,
     Receipt,
@@ -244,10 +244,10 @@ class MemoryLedger(FromLines, MemoryJournal):
     def newest_end_ms(self) -> int:
         return 0
 
-    def misdated(self, now_ms: int) -> tuple[Misdated, ...]:
+    def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
         return ()
 
-    def redate(self, now_ms: int, who: str, reason: str) -> tuple[Misdated, ...]:
+    def redate(self, now_ms: int, who: str, reason: str) -> tuple[MisdatedRecords, ...]:
         return ()
 
     def extent(self) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import pytest
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.wire.http_client import Remote
+from accountant.wire.http_client import AccountantClient
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import new_token
@@ -30,7 +30,7 @@ class Books:
     def options(self) -> list[str]:
         return ["--url", self.url, "--token-file", str(self.token_file)]
 
-    def remote(self, kind: type[Remote] = Remote) -> Remote:
+    def remote(self, kind: type[AccountantClient] = AccountantClient) -> AccountantClient:
         return kind(self.url, self.token_file.read_text())
 
     def held(self, start_ms: int, end_ms: int, cluster: str, by: str = "namespace") -> dict[str, int]:

@@ -18,7 +18,7 @@ from accountant.history_import.import_run import Destination
 from accountant.history_import.prometheus_source import Prometheus, PrometheusFailed
 from accountant.history_import.slurm_history import SlurmHistory
 from accountant.inventory.slurm_accounting import Job
-from accountant.wire.http_client import Remote, Unanswered
+from accountant.wire.http_client import AccountantClient, Unanswered
 from gputally.base.units import MS_PER_HOUR
 from tests.history_import.conftest import NOW_MS
 
@@ -78,7 +78,7 @@ def test_slurms_hours_to_the_second_and_once(books, sacct, tmp_path, capsys):
     assert (ledger.usage(START_MS, NOW_MS, ("cluster", "job")), len(ledger.acts("imported"))) == before
 
 
-class Cut(Remote):
+class Cut(AccountantClient):
     """A connection that breaks after some batches."""
 
     left = 3

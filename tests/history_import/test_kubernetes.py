@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from accountant.history_import.gpu_holds import Grid, rows
+from accountant.history_import.gpu_holds import TimeGrid, rows
 from accountant.history_import.kubernetes_history import histories
 from accountant.history_import.prometheus_series import Observed, Series, device_of, labelled_pod, pod_of, resource
 from accountant.history_import.prometheus_source import selector
@@ -15,7 +15,7 @@ MINUTE = 60_000
 START = 1_790_812_800_000
 CELLS = 60
 SPAN = (START, START + CELLS * MINUTE)
-GRID = Grid(*SPAN, MINUTE)
+GRID = TimeGrid(*SPAN, MINUTE)
 MODEL = "NVIDIA H100 80GB HBM3"
 PRODUCT = "NVIDIA-A100-SXM4-80GB"
 

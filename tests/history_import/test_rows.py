@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from accountant.history_import.gpu_holds import (
     Demand,
+    FigureSeries,
     GpuLayout,
-    Grid,
-    Hold,
-    Part,
-    Track,
+    GpuPart,
+    SlotHold,
+    TimeGrid,
     bridged,
     mig_slice,
     place,
@@ -30,11 +30,11 @@ START = 1_790_812_800_000
 SPAN = (START, START + HOUR)
 ALWAYS = (SPAN,)
 A, B = Holder("pod", "a", "vision", "train-0", "main"), Holder("pod", "b", "nlp", "serve-0", "main")
-GRID = Grid(START, START + HOUR, MINUTE)
+GRID = TimeGrid(START, START + HOUR, MINUTE)
 
 
 def hold(holder, start, end, part=0, slot=0):
-    return Hold("g", part, slot, holder, START + start * MINUTE, START + end * MINUTE)
+    return SlotHold("g", part, slot, holder, START + start * MINUTE, START + end * MINUTE)
 
 
 def made(gpu, holds, allowed=ALWAYS):
@@ -56,7 +56,7 @@ def us(minutes):
 
 
 def test_a_gpu_is_cut_at_quarters_and_at_each_change_and_nobodys_time_has_rows():
-    gpu = GpuLayout("g", "H100", (Part(),), ALWAYS)
+    gpu = GpuLayout("g", "H100", (GpuPart(),), ALWAYS)
     assert made(gpu, [hold(A, 5, 20)]) == [
         (0, 5, None, us(5), None),
         (5, 15, "a", us(10), None),
@@ -68,11 +68,11 @@ def test_a_gpu_is_cut_at_quarters_and_at_each_change_and_nobodys_time_has_rows()
 
 
 def test_figures_of_the_only_holder_are_its_and_what_was_not_recorded_is_a_gap():
-    busy = Track(GRID, {cell: 500_000 for cell in range(60) if cell != 3})
-    power = Track(GRID, dict.fromkeys(range(60), 400_000))
-    memory = Track(GRID, dict.fromkeys(range(60), 1_024))
+    busy = FigureSeries(GRID, {cell: 500_000 for cell in range(60) if cell != 3})
+    power = FigureSeries(GRID, dict.fromkeys(range(60), 400_000))
+    memory = FigureSeries(GRID, dict.fromkeys(range(60), 1_024))
     (row, *_) = rows(
-        GpuLayout("g", "H100", (Part(None, 1, busy, memory),), ALWAYS, power=power), [hold(A, 0, 60)], SPAN, ALWAYS
+        GpuLayout("g", "H100", (GpuPart(None, 1, busy, memory),), ALWAYS, power=power), [hold(A, 0, 60)], SPAN, ALWAYS
     )
     assert row.busy_us == us(14) // 2
     assert row.gaps == (Gap(START + 3 * MINUTE, START + 4 * MINUTE, "not recorded"),)
@@ -82,8 +82,8 @@ def test_figures_of_the_only_holder_are_its_and_what_was_not_recorded_is_a_gap()
 
 
 def test_of_sharers_nobody_knows_whose_it_was():
-    busy = Track(GRID, dict.fromkeys(range(60), 1_000_000))
-    gpu = GpuLayout("g", "A100", (Part(None, 3, busy),), ALWAYS)
+    busy = FigureSeries(GRID, dict.fromkeys(range(60), 1_000_000))
+    gpu = GpuLayout("g", "A100", (GpuPart(None, 3, busy),), ALWAYS)
     found = rows(gpu, [hold(A, 0, 60, slot=0), hold(B, 0, 15, slot=1)], SPAN, ALWAYS)
     shared, alone = [r for r in found if r.start_ms == START], [r for r in found if r.start_ms == START + 15 * MINUTE]
     assert [(r.holder and r.holder.kind, r.capacity_us, r.busy_us) for r in shared] == [
@@ -97,7 +97,7 @@ def test_of_sharers_nobody_knows_whose_it_was():
 
 def test_instances_have_their_part_and_what_no_instance_has_is_nobodys():
     model = "NVIDIA A100-SXM4-80GB"
-    parts = tuple(Part(mig_slice(profile, gi, model)) for gi, profile in enumerate(("3g.40gb", "2g.20gb")))
+    parts = tuple(GpuPart(mig_slice(profile, gi, model)) for gi, profile in enumerate(("3g.40gb", "2g.20gb")))
     found = [
         row
         for row in rows(GpuLayout("g", model, parts, ALWAYS), [hold(A, 0, 60)], SPAN, ALWAYS)
@@ -114,15 +114,15 @@ def test_instances_have_their_part_and_what_no_instance_has_is_nobodys():
 
 def test_time_in_which_nobody_could_see_who_holds_it_has_rows_only_where_all_of_it_is_held():
     known = ((START, START + 15 * MINUTE),)
-    assert made(GpuLayout("g", "H100", (Part(),), known), [hold(A, 10, 40)])[-2:] == [
+    assert made(GpuLayout("g", "H100", (GpuPart(),), known), [hold(A, 10, 40)])[-2:] == [
         (15, 30, "a", us(15), None), (30, 40, "a", us(10), None),
     ]  # fmt: skip
-    half = made(GpuLayout("g", "H100", (Part(None, 2),), known), [hold(A, 10, 40)])
+    half = made(GpuLayout("g", "H100", (GpuPart(None, 2),), known), [hold(A, 10, 40)])
     assert max(end for _, end, *_ in half) == 15
 
 
 def test_what_may_not_be_imported_is_not_and_a_node_that_was_not_ready_is_down():
-    gpu = GpuLayout("g", "H100", (Part(),), ALWAYS, lost=((START, START + 7 * MINUTE),))
+    gpu = GpuLayout("g", "H100", (GpuPart(),), ALWAYS, lost=((START, START + 7 * MINUTE),))
     allowed = [(START, START + 10 * MINUTE), (START + 50 * MINUTE, START + HOUR)]
     found = rows(gpu, [], SPAN, allowed)
     assert [(r.health, r.capacity_us) for r in found] == [("lost", us(7)), ("ok", us(3)), ("ok", us(10))]
@@ -146,8 +146,8 @@ _DEMANDS = st.lists(
 def test_conservation_whatever_was_asked_for(drawn, slots, tolerance):
     """No GPU has more than its time, no holder more than it asked for, and every set is one that the ledger takes."""
     model = "NVIDIA A100-SXM4-80GB"
-    instances = (Part(mig_slice("3g.40gb", 1, model)), Part(mig_slice("4g.40gb", 2, model), slots))
-    layouts = [GpuLayout("g0", model, (Part(None, slots),), ALWAYS), GpuLayout("g1", model, instances, ALWAYS)]
+    instances = (GpuPart(mig_slice("3g.40gb", 1, model)), GpuPart(mig_slice("4g.40gb", 2, model), slots))
+    layouts = [GpuLayout("g0", model, (GpuPart(None, slots),), ALWAYS), GpuLayout("g1", model, instances, ALWAYS)]
     pool = [(gpu.uuid, n, s) for gpu in layouts for n, part in enumerate(gpu.parts) for s in range(part.slots)]
     demands = [
         Demand(

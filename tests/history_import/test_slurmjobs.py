@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from accountant.history_import.gpu_holds import rows
 from accountant.history_import.import_chunks import Chunk, epoch
-from accountant.history_import.slurm_history import Offer, SlurmHistory, node_names, offers
+from accountant.history_import.slurm_history import NodeGpus, SlurmHistory, node_names, offers
 from accountant.inventory import slurm_accounting
 from accountant.inventory.slurm_accounting import Job
 
@@ -61,7 +61,7 @@ def test_what_is_no_list_of_nodes(text):
 def test_what_sinfo_says_of_nodes():
     text = "n1|gpu:a100:8(S:0-1)\nn2|gpu:2,shard:8\nn3|(null)\nn4|gpu:1g.10gb:7(S:0),gpu:h100:1\nbad\n\n"
     found, faults = offers(text)
-    assert found == {"n1": Offer(8, "a100"), "n2": Offer(2), "n4": Offer(8, "1g.10gb")}
+    assert found == {"n1": NodeGpus(8, "a100"), "n2": NodeGpus(2), "n4": NodeGpus(8, "1g.10gb")}
     assert [fault.place for fault in faults] == ["line 5"]
 
 
@@ -74,8 +74,9 @@ def test_gpus_of_a_job_are_divided_over_its_nodes_and_nothing_is_lost():
 
 
 def test_nodes_that_were_described_are_there_all_the_time_and_have_their_model():
-    history = SlurmHistory([job(1, "n1", 2, 0, 60, types={"a100": 2})], {"n1": Offer(8, "a100"), "n2": Offer(4)}, 2**60,
-                           {"a100": "NVIDIA A100-SXM4-80GB"})  # fmt: skip
+    nodes = {"n1": NodeGpus(8, "a100"), "n2": NodeGpus(4)}
+    models = {"a100": "NVIDIA A100-SXM4-80GB"}
+    history = SlurmHistory([job(1, "n1", 2, 0, 60, types={"a100": 2})], nodes, 2**60, models)
     minutes, capacity = held(history)
     assert (minutes, capacity) == ({"1": 120}, 12 * 24 * 60)
     assert {gpu.model for node in history.read(CHUNK) for gpu in node.gpus} == {"NVIDIA A100-SXM4-80GB", ""}

@@ -18,7 +18,7 @@ from accountant.api.answer_cache import (
     STALEST_MS,
     TIMES_AS_OLD,
     Answer,
-    Prepared,
+    AnswerCache,
 )
 from gputally.base.clock import VirtualClock
 
@@ -59,18 +59,20 @@ def spent() -> Spent:
 
 
 @pytest.fixture
-def prepared(clock: VirtualClock, spent: Spent) -> Iterator[Prepared]:
-    prepared = Prepared(clock, spent)
+def prepared(clock: VirtualClock, spent: Spent) -> Iterator[AnswerCache]:
+    prepared = AnswerCache(clock, spent)
     yield prepared
     prepared.close()
 
 
-def test_what_is_quick_is_found_every_time(prepared: Prepared, spent: Spent) -> None:
+def test_what_is_quick_is_found_every_time(prepared: AnswerCache, spent: Spent) -> None:
     find = Finding(spent, 0.01)
     assert [prepared.ask("a", find) for _ in range(2)] == [Answer(1, None), Answer(2, None)]
 
 
-def test_what_takes_long_is_kept_and_says_of_when_it_is(prepared: Prepared, spent: Spent, clock: VirtualClock) -> None:
+def test_what_takes_long_is_kept_and_says_of_when_it_is(
+    prepared: AnswerCache, spent: Spent, clock: VirtualClock
+) -> None:
     find = Finding(spent, 1.0)
     assert prepared.ask("a", find).as_of_ms is None
     clock.advance(FRESH_MS - 1)
@@ -81,7 +83,7 @@ def test_what_takes_long_is_kept_and_says_of_when_it_is(prepared: Prepared, spen
 
 @pytest.mark.parametrize(("price", "age_ms"), [(1.0, FRESH_MS), (10.0, TIMES_AS_OLD * 10_000)])
 def test_an_old_one_is_shown_while_it_is_found_anew(
-    prepared: Prepared, spent: Spent, clock: VirtualClock, price: float, age_ms: int
+    prepared: AnswerCache, spent: Spent, clock: VirtualClock, price: float, age_ms: int
 ) -> None:
     find = Finding(spent, price)
     prepared.ask("a", find)
@@ -96,14 +98,14 @@ def test_an_old_one_is_shown_while_it_is_found_anew(
     assert prepared.ask("a", find).value == 2
 
 
-def test_what_is_too_old_is_not_shown(prepared: Prepared, spent: Spent, clock: VirtualClock) -> None:
+def test_what_is_too_old_is_not_shown(prepared: AnswerCache, spent: Spent, clock: VirtualClock) -> None:
     find = Finding(spent, 1.0)
     prepared.ask("a", find)
     clock.advance(STALEST_MS + 1)
     assert prepared.ask("a", find).value == 2
 
 
-def test_two_who_ask_at_once_wait_for_one_finding(prepared: Prepared, spent: Spent) -> None:
+def test_two_who_ask_at_once_wait_for_one_finding(prepared: AnswerCache, spent: Spent) -> None:
     begun, go = threading.Event(), threading.Event()
     times: list[int] = []
 
@@ -126,14 +128,14 @@ def _fails() -> int:
     raise ValueError("no ledger")
 
 
-def test_a_failure_is_told_and_not_kept(prepared: Prepared, spent: Spent) -> None:
+def test_a_failure_is_told_and_not_kept(prepared: AnswerCache, spent: Spent) -> None:
     with pytest.raises(ValueError, match="no ledger"):
         prepared.ask("a", _fails)
     assert prepared.ask("a", Finding(spent, 1.0)).value == 1
 
 
 def test_a_failure_behind_the_readers_back_is_the_next_readers(
-    prepared: Prepared, spent: Spent, clock: VirtualClock
+    prepared: AnswerCache, spent: Spent, clock: VirtualClock
 ) -> None:
     prepared.ask("a", Finding(spent, 1.0))
     clock.advance(FRESH_MS + 1)
@@ -143,7 +145,7 @@ def test_a_failure_behind_the_readers_back_is_the_next_readers(
         prepared.ask("a", _fails)
 
 
-def test_no_more_is_kept_than_fits(prepared: Prepared, spent: Spent) -> None:
+def test_no_more_is_kept_than_fits(prepared: AnswerCache, spent: Spent) -> None:
     find = Finding(spent, 1.0)
     for number in range(MOST_KEPT + 1):
         prepared.ask(number, find)
@@ -151,7 +153,7 @@ def test_no_more_is_kept_than_fits(prepared: Prepared, spent: Spent) -> None:
     assert prepared.ask(0, find).as_of_ms is None
 
 
-def test_an_equal_mark_makes_a_kept_answer_one_of_now(prepared: Prepared, spent: Spent, clock: VirtualClock) -> None:
+def test_an_equal_mark_makes_a_kept_answer_one_of_now(prepared: AnswerCache, spent: Spent, clock: VirtualClock) -> None:
     find, marks = Finding(spent, 1.0), iter((1, 1, 1, 2, 2))
 
     def ask() -> Answer[int]:
@@ -164,7 +166,7 @@ def test_an_equal_mark_makes_a_kept_answer_one_of_now(prepared: Prepared, spent:
     assert find.times == 2
 
 
-def test_while_nobody_reads_little_is_asked_ahead(prepared: Prepared, spent: Spent, clock: VirtualClock) -> None:
+def test_while_nobody_reads_little_is_asked_ahead(prepared: AnswerCache, spent: Spent, clock: VirtualClock) -> None:
     find = Finding(spent, 0.5)
 
     def asked_ahead_in(span_ms: int) -> int:
@@ -185,7 +187,7 @@ def test_while_nobody_reads_little_is_asked_ahead(prepared: Prepared, spent: Spe
     assert asked_ahead_in(4 * AHEAD_MS) == 4, "nobody has come back"
 
 
-def test_what_is_found_together_is_kept_apart(prepared: Prepared, spent: Spent, clock: VirtualClock) -> None:
+def test_what_is_found_together_is_kept_apart(prepared: AnswerCache, spent: Spent, clock: VirtualClock) -> None:
     find = Finding(spent, 1.0)
 
     def both() -> list[int]:
@@ -204,7 +206,7 @@ def test_what_is_found_together_is_kept_apart(prepared: Prepared, spent: Spent, 
 
 
 def test_together_too_what_is_quick_is_not_kept_and_an_equal_mark_is_enough(
-    prepared: Prepared, spent: Spent, clock: VirtualClock
+    prepared: AnswerCache, spent: Spent, clock: VirtualClock
 ) -> None:
     quick, slow = Finding(spent, 0.01), Finding(spent, 1.0)
     prepared.together(("a",), lambda: [quick()])
@@ -224,7 +226,7 @@ class Heavy:
     nbytes: int
 
 
-def test_no_more_is_kept_than_memory_is_meant_for(prepared: Prepared, spent: Spent) -> None:
+def test_no_more_is_kept_than_memory_is_meant_for(prepared: AnswerCache, spent: Spent) -> None:
     def find() -> Heavy:
         spent.seconds += 1.0
         return Heavy(MOST_BYTES // 3)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi import Request
 
-from accountant.api.middleware import Intake
+from accountant.api.middleware import BodyLimits
 from accountant.api.problems import Refusal
 from accountant.core.settings import Limits
 
@@ -43,7 +43,7 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 
 def test_bodies_that_are_only_announced_take_no_room():
     async def work() -> None:
-        intake = Intake(LIMITS)
+        intake = BodyLimits(LIMITS)
         slow = [request("slow", b"x", ends=False, content_length=str(64 * KIB)) for _ in range(80)]
         waiting = [asyncio.create_task(intake.body(one).__aenter__()) for one in slow]
         await asyncio.sleep(0)
@@ -60,7 +60,7 @@ def test_one_caller_has_a_share_and_leaves_the_rest_to_others():
     packed = gzip.compress(bytes(60 * KIB))
 
     async def work() -> None:
-        intake = Intake(LIMITS)
+        intake = BodyLimits(LIMITS)
         async with AsyncExitStack() as held:
             for _ in range(2):
                 await held.enter_async_context(intake.body(request("node-1", packed, content_encoding="gzip")))
@@ -75,7 +75,7 @@ def test_one_caller_has_a_share_and_leaves_the_rest_to_others():
 
 
 def test_a_body_that_comes_too_slowly_is_given_up_before_its_time_is_over():
-    class Impatient(Intake):
+    class Impatient(BodyLimits):
         GRACE_SECONDS = 0.05
 
     async def work() -> None:
@@ -91,7 +91,7 @@ def test_a_body_that_comes_too_slowly_is_given_up_before_its_time_is_over():
 def test_a_length_that_is_none_is_refused(text):
     async def work() -> None:
         with pytest.raises(Refusal, match="Content-Length"):
-            async with Intake(LIMITS).body(request("any", b"", content_length=text)):
+            async with BodyLimits(LIMITS).body(request("any", b"", content_length=text)):
                 pass
 
     run(work)

@@ -23,7 +23,7 @@ from accountant.core.settings import Settings
 from accountant.ledger.protocols import JobKey
 from accountant.notifications import messages
 from accountant.notifications.channels import Mail
-from accountant.notifications.messages import Letter, compose
+from accountant.notifications.messages import Message, compose
 from accountant.notifications.subscriptions import Smtp
 from accountant.notifications.triggers import ReportDue
 from accountant.reports import report_model
@@ -217,7 +217,7 @@ def mails(letter):
 
 def _about(letter, name):
     facts = (*letter.facts, (name, name))
-    return Letter(letter.key, 1, f"Team {name} held 3", f"about {name}", facts, letter.link)
+    return Message(letter.key, 1, f"Team {name} held 3", f"about {name}", facts, letter.link)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from accountant.api.answer_cache import KEPT_MS, PACK_LINES, KeptAnswers
+from accountant.api.answer_cache import KEPT_MS, PACK_LINES, AnswerPages
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Page, open_page
 from accountant.composition import Service
@@ -82,7 +82,7 @@ def test_pages_add_up_to_one_answer_or_are_refused(
 ) -> None:
     """Whatever is booked, taken back or forgotten between two of them."""
     clock = VirtualClock(NOW_MS)
-    kept, first, ledger = KeptAnswers(clock, room), whole(costs), list(costs)
+    kept, first, ledger = AnswerPages(clock, room), whole(costs), list(costs)
     forgotten = not room
     lines: list[CostLine] = []
     page: str | None = None
@@ -112,7 +112,7 @@ def test_pages_add_up_to_one_answer_or_are_refused(
 
 
 def test_a_page_may_reach_over_what_is_packed_together() -> None:
-    kept, answer = KeptAnswers(VirtualClock(0), PLENTY), whole(list(range(1, 2 * PACK_LINES + 8)))
+    kept, answer = AnswerPages(VirtualClock(0), PLENTY), whole(list(range(1, 2 * PACK_LINES + 8)))
     first = kept.turn(asked(None), PACK_LINES - 3, lambda: answer)
     second = kept.turn(asked(first.next_page), PACK_LINES + 6, lambda: whole([]))
     third = kept.turn(asked(second.next_page), PACK_LINES, lambda: whole([]))
@@ -121,16 +121,16 @@ def test_a_page_may_reach_over_what_is_packed_together() -> None:
 
 
 def test_an_answer_of_one_page_is_not_kept() -> None:
-    kept, answer = KeptAnswers(VirtualClock(0), PLENTY), whole([1, 2])
+    kept, answer = AnswerPages(VirtualClock(0), PLENTY), whole([1, 2])
     assert kept.turn(asked(None), 2, lambda: answer) is answer
     assert (len(kept), kept.nbytes) == (0, 0)
 
 
 def test_more_than_fits_is_not_kept_and_what_is_turned_stays() -> None:
     """Of three answers two fit: the one that nobody turned the pages of goes."""
-    one = KeptAnswers(VirtualClock(0), PLENTY)
+    one = AnswerPages(VirtualClock(0), PLENTY)
     one.turn(asked(None), 1, lambda: whole([1, 2, 3]))
-    kept = KeptAnswers(VirtualClock(0), 2 * one.nbytes + one.nbytes // 2)
+    kept = AnswerPages(VirtualClock(0), 2 * one.nbytes + one.nbytes // 2)
     pages = [kept.turn(asked(None), 1, partial(whole, [each, 2, 3])).next_page for each in (1, 4)]
     kept.turn(asked(pages[0]), 1, lambda: whole([]))
     pages.append(kept.turn(asked(None), 1, lambda: whole([7, 2, 3])).next_page)
@@ -143,7 +143,7 @@ def test_more_than_fits_is_not_kept_and_what_is_turned_stays() -> None:
 
 def test_what_is_turned_now_and_then_stays_and_what_is_not_goes() -> None:
     clock = VirtualClock(0)
-    kept = KeptAnswers(clock, PLENTY)
+    kept = AnswerPages(clock, PLENTY)
     page = kept.turn(asked(None), 1, lambda: whole([1, 2, 3, 4])).next_page
     for _ in range(2):
         clock.advance(KEPT_MS - 1)
@@ -154,7 +154,7 @@ def test_what_is_turned_now_and_then_stays_and_what_is_not_goes() -> None:
 
 def test_kept_lines_take_little_memory() -> None:
     lines = whole(list(range(10**11, 10**11 + 20_000)))
-    kept = KeptAnswers(VirtualClock(0), 64 * PLENTY)
+    kept = AnswerPages(VirtualClock(0), 64 * PLENTY)
     kept.turn(asked(None), 1, lambda: lines)
     assert kept.nbytes < 60 * len(lines.lines)
 

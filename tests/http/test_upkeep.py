@@ -15,7 +15,7 @@ from accountant.core.errors import LedgerUnavailable
 from accountant.core.settings import Archive, Backups, Settings
 from accountant.ledger.journal import NewAct, record
 from accountant.ledger.protocols import Facts, NodeFacts
-from accountant.runtime.background_tasks import Upkeep
+from accountant.runtime.background_tasks import Maintenance
 from accountant.storage import backups
 from accountant.wire.policy_models import Decision, Policy
 from tests import fresh
@@ -293,5 +293,7 @@ def test_decisions_past_their_retention_are_removed_once_the_archive_has_them(se
         service.maintain()
         assert service.ledger.decisions(0, clock.wall_ms()) == both[1:]
         assert list(settings.archive.to.glob("part-*/decision.parquet"))
-        for_ever = Upkeep(service.ledger, service.books, settings.model_copy(update={"keep_decisions": None}), clock)
+        for_ever = Maintenance(
+            service.ledger, service.books, settings.model_copy(update={"keep_decisions": None}), clock
+        )
         assert "retention" not in {routine.name for routine in for_ever.routines()}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.core.periods import Dated
+from accountant.core.periods import Timeline
 from accountant.ledger.protocols import Facts, NamespaceFacts, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import UNASSIGNED
@@ -23,7 +23,7 @@ HOUR = 60 * MINUTE
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.sampled_from("abc"))))
 def test_a_history_is_what_the_last_word_about_each_instant_was(changes: list[tuple[int, str]]) -> None:
-    history = Dated.always("start")
+    history = Timeline.always("start")
     naive = ["start"] * 25
     for since, value in changes:
         history = history.changed(value, since)

@@ -9,7 +9,7 @@ import pytest
 
 from accountant.core.errors import InventoryError
 from accountant.inventory.inventory_file import MergedInventory, YamlInventory
-from accountant.inventory.node_facts import MOST_SPANS, Calendar, Planned
+from accountant.inventory.node_facts import MOST_SPANS, Calendar, PlannedMaintenance
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 
 
@@ -32,7 +32,7 @@ NODES = [NodeFacts("prod", "gpu-01", pool="a"), NodeFacts("prod", "cpu-01", pool
 def test_an_entry_concerns_nodes_by_name_or_pool_of_its_cluster(
     nodes: tuple[str, ...], pools: tuple[str, ...], concerned: list[str]
 ) -> None:
-    calendar = Calendar((Planned("prod", nodes, pools, 100, 200),))
+    calendar = Calendar((PlannedMaintenance("prod", nodes, pools, 100, 200),))
     applied = calendar.applied(NODES, 150)
     assert [node.name for node in applied if node.down] == concerned
     assert all(node.down == (Down(100, 200, "maintenance"),) for node in applied if node.down)
@@ -40,7 +40,7 @@ def test_an_entry_concerns_nodes_by_name_or_pool_of_its_cluster(
 
 
 def test_a_weekly_window_stays_at_its_local_hour_over_the_change_of_the_clocks() -> None:
-    weekly = Planned(
+    weekly = PlannedMaintenance(
         "prod", ("*",), (), at("2026-10-18"), None, "sunday", "0 6 * * sun", 7_200, timezone="Europe/Berlin"
     )
     spans = weekly.spans(at("2026-11-01T05:00"))
@@ -50,10 +50,10 @@ def test_a_weekly_window_stays_at_its_local_hour_over_the_change_of_the_clocks()
 
 
 def test_repetitions_end_with_the_entry_and_are_bounded() -> None:
-    until = Planned("prod", ("*",), (), at("2026-01-01"), at("2026-01-03T01:00"), "x", "0 0 * * *", 7_200)
+    until = PlannedMaintenance("prod", ("*",), (), at("2026-01-01"), at("2026-01-03T01:00"), "x", "0 0 * * *", 7_200)
     assert until.spans(at("2027-01-01"))[-1] == Down(at("2026-01-03"), at("2026-01-03T01:00"), "x")
     assert len(until.spans(at("2027-01-01"))) == 3
-    often = Planned("prod", ("*",), (), 0, None, "x", "* * * * *", 1)
+    often = PlannedMaintenance("prod", ("*",), (), 0, None, "x", "* * * * *", 1)
     assert len(often.spans(at("2026-01-01"))) == MOST_SPANS
 
 

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.inventory.node_facts import CORDONED, NOT_READY, Sight, capacity_type, described, gone, seen, together
+from accountant.inventory.node_facts import (
+    CORDONED,
+    NOT_READY,
+    NodeObservation,
+    capacity_type,
+    described,
+    gone,
+    seen,
+    together,
+)
 from accountant.ledger.protocols import Down, NodeFacts
 
 CLOUDS: dict[str, tuple[dict[str, str], NodeFacts]] = {
@@ -94,8 +103,8 @@ def test_a_word_nobody_knows_is_unknown_not_on_demand() -> None:
     assert capacity_type({"karpenter.sh/capacity-type": "borrowed"}) == ""
 
 
-def sight(**changes: object) -> Sight:
-    return replace(Sight("c", "n", {}), **changes)  # type: ignore[arg-type]
+def sight(**changes: object) -> NodeObservation:
+    return replace(NodeObservation("c", "n", {}), **changes)  # type: ignore[arg-type]
 
 
 def test_a_node_is_down_from_the_transition_the_cluster_tells() -> None:

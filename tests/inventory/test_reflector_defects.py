@@ -10,7 +10,7 @@ import structlog
 
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
-from gputally.kubernetes.api_types import Named
+from gputally.kubernetes.api_types import NamedObject
 from gputally.kubernetes.list_watch import Reflector
 
 PAGE = json.dumps(
@@ -37,13 +37,13 @@ def test_a_watch_goes_on_after_an_object_that_is_not_understood() -> None:
             stop.set()
             return iter(())
 
-    def keep(found: Named) -> str:
+    def keep(found: NamedObject) -> str:
         seen.append(task.state().fault)
         if len(seen) < 3:
             raise AttributeError("no spec")
         return found.metadata.name
 
-    reflector = Reflector(Api(), "/api/v1/nodes", Named, keep)  # type: ignore[arg-type]
+    reflector = Reflector(Api(), "/api/v1/nodes", NamedObject, keep)  # type: ignore[arg-type]
     with structlog.testing.capture_logs() as logs:
         reflector.run(stop, task)
     assert seen == [None, "failed: AttributeError: no spec", "failed: AttributeError: no spec"]

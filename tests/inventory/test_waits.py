@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.billing.queue_waits import Spread, Waited, merged, spread, waited
+from accountant.billing.queue_waits import PodWait, WaitStatistics, merged, spread, waited
 from accountant.ledger.protocols import Facts, NamespaceFacts
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import UNASSIGNED, Policy
@@ -25,16 +25,16 @@ def fact(**given: Any) -> PodFacts:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"created_ms": 10, "scheduled_ms": 40, "started_ms": 45}, Waited(30, 5, False)),
-        ({"created_ms": 10}, Waited(90, None, True)),
-        ({"created_ms": 10, "ended_ms": 50}, Waited(40, None, False)),  # given up
-        ({"created_ms": 10, "started_ms": 45}, Waited(35, None, False)),
-        ({"scheduled_ms": 40, "started_ms": 45}, Waited(None, 5, False)),
-        ({"created_ms": 50, "scheduled_ms": 40, "started_ms": 39}, Waited(0, 0, False)),
-        ({}, Waited(None, None, True)),
+        ({"created_ms": 10, "scheduled_ms": 40, "started_ms": 45}, PodWait(30, 5, False)),
+        ({"created_ms": 10}, PodWait(90, None, True)),
+        ({"created_ms": 10, "ended_ms": 50}, PodWait(40, None, False)),  # given up
+        ({"created_ms": 10, "started_ms": 45}, PodWait(35, None, False)),
+        ({"scheduled_ms": 40, "started_ms": 45}, PodWait(None, 5, False)),
+        ({"created_ms": 50, "scheduled_ms": 40, "started_ms": 39}, PodWait(0, 0, False)),
+        ({}, PodWait(None, None, True)),
     ],
 )
-def test_what_a_pod_waited(given: dict[str, int], expected: Waited) -> None:
+def test_what_a_pod_waited(given: dict[str, int], expected: PodWait) -> None:
     assert waited(fact(**given), 100) == expected
 
 
@@ -53,7 +53,7 @@ def test_percentiles_are_waits_that_happened(waits: list[int | None]) -> None:
     known = sorted(wait for wait in waits if wait is not None)
     found = spread(waits)
     if not known:
-        assert found == Spread(0, 0, 0, 0)
+        assert found == WaitStatistics(0, 0, 0, 0)
         return
     assert found.pods == len(known)
     assert {found.median_ms, found.p95_ms} <= set(known)
@@ -73,7 +73,7 @@ def test_the_ledger_knows_the_pods_of_a_span_with_team_and_queue(ledger: DuckLed
     ledger.observe(Facts(pods=(("c", seen), ("c", waiting))), NOW)
     found = {pod.facts.uid: (pod.team, pod.queue, waited(pod.facts, NOW)) for pod in ledger.pods(NOW - 600, NOW)}
     assert found == {
-        "both": ("vision", "a", Waited(100, 100, False)),
-        "waiting": (UNASSIGNED, UNASSIGNED, Waited(100, None, True)),
+        "both": ("vision", "a", PodWait(100, 100, False)),
+        "waiting": (UNASSIGNED, UNASSIGNED, PodWait(100, None, True)),
     }
     assert [pod.facts.uid for pod in ledger.pods(NOW - 1000, NOW - 850)] == ["early"]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from accountant.storage.duckdb_engine import Database
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.storage.span_plan import TaggedSpan, cover
-from accountant.storage.write.rollups import MOST_AT_ONCE, Days, local_day
+from accountant.storage.write.rollups import MOST_AT_ONCE, DailySums, local_day
 from accountant.wire.usage_models import Dimension
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
@@ -136,9 +136,9 @@ def test_a_question_takes_the_days_that_lie_inside_it(bits: tuple[int, int]) -> 
 def test_an_hour_that_two_days_share_takes_both_away() -> None:
     days = [local_day(FIRST_MS + n * MS_PER_DAY, ZoneInfo("Asia/Kathmandu")) for n in range(2)]
     hour = days[0][1] - days[0][1] % MS_PER_HOUR
-    assert Days(tuple(days)).touching([hour]) == days
-    assert hour not in Days(tuple(days)).without([hour]).loose
-    assert Days(tuple(days)).without([hour]).kept == ()
+    assert DailySums(tuple(days)).touching([hour]) == days
+    assert hour not in DailySums(tuple(days)).without([hour]).loose
+    assert DailySums(tuple(days)).without([hour]).kept == ()
 
 
 BYS: tuple[tuple[Dimension, ...], ...] = ((), ("pod",), ("gpu", "day"), ("namespace", "gpu_model", "day", "hour"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accountant.billing.costs import charges
-from accountant.ledger.protocols import Down, Facts, IdlePhases, Lent, NodeFacts
+from accountant.ledger.protocols import Down, Facts, IdlePhases, LentTime, NodeFacts
 from accountant.prices.price_book import PriceBook
 from accountant.storage.duckdb_ledger import DuckLedger
 from agent.wire import Holder
@@ -73,7 +73,7 @@ def test_borrowed_time_comes_from_the_free_part_then_from_co_holders(shared_gpu)
         ("", "unallocated"): -300_000_000, ("calm", "allocated_idle"): -140_000_000, ("greedy", "busy"): 440_000_000,
     }  # fmt: skip
     assert found == sorted(found, key=lambda m: (m.key["namespace"], m.key["pod"], m.account))
-    assert isinstance(found[0], Lent)
+    assert isinstance(found[0], LentTime)
 
 
 def test_the_bill_never_exceeds_the_gpu(shared_gpu):

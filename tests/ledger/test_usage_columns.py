@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from accountant.billing.bill_columns import billed
 from accountant.billing.bills import bills
-from accountant.billing.cost_columns import Tabled
+from accountant.billing.cost_columns import UsageColumns
 from accountant.billing.held_time_columns import Groups, grouped
 from accountant.billing.statement_items import DIMENSIONS, Cut
 from accountant.billing.statements import build
@@ -38,7 +38,7 @@ BOOKS: tuple[PriceBook | None, ...] = (
 )
 
 
-def told_by(found: Tabled) -> dict[tuple[object, ...], list[int]]:
+def told_by(found: UsageColumns) -> dict[tuple[object, ...], list[int]]:
     rows = zip(found.stretch.tolist(), found.key.tolist(), found.place.tolist(), found.gpu_us.tolist(), strict=True)
     return {(stretch, found.keys[key], found.places[place]): cells for stretch, key, place, cells in rows}
 

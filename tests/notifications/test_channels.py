@@ -9,14 +9,14 @@ import pytest
 import trustme
 
 from accountant.notifications import messages
-from accountant.notifications.channels import Folder, Mail, Refused, Unsure, Webhook, carrier
-from accountant.notifications.messages import Attachment, Letter
+from accountant.notifications.channels import DeliveryUncertain, Folder, Mail, Refused, Webhook, carrier
+from accountant.notifications.messages import Attachment, Message
 from accountant.notifications.subscriptions import Destination, Smtp
 from tests.fakes.mailserver import mail_server
 from tests.fakes.webhook import webhook
 
 EVIL = "<!channel> <script>alert(1)</script> [x](http://evil) *b*\r\nBcc: all@example.com"
-LETTER = Letter(
+LETTER = Message(
     key="report/2026-10/pdf/finance//*",
     at_ms=1_793_534_400_000,
     subject=f"GPU report of {EVIL}",
@@ -65,7 +65,7 @@ def test_a_mail_that_is_turned_away_did_not_arrive():
 def test_a_mail_without_an_answer_may_have_arrived():
     with mail_server() as server:
         server.silent = True
-        with pytest.raises(Unsure, match="no answer to the letter"):
+        with pytest.raises(DeliveryUncertain, match="no answer to the letter"):
             Mail(smtp(server)).carry(LETTER)
         assert len(server.letters) == 1
 
@@ -139,7 +139,7 @@ def test_what_a_webhook_refuses_did_not_arrive_and_its_url_is_never_told(tmp_pat
 def test_a_webhook_that_hangs_up_may_have_it(tmp_path):
     with webhook() as hook:
         hook.answers = [0]
-        with pytest.raises(Unsure, match=r"127\.0\.0\.1: no answer") as told:
+        with pytest.raises(DeliveryUncertain, match=r"127\.0\.0\.1: no answer") as told:
             Webhook(secret(tmp_path, hook.url), messages.slack).carry(LETTER)
         assert "s3cret" not in str(told.value)
         assert len(hook.bodies) == 1
@@ -156,7 +156,7 @@ def test_a_folder_gets_whole_files_and_a_notice_is_a_text(tmp_path):
     folder = tmp_path / "new" / "folder"
     assert Folder(folder).carry(LETTER) == "gputally-2026-10.pdf"
     assert (folder / "gputally-2026-10.pdf").read_bytes() == b"%PDF-1.7 \x00\xff"
-    notice = Letter("budget/1", 0, "Budget", "is used up", (("Spent", "80"),))
+    notice = Message("budget/1", 0, "Budget", "is used up", (("Spent", "80"),))
     name = Folder(folder).carry(notice)
     assert (folder / name).read_text() == "Budget\n\nis used up\n\nSpent  80\n"
     assert len(list(folder.iterdir())) == 2, "no half-written file is left"

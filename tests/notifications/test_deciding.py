@@ -16,7 +16,7 @@ from accountant.ledger.journal import numbered
 from accountant.notifications import delivery_attempts, triggers
 from accountant.notifications.delivery_attempts import PATIENCE_MS, ended_how, folded, next_attempt
 from accountant.notifications.subscriptions import Orders
-from accountant.notifications.triggers import LEAST_US, Use, unusual
+from accountant.notifications.triggers import LEAST_US, TeamDay, unusual
 from accountant.wire.usage_models import BudgetState
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
 from gputally.base.yaml_file import FileFault, parse
@@ -135,15 +135,15 @@ def test_a_budget_is_told_to_those_it_concerns_once_per_threshold():
 
 def test_a_day_is_odd_against_the_four_weeks_before():
     day = date(2026, 10, 29)
-    calm = {day - timedelta(days=back): Use(100 * US_PER_HOUR, 10 * US_PER_HOUR) for back in range(1, 29)}
-    wild = calm | {day: Use(400 * US_PER_HOUR, 10 * US_PER_HOUR)}
-    idle = calm | {day: Use(120 * US_PER_HOUR, 90 * US_PER_HOUR)}
+    calm = {day - timedelta(days=back): TeamDay(100 * US_PER_HOUR, 10 * US_PER_HOUR) for back in range(1, 29)}
+    wild = calm | {day: TeamDay(400 * US_PER_HOUR, 10 * US_PER_HOUR)}
+    idle = calm | {day: TeamDay(120 * US_PER_HOUR, 90 * US_PER_HOUR)}
     found = triggers.of_day({"wild": wild, "idle": idle, "calm": calm | {day: calm[day - timedelta(days=1)]}}, day)
     assert [(one.team, one.what, one.usual_us // US_PER_HOUR) for one in found] == [
         ("idle", "idle", 10),
         ("wild", "held", 100),
     ]
-    assert triggers.of_day({"new": {day: Use(400 * US_PER_HOUR)}}, day) == [], "nothing is usual yet"
+    assert triggers.of_day({"new": {day: TeamDay(400 * US_PER_HOUR)}}, day) == [], "nothing is usual yet"
 
 
 @given(st.lists(st.integers(0, 10**13), min_size=28, max_size=28), st.integers(0, 10**13))
@@ -158,11 +158,11 @@ def test_only_far_above_the_usual_is_unusual(before, value):
 def test_days_without_use_make_no_other_day_odd():
     """A ledger of ten days, and a team that works from Tuesday to Thursday."""
     day = date(2026, 10, 22)
-    usual = Use(100 * US_PER_HOUR, 10 * US_PER_HOUR)
+    usual = TeamDay(100 * US_PER_HOUR, 10 * US_PER_HOUR)
     young = {day - timedelta(days=back): usual for back in range(11)}
     midweek = {one: usual for one in (day - timedelta(days=back) for back in range(29)) if 1 <= one.weekday() <= 3}
     assert triggers.of_day({"young": young, "midweek": midweek}, day) == []
-    wild = Use(400 * US_PER_HOUR, 10 * US_PER_HOUR)
+    wild = TeamDay(400 * US_PER_HOUR, 10 * US_PER_HOUR)
     found = triggers.of_day({"young": young | {day: wild}, "midweek": midweek | {day: wild}}, day)
     assert [(one.team, one.usual_us) for one in found] == [("midweek", usual.held_us), ("young", usual.held_us)]
 
@@ -170,14 +170,14 @@ def test_days_without_use_make_no_other_day_odd():
 def test_a_team_that_runs_a_large_job_every_saturday_is_told_of_the_first_two():
     saturday = date(2026, 10, 31)
     assert saturday.weekday() == 5
-    days = {saturday - timedelta(days=back): Use(100 * US_PER_HOUR) for back in range(63)}
+    days = {saturday - timedelta(days=back): TeamDay(100 * US_PER_HOUR) for back in range(63)}
     told = []
     for weeks in range(4, -1, -1):
         day = saturday - timedelta(weeks=weeks)
-        days[day] = Use((500 + weeks) * US_PER_HOUR)
+        days[day] = TeamDay((500 + weeks) * US_PER_HOUR)
         told.append(len(triggers.of_day({"batch": {one: use for one, use in days.items() if one <= day}}, day)))
     assert told == [1, 1, 0, 0, 0]
-    days[saturday] = Use(900 * US_PER_HOUR)
+    days[saturday] = TeamDay(900 * US_PER_HOUR)
     assert triggers.of_day({"batch": days}, saturday), "far above those too"
 
 

@@ -12,9 +12,9 @@ from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.composition import Service
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
-from accountant.notifications.channels import Refused, Unsure
+from accountant.notifications.channels import DeliveryUncertain, Refused
 from accountant.notifications.dispatcher import ANEW_MS, Dispatcher
-from accountant.notifications.messages import Letter
+from accountant.notifications.messages import Message
 from accountant.notifications.subscriptions import Orders
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.wire.policy_models import Policy
@@ -43,10 +43,10 @@ class Basket:
     """Takes letters, or refuses as often as it is told to."""
 
     def __init__(self) -> None:
-        self.letters: list[Letter] = []
+        self.letters: list[Message] = []
         self.trouble: list[Exception] = []
 
-    def carry(self, letter: Letter) -> str:
+    def carry(self, letter: Message) -> str:
         if self.trouble:
             raise self.trouble.pop(0)
         self.letters.append(letter)
@@ -118,7 +118,7 @@ def test_a_report_goes_out_when_its_month_is_closed_and_never_again(rows):
 def test_what_was_refused_is_tried_again_and_what_may_have_arrived_is_not(rows):
     office = Office("reports:\n  - {forms: [csv], to: [disk]}\n", rows)
     office.books.close(OCTOBER, "ann", "sure", ("coverage", "unpriced"))
-    office.basket.trouble = [Refused("disk full"), Unsure("hung up")]
+    office.basket.trouble = [Refused("disk full"), DeliveryUncertain("hung up")]
     assert office.run() == []
     assert office.run() == [], "not at once"
     office.clock.advance(60_000)
@@ -140,7 +140,7 @@ def test_a_process_that_died_while_sending_leaves_it_to_a_person(rows):
     office = Office("reports:\n  - {forms: [csv], to: [disk]}\n", rows)
     office.books.close(OCTOBER, "ann", "sure", ("coverage", "unpriced"))
 
-    def carry(letter: Letter) -> str:
+    def carry(letter: Message) -> str:
         office.basket.letters.append(letter)
         raise Died
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from accountant.core.accounts import AccountVector, part, split
-from accountant.core.claim_overlap import Claim, Rank, settle
+from accountant.core.claim_overlap import Claim, ClaimRank, settle
 from accountant.ledger.protocols import Receipt
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import Policy, QueuePolicy
@@ -131,7 +131,7 @@ def kept(found: list[Stream]) -> list[Kept]:
     for stream in found:
         seq = len(PODS_OF[stream.node]) + 1
         for rows in stream.sets:
-            rank = Rank(False, stream.epoch, seq, f"c/{stream.node}")
+            rank = ClaimRank(False, stream.epoch, seq, f"c/{stream.node}")
             claims[rows[0].gpu_uuid].append((Claim(rank, rows[0].start_ms, rows[0].end_ms), rows))
             seq += len(rows)
     result = []

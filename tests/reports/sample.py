@@ -7,7 +7,7 @@ from decimal import Decimal
 from functools import cache
 
 from accountant.billing.queue_waits import KnownPod
-from accountant.billing.statements import Adjustment, Beside, Correction, StatementLine
+from accountant.billing.statements import Adjustment, Correction, StatementLine, UnmeteredItems
 from accountant.core.settings import Issuer
 from accountant.ledger.protocols import EpochReport, JobKey
 from accountant.prices.price_book import PriceBook
@@ -75,7 +75,7 @@ def _pod(number: int) -> KnownPod:
     return KnownPod("prod", team, team, facts)
 
 
-def beside() -> Beside:
+def beside() -> UnmeteredItems:
     line = StatementLine(
         "vision", "busy", "", "NVIDIA H100 80GB HBM3", "on-demand", "h100", Decimal("6.88"), -5 * HOUR_MS * 1000,
         Decimal("-5.000000000"), Decimal("-34.40000000000"),
@@ -84,7 +84,9 @@ def beside() -> Beside:
         "2026-10-A1", "2026-10", "2026-10", "vision", Decimal("-250.00"), "USD", "node-7 lost a night", "ann", "bob",
         START_MS + DAY_MS,
     )  # fmt: skip
-    return Beside("2026-10", (Correction("2026-09", "2026-10", "late facts", line, Decimal("-34.40")),), (credit,))
+    return UnmeteredItems(
+        "2026-10", (Correction("2026-09", "2026-10", "late facts", line, Decimal("-34.40")),), (credit,)
+    )
 
 
 @cache

@@ -21,7 +21,7 @@ from accountant.ledger.protocols import IdlePhases
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import html_and_pdf, report_model, report_tables, report_text
 from accountant.reports.report_model import Report, build
-from accountant.reports.report_rows import Change
+from accountant.reports.report_rows import Difference
 from accountant.reports.report_tables import records
 from accountant.web.page_rows import to_lines
 from accountant.wire.policy_models import Policy
@@ -269,7 +269,7 @@ def test_a_month_is_compared_with_what_the_one_before_was_closed_with() -> None:
     whole = of(Month(2026, 10), "2026-11-01")
     assert whole.before is not None
     assert (whole.headline.cost, whole.before.cost) == (31 * 24 * 3, 30 * 24 * 2)
-    assert whole.teams[0].change == Change(Decimal(792), 792 / 1440)
+    assert whole.teams[0].change == Difference(Decimal(792), 792 / 1440)
     part = of(Month(2026, 10), "2026-10-11")
     assert part.before is not None
     assert (part.headline.cost, part.before.cost) == (10 * 24 * 3, 10 * 24 * 2)
@@ -349,7 +349,7 @@ def test_budgets_forecast_and_jobs_lead_to_what_is_behind_them(team: str | None)
     """Every figure of a budget and of the forecast is a link to lines; a job's link names its cluster."""
     jobs: list[tuple[str, str, str]] = []
 
-    def job(row: html_and_pdf.Named) -> str:
+    def job(row: html_and_pdf.JobNamed) -> str:
         jobs.append((row.cluster, row.namespace, row.job))
         return "/job/one"
 

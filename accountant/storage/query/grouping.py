@@ -21,7 +21,7 @@ from accountant.storage.device_kinds import OF_NODES
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import Fleet, changes_between
 from accountant.storage.ledger_state import State
-from accountant.storage.query.result_cache import Memory
+from accountant.storage.query.result_cache import ResultCache
 from accountant.storage.span_plan import edges_inside, local_hours
 from accountant.storage.write.name_ids import DeviceName, HolderName
 from accountant.wire.policy_models import IDLE
@@ -35,16 +35,16 @@ NOBODY = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Classes:
+class HolderClasses:
     """of: holder id -> class; who is not in it is not asked for. names: by class, what the question asks of it."""
 
     of: Mapping[int, int]
     names: Mapping[int, HolderName]
 
-    def only(self, asked: Callable[[HolderName], bool]) -> Classes:
+    def only(self, asked: Callable[[HolderName], bool]) -> HolderClasses:
         """Without the holders of classes that are not asked for."""
         names = {number: name for number, name in self.names.items() if asked(name)}
-        return Classes({holder: number for holder, number in self.of.items() if number in names}, names)
+        return HolderClasses({holder: number for holder, number in self.of.items() if number in names}, names)
 
 
 def asks_for_nobody(where: Mapping[Dimension, Collection[str]]) -> bool:
@@ -63,8 +63,8 @@ def classes(
     asked: Collection[Dimension],
     where: Mapping[Dimension, Collection[str]],
     labels: Collection[str] = (),
-    memory: Memory | None = None,
-) -> Classes:
+    memory: ResultCache | None = None,
+) -> HolderClasses:
     """Of the holders in [start_ms, end_ms), by what `asked` tells apart. labels: those that may name a team.
 
     memory: of the moment; where some jobs or pods are asked for, their holders of all time are looked up there."""
@@ -83,17 +83,17 @@ def classes(
     of = dict(zip(ids["id"].tolist(), ids["class"].tolist(), strict=True))
     if asks_for_nobody(where):
         of[NOBODY] = NOBODY
-    return Classes(of, names)
+    return HolderClasses(of, names)
 
 
-def of_all(found: Mapping[int, HolderName]) -> Classes:
+def of_all(found: Mapping[int, HolderName]) -> HolderClasses:
     """Every holder a class of its own."""
-    return Classes({number: number for number in found}, found)
+    return HolderClasses({number: number for number in found}, found)
 
 
 def _of_few(
     found: Mapping[int, HolderName], wanted: Sequence[str], where: Mapping[Dimension, Collection[str]]
-) -> Classes:
+) -> HolderClasses:
     filters = [(_NAMED[dimension], allowed) for dimension, allowed in where.items() if dimension in _NAMED]
     number_of: dict[tuple[Any, ...], int] = {}
     of: dict[int, int] = {}
@@ -105,7 +105,7 @@ def _of_few(
             names.setdefault(of[number], name)
     if asks_for_nobody(where):
         of[NOBODY] = NOBODY
-    return Classes(of, names)
+    return HolderClasses(of, names)
 
 
 def told_apart(asked: Collection[Dimension]) -> tuple[str, ...]:
@@ -168,7 +168,7 @@ OF_TIME: frozenset[Dimension] = frozenset({"day", "hour"})
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ConstantSpan:
     """A stretch in which policy, labels of nodes and namespaces, local day and local hour are constant, as
     far as they are asked for. era: pieces of one differ in day and hour alone."""
 
@@ -180,11 +180,13 @@ class Piece:
     era: int = 0
 
 
-def pieces_of(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimension], zone: ZoneInfo) -> list[Piece]:
+def pieces_of(
+    state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimension], zone: ZoneInfo
+) -> list[ConstantSpan]:
     """Those of [start_ms, end_ms) for these dimensions, in order and without gaps. zone: of days and hours."""
-    pieces = [Piece(start_ms, end_ms, NO_POLICY)]
+    pieces = [ConstantSpan(start_ms, end_ms, NO_POLICY)]
     if wanted & ASSIGNED:
-        pieces = [Piece(*found) for found in in_force(state.policies, start_ms, end_ms)]
+        pieces = [ConstantSpan(*found) for found in in_force(state.policies, start_ms, end_ms)]
     relabelled = changes_between(state.fleet.charged.values() if "team" in wanted else (), start_ms, end_ms)
     relabelled += changes_between(state.fleet.placed.values() if wanted & OF_NODES else (), start_ms, end_ms)
     if relabelled:
@@ -193,13 +195,15 @@ def pieces_of(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimens
     pieces = [replace(piece, era=number) for number, piece in enumerate(pieces)]
     if not wanted & OF_TIME:
         return pieces
-    local: list[Piece] = []
+    local: list[ConstantSpan] = []
     for hour in local_hours(start_ms, end_ms, zone):
         last = local[-1] if local else None
         if last is not None and "hour" not in wanted and last.day == hour.day:
-            local[-1] = Piece(last.start_ms, hour.end_ms, NO_POLICY, hour.day)
+            local[-1] = ConstantSpan(last.start_ms, hour.end_ms, NO_POLICY, hour.day)
         else:
-            local.append(Piece(hour.start_ms, hour.end_ms, NO_POLICY, hour.day, hour.hour if "hour" in wanted else ""))
+            local.append(
+                ConstantSpan(hour.start_ms, hour.end_ms, NO_POLICY, hour.day, hour.hour if "hour" in wanted else "")
+            )
     eras = {piece.start_ms: piece for piece in pieces}
     changes = edges_inside(start_ms, end_ms, list(eras))
     current = pieces[0]
@@ -207,19 +211,24 @@ def pieces_of(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimens
     for stretch in local:
         for begin, end in cut((stretch.start_ms, stretch.end_ms), changes):
             current = eras.get(begin, current)
-            found.append(Piece(begin, end, current.rules, stretch.day, stretch.hour, current.era))
+            found.append(ConstantSpan(begin, end, current.rules, stretch.day, stretch.hour, current.era))
     return found
 
 
 def key_of(
-    wanted: Sequence[Dimension], fleet: Fleet, piece: Piece, gpu: int, device: DeviceName, holder: HolderName | None
+    wanted: Sequence[Dimension],
+    fleet: Fleet,
+    piece: ConstantSpan,
+    gpu: int,
+    device: DeviceName,
+    holder: HolderName | None,
 ) -> tuple[str, ...]:
     """The values of the dimensions. holder None: nobody held it."""
     return tuple(_value(dimension, fleet, piece, gpu, device, holder) for dimension in wanted)
 
 
 def _value(
-    dimension: Dimension, fleet: Fleet, piece: Piece, gpu: int, device: DeviceName, holder: HolderName | None
+    dimension: Dimension, fleet: Fleet, piece: ConstantSpan, gpu: int, device: DeviceName, holder: HolderName | None
 ) -> str:
     match dimension:
         case "team" | "queue":

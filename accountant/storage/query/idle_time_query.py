@@ -24,10 +24,10 @@ import pyarrow as pa
 from accountant.billing.billing_rules import Share, lend
 from accountant.billing.idle_breakdown import Launch, Phase, PhaseSpan, gang, in_gangs, phase_spans
 from accountant.core.claim_overlap import union
-from accountant.ledger.protocols import IdlePhases, Lent
+from accountant.ledger.protocols import IdlePhases, LentTime
 from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.ledger_state import State
-from accountant.storage.query.grouping import Piece, key_of, pieces_of
+from accountant.storage.query.grouping import ConstantSpan, key_of, pieces_of
 from accountant.storage.query.usage_sums import Sum, scan
 from accountant.storage.span_plan import TaggedSpan
 from accountant.storage.write import record_columns
@@ -70,7 +70,7 @@ def idle_phases(
     ]
 
 
-class Phased(NamedTuple):
+class IdleTime(NamedTuple):
     """What a holder left idle of a device in a phase, inside one of the pieces that are asked for, by its number."""
 
     piece: int
@@ -81,7 +81,9 @@ class Phased(NamedTuple):
     idle_us: int
 
 
-def phased(cursor: Cursor, state: State, pieces: Sequence[Piece], most: int = MOST_HOLDERS) -> Iterator[list[Phased]]:
+def phased(
+    cursor: Cursor, state: State, pieces: Sequence[ConstantSpan], most: int = MOST_HOLDERS
+) -> Iterator[list[IdleTime]]:
     """Part by part of the holders; pieces ascend and leave nothing out between the first and the last."""
     start_ms, end_ms = pieces[0].start_ms, pieces[-1].end_ms
     ((holding,),) = cursor.run(
@@ -96,7 +98,7 @@ def phased(cursor: Cursor, state: State, pieces: Sequence[Piece], most: int = MO
         found = []
         for number, cut in enumerate(_by_piece(inside, pieces)):
             idle = _idle(cursor, cut, state.unfolded)
-            found += [Phased(number, gpu, device, payer, phase, int(us)) for gpu, device, payer, phase, us in idle]
+            found += [IdleTime(number, gpu, device, payer, phase, int(us)) for gpu, device, payer, phase, us in idle]
         yield found
 
 
@@ -139,7 +141,7 @@ def _within(spans: Iterable[PhaseSpan], start_ms: int, end_ms: int, unfolded: Co
     return [span for span in cut if span.start_ms < span.end_ms]
 
 
-def _by_piece(spans: Iterable[PhaseSpan], pieces: Sequence[Piece]) -> list[list[PhaseSpan]]:
+def _by_piece(spans: Iterable[PhaseSpan], pieces: Sequence[ConstantSpan]) -> list[list[PhaseSpan]]:
     """The spans, all of which lie in the pieces, cut to each of them; pieces ascend."""
     starts = [piece.start_ms for piece in pieces]
     found: list[list[PhaseSpan]] = [[] for _ in pieces]
@@ -185,14 +187,14 @@ def lent(
     by: Sequence[Dimension],
     timezone: str,
     most: int = MOST_QUARTERS,
-) -> list[Lent]:
+) -> list[LentTime]:
     """See accountant.ledger.protocols.Ledger.lent. most: quarter-hours of GPUs that are held in memory at one time
     (all of an hour at least)."""
     sums: dict[tuple[tuple[str, ...], str], int] = defaultdict(int)
     for begin, end in _stretches(cursor, start_ms, end_ms, most):
         _lend_in(cursor, state, begin, end, by, timezone, sums)
     return [
-        Lent(dict(zip(by, key, strict=True)), account, gpu_us)
+        LentTime(dict(zip(by, key, strict=True)), account, gpu_us)
         for (key, account), gpu_us in sorted(sums.items())
         if gpu_us
     ]
@@ -214,11 +216,11 @@ def _stretches(cursor: Cursor, start_ms: int, end_ms: int, most: int) -> list[tu
 
 
 def _spans(
-    borrowed: Sequence[Row], pieces: Sequence[Piece], start_ms: int, end_ms: int
-) -> tuple[list[TaggedSpan], list[Piece]]:
+    borrowed: Sequence[Row], pieces: Sequence[ConstantSpan], start_ms: int, end_ms: int
+) -> tuple[list[TaggedSpan], list[ConstantSpan]]:
     """The borrowed quarter-hours, in order, cut to the span and its pieces; and the piece of each."""
     spans: list[TaggedSpan] = []
-    of: list[Piece] = []
+    of: list[ConstantSpan] = []
     first = 0
     for at, gpu in borrowed:
         while first < len(pieces) and pieces[first].end_ms <= at:

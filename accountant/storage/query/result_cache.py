@@ -23,7 +23,7 @@ MOST_LINES: Final = 20_000
 """Of an answer that is kept to make coarser ones of."""
 
 
-class _Asked(NamedTuple):
+class _UsageQuestion(NamedTuple):
     """A question of usage but for what it is told apart by."""
 
     start_ms: int
@@ -33,11 +33,11 @@ class _Asked(NamedTuple):
 
 
 @dataclass(slots=True)
-class Memory:
+class ResultCache:
     """Not thread-safe."""
 
     _holders: dict[Hashable, Mapping[int, HolderName] | None] = field(default_factory=dict)
-    _usage: dict[_Asked, list[tuple[tuple[Dimension, ...], list[UsageLine]]]] = field(default_factory=dict)
+    _usage: dict[_UsageQuestion, list[tuple[tuple[Dimension, ...], list[UsageLine]]]] = field(default_factory=dict)
 
     def named(
         self, cursor: Cursor, jobs: Collection[str], pods: Collection[str], labels: Collection[str]
@@ -66,7 +66,7 @@ class Memory:
     ) -> list[UsageLine]:
         """What `find` would answer; without asking it where a finer answer is at hand."""
         chosen = frozenset((name, frozenset(values)) for name, values in (where or {}).items())
-        known = self._usage.setdefault(_Asked(start_ms, end_ms, chosen, timezone), [])
+        known = self._usage.setdefault(_UsageQuestion(start_ms, end_ms, chosen, timezone), [])
         for finer, lines in known:
             if finer == tuple(by):
                 return list(lines)

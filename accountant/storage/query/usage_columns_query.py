@@ -19,19 +19,19 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from accountant.billing.cost_columns import COLUMNS, Tabled
+from accountant.billing.cost_columns import COLUMNS, UsageColumns
 from accountant.billing.costs import PRICED_BY, Place
-from accountant.billing.held_time_columns import Held, Hours, JobName, Peak, Whole, repeated
+from accountant.billing.held_time_columns import HeldTime, Hours, JobName, Peak, Whole, repeated
 from accountant.core import accounts as carving
 from accountant.ledger.protocols import OF_HOLDERS
-from accountant.storage.device_kinds import Apart
+from accountant.storage.device_kinds import DeviceKinds
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.ledger_state import State
 from accountant.storage.query.grouping import (
     NOBODY,
     OF_TIME,
-    Classes,
-    Piece,
+    ConstantSpan,
+    HolderClasses,
     classes,
     key_of,
     named,
@@ -39,8 +39,8 @@ from accountant.storage.query.grouping import (
     tell,
     told_apart,
 )
-from accountant.storage.query.idle_time_query import Phased, phased
-from accountant.storage.query.result_cache import Memory
+from accountant.storage.query.idle_time_query import IdleTime, phased
+from accountant.storage.query.result_cache import ResultCache
 from accountant.storage.query.usage_query import unseen
 from accountant.storage.query.usage_sums import accounts
 from accountant.storage.span_plan import EVERY_GPU, TaggedSpan
@@ -52,11 +52,11 @@ V = TypeVar("V", str, Place, tuple[str, str], JobName)
 _ASKED: tuple[Dimension, ...] = ("team", "namespace", "job", "user", "cluster")
 
 
-def held(cursor: Cursor, state: State, edges: Sequence[int], timezone: str) -> Held:
+def held(cursor: Cursor, state: State, edges: Sequence[int], timezone: str) -> HeldTime:
     """Of each stretch between two neighbouring edges, which ascend."""
     asked, zone = frozenset(("team", *PRICED_BY)), ZoneInfo(timezone)
     stretch_of: list[int] = []
-    pieces: list[Piece] = []
+    pieces: list[ConstantSpan] = []
     for number, (start, end) in enumerate(pairwise(edges)):
         pieces += pieces_of(state, start, end, asked, zone) if start < end else []
         stretch_of += [number] * (len(pieces) - len(stretch_of))
@@ -77,7 +77,7 @@ def held(cursor: Cursor, state: State, edges: Sequence[int], timezone: str) -> H
 
     teams, team = _lookup_sorted(tags, names.look, team_of)
     places, place = _lookup_sorted(tags, kinds, place_of)
-    return Held(
+    return HeldTime(
         teams, names.jobs, names.clusters, names.users, places, np.array(stretch_of, dtype=np.int64)[tags], team,
         names.job, names.cluster, names.user, place, table[:, 3], table[:, 4], table[:, 5],
     )  # fmt: skip
@@ -126,7 +126,7 @@ def peaks(
     end_ms: int,
     jobs: Collection[tuple[str, str]],
     timezone: str,
-    memory: Memory | None = None,
+    memory: ResultCache | None = None,
 ) -> dict[JobName, Peak]:
     """The most of any local hour of these jobs, as `usage` tells them apart."""
     if not jobs or start_ms >= end_ms:
@@ -212,7 +212,7 @@ _PHASES = {name: COLUMNS.index(name) for name in ("starting", "gang_waiting")}
 
 def tabled(
     cursor: Cursor, state: State, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str
-) -> list[Tabled]:
+) -> list[UsageColumns]:
     """Of each stretch between two neighbouring edges, which ascend: an answer for each cut, whose dimensions are told
     apart beside PRICED_BY."""
     zone = ZoneInfo(timezone)
@@ -231,10 +231,10 @@ def tabled(
 
 def _cut(
     state: State, edges: Sequence[int], asked: frozenset[Dimension], zone: ZoneInfo
-) -> tuple[list[int], list[Piece]]:
+) -> tuple[list[int], list[ConstantSpan]]:
     """The pieces of all stretches, and the stretch of each."""
     stretch_of: list[int] = []
-    pieces: list[Piece] = []
+    pieces: list[ConstantSpan] = []
     for number, (start, end) in enumerate(pairwise(edges)):
         pieces += pieces_of(state, start, end, asked, zone) if start < end else []
         stretch_of += [number] * (len(pieces) - len(stretch_of))
@@ -267,11 +267,11 @@ class _Table:
     state: State
     by: tuple[Dimension, ...]
     stretch_of: Whole
-    pieces: Sequence[Piece]
+    pieces: Sequence[ConstantSpan]
     era: Whole
-    of_era: Sequence[Piece]
-    told: Apart
-    known: Classes
+    of_era: Sequence[ConstantSpan]
+    told: DeviceKinds
+    known: HolderClasses
     keys: _Numbers[tuple[str, ...]] = field(default_factory=_Numbers)
     places: _Numbers[Place] = field(default_factory=_Numbers)
     rows: list[tuple[Whole, Whole]] = field(default_factory=list)
@@ -282,7 +282,7 @@ class _Table:
         stretch_of, pieces = _cut(state, edges, asked, zone)
         told = state.apart(cursor, asked - OF_HOLDERS - OF_TIME)
         known = classes(cursor, edges[0], edges[-1], asked & OF_HOLDERS, {}, state.fleet.team_labels)
-        eras: dict[tuple[int, int], Piece] = {}
+        eras: dict[tuple[int, int], ConstantSpan] = {}
         for stretch, piece in zip(stretch_of, pieces, strict=True):
             eras.setdefault((stretch, piece.era), piece)
         number = {era: place for place, era in enumerate(eras)}
@@ -312,7 +312,7 @@ class _Table:
         self._add(tag[rest], device[rest], np.full(len(rest), NOBODY), loose)
         self._add_unseen(cursor, tag, device, busy + idle + unknown + unheld + down)
 
-    def add_phases(self, rows: Sequence[Phased], finest: Sequence[Piece]) -> None:
+    def add_phases(self, rows: Sequence[IdleTime], finest: Sequence[ConstantSpan]) -> None:
         """rows: of pieces at least as fine as these."""
         starts = [piece.start_ms for piece in self.pieces]
         at = np.searchsorted(starts, [piece.start_ms for piece in finest], side="right") - 1
@@ -327,18 +327,18 @@ class _Table:
         cells[np.arange(len(rows)), [_PHASES[row.phase] for row in rows]] = [row.idle_us for row in rows]
         self._add(tag, np.array(device, dtype=np.int64), np.array(payer, dtype=np.int64), cells)
 
-    def answer(self) -> Tabled:
+    def answer(self) -> UsageColumns:
         keys, key = self.keys.ascending()
         places, place = self.places.ascending()
         if not self.rows:
             empty = np.zeros((0, 3 + _WIDTH), dtype=np.int64)
-            return Tabled(keys, places, empty[:, 0], empty[:, 1], empty[:, 2], empty[:, 3:])
+            return UsageColumns(keys, places, empty[:, 0], empty[:, 1], empty[:, 2], empty[:, 3:])
         numbers = np.concatenate([numbers for numbers, _ in self.rows])
         told = np.stack([numbers[:, 0], key[numbers[:, 1]], place[numbers[:, 2]]], axis=1)
         at, gpu_us = carving.merged(told, np.concatenate([cells for _, cells in self.rows]))
         there = gpu_us.any(axis=1)
         at, gpu_us = at[there], gpu_us[there]
-        return Tabled(keys, places, at[:, 0], at[:, 1], at[:, 2], gpu_us)
+        return UsageColumns(keys, places, at[:, 0], at[:, 1], at[:, 2], gpu_us)
 
     # --- inside -------------------------------------------------------------------------------
 

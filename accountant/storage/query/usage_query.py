@@ -16,21 +16,21 @@ from zoneinfo import ZoneInfo
 
 from accountant.core.accounts import AccountVector, full_us
 from accountant.ledger.protocols import OF_HOLDERS
-from accountant.storage.device_kinds import Apart, apart
+from accountant.storage.device_kinds import DeviceKinds, apart
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import Fleet, down_in, lives_in
 from accountant.storage.ledger_state import State
 from accountant.storage.query.grouping import (
     NOBODY,
     OF_TIME,
-    Piece,
+    ConstantSpan,
     asks_for_nobody,
     classes,
     key_of,
     of_all,
     pieces_of,
 )
-from accountant.storage.query.result_cache import Memory
+from accountant.storage.query.result_cache import ResultCache
 from accountant.storage.query.usage_sums import Sum, scan
 from accountant.storage.span_plan import TaggedSpan
 from accountant.storage.write.name_ids import DeviceName, holders
@@ -61,7 +61,7 @@ def usage(
     by: Sequence[Dimension],
     where: Where | None = None,
     timezone: str = "UTC",
-    memory: Memory | None = None,
+    memory: ResultCache | None = None,
 ) -> list[UsageLine]:
     """See accountant.ledger.protocols.Ledger.usage. memory: of the moment, where several questions are asked of it."""
     if start_ms >= end_ms:
@@ -80,14 +80,14 @@ def usage_between(
     by: Sequence[Dimension],
     where: Where | None = None,
     timezone: str = "UTC",
-    memory: Memory | None = None,
+    memory: ResultCache | None = None,
 ) -> list[list[UsageLine]]:
     """`usage` of each stretch between two neighbouring edges, which ascend: one reading, however many they are."""
     where = where or {}
     wanted = [*dict.fromkeys([*by, *where])]
     asked, zone = frozenset(wanted), ZoneInfo(timezone)
     stretch_of: list[int] = []
-    pieces: list[Piece] = []
+    pieces: list[ConstantSpan] = []
     for number, (start, end) in enumerate(pairwise(edges)):
         if start < end:
             pieces += pieces_of(state, start, end, asked, zone)
@@ -140,10 +140,10 @@ Contribution = tuple[int, tuple[str, ...], AccountVector, int, int]
 def _contributions(
     cursor: Cursor,
     state: State,
-    pieces: Sequence[Piece],
+    pieces: Sequence[ConstantSpan],
     wanted: Sequence[Dimension],
     where: Where,
-    memory: Memory | None,
+    memory: ResultCache | None,
 ) -> Iterable[Contribution]:
     fleet = state.fleet
     asked = frozenset(wanted)
@@ -195,7 +195,7 @@ def _contributions(
     yield from unseen(cursor, state, pieces, wanted, metered, told, gpus)
 
 
-def _at(piece: Piece, key: tuple[str, ...], timed: Sequence[tuple[int, bool]]) -> tuple[str, ...]:
+def _at(piece: ConstantSpan, key: tuple[str, ...], timed: Sequence[tuple[int, bool]]) -> tuple[str, ...]:
     """The key of another piece of its era, here."""
     if not timed:
         return key
@@ -231,7 +231,7 @@ def _scan(
     cursor: Cursor,
     spans: Sequence[TaggedSpan],
     state: State,
-    told: Apart,
+    told: DeviceKinds,
     gpus: Collection[int] | None,
     payers: Mapping[int, int] | None = None,
     *,
@@ -257,10 +257,10 @@ def _held_and_rest(found: Sum) -> tuple[AccountVector | None, AccountVector | No
 def unseen(
     cursor: Cursor,
     state: State,
-    pieces: Sequence[Piece],
+    pieces: Sequence[ConstantSpan],
     wanted: Sequence[Dimension],
     metered: Mapping[tuple[int, int], int],
-    told: Apart,
+    told: DeviceKinds,
     gpus: Collection[int] | None,
 ) -> Iterable[Contribution]:
     """Unmetered time, and what a node's being down makes of unheld and missing time."""
@@ -286,7 +286,7 @@ def unseen(
 
 
 def _lives(
-    fleet: Fleet, pieces: Sequence[Piece], told: Apart, gpus: Collection[int] | None
+    fleet: Fleet, pieces: Sequence[ConstantSpan], told: DeviceKinds, gpus: Collection[int] | None
 ) -> Iterable[tuple[int, int, int, DeviceName, int]]:
     """(tag, member, a GPU of it, its last device, microseconds) of what was capacity in a piece."""
     alike: dict[int, list[int]] = defaultdict(list)

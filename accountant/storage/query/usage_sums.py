@@ -22,7 +22,7 @@ from accountant.core import accounts as carving
 from accountant.core.accounts import ACCOUNTS, CELLS, AccountVector, part
 from accountant.storage.device_kinds import Kinds
 from accountant.storage.duckdb_engine import Cursor, Row, once, statement
-from accountant.storage.span_plan import EVERY_GPU, Bucket, Cover, TaggedSpan, cover, near
+from accountant.storage.span_plan import EVERY_GPU, Bucket, SpanPlan, TaggedSpan, cover, near
 from accountant.storage.write import record_columns
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
@@ -88,7 +88,7 @@ def summed(
 ) -> Mapping[Key, Sequence[int]]:
     """`scan`, as cells by the fields of a Sum: where there are many, making them costs as much as adding them up."""
     totals: dict[Key, Sequence[int]] = {}
-    apart = _Apart.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=gpus)
+    apart = _Grouping.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=gpus)
     for rows in _parts(cursor, cover(spans, unfolded, kept), kept, apart, _rows(cursor)):
         _merge(totals, rows)
     return totals
@@ -106,7 +106,7 @@ def accounts(
     by_payer: bool = False,
 ) -> Whole:
     """`scan` as columns, where there are very many: tag, device, payer and the accounts of the cells."""
-    apart = _Apart.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=None)
+    apart = _Grouping.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=None)
     parts = _parts(cursor, cover(spans, unfolded, kept), kept, apart, _columns(cursor))
     tables = [np.array(part, np.int64).reshape(-1, len(part[0]))[:, _TOLD] for part in parts if len(part)]
     if len(tables) > 1:
@@ -116,7 +116,7 @@ def accounts(
 
 
 def _parts(
-    cursor: Cursor, asked: Cover, kept: Sequence[tuple[int, int]], apart: _Apart, ask: _Ask[P]
+    cursor: Cursor, asked: SpanPlan, kept: Sequence[tuple[int, int]], apart: _Grouping, ask: _SumQuery[P]
 ) -> Iterator[P | list[Row]]:
     """The sums of everything that is asked for, piece by piece, as `ask` fetches them."""
     if apart.gpus is not None and not apart.gpus:
@@ -148,26 +148,26 @@ def _parts(
 
 
 @dataclass(frozen=True, slots=True)
-class _Ask(Generic[P]):
+class _SumQuery(Generic[P]):
     """figures: what is added up. fetch: runs a statement over a range of time, with the spans that are asked for."""
 
     figures: str
-    fetch: Callable[[str, Mapping[str, int], pa.Table, _Apart], P]
+    fetch: Callable[[str, Mapping[str, int], pa.Table, _Grouping], P]
 
 
-def _rows(cursor: Cursor) -> _Ask[list[Row]]:
-    def fetch(sql: str, bounds: Mapping[str, int], incoming: pa.Table, apart: _Apart) -> list[Row]:
+def _rows(cursor: Cursor) -> _SumQuery[list[Row]]:
+    def fetch(sql: str, bounds: Mapping[str, int], incoming: pa.Table, apart: _Grouping) -> list[Row]:
         return cursor.run(sql, bounds, once(incoming), once(apart.payers_table), once(apart.kinds_table))
 
-    return _Ask(_FIGURES, fetch)
+    return _SumQuery(_FIGURES, fetch)
 
 
-def _columns(cursor: Cursor) -> _Ask[Whole]:
-    def fetch(sql: str, bounds: Mapping[str, int], incoming: pa.Table, apart: _Apart) -> Whole:
+def _columns(cursor: Cursor) -> _SumQuery[Whole]:
+    def fetch(sql: str, bounds: Mapping[str, int], incoming: pa.Table, apart: _Grouping) -> Whole:
         found = cursor.columns(sql, bounds, once(incoming), once(apart.payers_table), once(apart.kinds_table))
         return np.stack([np.ma.getdata(column).astype(np.int64) for column in found.values()], axis=1)
 
-    return _Ask(_ACCOUNTS, fetch)
+    return _SumQuery(_ACCOUNTS, fetch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ _ROW_QUARTERS = _Source("present", BUCKET_MS, f"e.start_ms - e.start_ms % {BUCKE
 
 
 @dataclass(frozen=True, slots=True)
-class _Apart:
+class _Grouping:
     """What is told apart, as columns and joins: a join with an empty table costs a small question as much as its sums.
 
     only: a condition that leaves the GPUs, and of few payers the payers, that are looked at; only_sets: one that leaves
@@ -218,7 +218,7 @@ class _Apart:
         payers: Mapping[int, int] | None,
         gpus: Collection[int] | None,
         by_payer: bool,
-    ) -> _Apart:
+    ) -> _Grouping:
         """See `scan`."""
         gpu, device = ("e.gpu", "e.device") if by_device else ("0", "0")
         payer, joins = "e.payer" if by_payer else "least(e.payer, 1)", ""
@@ -257,7 +257,7 @@ def _listed(numbers: Iterable[int]) -> str:
 
 
 def _of_buckets(
-    ask: _Ask[P], source: _Source, buckets: Sequence[Bucket], apart: _Apart, kept: Sequence[tuple[int, int]]
+    ask: _SumQuery[P], source: _Source, buckets: Sequence[Bucket], apart: _Grouping, kept: Sequence[tuple[int, int]]
 ) -> P:
     """The sums of buckets; where they are all of a stretch, of every GPU and under one tag, of the stretch."""
     low, last = min(at for _, _, at in buckets), max(at for _, _, at in buckets)
@@ -277,7 +277,13 @@ def _of_buckets(
 
 
 def _sums(
-    ask: _Ask[P], tag: str, source: str, of: str, bounds: tuple[int, int], apart: _Apart, incoming: pa.Table = None
+    ask: _SumQuery[P],
+    tag: str,
+    source: str,
+    of: str,
+    bounds: tuple[int, int],
+    apart: _Grouping,
+    incoming: pa.Table = None,
 ) -> P:
     sql = statement("sums").format(
         tag=tag, gpu=apart.gpu, device=apart.device, payer=apart.payer, source=source, joins=apart.joins, of=of,

@@ -34,15 +34,15 @@ from accountant.storage.query.window_gpu_census import GpuCensus
 from accountant.storage.query.window_sums import (
     NO_PAYER,
     NO_SUMS,
-    Asked,
     Buckets,
     Figures,
     Numbers,
-    Part,
     Parts,
     Reader,
+    RowSpan,
     Sums,
     SumsCache,
+    SumsPart,
     TimeSlice,
     View,
     added_up,
@@ -288,7 +288,7 @@ class _Gathering:
         self.down: dict[int, Sums] = {}
         self.missing: dict[int, _Missing] = {}
         """By the number of the piece's first slice."""
-        self._collapsed: list[tuple[int, Part, Sums]] = []
+        self._collapsed: list[tuple[int, SumsPart, Sums]] = []
 
     def gather(self, piece: _Piece) -> None:
         """Take what is cached of a piece's slices and note the rest."""
@@ -301,7 +301,7 @@ class _Gathering:
                 continue  # nothing is booked there yet
             known = self._cached.get(one.bucket, {})
             if one.whole:
-                parts = known.get(Part()) or self._without_spans(one.bucket, known)
+                parts = known.get(SumsPart()) or self._without_spans(one.bucket, known)
                 if parts is None:
                     lacking.whole.append(number)
                 else:
@@ -309,14 +309,14 @@ class _Gathering:
             elif not self._view.steady:
                 lacking.cut.append(number)
             else:
-                by_span = Part(by_span=True, since_ms=since)
+                by_span = SumsPart(by_span=True, since_ms=since)
                 if by_span in known:
                     self._inside(number, added_up(known[by_span]), lacking)
                 else:
                     lacking.spans.append((number, by_span))
         for number, spans in _by_slice(piece).items():
             if self._slices[number].bucket < self._state.fleet.newest_end_ms:
-                part = Part(down=tuple((span.gpu, span.start_ms, span.end_ms) for span in spans), since_ms=begin)
+                part = SumsPart(down=tuple((span.gpu, span.start_ms, span.end_ms) for span in spans), since_ms=begin)
                 known = self._cached.get(self._slices[number].bucket, {})
                 if part in known and self._cacheable(number):
                     self.down[number] = added_up(known[part])
@@ -332,14 +332,14 @@ class _Gathering:
         rows = cursor.run("SELECT id, gpu, node, gpu_model, if(?, profile, '') FROM device", [profiles])
         devices = [Device(*row) for row in rows]
         reader = Reader(cursor, self._state, self._view.half_life_s, self._cache.queues)
-        read: list[tuple[int, Part, Sums]] = []
+        read: list[tuple[int, SumsPart, Sums]] = []
         for lacking in self.missing.values():
             place = lacking.piece.placement.place
             places = {device.id: self._cache.places[place(device)] for device in devices}
             at = {self._slices[number].start_ms: number for number in lacking.whole}
             for bucket, sums in reader.quarters(at, places).items():
                 self.found[at[bucket]] = (sums,)
-                read.append((bucket, Part(), sums))
+                read.append((bucket, SumsPart(), sums))
             spans = [self._all_of(number, bucket=True) for number, _ in lacking.spans]
             parts = dict(lacking.spans)
             for number, sums in reader.rows(spans, places).items():
@@ -356,13 +356,13 @@ class _Gathering:
                     read.append((self._slices[number].bucket, lacking.down[number], sums))
         self._cache.remember(self._view, self._state.version, read)
 
-    def _without_spans(self, bucket: int, known: Mapping[Part, Parts]) -> Parts | None:
+    def _without_spans(self, bucket: int, known: Mapping[SumsPart, Parts]) -> Parts | None:
         """All of a quarter-hour, from what is cached by spans."""
-        by_span = known.get(Part(by_span=True))
+        by_span = known.get(SumsPart(by_span=True))
         if by_span is None:
             return None
         whole = without_spans(added_up(by_span))
-        self._collapsed.append((bucket, Part(), whole))
+        self._collapsed.append((bucket, SumsPart(), whole))
         return (whole,)
 
     def _inside(self, number: int, sums: Sums, lacking: _Missing) -> None:
@@ -374,22 +374,22 @@ class _Gathering:
         if bool(((starts < end) & (ends > start) & ~inside).any()):
             lacking.over.append(number)
 
-    def _all_of(self, number: int, *, bucket: bool = False) -> Asked:
+    def _all_of(self, number: int, *, bucket: bool = False) -> RowSpan:
         """Everything in a slice, or, by the spans of the rows, in its quarter-hour."""
         one = self._slices[number]
         if bucket:
             end = one.bucket + BUCKET_MS
-            return Asked(number, EVERY_GPU, one.bucket, end, end, 1)
-        return Asked(number, EVERY_GPU, *one, one.reference_ms(self._view.half_life_s), 0)
+            return RowSpan(number, EVERY_GPU, one.bucket, end, end, 1)
+        return RowSpan(number, EVERY_GPU, *one, one.reference_ms(self._view.half_life_s), 0)
 
     def _down_time(self, reader: Reader, lacking: _Missing, places: Mapping[int, int]) -> Iterator[tuple[int, Sums]]:
         """What the rows hold inside down time, by slice."""
-        asked: list[Asked] = []
+        asked: list[RowSpan] = []
         of_span: list[int] = []
         for number, part in lacking.down.items():
             reference = self._slices[number].reference_ms(self._view.half_life_s)
             for gpu, start, end in part.down:
-                asked.append(Asked(len(of_span), gpu, start, end, reference, 0))
+                asked.append(RowSpan(len(of_span), gpu, start, end, reference, 0))
                 of_span.append(number)
         inside = reader.rows(asked, places)
         cut = [one for one in asked if one.start_ms % BUCKET_MS or one.end_ms % BUCKET_MS]
@@ -412,10 +412,10 @@ class _Missing:
 
     piece: _Piece
     whole: list[int] = field(default_factory=list)
-    spans: list[tuple[int, Part]] = field(default_factory=list)
+    spans: list[tuple[int, SumsPart]] = field(default_factory=list)
     cut: list[int] = field(default_factory=list)
     over: list[int] = field(default_factory=list)
-    down: dict[int, Part] = field(default_factory=dict)
+    down: dict[int, SumsPart] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return any((self.whole, self.spans, self.cut, self.over, self.down))

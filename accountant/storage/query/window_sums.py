@@ -31,7 +31,7 @@ from accountant.storage.ledger_state import State
 from accountant.storage.query.window_weights import Place
 from accountant.storage.span_plan import TaggedSpan, near
 from accountant.storage.write import record_columns
-from accountant.storage.write.interval_writer import Added, Booked
+from accountant.storage.write.interval_writer import AddedRows, BookedChanges
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND
 
 MOST_LINES: Final = 1_000_000
@@ -144,7 +144,7 @@ Down = tuple[tuple[int, int, int], ...]
 """(gpu, start_ms, end_ms): the down time of GPUs inside one slice."""
 
 
-class Part(NamedTuple):
+class SumsPart(NamedTuple):
     """What is asked of a quarter-hour: everything, by the spans of the rows, or the rows inside down time.
 
     since_ms: the instant as of which devices have their places, where that is not the quarter-hour's start."""
@@ -166,9 +166,9 @@ class View(NamedTuple):
         return reference_ms(0, 1, self.half_life_s) == BUCKET_MS
 
 
-Buckets = Mapping[int, Mapping[Part, Parts]]
+Buckets = Mapping[int, Mapping[SumsPart, Parts]]
 """By the start of the quarter-hour."""
-_BY_SPAN: Final = Part(by_span=True)
+_BY_SPAN: Final = SumsPart(by_span=True)
 
 
 class SumsCache:
@@ -180,7 +180,7 @@ class SumsCache:
         self.queues: Numbering[str | None] = Numbering(None)
         self._most_lines = most_lines
         self._lock = threading.Lock()
-        self._known: OrderedDict[View, dict[int, Mapping[Part, Parts]]] = OrderedDict()
+        self._known: OrderedDict[View, dict[int, Mapping[SumsPart, Parts]]] = OrderedDict()
         self._touched: dict[int, int] = {}
         self._last_touched = self._cleared = 0
 
@@ -197,7 +197,7 @@ class SumsCache:
                 return dict(known)
             return {bucket: parts for bucket, parts in known.items() if self._touched.get(bucket, 0) <= version}
 
-    def remember(self, view: View, version: int, found: Iterable[tuple[int, Part, Sums]]) -> None:
+    def remember(self, view: View, version: int, found: Iterable[tuple[int, SumsPart, Sums]]) -> None:
         """Cache what was read from the snapshot of `version`, where it still holds."""
         with self._lock:
             known = self._known.get(view)
@@ -211,7 +211,7 @@ class SumsCache:
                     for old in sorted(of)[: (len(of) + 1) // 2]:
                         del of[old]
 
-    def additions(self, booked: Booked) -> Mapping[tuple[View, int], Sums]:
+    def additions(self, booked: BookedChanges) -> Mapping[tuple[View, int], Sums]:
         """What a commit adds to cached quarter-hours. Worked out before the commit, while readers go on."""
         with self._lock:
             wanted = [
@@ -223,7 +223,7 @@ class SumsCache:
             ]
         return {(view, bucket): self._added(booked.added[bucket](), bucket, view) for view, bucket in wanted}
 
-    def _added(self, added: Added, bucket: int, view: View) -> Sums:
+    def _added(self, added: AddedRows, bucket: int, view: View) -> Sums:
         """The sums of rows that are added to a quarter-hour."""
         spans = list(zip(added.start_ms.tolist(), added.end_ms.tolist(), strict=True))
         reference = bucket + BUCKET_MS
@@ -235,7 +235,7 @@ class SumsCache:
         keys = np.stack([added.start_ms, added.end_ms, places[added.cluster.of_row], queue], axis=1)
         return added_up([Sums(keys, values)])
 
-    def take(self, booked: Booked, additions: Mapping[tuple[View, int], Sums], version: int) -> None:
+    def take(self, booked: BookedChanges, additions: Mapping[tuple[View, int], Sums], version: int) -> None:
         """The commit that makes `version` changed what `booked` says."""
         with self._lock:
             if booked.requeued:
@@ -263,11 +263,11 @@ class SumsCache:
             known.clear()
 
 
-def _lines(of_bucket: Mapping[Part, Parts]) -> int:
+def _lines(of_bucket: Mapping[SumsPart, Parts]) -> int:
     return sum(len(sums.keys) for parts in of_bucket.values() for sums in parts)
 
 
-def _grown(before: Mapping[Part, Parts], sums: Sums) -> Mapping[Part, Parts]:
+def _grown(before: Mapping[SumsPart, Parts], sums: Sums) -> Mapping[SumsPart, Parts]:
     """A quarter-hour with what came; what it holds in down time has to be read again."""
     grown = {}
     for asked, parts in before.items():
@@ -277,7 +277,7 @@ def _grown(before: Mapping[Part, Parts], sums: Sums) -> Mapping[Part, Parts]:
     return grown
 
 
-class Asked(NamedTuple):
+class RowSpan(NamedTuple):
     """Rows inside a slice that are to be summed. gpu: of this one alone; 0: of all."""
 
     tag: int
@@ -315,7 +315,7 @@ class Reader:
             found |= {one.start_ms: read[one.start_ms] for one in group if one.start_ms in read}
         return found
 
-    def rows(self, asked: Sequence[Asked], places: Mapping[int, int]) -> dict[int, Sums]:
+    def rows(self, asked: Sequence[RowSpan], places: Mapping[int, int]) -> dict[int, Sums]:
         """What rows hold that lie inside, by tag."""
         found: dict[int, list[Sums]] = {one.tag: [] for one in asked}
         for group in near([TaggedSpan(number, one.start_ms, one.end_ms) for number, one in enumerate(asked)]):
@@ -326,7 +326,7 @@ class Reader:
                 found[tag].append(sums)
         return {tag: added_up(several) for tag, several in found.items()}
 
-    def reaching_over(self, asked: Sequence[Asked], places: Mapping[int, int]) -> dict[int, Sums]:
+    def reaching_over(self, asked: Sequence[RowSpan], places: Mapping[int, int]) -> dict[int, Sums]:
         """What rows that reach over an edge of a span hold inside it, by tag; a set of rows is cut as a whole."""
         found: dict[int, list[Row]] = defaultdict(list)
         of_tag = {one.tag: one for one in asked}
@@ -342,7 +342,7 @@ class Reader:
                     found[tag].append((0, 0, places[device], self._queues[origins.get(payer)], *figures))
         return {tag: _table(rows) for tag, rows in found.items() if rows}
 
-    def _cut(self, members: Sequence[Row], asked: Mapping[int, Asked]) -> Iterable[tuple[int, int, int, Figures]]:
+    def _cut(self, members: Sequence[Row], asked: Mapping[int, RowSpan]) -> Iterable[tuple[int, int, int, Figures]]:
         """Tag, device, payer and figures of each row of one set."""
         tag, since, until, _, _, start, end = members[0][:7]
         begin, stop = max(start, since), min(end, until)

@@ -32,7 +32,7 @@ from accountant.storage.write import record_columns
 from accountant.storage.write.gpu_ownership import GpuClaims
 from accountant.storage.write.pod_ownership import PodClaims
 from accountant.storage.write.record_columns import (
-    Distinct,
+    DistinctColumn,
     Fault,
     Incoming,
     K,
@@ -55,7 +55,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class BatchCounts:
     """fresh_*: above the mark. replayed_*: at or below it. lost: (first, last) that will never come.
     durable_seq: the mark after this batch."""
 
@@ -67,7 +67,7 @@ class Intake:
     durable_seq: int
 
 
-def admit(batch: Batch, durable_seq: int) -> Intake | Gap:
+def admit(batch: Batch, durable_seq: int) -> BatchCounts | Gap:
     """Raises BadBatch where the batch does not number its records without a hole from first_seq on."""
     count = _numbering(batch)
     lost = None
@@ -78,8 +78,8 @@ def admit(batch: Batch, durable_seq: int) -> Intake | Gap:
         durable_seq = batch.first_seq - 1
     last = batch.first_seq + count - 1
     if batch.first_seq == durable_seq + 1:
-        return Intake(batch.intervals, batch.facts, batch.skipped, (), lost, max(last, durable_seq))
-    return Intake(
+        return BatchCounts(batch.intervals, batch.facts, batch.skipped, (), lost, max(last, durable_seq))
+    return BatchCounts(
         fresh_intervals=tuple(row for row in batch.intervals if row.seq > durable_seq),
         fresh_facts=tuple(fact for fact in batch.facts if fact.seq > durable_seq),
         fresh_skipped=tuple(skip for skip in batch.skipped if skip.seq > durable_seq),
@@ -186,7 +186,7 @@ def beyond_doubt(incoming: Incoming, now_ms: int) -> Truth:
     return found
 
 
-def _each(column: Distinct[K], holds: Callable[[K], bool]) -> Truth:
+def _each(column: DistinctColumn[K], holds: Callable[[K], bool]) -> Truth:
     """By row, whether it holds of its value."""
     found: Truth = np.fromiter(map(holds, column.values), np.bool_, len(column.values))[column.of_row]
     return found
@@ -305,7 +305,7 @@ class Rejected:
 
 
 @dataclass(slots=True)
-class Tally:
+class IntervalCounts:
     """What became of the intervals of one batch; final once the group is sorted out."""
 
     stored: int
@@ -320,7 +320,7 @@ _FaultySet = tuple[int, Sequence[UsageInterval], Fault]
 
 
 @dataclass
-class Group:
+class GroupCommit:
     """marks: the highest contiguous number per outbox, committed; `take` advances an overlay."""
 
     marks: Mapping[Stream, int]
@@ -336,7 +336,7 @@ class Group:
     rejected: list[Rejected] = field(default_factory=list)
     holes: list[tuple[Stream, int, int, str]] = field(default_factory=list)
     advanced: dict[Stream, int] = field(default_factory=dict)
-    _tallies: list[Tally] = field(default_factory=list)
+    _tallies: list[IntervalCounts] = field(default_factory=list)
     """Of the batches behind `sections`."""
     _digests: dict[tuple[Stream, int], set[int]] = field(default_factory=dict)
     """Of what was looked up, and of the group itself as far as `_indexed`: most groups have no replay."""
@@ -352,7 +352,7 @@ class Group:
         moved = any(seq != self.marks.get(stream, 0) for stream, seq in self.advanced.items())
         return moved or bool(self.rejected)
 
-    def take(self, batch: Batch) -> Tally:
+    def take(self, batch: Batch) -> IntervalCounts:
         """Raises SequenceGap or BadBatch; the group is then as before."""
         stream = (batch.cluster, batch.node, batch.epoch)
         intake = admit(batch, self.durable(stream))
@@ -365,7 +365,7 @@ class Group:
         for fact in intake.fresh_facts:
             self._take_fact(stream, fact)
         self.advanced[stream] = intake.durable_seq
-        tally = Tally(len(intake.fresh_intervals), duplicates, contradicting)
+        tally = IntervalCounts(len(intake.fresh_intervals), duplicates, contradicting)
         if intake.fresh_intervals:
             self.sections.append(Section(stream, intake.fresh_intervals))
             self._tallies.append(tally)

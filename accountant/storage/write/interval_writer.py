@@ -4,7 +4,7 @@ Rows go in as received. A set that follows everything known of its GPU and lies 
 counts as it is; any other is settled against its neighbours (`accountant.storage.write.interval_writer`). A statement
 costs a small commit more than its rows do, so nothing is written that the rows tell as well: sums are folded later
 (`accountant.storage.write.rollups`), and a tenure is written where it begins, not wherever it grows. What readers
-remember is told what came (`Booked.added`), so that they need not ask for it.
+remember is told what came (`BookedChanges.added`), so that they need not ask for it.
 
 The rows as received stay; what counts is computed anew from all sets that touch the region
 (`accountant.core.claim_overlap`), so the books do not depend on the order in which sets came.
@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from accountant.core import claim_overlap
 from accountant.core.accounts import AccountVector, part
-from accountant.core.claim_overlap import Claim, Rank, Span
+from accountant.core.claim_overlap import Claim, ClaimRank, Span
 from accountant.history_import.import_chunks import is_import
 from accountant.inventory import pod_facts
 from accountant.inventory.pod_facts import ObservedPod
@@ -33,10 +33,19 @@ from accountant.storage.duckdb_engine import Cursor, Row, once, statement
 from accountant.storage.gpu_lifetimes import Fleet, Gpu, Tenure
 from accountant.storage.span_plan import quarters
 from accountant.storage.write import record_columns
-from accountant.storage.write.batch_admission import MAX_INTERVAL_MS, Group
-from accountant.storage.write.name_ids import Dictionaries, Parties, PodKey
-from accountant.storage.write.record_columns import Distinct, GpuName, Incoming, Sets, Stream, Truth, Whole, add
-from accountant.storage.write.rollups import Days, hours_of, unfold
+from accountant.storage.write.batch_admission import MAX_INTERVAL_MS, GroupCommit
+from accountant.storage.write.name_ids import Dictionaries, HolderColumns, PodKey
+from accountant.storage.write.record_columns import (
+    DistinctColumn,
+    GpuName,
+    Incoming,
+    IntervalSets,
+    Stream,
+    Truth,
+    Whole,
+    add,
+)
+from accountant.storage.write.rollups import DailySums, hours_of, unfold
 from agent.wire import PodFacts
 from gputally.base.units import BUCKET_MS
 
@@ -45,7 +54,7 @@ SetId = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class TouchedSpan:
     """Time of one GPU in which a set arrived."""
 
     gpu: int
@@ -54,7 +63,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _NeighbourSet:
     """A set of the neighbourhood, as the table has it."""
 
     gpu: int
@@ -63,12 +72,12 @@ class _Known:
     booked: bool
 
 
-def settle(cursor: Cursor, regions: Iterable[Region]) -> set[int]:
+def settle(cursor: Cursor, regions: Iterable[TouchedSpan]) -> set[int]:
     """Settle everything that touches the regions; the starts of the quarter-hours that changed."""
     regions_of = _merged(regions)
-    neighbours = _neighbours(cursor, [Region(gpu, *span) for gpu, spans in regions_of.items() for span in spans])
+    neighbours = _neighbours(cursor, [TouchedSpan(gpu, *span) for gpu, spans in regions_of.items() for span in spans])
     kept: dict[SetId, list[Span]] = {}
-    concerned: dict[SetId, _Known] = {}
+    concerned: dict[SetId, _NeighbourSet] = {}
     for gpu, known in neighbours.items():
         result = claim_overlap.settle(item.claim for item in known)
         for item in known:
@@ -87,7 +96,7 @@ def settle(cursor: Cursor, regions: Iterable[Region]) -> set[int]:
     }
 
 
-def _merged(regions: Iterable[Region]) -> dict[int, list[Span]]:
+def _merged(regions: Iterable[TouchedSpan]) -> dict[int, list[Span]]:
     """Disjoint spans per GPU."""
     spans: dict[int, list[Span]] = defaultdict(list)
     for region in regions:
@@ -95,7 +104,7 @@ def _merged(regions: Iterable[Region]) -> dict[int, list[Span]]:
     return {gpu: claim_overlap.union(found) for gpu, found in sorted(spans.items())}
 
 
-def _neighbours(cursor: Cursor, regions: list[Region]) -> dict[int, list[_Known]]:
+def _neighbours(cursor: Cursor, regions: list[TouchedSpan]) -> dict[int, list[_NeighbourSet]]:
     """Per GPU: every set in the regions, and every set that touches one of those."""
     asked = [(0, r.gpu, r.start_ms - MAX_INTERVAL_MS, r.end_ms + MAX_INTERVAL_MS) for r in regions]
     streams = {row[0]: row[1:] for row in cursor.run("SELECT id, epoch, cluster || '/' || node FROM stream")}
@@ -104,15 +113,15 @@ def _neighbours(cursor: Cursor, regions: list[Region]) -> dict[int, list[_Known]
         _bounds(regions, 2 * MAX_INTERVAL_MS),
         incoming=record_columns.column_table(record_columns.SPAN, asked),
     )
-    found: dict[int, list[_Known]] = defaultdict(list)
+    found: dict[int, list[_NeighbourSet]] = defaultdict(list)
     for gpu, stream, set_seq, start, end, remove, booked in sorted(rows):
         epoch, node = streams[stream]
-        claim = Claim(Rank(remove, epoch, set_seq, node), start, end)
-        found[gpu].append(_Known(gpu, (stream, set_seq), claim, booked))
+        claim = Claim(ClaimRank(remove, epoch, set_seq, node), start, end)
+        found[gpu].append(_NeighbourSet(gpu, (stream, set_seq), claim, booked))
     return found
 
 
-def _kept_before(cursor: Cursor, sets: dict[SetId, _Known]) -> dict[SetId, list[Span]]:
+def _kept_before(cursor: Cursor, sets: dict[SetId, _NeighbourSet]) -> dict[SetId, list[Span]]:
     before: dict[SetId, list[Span]] = {
         key: [(item.claim.start_ms, item.claim.end_ms)] if item.booked else [] for key, item in sets.items()
     }
@@ -121,8 +130,8 @@ def _kept_before(cursor: Cursor, sets: dict[SetId, _Known]) -> dict[SetId, list[
     return before
 
 
-def _rewrite(cursor: Cursor, sets: dict[SetId, _Known], kept: dict[SetId, list[Span]]) -> None:
-    bounds = _bounds([Region(i.gpu, i.claim.start_ms, i.claim.end_ms) for i in sets.values()], 0)
+def _rewrite(cursor: Cursor, sets: dict[SetId, _NeighbourSet], kept: dict[SetId, list[Span]]) -> None:
+    bounds = _bounds([TouchedSpan(i.gpu, i.claim.start_ms, i.claim.end_ms) for i in sets.values()], 0)
     rows: dict[SetId, list[Row]] = defaultdict(list)
     for row in cursor.rows("set_cells", bounds, incoming=_ids(sets)):
         rows[row[0], row[1]].append(row)
@@ -154,7 +163,7 @@ def _ids(sets: Iterable[SetId]) -> pa.Table:
     return record_columns.column_table(record_columns.NUMBER, list(sets))
 
 
-def _bounds(regions: Iterable[Region], reach_ms: int) -> dict[str, int]:
+def _bounds(regions: Iterable[TouchedSpan], reach_ms: int) -> dict[str, int]:
     """The range of start_ms that can matter: narrows the scan."""
     spans = [(r.start_ms, r.end_ms) for r in regions]
     return {"low": min(s for s, _ in spans) - reach_ms, "high": max(e for _, e in spans) + reach_ms}
@@ -168,39 +177,39 @@ _ABOVE_MS = 2**43
 """Later than every row."""
 
 
-class Added(NamedTuple):
+class AddedRows(NamedTuple):
     """Rows of one quarter-hour that count as they came, column by column. queue: what queue the payer's pod asked for;
     where nobody pays, `paid` is false. cluster: the sender's. pods: those that pay, each with its queue."""
 
     start_ms: Whole
     end_ms: Whole
     cells: Whole
-    queue: Distinct[str]
+    queue: DistinctColumn[str]
     paid: Truth
-    cluster: Distinct[str]
+    cluster: DistinctColumn[str]
     pods: Mapping[PodKey, str]
 
-    def only(self, places: Whole) -> Added:
+    def only(self, places: Whole) -> AddedRows:
         """The rows at these places; `pods` stay, more than pay for them."""
-        return Added(
+        return AddedRows(
             self.start_ms[places],
             self.end_ms[places],
             self.cells[places],
-            Distinct(self.queue.values, self.queue.of_row[places]),
+            DistinctColumn(self.queue.values, self.queue.of_row[places]),
             self.paid[places],
-            Distinct(self.cluster.values, self.cluster.of_row[places]),
+            DistinctColumn(self.cluster.values, self.cluster.of_row[places]),
             self.pods,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Booked:
+class BookedChanges:
     """What the transaction changed: for the caches of readers, once it is committed."""
 
     fleet: Changes
     touched: frozenset[int]
     """Starts of the quarter-hours whose rows changed."""
-    added: Mapping[int, Callable[[], Added]] = field(default_factory=dict)
+    added: Mapping[int, Callable[[], AddedRows]] = field(default_factory=dict)
     """By touched quarter-hour, where rows were only added to it: all of them."""
     fresh: frozenset[int] = frozenset()
     """Touched quarter-hours that had no row before."""
@@ -215,8 +224,8 @@ class Booked:
 
 
 def book(
-    cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet, unfolded: frozenset[int], days: Days
-) -> Booked:
+    cursor: Cursor, names: Dictionaries, group: GroupCommit, fleet: Fleet, unfolded: frozenset[int], days: DailySums
+) -> BookedChanges:
     """Write everything the group took. Raises LedgerUnavailable or LedgerFailed; then roll back."""
     streams = names.stream.resolve(cursor, group.advanced)
     pods = tuple((stream[0], fact) for stream, fact, _ in group.facts)
@@ -248,23 +257,23 @@ def book(
     marks = {"streams": [streams[stream] for stream in group.advanced], "seqs": list(group.advanced.values())}
     cursor.plainly(statement("add_mark"), marks)
     fresh = frozenset(bucket for bucket in touched if bucket >= newest_ms)
-    return Booked(changes, frozenset(touched), added, fresh, fresh_hours, pods, requeued, own)
+    return BookedChanges(changes, frozenset(touched), added, fresh, fresh_hours, pods, requeued, own)
 
 
 def _book_rows(
     cursor: Cursor, names: Dictionaries, incoming: Incoming | None, streams: Mapping[Stream, int], fleet: Fleet
-) -> tuple[Changes, Own, set[int], Mapping[int, Callable[[], Added]]]:
+) -> tuple[Changes, Own, set[int], Mapping[int, Callable[[], AddedRows]]]:
     if incoming is None:
         return {}, {}, set(), {}
     known = names.gpu.resolve(cursor, incoming.gpu.values)
     gpus = np.array([known[gpu] for gpu in incoming.gpu.values], np.int64)
-    parties = Parties(cursor, names, incoming, known)
+    parties = HolderColumns(cursor, names, incoming, known)
     cells = record_columns.cells(incoming)
     sets = incoming.sets
     as_came = simple(sets, np.array([fleet.last_ms(gpu) for gpu in gpus.tolist()], np.int64))
     booked = sets.spread(as_came)
     stream = np.array([streams[section.stream] for section in incoming.sections], np.int64)[incoming.section]
-    ids = record_columns.Ids(stream, gpus[incoming.gpu.of_row], parties.device, parties.holder, parties.payer)
+    ids = record_columns.RowIds(stream, gpus[incoming.gpu.of_row], parties.device, parties.holder, parties.payer)
     rows = record_columns.received(incoming, cells, ids, booked)
     cursor.plainly(statement("add_received"), incoming=once(rows))
     added = _added(incoming, cells, parties, booked)
@@ -275,7 +284,7 @@ def _book_rows(
         spans = zip(
             gpus[sets.gpu[late]].tolist(), sets.start_ms[late].tolist(), sets.end_ms[late].tolist(), strict=True
         )
-        regions = [Region(*span) for span in spans]
+        regions = [TouchedSpan(*span) for span in spans]
         nodes = [incoming.sections[section].stream[1] for section in sets.section[late].tolist()]
         unsettled = {(region.gpu, node) for region, node in zip(regions, nodes, strict=True)}
         settled = settle(cursor, regions)
@@ -294,7 +303,7 @@ def _book_rows(
     return changes, own, touched, added
 
 
-def simple(sets: Sets, last_ms: Whole) -> Truth:
+def simple(sets: IntervalSets, last_ms: Whole) -> Truth:
     """By set: whether it follows everything known of its GPU, also of those before it here, inside one quarter-hour.
     last_ms: by GPU, the end of its newest booked record."""
     by_gpu = np.argsort(sets.gpu, kind="stable")
@@ -309,16 +318,18 @@ def simple(sets: Sets, last_ms: Whole) -> Truth:
     return found
 
 
-def _added(incoming: Incoming, cells: Whole, parties: Parties, booked: Truth) -> dict[int, Callable[[], Added]]:
+def _added(
+    incoming: Incoming, cells: Whole, parties: HolderColumns, booked: Truth
+) -> dict[int, Callable[[], AddedRows]]:
     """By quarter-hour, what counts as it came."""
     buckets = np.where(booked, incoming.start_ms - incoming.start_ms % BUCKET_MS, -1)
 
-    def of(bucket: int) -> Added:
+    def of(bucket: int) -> AddedRows:
         places = np.flatnonzero(buckets == bucket)
-        queue = Distinct(parties.queue.values, parties.queue.of_row[places])
+        queue = DistinctColumn(parties.queue.values, parties.queue.of_row[places])
         start, end = incoming.start_ms[places], incoming.end_ms[places]
-        cluster = Distinct(incoming.cluster.values, incoming.cluster.of_row[places])
-        return Added(start, end, cells[places], queue, parties.pays[places], cluster, parties.pods(places))
+        cluster = DistinctColumn(incoming.cluster.values, incoming.cluster.of_row[places])
+        return AddedRows(start, end, cells[places], queue, parties.pays[places], cluster, parties.pods(places))
 
     return {bucket: partial(of, bucket) for bucket in np.unique(buckets).tolist() if bucket >= 0}
 
@@ -336,7 +347,7 @@ def _book_tenures(cursor: Cursor, fleet: Fleet, changes: Changes, unsettled: Col
         _write_tenures(cursor, tenures)
 
 
-class _Reach(NamedTuple):
+class _GpuExtent(NamedTuple):
     """How far rows of a GPU on a node reach, those of imports and of agents apart."""
 
     gpu: int
@@ -347,7 +358,7 @@ class _Reach(NamedTuple):
     imported: bool
 
 
-def _reached(incoming: Incoming, gpus: Mapping[GpuName, int], imported: Truth) -> list[_Reach]:
+def _reached(incoming: Incoming, gpus: Mapping[GpuName, int], imported: Truth) -> list[_GpuExtent]:
     """Of all rows."""
     devices = incoming.device
     kinds = devices.of_row * 2 + imported
@@ -355,11 +366,11 @@ def _reached(incoming: Incoming, gpus: Mapping[GpuName, int], imported: Truth) -
     last = np.zeros(2 * len(devices.values), np.int64)
     np.minimum.at(first, kinds, incoming.start_ms)
     np.maximum.at(last, kinds, incoming.end_ms)
-    found: list[_Reach] = []
+    found: list[_GpuExtent] = []
     for kind, (start, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
         if end:
             ((_, node), gpu), (model, _) = devices.values[kind // 2]
-            found.append(_Reach(gpus[gpu], gpu, model, node, Tenure(start, end), imported=bool(kind % 2)))
+            found.append(_GpuExtent(gpus[gpu], gpu, model, node, Tenure(start, end), imported=bool(kind % 2)))
     return found
 
 
@@ -369,7 +380,7 @@ def _write_tenures(cursor: Cursor, tenures: Sequence[tuple[int, str, Tenure, boo
     cursor.rows("add_tenure", {"gpus": gpus, "nodes": nodes, "firsts": firsts, "lasts": lasts, "imported": imported})
 
 
-def _own(fleet: Fleet, reached: Iterable[_Reach], apart: Collection[int]) -> Own:
+def _own(fleet: Fleet, reached: Iterable[_GpuExtent], apart: Collection[int]) -> Own:
     """What agents metered of the GPUs that imports told of, by now; of those alone that changed."""
     found = {gpu: fleet.own.get(gpu, fleet.tenures.get(gpu, {})) for gpu in apart}
     for reach in reached:
@@ -379,7 +390,7 @@ def _own(fleet: Fleet, reached: Iterable[_Reach], apart: Collection[int]) -> Own
     return found
 
 
-def _extended(fleet: Fleet, reached: Iterable[_Reach]) -> Changes:
+def _extended(fleet: Fleet, reached: Iterable[_GpuExtent]) -> Changes:
     """The GPUs of the rows, their tenures stretched over them."""
     changes: Changes = {}
     for gpu, name, model, node, tenure, _ in reached:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns
-from accountant.storage.write.record_columns import Distinct, GpuName, Incoming, Stream, Whole, add, distinct
+from accountant.storage.write.record_columns import DistinctColumn, GpuName, Incoming, Stream, Whole, add, distinct
 from agent.wire import Holder, PodFacts, Slice
 
 Name = TypeVar("Name", bound=tuple[str | int, ...])
@@ -109,7 +109,7 @@ PodKey = tuple[str, str]
 KEEP = 200_000
 
 
-class Origins:
+class PodQueues:
     """queue_ref by pod; "" for whoever no fact is known of."""
 
     def __init__(self, keep: int = KEEP) -> None:
@@ -224,7 +224,7 @@ class Dictionaries:
             "holder", ("cluster", "kind", "uid", "namespace", "name", "container")
         )
 
-        self.origins = Origins()
+        self.origins = PodQueues()
 
     def commit(self) -> None:
         for memory in (self.stream, self.gpu, self.device, self.holder, self.origins):
@@ -235,7 +235,7 @@ class Dictionaries:
             memory.forget()
 
 
-class Parties:
+class HolderColumns:
     """Of the rows of a group, in their order. gpus: ids of all GPUs in them."""
 
     def __init__(self, cursor: Cursor, names: Dictionaries, incoming: Incoming, gpus: Mapping[GpuName, int]) -> None:
@@ -261,10 +261,10 @@ class Parties:
         return self.holder * self.pays
 
     @cached_property
-    def queue(self) -> Distinct[str]:
+    def queue(self) -> DistinctColumn[str]:
         """What queue the pod of a row asked for."""
         refs = distinct(["" if pod is None else self._refs[pod] for pod in self._pods])
-        return Distinct(refs.values, refs.of_row[self._held])
+        return DistinctColumn(refs.values, refs.of_row[self._held])
 
     def pods(self, places: Whole) -> dict[PodKey, str]:
         """Those that pay for the rows at these places, each with the queue it asked for."""

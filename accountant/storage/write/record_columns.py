@@ -100,14 +100,14 @@ class Section(NamedTuple):
     digests: Sequence[int] | None = None
 
 
-class Distinct(NamedTuple, Generic[K]):
+class DistinctColumn(NamedTuple, Generic[K]):
     """A column as its different values and the place among them of each row's."""
 
     values: list[K]
     of_row: Whole
 
 
-class _Numbered(dict[K, int]):
+class _Numbering(dict[K, int]):
     """Keys in the order in which they were first asked for, each with its place."""
 
     def __missing__(self, key: K) -> int:
@@ -115,24 +115,24 @@ class _Numbered(dict[K, int]):
         return place
 
 
-def distinct(values: Sequence[K]) -> Distinct[K]:
-    seen: _Numbered[K] = _Numbered()
+def distinct(values: Sequence[K]) -> DistinctColumn[K]:
+    seen: _Numbering[K] = _Numbering()
     of_row = np.fromiter(map(seen.__getitem__, values), np.int64, len(values))
-    return Distinct(list(seen), of_row)
+    return DistinctColumn(list(seen), of_row)
 
 
-def paired(first: Distinct[K], second: Distinct[L]) -> Distinct[tuple[K, L]]:
+def paired(first: DistinctColumn[K], second: DistinctColumn[L]) -> DistinctColumn[tuple[K, L]]:
     """Both columns as one."""
     if len(second.values) == 1:
-        return Distinct([(value, second.values[0]) for value in first.values], first.of_row)
+        return DistinctColumn([(value, second.values[0]) for value in first.values], first.of_row)
     if len(first.values) == 1:
-        return Distinct([(first.values[0], value) for value in second.values], second.of_row)
+        return DistinctColumn([(first.values[0], value) for value in second.values], second.of_row)
     width = len(second.values)
     keys, of_row = np.unique(first.of_row * width + second.of_row, return_inverse=True)
-    return Distinct([(first.values[key // width], second.values[key % width]) for key in keys.tolist()], of_row)
+    return DistinctColumn([(first.values[key // width], second.values[key % width]) for key in keys.tolist()], of_row)
 
 
-class Sets(NamedTuple):
+class IntervalSets(NamedTuple):
     """The rows of one GPU with equal span in one section: one number per set, by section, GPU and start.
 
     places: of all rows, set after set; first: where in it each set begins. seq: the lowest of the set."""
@@ -210,10 +210,10 @@ class Incoming:
         """The section of each row."""
         return np.repeat(np.arange(len(self.sections)), [len(section.rows) for section in self.sections])
 
-    def by_section(self, values: Sequence[K]) -> Distinct[K]:
+    def by_section(self, values: Sequence[K]) -> DistinctColumn[K]:
         """What is said of each section, as a column."""
         of_section = distinct(values)
-        return Distinct(of_section.values, of_section.of_row[self.section])
+        return DistinctColumn(of_section.values, of_section.of_row[self.section])
 
     @cached_property
     def seq(self) -> Whole:
@@ -237,7 +237,7 @@ class Incoming:
             found = self._numbers[name] = Numbers.of(self._columns[name])
         return found
 
-    def names(self, name: str) -> Distinct[str]:
+    def names(self, name: str) -> DistinctColumn[str]:
         """gpu_model, health or method."""
         return distinct(self._columns[name])
 
@@ -252,34 +252,34 @@ class Incoming:
         return np.array([value == "lost" for value in health.values])[health.of_row]
 
     @cached_property
-    def sharing(self) -> Distinct[Sharing | None]:
+    def sharing(self) -> DistinctColumn[Sharing | None]:
         return distinct(self._columns["sharing"])
 
     @cached_property
-    def node(self) -> Distinct[NodeName]:
+    def node(self) -> DistinctColumn[NodeName]:
         return self.by_section([section.stream[:2] for section in self.sections])
 
     @cached_property
-    def gpu(self) -> Distinct[GpuName]:
+    def gpu(self) -> DistinctColumn[GpuName]:
         return paired(self.cluster, distinct(self._columns["gpu_uuid"]))
 
     @cached_property
-    def cluster(self) -> Distinct[str]:
+    def cluster(self) -> DistinctColumn[str]:
         return self.by_section([section.stream[0] for section in self.sections])
 
     @cached_property
-    def device(self) -> Distinct[tuple[tuple[NodeName, GpuName], tuple[str, Slice | None]]]:
+    def device(self) -> DistinctColumn[tuple[tuple[NodeName, GpuName], tuple[str, Slice | None]]]:
         """Where a row's GPU stood, and which part of it the row is of: node and GPU, model and slice."""
         sort = paired(distinct(self._columns["gpu_model"]), distinct(self._columns["slice"]))
         return paired(paired(self.node, self.gpu), sort)
 
     @cached_property
-    def holder(self) -> Distinct[tuple[str, Holder | None]]:
+    def holder(self) -> DistinctColumn[tuple[str, Holder | None]]:
         """Who holds it, by cluster."""
         return paired(self.cluster, distinct(self._columns["holder"]))
 
     @cached_property
-    def sets(self) -> Sets:
+    def sets(self) -> IntervalSets:
         keys = (self.section, self.gpu.of_row, self.start_ms, self.end_ms)
         places = np.lexsort(keys[::-1])
         ordered = [key[places] for key in keys]
@@ -287,7 +287,7 @@ class Incoming:
         begins[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in ordered])
         first = np.flatnonzero(begins)
         section, gpu, start, end = (key[first] for key in ordered)
-        return Sets(places, first, section, gpu, start, end, np.minimum.reduceat(self.seq[places], first))
+        return IntervalSets(places, first, section, gpu, start, end, np.minimum.reduceat(self.seq[places], first))
 
 
 _I32, _I64, _U64, _TEXT = pa.int32(), pa.int64(), pa.uint64(), pa.string()
@@ -340,7 +340,7 @@ def column_table(schema: Any, rows: Iterable[Sequence[object]]) -> Any:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-class Ids(NamedTuple):
+class RowIds(NamedTuple):
     """The ledger's numbers for what rows name, by row; 0 is nobody."""
 
     stream: Whole
@@ -350,7 +350,7 @@ class Ids(NamedTuple):
     payer: Whole
 
 
-def received(incoming: Incoming, cells: Whole, ids: Ids, booked: Truth) -> Any:
+def received(incoming: Incoming, cells: Whole, ids: RowIds, booked: Truth) -> Any:
     """RECEIVED, column by column. booked: whether the row counts as it came."""
     sharing = incoming.sharing
     modes = [None if shared is None else shared.mode for shared in sharing.values]

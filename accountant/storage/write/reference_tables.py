@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import structs
 
-from accountant.core.periods import Dated
+from accountant.core.periods import Timeline
 from accountant.ledger.journal import FIRST_DIGEST, Act, ActKind, BooksMoved, NewAct, numbered
 from accountant.ledger.protocols import MOST_EPOCHS, EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts
 from accountant.storage.duckdb_engine import Cursor
@@ -27,8 +27,8 @@ from accountant.wire.policy_models import Decision, PolicyVersion
 
 Key = tuple[str, str]
 """(cluster, name)."""
-Histories = Mapping[Key, Dated[NodeFacts]]
-Charged = Mapping[Key, Dated[NamespaceFacts]]
+Histories = Mapping[Key, Timeline[NodeFacts]]
+Charged = Mapping[Key, Timeline[NamespaceFacts]]
 T = TypeVar("T", bound=NodeFacts | NamespaceFacts)
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -44,14 +44,14 @@ def described(node: NodeFacts) -> NodeFacts:
     return replace(node, down=(), deleted_ms=None)
 
 
-def read_nodes(cursor: Cursor) -> tuple[dict[Key, NodeFacts], dict[Key, Dated[NodeFacts]]]:
+def read_nodes(cursor: Cursor) -> tuple[dict[Key, NodeFacts], dict[Key, Timeline[NodeFacts]]]:
     """Every node as it is, and the histories of those that were something else."""
     rows = cursor.run("SELECT cluster, name, content FROM node")
     nodes = {(cluster, name): _node.decode(content) for cluster, name, content in rows}
     return nodes, _histories(cursor, "node", _node, {key: described(node) for key, node in nodes.items()})
 
 
-def read_namespaces(cursor: Cursor) -> tuple[dict[Key, NamespaceFacts], dict[Key, Dated[NamespaceFacts]]]:
+def read_namespaces(cursor: Cursor) -> tuple[dict[Key, NamespaceFacts], dict[Key, Timeline[NamespaceFacts]]]:
     rows = cursor.run("SELECT cluster, name, content FROM namespace")
     spaces = {(cluster, name): _namespace.decode(content) for cluster, name, content in rows}
     return spaces, _histories(cursor, "namespace", _namespace, spaces)
@@ -73,7 +73,7 @@ def _write(cursor: Cursor, statement: str, facts: Iterable[NodeFacts | Namespace
         cursor.rows(statement, incoming=record_columns.column_table(_KEYED, rows))
 
 
-def _write_past(cursor: Cursor, kind: str, histories: Mapping[Key, Dated[T]]) -> None:
+def _write_past(cursor: Cursor, kind: str, histories: Mapping[Key, Timeline[T]]) -> None:
     """Replace what was kept of these."""
     if not histories:
         return
@@ -87,7 +87,9 @@ def _write_past(cursor: Cursor, kind: str, histories: Mapping[Key, Dated[T]]) ->
         cursor.rows("add_past", incoming=record_columns.column_table(_PAST, rows))
 
 
-def _histories(cursor: Cursor, kind: str, of: msgspec.json.Decoder[T], current: Mapping[Key, T]) -> dict[Key, Dated[T]]:
+def _histories(
+    cursor: Cursor, kind: str, of: msgspec.json.Decoder[T], current: Mapping[Key, T]
+) -> dict[Key, Timeline[T]]:
     found: dict[Key, list[tuple[int, T]]] = defaultdict(list)
     rows = cursor.run("SELECT cluster, name, until_ms, content FROM past WHERE kind = ? ORDER BY until_ms", [kind])
     for cluster, name, until, content in rows:
@@ -96,7 +98,7 @@ def _histories(cursor: Cursor, kind: str, of: msgspec.json.Decoder[T], current: 
     for key, past in found.items():
         steps = [(0, past[0][1])]
         steps += [(since, value) for (since, _), (_, value) in pairwise(past)]
-        histories[key] = Dated((*steps, (past[-1][0], current[key])))
+        histories[key] = Timeline((*steps, (past[-1][0], current[key])))
     return histories
 
 
@@ -219,7 +221,7 @@ def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_
     is not closed."""
     nodes = {(node.cluster, node.name): node for node in facts.nodes}
     changed = {key: node for key, node in nodes.items() if fleet.nodes.get(key) != node}
-    placed: dict[NodeKey, Dated[NodeFacts]] = {}
+    placed: dict[NodeKey, Timeline[NodeFacts]] = {}
     for key, node in changed.items():
         before, after = fleet.node_history(key), described(node)
         since = now_ms if before.latest != blank(before.latest) else 0
@@ -227,7 +229,7 @@ def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_
             placed[key] = before.changed(after, max(since if node.since_ms is None else node.since_ms, closed_ms))
     spaces = {(space.cluster, space.name): space for space in facts.namespaces}
     renamed = {key: space for key, space in spaces.items() if fleet.namespaces.get(key) != space}
-    charged: dict[NodeKey, Dated[NamespaceFacts]] = {}
+    charged: dict[NodeKey, Timeline[NamespaceFacts]] = {}
     for key, space in renamed.items():
         then = fleet.namespace_history(key)
         since = now_ms if then.latest.team or then.latest.label else 0

@@ -32,7 +32,7 @@ MOST_AT_ONCE = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Days:
+class DailySums:
     """kept: the days that have sums, ascending; they never overlap. loose: starts of folded hours that are in none,
     or in one with a part only; an hour among them need not hold anything."""
 
@@ -50,22 +50,22 @@ class Days:
                 found.add(day)
         return sorted(found)
 
-    def without(self, hours: Collection[int]) -> Days:
+    def without(self, hours: Collection[int]) -> DailySums:
         """After these hours were unfolded."""
         if not hours:
             return self
         dropped = self.touching(hours)
         if not dropped:
-            return Days(self.kept, self.loose.difference(hours)) if not self.loose.isdisjoint(hours) else self
+            return DailySums(self.kept, self.loose.difference(hours)) if not self.loose.isdisjoint(hours) else self
         left = tuple(day for day in self.kept if day not in set(dropped))
         freed = (hour for start, end in dropped for hour in _hours(start, end))
-        return Days(left, self.loose.union(freed).difference(hours))
+        return DailySums(left, self.loose.union(freed).difference(hours))
 
-    def seen_from(self, zone: ZoneInfo) -> Days:
+    def seen_from(self, zone: ZoneInfo) -> DailySums:
         """In this zone: days that are none of it are to be made anew."""
         foreign = (day for day in self.kept if local_day(day[0], zone) != day)
         hours = {hour for start, end in foreign for hour in _hours(start, end)}
-        return Days(self.kept, self.loose | hours) if hours else self
+        return DailySums(self.kept, self.loose | hours) if hours else self
 
 
 def local_day(at_ms: int, zone: ZoneInfo) -> Span:
@@ -74,12 +74,12 @@ def local_day(at_ms: int, zone: ZoneInfo) -> Span:
     return midnight_ms(day, zone), midnight_ms(day + timedelta(days=1), zone)
 
 
-def load(cursor: Cursor) -> Days:
+def load(cursor: Cursor) -> DailySums:
     """Read it from the tables."""
     kept = tuple(sorted((start, end) for start, end in cursor.run("FROM kept_day")))
     hours = [hour for (hour,) in cursor.run("SELECT DISTINCT at_ms FROM hour_of_all ORDER BY 1")]
     ends = [end for _, end in kept]
-    return Days(kept, frozenset(hour for hour in hours if not _covered(hour, kept, ends)))
+    return DailySums(kept, frozenset(hour for hour in hours if not _covered(hour, kept, ends)))
 
 
 def drop(cursor: Cursor, days: Iterable[Span]) -> None:
@@ -89,7 +89,7 @@ def drop(cursor: Cursor, days: Iterable[Span]) -> None:
         cursor.rows("drop_days", incoming=record_columns.column_table(record_columns.HOUR, gone))
 
 
-def keep(cursor: Cursor, days: Days, unfolded: Collection[int], newest_ms: int, zone: ZoneInfo) -> Days:
+def keep(cursor: Cursor, days: DailySums, unfolded: Collection[int], newest_ms: int, zone: ZoneInfo) -> DailySums:
     """In the caller's transaction: make sums of days that are over by `newest_ms` and wholly folded."""
     if not days.loose:
         return days
@@ -105,10 +105,10 @@ def keep(cursor: Cursor, days: Days, unfolded: Collection[int], newest_ms: int, 
     ends = [end for _, end in kept]
     freed = (hour for start, end in foreign for hour in _hours(start, end))
     left = frozenset(hour for hour in days.loose.union(freed) if not _covered(hour, kept, ends))
-    return Days(kept, left).seen_from(zone)
+    return DailySums(kept, left).seen_from(zone)
 
 
-def _ready(days: Days, unfolded: frozenset[int], newest_ms: int, zone: ZoneInfo) -> tuple[list[Span], set[Span]]:
+def _ready(days: DailySums, unfolded: frozenset[int], newest_ms: int, zone: ZoneInfo) -> tuple[list[Span], set[Span]]:
     """Days to make, and kept days of another zone that overlap them."""
     known = frozenset(days.kept)
     found: list[Span] = []
@@ -161,7 +161,7 @@ def around(hours: Collection[int]) -> dict[str, int]:
     return {"low": min(hours, default=0), "high": max(hours, default=-MS_PER_HOUR) + MS_PER_HOUR}
 
 
-def unfold(cursor: Cursor, hours: Collection[int], newest_ms: int, days: Days) -> None:
+def unfold(cursor: Cursor, hours: Collection[int], newest_ms: int, days: DailySums) -> None:
     """From now on these hours, all of which were folded or new, are summed from their rows.
 
     newest_ms: end of the newest row booked before; hours from there on cannot have been folded. days: as they were."""
@@ -173,8 +173,8 @@ def unfold(cursor: Cursor, hours: Collection[int], newest_ms: int, days: Days) -
 
 
 def compact(
-    cursor: Cursor, unfolded: frozenset[int], days: Days, newest_ms: int, zone: ZoneInfo
-) -> tuple[frozenset[int], Days]:
+    cursor: Cursor, unfolded: frozenset[int], days: DailySums, newest_ms: int, zone: ZoneInfo
+) -> tuple[frozenset[int], DailySums]:
     """In the caller's transaction: fold the hours that are over by `newest_ms`; those that remain unfolded, and the
     days that have sums then. zone: of days."""
     cursor.rows("compact_tenures", around(unfolded))

@@ -16,7 +16,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.targets.status_conditions import StatusObject
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.api_client import KubernetesCluster
-from gputally.kubernetes.leader_election import Election, Terms
+from gputally.kubernetes.leader_election import Election, LeaseTimes
 from tests.fairshare.observations import results_of
 from tests.fairshare.real.conftest import Request
 from tests.fairshare.real.installing import add_queues, weights_of
@@ -25,7 +25,7 @@ from tests.real.controlplane import ApiServer, frozen
 
 pytestmark = pytest.mark.real
 Make = Callable[..., Any]
-QUICK = Terms(lease_s=3, renew_s=2, retry_s=1)
+QUICK = LeaseTimes(lease_s=3, renew_s=2, retry_s=1)
 STATUS = StatusObject("gputally", "gputally-fairshare")
 
 

@@ -11,7 +11,7 @@ from fairshare.targets import ADAPTERS
 from fairshare.targets.kai import QUEUE
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import Blocked, Conflict, Gone, NotFound, Refused
+from gputally.base.errors import Blocked, Conflict, NotFound, Refused, VersionGone
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.list_watch import Mirror
 from gputally.kubernetes.memory_cluster import MemoryCluster
@@ -121,7 +121,7 @@ def test_a_version_too_old_is_gone() -> None:
     mirror.step()
     memory.put(_config("a", mine="2"), field_manager="x")
     memory.forget()
-    with pytest.raises(Gone):
+    with pytest.raises(VersionGone):
         list(memory.watch(CONFIG_MAP, "1", 1.0))
     mirror.step()  # hears that it is too late
     mirror.step()  # and reads everything again

@@ -12,11 +12,11 @@ from accountant.__main__ import main
 from accountant.history_import import import_run
 from accountant.history_import.import_run import Destination
 from accountant.history_import.prometheus_source import History, Prometheus
-from accountant.wire.http_client import Remote, Unanswered
+from accountant.wire.http_client import AccountantClient, Unanswered
 from agent.wire import Batch, UsageInterval
 from fairshare.simulator.simulation_model import Outage
 from gputally.base.units import MS_PER_HOUR
-from gputally.demo.ground_truth import Truth
+from gputally.demo.ground_truth import GroundTruth
 from gputally.demo.scenario import START_MS, Options, build
 from tests.history_import.conftest import Books
 from tests.history_import.scraped import Scraped, openmetrics
@@ -34,7 +34,7 @@ CLUSTERS = {"old": 60_000, "new": 30_000}
 @dataclass(frozen=True)
 class Past:
     url: str
-    truth: Truth
+    truth: GroundTruth
     gpu_outages: tuple[Outage, ...]
 
 
@@ -43,7 +43,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
     folder = tmp_path_factory.mktemp("past")
     scenario = build(Options(days=1))
     events = scenario.engine().run_until(END_MS)
-    truth = Truth(scenario.nodes, START_MS, 900_000)
+    truth = GroundTruth(scenario.nodes, START_MS, 900_000)
     for event in events:
         truth.see(event)
     truth.finish(END_MS)
@@ -94,7 +94,7 @@ def test_gpu_hours_are_those_that_happened(past, books, cluster, capsys):
     assert len(ledger.acts("imported")) == rows
 
 
-class Cut(Remote):
+class Cut(AccountantClient):
     """A connection that breaks after some batches."""
 
     left = 11

@@ -22,7 +22,7 @@ from accountant.ledger.protocols import NamespaceFacts
 from gputally.base.clock import SystemClock
 from gputally.base.errors import ClusterRefused, ClusterUnavailable
 from gputally.kubernetes.api_client import KubernetesApi
-from gputally.kubernetes.api_types import Named
+from gputally.kubernetes.api_types import NamedObject
 from gputally.kubernetes.list_watch import Reflector
 from gputally.server.token_review import TokenReviews
 from gputally.server.tokens_and_grants import KubernetesCallers, Principal, Unauthenticated
@@ -188,8 +188,8 @@ def follow_until(reflector: Any, event: str) -> None:
 
 
 def test_metadata_alone_are_listed_and_watched(server: ApiServer, api: KubernetesApi) -> None:
-    reflector: Reflector[Named, str] = Reflector(
-        api, "/api/v1/namespaces", Named, lambda one: one.metadata.name, metadata_only=True
+    reflector: Reflector[NamedObject, str] = Reflector(
+        api, "/api/v1/namespaces", NamedObject, lambda one: one.metadata.name, metadata_only=True
     )
     reflector.sync()
     assert "default" in reflector.held().values()
