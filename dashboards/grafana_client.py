@@ -9,14 +9,15 @@ Source of the calls: Grafana's HTTP API reference (`/api/folders`, `/api/dashboa
 from __future__ import annotations
 
 import json
-import ssl
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
+
+import httpx2
+
+from gputally.base import http_calls
 
 TIMEOUT_S = 30.0
 MOST_BYTES = 16 << 20
@@ -50,14 +51,10 @@ class Grafana:
 
     def __init__(self, url: str, token: str, ca_file: Path | None = None) -> None:
         """Raises GrafanaError for an address that is none, or an authority file that cannot be read."""
-        if urllib.parse.urlsplit(url).scheme not in {"http", "https"}:
-            raise GrafanaError(f"{url}: an address begins with http:// or https://")
+        parsed = http_calls.address(url, "https://grafana.example", GrafanaError)
         self._url = url.rstrip("/")
         self._token = token
-        try:
-            self._context = ssl.create_default_context(cafile=str(ca_file) if ca_file is not None else None)
-        except OSError as error:
-            raise GrafanaError(f"{ca_file}: {error.strerror or error}") from error
+        self._trusted = http_calls.trusting_for(parsed, ca_file, GrafanaError)
 
     def push(self, dashboards: Iterable[dict[str, Any]], folder: str) -> list[PushResult]:
         """Have every dashboard stand in `folder` (its title). Raises GrafanaError at the first that cannot be."""
@@ -72,7 +69,7 @@ class Grafana:
         return str(self._ask("POST", "/api/folders", {"title": title})["uid"])
 
     def _push(self, dashboard: dict[str, Any], folder: str) -> PushResult:
-        path = f"/api/dashboards/uid/{urllib.parse.quote(dashboard['uid'], safe='')}"
+        path = f"/api/dashboards/uid/{quote(dashboard['uid'], safe='')}"
         known = self._ask("GET", path, missing_is_none=True)
         title = str(dashboard["title"])
         if known is not None:
@@ -86,31 +83,35 @@ class Grafana:
         return PushResult(title, "replaced" if known is not None else "created", self._url + str(done.get("url", "")))
 
     def _ask(self, method: str, path: str, body: object = None, *, missing_is_none: bool = False) -> Any:
-        data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
-        request = urllib.request.Request(self._url + path, data, headers, method=method)  # noqa: S310 - http(s) alone
         place = f"{method} {self._url}{path}"
+        content = None if body is None else json.dumps(body)
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self._context) as answer:  # noqa: S310
-                return json.loads(answer.read(MOST_BYTES))
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code == 404 and missing_is_none:
-                    return None
-                raise GrafanaError(f"{place}: {error.code}, {_REASONS.get(error.code) or _said(error)}") from error
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", None) or error
-            raise GrafanaError(f"{place}: {reason}") from error
+            with (
+                http_calls.client(self._trusted, TIMEOUT_S) as client,
+                client.stream(method, self._url + path, content=content, headers=headers) as answer,
+            ):
+                found = http_calls.read_bounded(answer, MOST_BYTES)
+            if answer.status_code == 404 and missing_is_none:
+                return None
+            if not answer.is_success:
+                why = _REASONS.get(answer.status_code) or _words(found or b"", answer.reason_phrase)
+                raise GrafanaError(f"{place}: {answer.status_code}, {why}")
+            return json.loads(found or b"")
+        except httpx2.HTTPError as error:
+            raise GrafanaError(f"{place}: {http_calls.reason(error)}") from error
+        except ValueError as error:
+            raise GrafanaError(f"{place}: {error}") from error
 
 
 def _plain(dashboard: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in dashboard.items() if key not in _SERVERS_OWN}
 
 
-def _said(error: urllib.error.HTTPError) -> str:
+def _words(body: bytes, phrase: str) -> str:
     """Grafana's own words, as one line."""
     try:
-        message = json.loads(error.read(MOST_BYTES))["message"]
-    except (OSError, ValueError, KeyError, TypeError):
-        message = error.reason
+        message = json.loads(body)["message"]
+    except (ValueError, KeyError, TypeError):
+        message = phrase
     return " ".join(str(message).split())[:300]

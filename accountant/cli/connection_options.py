@@ -20,8 +20,9 @@ from pydantic import BaseModel
 from rich.console import RenderableType
 
 from accountant.core import periods
-from accountant.wire.http_client import AccountantClient, read_token
+from accountant.wire.http_client import AccountantClient, Unanswered
 from gputally.base.command_output import Output, show
+from gputally.base.http_calls import read_token
 
 Printed = Annotated[Output, typer.Option("--output", "--format", help="How to print the answer.")]
 Timezone = Annotated[str | None, typer.Option(help="IANA zone of months and days.")]
@@ -61,7 +62,7 @@ class Server:
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[AccountantClient]:
-        token = read_token(self.token_file) if self.token_file is not None else None
+        token = read_token(self.token_file, Unanswered) if self.token_file is not None else None
         yield AccountantClient(self.url, token, self.ca_file)
 
 

@@ -1,7 +1,7 @@
 """Asks a Prometheus for the series of one chunk.
 
-The standard library's client: it follows no redirect and reads no proxy variable. The token is read anew for each
-question, as it may rotate, and is in no message. An answer is bounded before it is in memory.
+No redirect is followed and no proxy variable read. The token is read anew for each question, as it may rotate, and is
+in no message. An answer is bounded before it is in memory.
 
 Every selector is asked over a window that ends at the instant (`last_over_time(x[w])`), so nothing depends on how long
 the server lets a value linger: what was scraped in the window is there, what was not is not. The window is a step, or
@@ -11,22 +11,21 @@ two scrapes where those are far apart. Metrics under both generations of names; 
 from __future__ import annotations
 
 import base64
-import contextlib
-import http.client
-import ssl
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlencode
 
+import httpx2
 import msgspec
 
 from accountant.history_import.gpu_holds import TimeGrid
 from accountant.history_import.import_chunks import Chunk
 from accountant.history_import.kubernetes_history import NodeHistory, histories
 from accountant.history_import.prometheus_series import Labels, Observed, Series, device_of
-from accountant.wire.http_client import read_token, trusting
+from accountant.wire.http_client import Unanswered
+from gputally.base import http_calls
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 
@@ -73,17 +72,13 @@ class Prometheus:
         ca_file: Path | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise PrometheusFailed(f"not an address: {url!r} (write for example http://prometheus:9090)")
-        port = "" if parts.port is None else f":{parts.port}"
-        self.origin = urlunsplit((parts.scheme, f"{parts.hostname}{port}", parts.path.rstrip("/"), "", ""))
-        self._parts = parts
-        self._context: ssl.SSLContext | None = trusting(ca_file) if parts.scheme == "https" else None
+        parsed = http_calls.address(url, "http://prometheus:9090", PrometheusFailed)
+        self.origin = str(parsed.copy_with(userinfo=b"", query=None, fragment=None)).rstrip("/")
+        self._trusted = http_calls.trusting_for(parsed, ca_file if parsed.scheme == "https" else None, Unanswered)
         self._token_file = token_file
         self._headers = dict(headers or {})
-        if parts.username is not None:
-            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        if parsed.userinfo:
+            pair = f"{parsed.username}:{parsed.password}"
             self._headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
 
     def range(self, query: str, start_ms: int, end_ms: int, step_ms: int) -> list[Series]:
@@ -119,24 +114,18 @@ class Prometheus:
     def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
         headers = {**self._headers, "Content-Type": "application/x-www-form-urlencoded"}
         if self._token_file is not None:
-            headers["Authorization"] = f"Bearer {read_token(self._token_file)}"
-        host = self._parts.hostname or ""
-        connection = (
-            http.client.HTTPSConnection(host, self._parts.port, timeout=_TIMEOUT_SECONDS, context=self._context)
-            if self._context is not None
-            else http.client.HTTPConnection(host, self._parts.port, timeout=_TIMEOUT_SECONDS)
-        )
-        with contextlib.closing(connection):
-            try:
-                connection.request("POST", self._parts.path.rstrip("/") + path, body, headers)
-                response = connection.getresponse()
-                found = response.read(MOST_BYTES + 1)
-            except (OSError, http.client.HTTPException) as error:
-                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                raise PrometheusFailed(f"{self.origin}: {reason}") from error
-        if len(found) > MOST_BYTES:
+            headers["Authorization"] = f"Bearer {http_calls.read_token(self._token_file, Unanswered)}"
+        try:
+            with (
+                http_calls.client(self._trusted, _TIMEOUT_SECONDS, proxies=False) as client,
+                client.stream("POST", self.origin + path, content=body, headers=headers) as response,
+            ):
+                found = http_calls.read_bounded(response, MOST_BYTES)
+        except httpx2.HTTPError as error:
+            raise PrometheusFailed(f"{self.origin}: {http_calls.reason(error)}") from error
+        if found is None:
             raise PrometheusFailed(f"{self.origin}: an answer of more than {MOST_BYTES >> 20} MiB (shorten --chunk)")
-        return response.status, found
+        return response.status_code, found
 
 
 def _seconds(at_ms: int) -> str:

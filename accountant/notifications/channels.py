@@ -23,7 +23,7 @@ from accountant.core.settings import host_and_port
 from accountant.notifications import messages
 from accountant.notifications.messages import Attachment, Message
 from accountant.notifications.subscriptions import Destination, Smtp
-from gputally.base import atomic_file
+from gputally.base import atomic_file, http_calls
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_SECOND
 from gputally.server.tokens_and_grants import is_loopback
@@ -171,8 +171,9 @@ class Webhook:
 
     def carry(self, letter: Message) -> str:
         url = self._url()
+        trusted = http_calls.trusting_for(url, None, Refused)
         try:
-            with httpx2.Client(timeout=TIMEOUT_SECONDS, transport=self._transport, follow_redirects=False) as client:
+            with http_calls.client(trusted, TIMEOUT_SECONDS, transport=self._transport) as client:
                 answer = client.post(url, json=dict(self._body(letter)))
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             raise Refused(f"{url.host}: {type(error).__name__}") from error

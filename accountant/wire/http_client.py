@@ -1,26 +1,24 @@
 """Calls the accountant's HTTP API with a token file and a CA bundle; every failure is one line.
 
-The standard library's client: it follows no redirect, reads no proxy variable, and never prints the token.
+It follows no redirect, reads no proxy variable, and never prints the token.
 """
 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
-import shutil
-import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
+import httpx2
 from pydantic import BaseModel
 
 from accountant.wire.usage_models import CostAnswer, JobsAnswer, UsageAnswer
-from gputally.base import atomic_file
+from gputally.base import atomic_file, http_calls
 from gputally.base.errors import AccountantError
 
 _TIMEOUT_SECONDS = 120
@@ -43,26 +41,15 @@ class Unanswered(AccountantError):
     """No usable answer: the address, and what it said or why it could not."""
 
 
-def read_token(path: Path) -> str:
-    """The token a file holds. Raises Unanswered."""
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Unanswered(f"token file {path}: {getattr(error, 'strerror', None) or 'not text'}") from error
-
-
 class AccountantClient:
     """The accountant at `url` (http or https). ca_file: authorities trusted instead of the system's, PEM.
 
     Raises Unanswered for an address that is none, or a file that holds no certificate."""
 
     def __init__(self, url: str, token: str | None = None, ca_file: Path | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise Unanswered(f"not an address: {url!r} (write for example http://127.0.0.1:8080)")
-        self._context = trusting(ca_file) if parts.scheme == "https" else None
+        parsed = http_calls.address(url, "http://127.0.0.1:8080", Unanswered)
+        self._trusted = http_calls.trusting_for(parsed, ca_file if parsed.scheme == "https" else None, Unanswered)
         self._url = url.rstrip("/")
-        self._parts = parts
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def get(self, path: str, query: Query | None = None) -> bytes:
@@ -88,20 +75,18 @@ class AccountantClient:
 
     def knock(self, path: str) -> ProbeResult:
         """What a GET is answered with, refusals included. Raises Unanswered where nobody answers."""
-        with self._opened("GET", self._parts.path.rstrip("/") + quote(path), None, self._headers) as response:
-            body = response.read()
-            return ProbeResult(
-                response.status,
-                "" if response.status == 200 else _reason(body, response.reason),
-                _date_ms(response.getheader("Date", "")),
-            )
+        with self._opened("GET", quote(path), None, self._headers) as response:
+            response.read()
+            words = "" if response.status_code == 200 else problem(response)
+            return ProbeResult(response.status_code, words, _date_ms(response.headers.get("Date", "")))
 
     def save(self, path: str, to: Path) -> None:
         """The body of a 200 answer into a file, however large."""
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file.replacing(to) as file, self._answered("GET", path, ()) as response:
-                shutil.copyfileobj(response, file)
+                for part in response.iter_bytes():
+                    file.write(part)
         except OSError as error:
             raise Unanswered(f"{to}: {error.strerror or error}") from error
 
@@ -126,36 +111,31 @@ class AccountantClient:
         body: bytes | None = None,
         media_type: str = "",
         encoding: str = "",
-    ) -> Iterator[http.client.HTTPResponse]:
+    ) -> Iterator[httpx2.Response]:
         """An answer of 200, open."""
-        target = self._parts.path.rstrip("/") + quote(path) + ("?" + urlencode(given) if given else "")
+        target = quote(path) + ("?" + urlencode(given) if given else "")
         headers = {**self._headers, **({"Content-Type": media_type} if media_type else {})}
         if encoding:
             headers["Content-Encoding"] = encoding
         with self._opened(method, target, body, headers) as response:
-            if response.status != 200:
-                raise Unanswered(f"{self._url}{path}: {response.status} {_reason(response.read(), response.reason)}")
+            if response.status_code != 200:
+                response.read()
+                raise Unanswered(f"{self._url}{path}: {response.status_code} {problem(response)}")
             yield response
 
     @contextlib.contextmanager
     def _opened(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> Iterator[http.client.HTTPResponse]:
+    ) -> Iterator[httpx2.Response]:
         """Whatever is answered, open."""
-        connection = self._connection()
         try:
-            connection.request(method, target, body, dict(headers))
-            yield connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            raise Unanswered(f"{self._url}: {_why(error)}") from error
-        finally:
-            connection.close()
-
-    def _connection(self) -> http.client.HTTPConnection:
-        host = self._parts.hostname or ""
-        if self._context is not None:
-            return http.client.HTTPSConnection(host, self._parts.port, timeout=_TIMEOUT_SECONDS, context=self._context)
-        return http.client.HTTPConnection(host, self._parts.port, timeout=_TIMEOUT_SECONDS)
+            with (
+                http_calls.client(self._trusted, _TIMEOUT_SECONDS, proxies=False) as client,
+                client.stream(method, self._url + target, content=body, headers=headers) as response,
+            ):
+                yield response
+        except httpx2.HTTPError as error:
+            raise Unanswered(f"{self._url}: {http_calls.reason(error)}") from error
 
     def ask(self, model: type[M], path: str, query: Query | None = None) -> M:
         """A JSON answer as a model."""
@@ -178,20 +158,6 @@ class AccountantClient:
                 return
 
 
-def trusting(ca_file: Path | None) -> ssl.SSLContext:
-    """Authorities of a file, the system's without one. Raises Unanswered."""
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except ssl.SSLError as error:
-        raise Unanswered(f"authorities {ca_file}: no certificate in it") from error
-    except OSError as error:
-        raise Unanswered(f"authorities {ca_file}: {error.strerror}") from error
-
-
-def _why(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
-
-
 def _date_ms(text: str) -> int | None:
     try:
         return round(parsedate_to_datetime(text).timestamp() * 1000)
@@ -199,9 +165,10 @@ def _date_ms(text: str) -> int | None:
         return None
 
 
-def _reason(body: bytes, phrase: str) -> str:
+def problem(response: httpx2.Response) -> str:
+    """Why a response that was read is a refusal, in the accountant's words where it gives them."""
     try:
-        problem = json.loads(body)
-        return f"{problem['title']}: {problem['detail']}"
+        found = json.loads(response.content)
+        return f"{found['title']}: {found['detail']}"
     except (ValueError, KeyError, TypeError):
-        return phrase
+        return response.reason_phrase

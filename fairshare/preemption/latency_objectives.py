@@ -16,6 +16,7 @@ import httpx2
 
 from accountant.wire.policy_models import Policy, SloPolicy
 from fairshare.preemption.preemption_types import Call
+from gputally.base import http_calls
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_SECOND
 
@@ -41,7 +42,7 @@ class Prometheus:
     ) -> None:
         self._url = url.rstrip("/")
         self._token_file = token_file
-        self._http = httpx2.Client(timeout=timeout_s, transport=transport, follow_redirects=False)
+        self._http = http_calls.client(http_calls.trusting(None, LatencyUnknown), timeout_s, transport=transport)
 
     def __enter__(self) -> Prometheus:
         return self
@@ -54,12 +55,12 @@ class Prometheus:
         headers = {"Accept": "application/json"}
         try:
             if self._token_file is not None:
-                headers["Authorization"] = f"Bearer {self._token_file.read_text(encoding='ascii').strip()}"
+                headers["Authorization"] = f"Bearer {http_calls.read_token(self._token_file, LatencyUnknown)}"
             form = {"query": query, "time": f"{at_ms / MS_PER_SECOND:.3f}"}
             response = self._http.request("POST", f"{self._url}/api/v1/query", data=form, headers=headers)
             answer: Any = json.loads(response.content)
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
-            raise LatencyUnknown(f"{self._url}: {str(error) or type(error).__name__}") from error
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
+            raise LatencyUnknown(f"{self._url}: {http_calls.reason(error)}") from error
         if not isinstance(answer, dict) or answer.get("status") != "success":
             told = answer.get("error") if isinstance(answer, dict) else None
             raise LatencyUnknown(f"{self._url}: {query}: {told or response.status_code}")

@@ -11,7 +11,6 @@ older form.
 from __future__ import annotations
 
 import json
-import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +19,7 @@ from urllib.parse import quote
 
 import httpx2
 
+from gputally.base import http_calls
 from gputally.base.clock import Clock
 from gputally.base.errors import NotFound, Refused, Unavailable
 from gputally.base.units import MS_PER_SECOND
@@ -69,8 +69,8 @@ class RunaiApi:
         self._credentials = credentials
         self._clock = clock
         self._cluster = cluster
-        trusted = True if ca_file is None else _trusting(ca_file)
-        self._http = httpx2.Client(timeout=timeout_s, transport=transport, follow_redirects=False, verify=trusted)
+        trusted = http_calls.trusting_for(parsed, ca_file, Refused)
+        self._http = http_calls.client(trusted, timeout_s, transport=transport)
         self._token = ""
         self._token_until_ms = 0
         self._quiet_until_ms = 0
@@ -172,7 +172,7 @@ class RunaiApi:
                 method, self._url + path, params=query, content=content, data=form, headers=headers
             )
         except httpx2.HTTPError as error:
-            raise Unavailable(f"{self._url}: {str(error) or type(error).__name__}") from error
+            raise Unavailable(f"{self._url}: {http_calls.reason(error)}") from error
 
     def _read(self, method: str, path: str, response: httpx2.Response) -> Any:
         status = response.status_code
@@ -201,10 +201,3 @@ def _words(response: httpx2.Response) -> str:
         return str(json.loads(response.content)["message"])[:500]
     except (ValueError, KeyError, TypeError):
         return response.reason_phrase
-
-
-def _trusting(ca_file: Path) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except (ssl.SSLError, OSError) as error:
-        raise Refused(f"authorities {ca_file}: {getattr(error, 'strerror', None) or 'no certificate in it'}") from error

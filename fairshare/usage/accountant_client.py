@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
-import ssl
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +22,14 @@ from typing import Any, Protocol, TypeVar
 import httpx2
 from pydantic import TypeAdapter, ValidationError
 
+from accountant.wire.http_client import problem
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Accounts, BudgetState, Dimension, UsageAnswer, UsageLine
 from fairshare.core.errors import AccountantRefused, AccountantUnavailable
 from fairshare.core.queue_objects import instant
 from fairshare.laws import weight_calculation
 from fairshare.usage.stale_usage_hold import Hold, gate
+from gputally.base import http_calls
 from gputally.base.atomic_file import Stamp, stamp
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
@@ -106,21 +106,14 @@ class AccountantClient:
 
         ca_file: authorities (PEM) trusted instead of the system's. cluster: ask of it alone, and decide in its name;
         "": of everything in the ledger. transport: instead of the network."""
-        try:
-            parsed = httpx2.URL(url)
-        except httpx2.InvalidURL as error:
-            raise AccountantUnavailable(f"not an address: {url!r}: {error}") from error
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise AccountantUnavailable(f"not an address: {url!r} (write for example http://accountant:8080)")
+        parsed = http_calls.address(url, "http://accountant:8080", AccountantUnavailable)
         self._url = url.rstrip("/")
         self._token_file = token_file
         self._cluster = cluster
-        trusted: ssl.SSLContext | bool = True if ca_file is None else _trusting(ca_file)
-        if parsed.scheme == "http":
-            trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # unused, and loading the system's takes its time
-        self._ca_file, self._trusted = ca_file, trusted
+        self._ca_file = ca_file
+        self._trusted = http_calls.trusting_for(parsed, ca_file, AccountantUnavailable)
         self._ca_seen = self._ca_stamp()
-        self._http = httpx2.Client(timeout=timeout_s, transport=transport, follow_redirects=False, verify=trusted)
+        self._http = http_calls.client(self._trusted, timeout_s, transport=transport)
 
     def __enter__(self) -> AccountantClient:
         return self
@@ -291,15 +284,15 @@ class AccountantClient:
         if content is not None:
             headers |= {"Content-Type": "application/json", **({"Content-Encoding": "gzip"} if zipped else {})}
         if self._token_file is not None:
-            headers["Authorization"] = f"Bearer {self._token(self._token_file)}"
+            headers["Authorization"] = f"Bearer {http_calls.read_token(self._token_file, AccountantUnavailable)}"
         self._trust_renewed()
         try:
             response = self._http.request(method, self._url + path, params=params, content=content, headers=headers)
         except httpx2.HTTPError as error:
-            raise AccountantUnavailable(f"{self._url}: {str(error) or type(error).__name__}") from error
+            raise AccountantUnavailable(f"{self._url}: {http_calls.reason(error)}") from error
         if not response.is_success:
             final = content is not None and response.status_code in _FINAL
-            text = f"{self._url}{path}: {response.status_code} {_reason(response)}"
+            text = f"{self._url}{path}: {response.status_code} {problem(response)}"
             raise AccountantRefused(text) if final else AccountantUnavailable(text)
         return response.content
 
@@ -309,7 +302,7 @@ class AccountantClient:
     def _trust_renewed(self) -> None:
         """Half of a renewal changes nothing."""
         seen = self._ca_stamp()
-        if seen != self._ca_seen and isinstance(self._trusted, ssl.SSLContext):
+        if seen != self._ca_seen:
             with contextlib.suppress(OSError):
                 self._trusted.load_verify_locations(self._ca_file)
                 self._ca_seen = seen
@@ -317,36 +310,10 @@ class AccountantClient:
     def _foreign(self, path: str) -> AccountantUnavailable:
         return AccountantUnavailable(f"{self._url}{path}: not the answer of an accountant of this release")
 
-    @staticmethod
-    def _token(path: Path) -> str:
-        try:
-            return path.read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not text"
-            raise AccountantUnavailable(f"token file {path}: {reason}") from error
-
 
 def _lost(line: UsageLine) -> int:
     """GPU-microseconds that a GPU's agent called lost; 0 from an accountant that does not tell them apart."""
     return 0 if line.node_down_us is None else line.accounts_gpu_us.down - line.node_down_us
-
-
-def _trusting(ca_file: Path) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except ssl.SSLError as error:
-        raise AccountantUnavailable(f"authorities {ca_file}: no certificate in it") from error
-    except OSError as error:
-        raise AccountantUnavailable(f"authorities {ca_file}: {error.strerror}") from error
-
-
-def _reason(response: httpx2.Response) -> str:
-    """The problem's own words, where it is one."""
-    try:
-        problem: Any = json.loads(response.content)
-        return f"{problem['title']}: {problem['detail']}"
-    except (ValueError, KeyError, TypeError):
-        return response.reason_phrase
 
 
 LONGEST_MS = 6 * MS_PER_HOUR

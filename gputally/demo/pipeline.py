@@ -22,7 +22,8 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.request import urlopen
+
+import httpx2
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.control_loop import Controller
@@ -238,8 +239,7 @@ class Pipeline:
 
     def get(self, path: str) -> str:
         """A page of the accountant."""
-        with urlopen(self.url + path) as answer:  # noqa: S310 - our own server on loopback
-            return str(answer.read(), "utf-8")
+        return httpx2.get(self.url + path, timeout=None).raise_for_status().text
 
     def _after(self, hour: int) -> int:
         return self.scenario.start_ms + hour * MS_PER_HOUR

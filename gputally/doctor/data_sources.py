@@ -196,9 +196,10 @@ def usual(options: Options, clock: Clock) -> Sources:
         return Inspector.connect(KINDS, options.kubeconfig)
 
     def remote() -> AccountantClient:
-        from accountant.wire.http_client import AccountantClient, read_token
+        from accountant.wire.http_client import AccountantClient, Unanswered
+        from gputally.base.http_calls import read_token
 
-        token = read_token(options.token_file) if options.token_file is not None else None
+        token = read_token(options.token_file, Unanswered) if options.token_file is not None else None
         return AccountantClient(options.url, token, options.ca_file)
 
     return Sources(clock, options, machine=machine, kubelet=kubelet, ground=ground, remote=remote)

@@ -15,18 +15,17 @@ import hashlib
 import json
 import ssl
 import threading
-import urllib.request
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
-from urllib.error import URLError
 from urllib.parse import urlencode
 
 import httpx2
 import jwt
 
+from gputally.base import http_calls
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 from gputally.server import tokens_and_grants
@@ -68,9 +67,10 @@ def _reading(path: Path) -> Fetch:
 
 def _fetching(url: str) -> Fetch:
     def fetch() -> bytes:
-        with urllib.request.urlopen(url, timeout=_KEYS_TIMEOUT_SECONDS) as answer:  # noqa: S310  # https, by Issuer
-            content: bytes = answer.read(_MOST_KEY_BYTES + 1)
-        if len(content) > _MOST_KEY_BYTES:
+        trusted = http_calls.trusting(None, OSError)
+        with http_calls.client(trusted, _KEYS_TIMEOUT_SECONDS) as client, client.stream("GET", url) as answer:
+            content = http_calls.read_bounded(answer.raise_for_status(), _MOST_KEY_BYTES)
+        if content is None:
             raise OSError(f"{url}: more than {_MOST_KEY_BYTES} bytes of keys")
         return content
 
@@ -106,7 +106,7 @@ class Keys:
         self._tried_ms = now
         try:
             found = jwt.PyJWKSet.from_json(self._fetch().decode())
-        except (OSError, URLError, ValueError, jwt.PyJWTError):
+        except (OSError, httpx2.HTTPError, ValueError, jwt.PyJWTError):
             return  # those we have stay good for a while
         self._keys = {key.key_id or "": key.key for key in found.keys if key.public_key_use in (None, "sig")}
         self._fetched_ms = now
@@ -288,14 +288,12 @@ class Provider:
             raise AuthorityUnavailable(f"the provider does not answer ({type(error).__name__})") from error
 
     def _client(self) -> httpx2.Client:
-        return httpx2.Client(
-            timeout=_PROVIDER_TIMEOUT_SECONDS, transport=self._transport, verify=self._trusted, follow_redirects=False
-        )
+        return http_calls.client(self._trusted, _PROVIDER_TIMEOUT_SECONDS, transport=self._transport)
 
     @cached_property
     def _trusted(self) -> ssl.SSLContext:
         """The authorities: reading them takes longer than all else of a request."""
-        return httpx2.create_ssl_context()
+        return http_calls.trusting(None, AuthorityUnavailable)
 
     def _secret(self) -> str | None:
         path = self.login.client_secret_file

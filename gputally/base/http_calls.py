@@ -1,0 +1,83 @@
+"""Calls other HTTP servers with httpx2, for every program but the agent.
+
+No redirect is followed. Certificates are verified against the system's authorities or those of a file. Functions take
+the exception to raise, so that each caller's faults are of its own kind; the message is one line and holds no token.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import httpx2
+
+
+def address(url: str, example: str, fault: type[Exception]) -> httpx2.URL:
+    """An http or https address."""
+    try:
+        found = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise fault(f"not an address: {url!r}: {error}") from error
+    if found.scheme not in ("http", "https") or not found.host:
+        raise fault(f"not an address: {url!r} (write for example {example})")
+    return found
+
+
+def trusting(ca_file: Path | None, fault: type[Exception]) -> ssl.SSLContext:
+    """Trust the authorities of a PEM file, the system's without one."""
+    if ca_file is None:
+        return httpx2.create_ssl_context()
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError as error:
+        raise fault(f"authorities {ca_file}: no certificate in it") from error
+    except OSError as error:
+        raise fault(f"authorities {ca_file}: {error.strerror}") from error
+
+
+def trusting_for(url: httpx2.URL, ca_file: Path | None, fault: type[Exception]) -> ssl.SSLContext:
+    """The same for one address: over http nothing is verified, and loading the system's authorities takes its time."""
+    if url.scheme == "http" and ca_file is None:
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return trusting(ca_file, fault)
+
+
+def read_token(path: Path, fault: type[Exception]) -> str:
+    """The bearer token that a file holds; files are read at each call, since tokens rotate."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise fault(f"token file {path}: {getattr(error, 'strerror', None) or 'not text'}") from error
+
+
+def client(
+    trusted: ssl.SSLContext,
+    timeout_s: float,
+    *,
+    transport: httpx2.BaseTransport | None = None,
+    proxies: bool = True,
+) -> httpx2.Client:
+    """proxies: those that environment variables name are used."""
+    return httpx2.Client(
+        timeout=timeout_s, transport=transport, follow_redirects=False, verify=trusted, trust_env=proxies
+    )
+
+
+def read_bounded(response: httpx2.Response, most_bytes: int) -> bytes | None:
+    """The body of a streamed response, None where it is larger."""
+    body = bytearray()
+    for part in response.iter_bytes():
+        body += part
+        if len(body) > most_bytes:
+            return None
+    return bytes(body)
+
+
+def reason(error: BaseException) -> str:
+    """Why a call failed, in the system's words where they are known."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__

@@ -1,0 +1,62 @@
+"""Calls to other servers: no redirect, no proxy where none is wanted, bounded answers, one line for a failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from accountant.wire.http_client import AccountantClient, Unanswered
+from gputally.base import http_calls
+
+
+class Fault(Exception):
+    """A caller's own."""
+
+
+def test_no_redirect_is_followed() -> None:
+    """It could lead a token to another server."""
+    away = httpx2.MockTransport(lambda _: httpx2.Response(302, headers={"Location": "http://elsewhere"}))
+    with http_calls.client(http_calls.trusting(None, Fault), 1, transport=away) as client:
+        assert client.get("http://here").status_code == 302
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    with pytest.raises(Unanswered, match=r"^http://ledger\.invalid: .*(not known|resolution)"):
+        AccountantClient("http://ledger.invalid").get("/v1/usage")
+
+
+def test_a_body_is_read_up_to_its_bound() -> None:
+    large = httpx2.MockTransport(lambda _: httpx2.Response(200, content=b"x" * 100))
+    with http_calls.client(http_calls.trusting(None, Fault), 1, transport=large) as client:
+        for most, found in ((100, b"x" * 100), (99, None)):
+            with client.stream("GET", "http://here") as response:
+                assert http_calls.read_bounded(response, most) == found
+
+
+@pytest.mark.parametrize("url", ["here", "ftp://here", "http://", "file:///etc/passwd"])
+def test_what_is_no_address_is_said(url: str) -> None:
+    with pytest.raises(Fault, match=r"^not an address: "):
+        http_calls.address(url, "http://ledger:8080", Fault)
+
+
+def test_a_token_and_authorities_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
+    token, authorities = tmp_path / "token", tmp_path / "ca.pem"
+    token.write_bytes("ü".encode())
+    authorities.write_text("none")
+    with pytest.raises(Fault, match=r"token: not text$"):
+        http_calls.read_token(token, Fault)
+    with pytest.raises(Fault, match=r"ca\.pem: no certificate in it$"):
+        http_calls.trusting(authorities, Fault)
+    with pytest.raises(Fault, match=r"none\.pem: No such file or directory$"):
+        http_calls.trusting(tmp_path / "none.pem", Fault)
+
+
+def test_a_failure_is_told_in_the_systems_words() -> None:
+    with http_calls.client(http_calls.trusting(None, Fault), 5) as client, pytest.raises(httpx2.ConnectError) as raised:
+        client.get("http://127.0.0.1:1")
+    assert http_calls.reason(raised.value) == "Connection refused"
+    assert http_calls.reason(ValueError()) == "ValueError"
