@@ -89,10 +89,9 @@ class Service:
     """Owns the ledger from construction to `close`.
 
     listeners: applications of other programs' tongues (accountant.compat).
-    over: set when the process should end, of its own accord (`failure`: only a restart helps) or because
-    somebody set it. inventory, authenticator: None takes what the settings name. trial: the price book's file is
-    tried out and not recorded. Raises AccountantError
-    (CannotStart, InventoryError, LedgerLocked, LedgerDamaged, LedgerUnavailable) and
+    over: set when the process should end, of its own accord (`failure`: only a restart helps) or because it was set.
+    inventory, authenticator: None takes what the settings name. trial: the price book's file is tried out and not
+    recorded. Raises AccountantError (CannotStart, InventoryError, LedgerLocked, LedgerDamaged, LedgerUnavailable) and
     gputally.base.yaml_file.FileFault; nothing is left open then."""
 
     def __init__(
@@ -207,7 +206,7 @@ class Service:
             cache_warmup.warm(self.ledger, version.policy, self.book(), now)
 
     def ask_ahead(self) -> None:
-        """Find what takes long on the pages before somebody looks at them. Raises AccountantError."""
+        """Find what takes long on the pages before they are asked for. Raises AccountantError."""
         prepared = self._deps.prepared
         if prepared.ahead_is_due:
             with prepared.ahead():

@@ -311,7 +311,7 @@ class Agent:
 
     def _news(self, snapshot: Snapshot) -> tuple[PodFacts, ...]:
         """Facts that are new or changed since they were spooled; when they were observed is no change. All of them
-        again where the accountant lost what nobody has any more: whose these pods are was told in it."""
+        again where the accountant lost records that no spool holds any more: whose these pods are was told in it."""
         if (forgotten := self._outbox.forgotten) != self._forgotten:
             self._forgotten = forgotten
             self._facts.clear()

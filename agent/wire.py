@@ -53,7 +53,7 @@ class Slice(msgspec.Struct, frozen=True, omit_defaults=False, gc=False):
 
 
 class Holder(msgspec.Struct, frozen=True, gc=False):
-    """Who holds the device. `unattributed` stands for busy time that nobody is known to own."""
+    """Who holds the device. `unattributed` stands for busy time without a known owner."""
 
     kind: HolderKind
     uid: str
@@ -88,7 +88,7 @@ class UsageInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
                    equal [start_ms, end_ms) (a *set*) they add up to (end_ms - start_ms) * 1000, less
                    only where a part could not be carried over a restart, or it is not known whether it is
                    held. 0 for `unattributed`.
-    allocated_us:  capacity_us where somebody holds it, 0 in the unheld row.
+    allocated_us:  capacity_us where it is held, 0 in the unheld row.
     busy_us, sm_active_us, tensor_active_us: physical-GPU time (a MIG instance's activity times
                    compute / compute_of); None where unknown. A slice may be busier than allocated.
     memory_mib_s:  device memory held by this holder, MiB·s; None where unknown.

@@ -158,7 +158,7 @@ async def deliveries(deps: Given, _: Administering) -> list[DeliveryState]:
     responses=refuses("malformed-body", "too-large", "invalid-body", "not-found", "ledger-unavailable"),
 )
 async def again(request: Request, deps: Given, principal: Administering) -> DeliveryState:
-    """What is `unsure` or `given-up` waits for this: it may have arrived, so nobody but a person repeats it."""
+    """What is `unsure` or `given-up` waits for this: it may have arrived, so only a person repeats it."""
     asked = await read_model(deps.intake, request, _AGAIN)
     try:
         found = await asyncio.to_thread(_dispatcher(deps).again, asked.key, principal.name, asked.reason)

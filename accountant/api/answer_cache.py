@@ -7,8 +7,8 @@ Invariants:
   older than an hour is not shown at all.
 - Where a mark says that nothing it was found from has changed, a kept answer is one of this instant.
 - One answer is found once at a time: who asks for the same meanwhile waits for it.
-- What is asked ahead of readers costs that fraction while somebody reads; who has not looked for an hour finds answers
-  of the last half hour, and they cost next to nothing meanwhile.
+- What is asked ahead of readers costs that fraction while there are readers; after an hour without readers, answers are
+  up to half an hour old, and they cost next to nothing meanwhile.
 
 Of more answers than fit, by number or by memory, the one asked for longest ago goes first.
 
@@ -19,8 +19,8 @@ Invariants:
 - Pages that follow from one another are of one answer: together they are what one page of all its lines would have
   been, whatever is committed meanwhile.
 - An answer that is kept no longer is found again. Where it is the same, byte by byte, its pages go on; where a record,
-  a price or a policy has made it another one the page is refused. Nobody is ever shown a page of another answer.
-- A question holds the teams that whoever asks may see, and only an answer to the same question is found by a cursor.
+  a price or a policy has made it another one the page is refused. A page of another answer is never shown.
+- A question holds the teams that its caller may see, and only an answer to the same question is found by a cursor.
 - What is kept is bounded in bytes; of more, the one whose page was turned longest ago goes first. Nothing is kept
   longer than KEPT_MS after its last page.
 
@@ -66,7 +66,7 @@ STALEST_MS: Final = MS_PER_HOUR
 READING_MS: Final = MS_PER_HOUR
 """How long after a reader's last question the next one is expected."""
 AHEAD_MS: Final = STALEST_MS // 2
-"""How often answers are found for readers of whom none is expected."""
+"""How often answers are found while no readers are expected."""
 MOST_KEPT: Final = 128
 MOST_BYTES: Final = 256 * 2**20
 """Of answers that tell how large they are, beside those that were last found together."""
@@ -180,7 +180,7 @@ class AnswerCache:
         find: Callable[[], Sequence[Any]],
         mark: Callable[[], Hashable] | None = None,
     ) -> None:
-        """Find the answers of several keys at once, unless all are fresh, for whoever asks for one of them later.
+        """Find the answers of several keys at once, unless all are fresh, for later questions.
 
         find: an answer for each key, which `ask` with that key would find as well. As old as the whole took, each is
         due. Raises what `find` raises."""
@@ -244,7 +244,7 @@ class AnswerCache:
         return unchanged or (0 <= now_ms - kept.at_ms <= min(kept.fresh_ms, STALEST_MS))
 
     def _forget(self, now_ms: int) -> None:
-        """Holding the lock: what nobody will be shown any more, and the least recently asked for of too many."""
+        """Holding the lock: what will not be shown any more, and the least recently asked for of too many."""
         gone = [key for key, one in self._kept.items() if one.mark is _NONE and now_ms - one.at_ms > STALEST_MS]
         for key in gone:
             del self._kept[key]
@@ -279,7 +279,7 @@ class AnswerCache:
 A = TypeVar("A", UsageAnswer, CostAnswer, JobsAnswer)
 KEPT_MS: Final = 15 * MS_PER_MINUTE
 PACK_LINES: Final = 1_000
-"""Lines that are unpacked together: those of a page, where nobody asks for another number."""
+"""Lines that are unpacked together: those of a page, unless another number is asked for."""
 _LEVEL: Final = 1
 _HEAD_BYTES: Final = 4_096
 """Of an answer beside its lines, about."""

@@ -87,7 +87,7 @@ def teams_asked(principal: Principal, teams: tuple[str, ...]) -> dict[Dimension,
 
 
 def bound_address(request: Request, deps: Deps) -> None:
-    """The rate of somebody nobody knows yet. Raises Refusal."""
+    """The rate of an unknown caller. Raises Refusal."""
     _bound(deps, ("", request.client.host if request.client else ""))
 
 

@@ -150,7 +150,7 @@ class RepricingResult(Model):
 
 
 class DeliveryState(Model):
-    """tries: since the first, or since somebody wanted it again. next_ms: when it is tried again; null: never by
+    """tries: since the first, or since it was asked for again. next_ms: when it is tried again; null: never by
     itself. detail: what the destination said."""
 
     key: str

@@ -67,7 +67,7 @@ async def adjustments(
     responses=refuses("malformed-body", "too-large", "invalid-body", "books-refuse", "ledger-unavailable"),
 )
 async def adjust(request: Request, deps: Given, principal: Administering) -> BookedAdjustment:
-    """In the first open month. Somebody other than the caller has to have approved it."""
+    """In the first open month. A person other than the caller has to approve it."""
     new = await read_model(deps.intake, request, _NEW_ADJUSTMENT)
     return shown(await asyncio.to_thread(deps.books.credits.adjust, new, principal.name))
 
@@ -150,7 +150,7 @@ _CREDIT_REFUSALS = refuses(
     responses=_CREDIT_REFUSALS,
 )
 async def preview_credit(request: Request, deps: Given, _principal: Administering) -> Credit:
-    """By team: what was billed for the node's GPUs in the span. Time that was down was billed to nobody."""
+    """By team: what was billed for the node's GPUs in the span. Time that was down was not billed."""
     asked = await read_model(deps.intake, request, _NODE)
 
     def look() -> Credit:

@@ -160,7 +160,7 @@ class Deps:
 
     @cached_property
     def prepared(self) -> AnswerCache:
-        """Of the pages; whoever built this closes it before the ledger."""
+        """Of the pages; its builder closes it before the ledger."""
         return AnswerCache(self.clock, self.spent, self.tasks)
 
     @cached_property

@@ -1,7 +1,7 @@
 """Parses query strings and page cursors into exact values.
 
 Instants are epoch milliseconds, RFC 3339 with an offset, or a plain date (its first instant in the
-asked time zone). An unknown parameter is a fault: a mistyped filter must not answer for everybody.
+asked time zone). An unknown parameter is a fault: a mistyped filter must not match everything.
 
 A cursor names its answer and how many of its lines were shown. It pins the span and the instant of the first page, so
 that "until now" means the same on every page, and carries a digest of the question, so that it cannot be used with
@@ -201,7 +201,7 @@ def invalid(parameter: str, reason: str) -> Refusal:
 
 
 _MOST = 2**53
-"""Of any number in a cursor: whoever makes one up finds no number that something below cannot hold."""
+"""Of any number in a cursor: a made-up cursor holds no number that is too large."""
 _Ms = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
 
 
@@ -222,7 +222,7 @@ _cursor = msgspec.json.Decoder(Cursor)
 @dataclass(frozen=True, slots=True)
 class Page:
     """One question's paging: its digest, its pinned span and instant, and of which answer how much was shown; "": the
-    first page, of which nobody knows the answer yet."""
+    first page, whose answer is not known yet."""
 
     question: str
     start_ms: int

@@ -193,7 +193,7 @@ def _by_policy(
     by: Sequence[Dimension],
     timezone: str,
 ) -> _ChargeColumns:
-    """Time moved to whom the policy bills it to, in the order of `accountant.billing.bills`."""
+    """Time moved to the teams that the policy bills it to, in the order of `accountant.billing.bills`."""
     billing: Billing = book.billing
     for detail in ("starting", "gang_waiting"):
         if billing.any(detail, "cluster"):
@@ -212,7 +212,7 @@ def _by_policy(
 
 
 def _to_the_cluster(rows: _ChargeColumns, billing: Billing, detail: Detail, by: Sequence[Dimension]) -> _ChargeColumns:
-    """This start-up time, of the pools whose policy says so, as nobody's."""
+    """This start-up time, of the pools whose policy says so, as unallocated."""
     chosen = [getattr(billing.of_pool(place.pool), detail) == "cluster" for place in rows.places]
     of_pool = np.array(chosen, dtype=bool)[rows.table[:, 1]]
     moved = np.flatnonzero(of_pool & (rows.table[:, 3] == DETAILS.index(detail)))

@@ -1,19 +1,19 @@
 """Divides idle and borrowed time among payers, and bills MIG instances by compute or memory.
 
-`spread` gives each pool's idle units to those who used that pool, in proportion; where nobody did they stay
-with nobody, because idle capacity that cannot be put on anybody must not vanish. `share_out` divides a common
-cost. Every division is by largest remainder with ties to the earlier key, so parts add up exactly. Pure.
+`spread` gives each pool's idle units to those who used that pool, in proportion; without any, they stay unallocated,
+because idle capacity must not vanish. `share_out` divides a common cost. Every division is by largest remainder with
+ties to the earlier key, so parts add up exactly. Pure.
 
 Source of the rules: OpenCost's AggregateBy (idle is shared per idle pool and resource by the cost incurred there;
 idle first, then shared costs; weights are those before idle).
 
 On a shared GPU a busy holder may use more than it was allocated. Under `shared_gpus: busy` that time is billed to
-it, and taken from somebody: first from that GPU's unallocated time, then from what its co-holders left idle, in
+it, and taken from another holder: first from that GPU's unallocated time, then from what its co-holders left idle, in
 proportion. What neither has is not billed, so the bill of a GPU never exceeds the GPU. Pure.
 
 Agents divide a GPU by compute slices: a 1g of 7 holds 1/7 of its time. Under `mig_basis: memory` it pays for its
-memory slices instead, 1/8 each; what no instance has of the memory is unallocated. `rebase` only moves time
-between holders and nobody: a place keeps every microsecond, and no account becomes negative. Pure.
+memory slices instead, 1/8 each; what no instance has of the memory is unallocated. `rebase` only moves time between
+holders and the unheld rest: a place keeps every microsecond, and no account becomes negative. Pure.
 
 Source of the geometry: NVIDIA MIG user guide (eight memory slices; seven compute slices, four on an A30).
 """
@@ -74,7 +74,7 @@ class Share:
 def lend(unallocated_us: int, shares: Sequence[Share]) -> tuple[list[int], list[list[int]]]:
     """(what each takes of the unallocated time, what each takes of each other's idle time: [borrower][lender]).
 
-    Nobody lends more than it has, or to itself. Borrowers come in their order: the caller sorts."""
+    No holder lends more than it has, or to itself. Borrowers come in their order: the caller sorts."""
     wanted = [share.borrowed_us for share in shares]
     free = apportion(min(unallocated_us, sum(wanted)), wanted) if shares else []
     idle = [share.idle_us for share in shares]
@@ -114,7 +114,7 @@ def memory_to_compute(profile: str, gpu_model: str) -> Fraction | None:
 def by_memory(lines: Sequence[UsageLine], places: Sequence[Dimension], *, with_nobody: bool) -> list[UsageLine]:
     """Lines (grouped by `places` and `mig_profile` among others) with holders' time by memory slices.
 
-    with_nobody: whether time that nobody holds belongs to the answer. Lines whose share cannot be told stay."""
+    with_nobody: whether time without a holder belongs to the answer. Lines whose share cannot be told stay."""
     pools: dict[tuple[str, ...], list[UsageLine]] = {}
     for line in lines:
         pools.setdefault(tuple(line.key[name] for name in places), []).append(line)
@@ -160,7 +160,7 @@ def _nobody(lines: list[UsageLine], rest: int) -> list[UsageLine]:
 
 
 def rebase(held: Mapping[K, tuple[int, Fraction]], unheld: int) -> tuple[dict[K, int], int]:
-    """(time per group, what nobody holds) once each group's time is multiplied by its ratio.
+    """(time per group, time without a holder) once each group's time is multiplied by its ratio.
 
     The parts agents send are whole microseconds, so a full GPU may come out a few too long: groups then give
     those back in proportion."""

@@ -52,7 +52,7 @@ def bills(
 
 
 def told_by(billing: Billing, by: Sequence[Dimension]) -> tuple[Dimension, ...]:
-    """What charges are told apart by to be billed by these: what is idle in one cluster is spread over nobody of
+    """What charges are told apart by to be billed by these: what is idle in one cluster is not spread over teams of
     another."""
     return (*by, _CLUSTER) if billing.any("unallocated", "spread") and _CLUSTER not in by else tuple(by)
 
@@ -60,9 +60,9 @@ def told_by(billing: Billing, by: Sequence[Dimension]) -> tuple[Dimension, ...]:
 def unused_commitments(
     ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str = "UTC"
 ) -> list[Charge]:
-    """What was paid for in advance and nobody took up, by its owner; hour by hour, in no account of the capacity.
+    """What was paid for in advance and not used, by its owner; hour by hour, in no account of the capacity.
 
-    GPUs that were down or that nobody measured take nothing up: they are never billed."""
+    GPUs that were down or not metered use nothing of it: they are never billed."""
     if book is None or not book.commits(start_ms, end_ms):
         return []
     found: list[Charge] = []
@@ -152,7 +152,7 @@ def spread_idle(
     by: Sequence[Dimension],
     of_pool: Mapping[tuple[str, str], Mapping[str, int]],
 ) -> list[Charge]:
-    """Unallocated time over the teams of its pool, where the policy spreads it and anybody held anything there.
+    """Unallocated time over the teams of its pool, where the policy spreads it and something was held there.
 
     A pool is one of a cluster, where `by` tells clusters apart. of_pool: `weights` of everything that was held."""
     cluster = by.index(_CLUSTER) if _CLUSTER in by else None

@@ -2,12 +2,12 @@
 
 The span is cut where a price changes (the ledger itself cuts where a policy does); inside a piece every
 GPU has one price or none. Time is added as integers first and priced afterwards, so the answer does not
-depend on how the ledger, or anybody, cut the time. Only commitments are kept by the hour, or the part of one
+depend on how the time was cut. Only commitments are kept by the hour, or the part of one
 that the span has.
 
 Who pays: held time (busy, idle and unknown alike, or hoarding would be free) is billed to its holder;
 unallocated time is priced too and stays in `__idle__`, so that the lines add up to the price of the
-working capacity. Time nobody measured and time that was down is never billed. Billed time without a price is
+working capacity. Unmetered time and time that was down is never billed. Billed time without a price is
 listed as unpriced; a sum with unpriced time in it is None, never a smaller number.
 
 It must not round (gputally.base.money does, once), know statements or reports, or keep anything.
@@ -111,7 +111,7 @@ def charges(
     """Every account of every group with its price, over [start_ms, end_ms), sorted; none is empty.
 
     Their gpu_us add up to the capacity of the span. Without a price book everything is unpriced. What a
-    commitment covers has its rate; for that all the cluster is counted hour by hour, whoever is asked for."""
+    commitment covers has its rate; for that all the cluster is counted hour by hour, whatever groups are asked for."""
     if book is None or not book.commits(start_ms, end_ms):
         return _at_rows(ledger, book, start_ms, end_ms, by, where, timezone)
     fine: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *(where or {}), "team", "hour")))

@@ -8,7 +8,7 @@ guarantees'.
 
 A pod holds its GPU from the moment it is bound. Until its first container runs it is `starting`; while it runs
 but members of its gang that existed by then do not, it is `gang_waiting`; from then on what it leaves idle is
-`running_idle`. A member that replaces another later makes nobody wait. What nobody reported is not guessed:
+`running_idle`. A member that replaces another later does not make others wait. What was not reported is not guessed:
 without a start, a pod is `starting` only as long as it was seen bound and not running. Pure.
 """
 
@@ -114,7 +114,7 @@ _BEGINNING = 0
 class Launch(NamedTuple):
     """When a holder's pod began. gang: what ties its members together, "" for a pod alone.
 
-    observed_ms: of the newest report. Instants that nobody reported are None."""
+    observed_ms: of the newest report. Instants that were not reported are None."""
 
     holder: int
     gang: str
@@ -166,7 +166,7 @@ def phase_spans(launches: Iterable[Launch]) -> list[PhaseSpan]:
 
 
 def _there(other: Launch, running_ms: int) -> int:
-    """Until when somebody who runs since then waits for another member."""
+    """Until when a member that runs since then waits for another."""
     if other.created_ms is None or other.created_ms > running_ms:
         return running_ms
     return other.started_ms if other.started_ms is not None else other.observed_ms

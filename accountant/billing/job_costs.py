@@ -1,8 +1,8 @@
 """Computes what jobs and their epochs cost.
 
 A job's time is what its holders held; its price is that of the price book, commitments included. Each job is
-quantified by itself (gputally.base.money), so its cost does not depend on which others were asked for. Whom billing
-policy lets pay for start-up or idle capacity is the statement's matter, not the job's.
+quantified by itself (gputally.base.money), so its cost does not depend on which others were asked for. Which team pays
+for start-up or idle capacity by the billing policy is part of the statement, not of the job.
 
 Asks a snapshot a handful of questions, however many jobs there are; has no clock.
 
@@ -10,7 +10,7 @@ An epoch has the time from the report before it to its own; the first one also h
 included; what follows the last report belongs to no epoch yet. So reports that come late, or in another order, move
 time between epochs, and epochs and rest always add up to the job.
 
-Charges are made by the hour, as the ledger and the price book make them for anybody, and only then divided, in
+Charges are made by the hour, as the ledger and the price book make them for every group, and only then divided, in
 proportion to the GPU time the job held in each stretch of the hour: where one price holds in an hour that is the
 stretch's own time to the microsecond, and where commitments or shared GPUs mix prices nothing is lost either.
 Pure.
@@ -140,7 +140,7 @@ class JobQuestions(EpochQuestions, Protocol):
     def pods(
         self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
     ) -> list[KnownPod]:
-        """of: of these jobs alone. waiting: only those of which nobody has told that they were placed, or ended."""
+        """of: of these jobs alone. waiting: only those without a known placement or end."""
         ...
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
@@ -186,7 +186,7 @@ def job(
     where: Where | None = None,
     timezone: str = "UTC",
 ) -> JobAnswer | None:
-    """One job; a span that begins with None: from its beginning on. None: there is no such job, for whoever asks."""
+    """One job; a span that begins with None: from its beginning on. None: the caller sees no such job."""
     mine: Where = {**(where or {}), **alone(key)}
     start_ms, end_ms = span
     held = ledger.extents({key}).get(key)

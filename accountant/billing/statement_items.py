@@ -4,7 +4,7 @@ Invariants:
 - The items of a line add up to it exactly: GPU-µs, hours with nine decimals, cost, and payable minor units.
 - A figure is a choice of statement lines, so every figure of a page of sums can be itemised, whichever it is.
 - Where the records have moved since a month was closed, what they differ by is an item of its own (`LATE`).
-- Time, hours and amounts are columns of whole numbers; objects are made of the rows that somebody looks at.
+- Time, hours and amounts are columns of whole numbers; objects are made only of the rows that are shown.
 
 Pure: who asks the ledger is accountant.web.statement_pages.
 
@@ -97,7 +97,7 @@ _NONE: Final[Whole] = np.zeros(0, dtype=np.int64)
 @dataclass(frozen=True, slots=True)
 class LineFilter:
     """A choice of statement lines. team, gpu_model, capacity_type, price_row None: of all. accounts: none: of all.
-    payers: leave out what nobody pays for."""
+    payers: leave out what no team pays for."""
 
     team: str | None = None
     accounts: frozenset[Account] = frozenset()

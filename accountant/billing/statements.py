@@ -69,7 +69,7 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """A credit (negative) or charge that somebody approved. month: the one that it is about."""
+    """A credit (negative) or charge that was approved. month: the one that it is about."""
 
     id: str
     month: str

@@ -8,7 +8,7 @@ closed lines and all corrections always add up to the present lines, exactly. Pu
 An adjustment is an amount for one team, booked in an open month about that or an earlier one, with who booked it,
 who approved it and why. It never changes a line: it stands beside them and is due with them. Pure.
 
-Time that the books have as `down` is billed to nobody and needs no credit. This is for what was billed all the same:
+Time that the books have as `down` is not billed and needs no credit. This is for what was billed all the same:
 a node that hung while its pods held it, a fabric that failed. The credit is the billed time of the node's holders
 at its price, times a share, in whole minor units that add up. A span of a node is credited once. Asks the ledger;
 what it decides is pure. Who books it is accountant.bookkeeping.bookkeeper.
@@ -174,7 +174,7 @@ class NodeSpan(Model):
 
     @property
     def text(self) -> str:
-        """For whoever reads the books."""
+        """For readers of the books."""
         return f"node {self.node}, {utc(self.start_ms)} to {utc(self.end_ms)}"
 
 
@@ -189,7 +189,7 @@ class CreditLine:
 
 
 def credit_lines(ledger: Ledger, book: PriceBook, span: NodeSpan, timezone: str) -> list[CreditLine]:
-    """By team; of nobody where nobody held anything. Raises ValueError where held time has no price."""
+    """By team; without a payer where nothing was held. Raises ValueError where held time has no price."""
     where: Mapping[Dimension, Collection[str]] = {"cluster": (span.cluster,), "node": (span.node,)}
     found = told_apart(ledger, book, span.start_ms, span.end_ms, _BY, where, timezone)
     held = [

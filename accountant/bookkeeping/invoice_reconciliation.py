@@ -1,7 +1,7 @@
 """Compares the provider's invoice with a month's bills, line by line, and derives true-up rates.
 
 Invoice lines of one kind of GPU (model, region, capacity type) are one pool; so are the month's bills of such GPUs.
-What was paid for in advance and nobody took up stays visible beside what teams used, whoever owns the commitment.
+What was paid for in advance and not used stays visible beside what teams used, for every owner of a commitment.
 What a pool's invoice has beyond its bills is `unmatched` (negative where the books bill more); an invoice line
 that no GPU of ours answers to is unmatched whole. A true-up is those rates by which the bills of a month's pools come
 to its invoice; `trued_up` gives them to the rows of a price book, and leaves every other instant as it was. Pure.
@@ -54,7 +54,7 @@ class InvoiceLine(Model):
 
 
 class Invoice(Model):
-    """source: the file, for whoever reads the books later."""
+    """source: the file, for later readers of the books."""
 
     source: str = Field(min_length=1, max_length=1000)
     lines: tuple[InvoiceLine, ...] = Field(min_length=1, max_length=10_000)

@@ -1,10 +1,10 @@
 """Keeps every version of the price book, and compares two of them for a month.
 
-A book comes from the file that the settings name, or from somebody who put it there (a re-pricing, a true-up).
+A book comes from the file that the settings name, or from an admin's act (a re-pricing, a true-up).
 The newest act counts. A file is taken when its content is not that of the last file taken, so a restart does not
-undo what was put since. Every version stays readable for ever: statements name theirs. A version is a base, as somebody
-wrote it, with the rates of the months that follow their invoices: those are known by themselves, so that a later base
-gets them too (accountant.bookkeeping.bookkeeper).
+undo what was put since. Every version stays readable for ever: statements name theirs. A version is a base, as written,
+with the rates of the months that follow their invoices: those are known by themselves, so that a later base gets them
+too (accountant.bookkeeping.bookkeeper).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Origin = Literal["file", "put"]
 
 @dataclass(frozen=True, slots=True)
 class ComposedPriceBook:
-    """A price book, and what it is made of: the base as somebody wrote it, and the rates of months' invoices."""
+    """A price book, and what it is made of: the base as written, and the rates of months' invoices."""
 
     book: PriceBook
     base: PriceBook
@@ -64,7 +64,7 @@ class Prices:
         self._check = check
         self._lock = threading.Lock()
         self.deciding = threading.RLock()
-        """Held by whoever makes the next book of the one in force, until it is taken."""
+        """Held while the next book is made from the one in force, until it is taken."""
         self._versions = [_version(act) for act in journal.acts("prices")]
 
     @property

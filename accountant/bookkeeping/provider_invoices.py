@@ -67,7 +67,7 @@ class Invoices:
         return KeptInvoice(act=acts[-1].number, invoice=Invoice.model_validate_json(acts[-1].content))
 
     def keep(self, month: Month, invoice: Invoice, who: str, reason: str) -> None:
-        """For whoever reads the books; the same invoice again is kept once. Raises CannotClose."""
+        """For readers of the books; the same invoice again is kept once. Raises CannotClose."""
         self.reconcile(month, invoice)
         known = self.newest(month)
         if known is None or known.invoice != invoice:

@@ -264,7 +264,7 @@ def list_tokens(file: File, output: Printed = "table") -> None:
 
 
 def revoke(name: Annotated[str, typer.Argument(help="As `token list` shows it.")], file: File) -> None:
-    """Take a token out of the file: whoever holds it is turned away within a second."""
+    """Take a token out of the file: requests with it are refused within a second."""
     if name not in {entry.name for entry in _entries(file)}:
         raise typer.BadParameter(f"{file}: no token is named {name!r}")
     try:

@@ -26,7 +26,7 @@ compared with what Prometheus would have answered. There is exactly one row per 
 several instead of adding them up. Source: KAI-Scheduler pkg/scheduler/cache/usagedb/prometheus at v0.17.
 
 CPU and memory are not metered: their capacity is a positive constant and their usage empty, which makes
-the usage of every queue 0. A capacity of 0 would make it NaN, and nobody would get any over-quota share.
+the usage of every queue 0. A capacity of 0 would make it NaN, and no queue would get an over-quota share.
 
 Pure.
 """

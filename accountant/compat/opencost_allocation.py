@@ -2,9 +2,9 @@
 
 Time is kept as integers per GPU model and price until it is shown, so that the parts of any step, key or share
 add up to the whole exactly: over one span the costs of all allocations and of `__idle__` are the cost of the
-capacity that was up and metered. Idle is time nobody held. It is shared, where that is asked for, within its node or
-cluster by the cost of what was held there, before anything is filtered; idle of a node or cluster where
-nobody held anything stays idle. Source of the order: OpenCost core/pkg/opencost/allocation.go (AggregateBy).
+capacity that was up and metered. Idle is time without a holder. It is shared, where that is asked for, within its node
+or cluster by the cost of what was held there, before anything is filtered; idle of a node or cluster without any held
+time stays idle. Source of the order: OpenCost core/pkg/opencost/allocation.go (AggregateBy).
 
 Pure. It must not round, and it knows nothing of HTTP or JSON.
 

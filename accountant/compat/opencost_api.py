@@ -6,10 +6,10 @@ Every client that reaches the port reads every team's cost: the port is one of i
 no other site's scripts.
 
 GPU time without a price has cost 0 here, because OpenCost's clients cast every column to a number; the `warning`
-of the answer then names the models and hours, as it does for time that nobody metered.
+of the answer then names the models and hours, as it does for unmetered time.
 
 A few questions to the ledger make a whole answer, however many steps it has. What cannot be told by a number is told
-by a warning: time without a price, and time nobody metered. Nothing after the present is asked for.
+by a warning: time without a price, and unmetered time. Nothing after the present is asked for.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class AllocationSource:
         return _success(summary(found, question.step_ms, whole) if summed else sets(found), warnings)
 
     def nodes(self, query: str) -> Mapping[str, object]:
-        """Each node's GPUs as an asset: what was held on it and what nobody held.
+        """Each node's GPUs as an asset: held time on it, and time without a holder.
 
         One map by name, as OpenCost answers; a list of one where `filterTypes` is given, as Kubecost does and as
         `kubectl cost node` reads it. Raises as `answer` does."""

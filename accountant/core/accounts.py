@@ -25,9 +25,9 @@ class AccountVector(NamedTuple):
     """What one row (or a sum of rows) holds. The first five are accounts, GPU-microseconds, each in
     exactly one of them; the rest are memos outside that sum.
 
-    unheld_us: nobody holds it (`unallocated`, or `down` where its node was).
+    unheld_us: it has no holder (`unallocated`, or `down` where its node was).
     borrowed_us: busy beyond what the row's own allocation can hold.
-    unattributed_us: busy time that nobody is known to own.
+    unattributed_us: busy time without a known owner.
     energy_blind_us: capacity, without down, whose energy is unknown.
     memory_blind_us: allocated time whose memory is unknown."""
 

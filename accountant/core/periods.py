@@ -4,7 +4,7 @@ Spans are half-open [start_ms, end_ms). A month is a calendar month of the confi
 672 to 745 hours: never 730, and an hour more or less where the clocks change. Pure.
 
 A history is never empty, ascends, and neighbours differ. What holds at an instant depends on the
-steps alone, never on the order in which somebody asked.
+steps alone, never on the order of the questions.
 """
 
 from __future__ import annotations

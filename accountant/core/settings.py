@@ -71,7 +71,7 @@ class Limits(Model):
     page_lines: int = Field(default=10_000, ge=1)
     """Most lines of one page of an answer."""
     pages_bytes: int = Field(default=64 * MIB, ge=0)
-    """Memory for answers of several pages, compressed, while somebody turns their pages. A page of one that found no
+    """Memory for answers of several pages, compressed, while their pages are read. A page of one that found no
     room takes as long as the first; where the answer is another one by then, it is refused."""
     span_days: int = Field(default=1_100, ge=1)
     """Longest span of one question."""
@@ -90,7 +90,7 @@ class Limits(Model):
 class KaiUsage(Model):
     """The usage source for KAI-Scheduler's `connectionString`: Prometheus' query API on a port of its own.
 
-    Its client sends no credentials: let a NetworkPolicy admit KAI's scheduler and nobody else."""
+    Its client sends no credentials: let a NetworkPolicy admit KAI's scheduler alone."""
 
     listen: str
     """host:port to serve on."""
@@ -118,8 +118,8 @@ class KaiUsage(Model):
 class OpenCost(Model):
     """OpenCost's allocation API on a port of its own, for its dashboards and exporters.
 
-    Its clients send no credentials, and whoever reaches the port reads everybody's cost: let a NetworkPolicy admit
-    those clients and nobody else."""
+    Its clients send no credentials, and every client that reaches the port reads all costs: let a NetworkPolicy admit
+    those clients alone."""
 
     listen: str
     """host:port to serve on."""
@@ -131,7 +131,7 @@ class OpenCost(Model):
 
 
 class JobMetrics(Model):
-    """Series of jobs in /metrics: their number is up to whoever submits jobs, so it is bounded."""
+    """Series of jobs in /metrics: their number is up to those who submit jobs, so it is bounded."""
 
     most: int = Field(default=200, ge=0, le=10_000)
     """Jobs shown at once; 0: none."""
@@ -193,7 +193,7 @@ class Settings(Model):
     listen: str = "127.0.0.1:8080"
     """host:port to serve on; port 0 takes a free one."""
     auth: Annotated[Literal["tokens", "off"], BeforeValidator(bare_off)] = "tokens"
-    """`off` lets everybody do everything and is refused unless `listen` is a loopback address."""
+    """`off` lets every caller do everything and is refused unless `listen` is a loopback address."""
     tokens: Path | None = None
     """File of bearer tokens (hashed); read again when it changes."""
     open_metrics: bool = False
@@ -212,7 +212,7 @@ class Settings(Model):
     public_url: Annotated[str, Field(pattern=r"^https?://[^\s?#]+$")] | None = None
     """Where people reach the pages, for links in letters and for the way back from a sign-in."""
     session: Duration = Field(default=8 * 3_600, ge=60)
-    """How long somebody who signed in stays so."""
+    """How long a sign-in lasts."""
     session_key: Path | None = None
     """Secret that sessions are signed with, 32 bytes or more; None: one is made, and kept in the data folder."""
     tls_cert: Path | None = None
@@ -224,7 +224,7 @@ class Settings(Model):
     policy: Path | None = None
     """Policy file, for an accountant without fairshare; read again when it changes."""
     deliveries: Path | None = None
-    """Which reports and notices go to whom by themselves; read again when it changes."""
+    """Which reports and notices are sent, and where; read again when it changes."""
     linger_ms: int = Field(default=10, ge=0, le=1_000)
     """How long a commit waits for more batches to share its fsync."""
     checkpoint_seconds: Duration = Field(default=300, ge=1)
@@ -243,7 +243,7 @@ class Settings(Model):
     correct_months: int = Field(default=12, ge=1, le=120)
     """How many closed months, from the newest back, are looked at for that every time; of older ones one, in turn."""
     issuer: Issuer = Issuer()
-    """Who charges whom, as FOCUS exports name them."""
+    """The issuer and the billing account in FOCUS exports."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     limits: Limits = Limits()
     archive: Archive | None = None

@@ -4,8 +4,8 @@ A GPU has parts (itself, or its MIG instances), a part has slots (one, or as man
 is one holder's time on one slot. The holds of one slot never overlap: `rows` relies on it, `placing` sees to it.
 
 The kube-scheduler's books say who held how many GPUs of a node, not which; the exporter's labels say which, and may
-be missing or late. So a demand first gets slots of the devices that were labelled with it, then free ones that nobody
-else was labelled with, then any. Where an end is only known to within the tolerance, whoever comes next ends it.
+be missing or late. So a demand first gets slots of the devices that were labelled with it, then free ones without
+another label, then any. Where an end is only known to within the tolerance, the next holder ends it.
 
 What finds no slot is counted, not forced: no slot is ever held twice, so no GPU has more than its time.
 
@@ -13,10 +13,10 @@ The value asked for at an instant t stands for the cell (t - step, t]; here a ce
 number per cell (parts per million, MiB, milliwatts) or None where nothing was recorded: unknown is not zero.
 
 Every GPU is cut at quarter-hours, at each change of its holds, and where what is known of it begins or ends. For each
-piece the rows add up to the piece exactly: parts and slots by largest remainder, what nobody holds in rows of its own
+piece the rows add up to the piece exactly: parts and slots by largest remainder, unheld time in rows of its own
 (law of conservation). A piece in which it is not known who holds a slot has no rows: it stays unmetered.
 
-Busy time of a part goes to its only holder. Where several share it, nobody can say whose it was: theirs is unknown, and
+Busy time of a part goes to its only holder. Where several share it, its holder is unknown: theirs is unknown, and
 the part's busy time stands in a row of its own that holds nothing.
 """
 
@@ -70,7 +70,7 @@ def runs(cells: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def bridged(cells: Collection[int], silent: Collection[int]) -> set[int]:
-    """With the stretches between two of the cells in which nobody could have said anything."""
+    """With the stretches between two of the cells in which no source was there."""
     found = set(cells)
     for (_, last), (first, _) in pairwise(runs(found)):
         between = range(last + 1, first)
@@ -126,7 +126,7 @@ class GpuPart:
 
 @dataclass(frozen=True, slots=True)
 class GpuLayout:
-    """known: when it is known of every slot whether somebody holds it. lost: when its node could not be used.
+    """known: when it is known of every slot whether it is held. lost: when its node could not be used.
     power: milliwatts of the whole GPU."""
 
     uuid: str
@@ -385,7 +385,7 @@ def _of_part(
     start: int,
     end: int,
 ) -> Iterator[_Draft]:
-    """One row per holder, one for the slots that nobody holds, and the busy time that is nobody's."""
+    """One row per holder, one for the slots without a holder, and the unattributed busy time."""
     held: dict[Holder | None, int] = {}
     for slot, us in enumerate(apportion(share_us, [1] * part.slots)):
         holder = holders.get((number, slot))

@@ -132,7 +132,7 @@ def _by_pod(table: Sequence[Labels]) -> dict[tuple[PodName, str], Labels]:
 
 
 def _owner(labels: Labels) -> Owner | None:
-    """The controller that a series of owners names; `<none>` is kube-state-metrics' word for nobody."""
+    """The controller that a series of owners names; `<none>` is kube-state-metrics' word for none."""
     kind, name = of(labels, "owner_kind"), of(labels, "owner_name")
     if not kind or not name or kind == "<none>" or of(labels, "owner_is_controller") == "false":
         return None
@@ -228,7 +228,7 @@ WHOLE = "nvidia.com/gpu"
 
 @dataclass(frozen=True, slots=True)
 class NodeHistory:
-    """One node in one chunk. blind: by GPU, the time in which nobody was watching it. unplaced_us: see Placed."""
+    """One node in one chunk. blind: by GPU, the time in which it was not watched. unplaced_us: see Placed."""
 
     node: str
     gpus: tuple[GpuLayout, ...]

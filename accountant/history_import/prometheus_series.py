@@ -1,7 +1,7 @@
 """Reads the series of dcgm-exporter and kube-state-metrics: labels, devices, activity and GPU requests.
 
 A scraped label that meets one of the target's own is renamed `exported_…`, unless the scrape honours labels. So the
-`exported_` name counts where there is one. On a series of dcgm-exporter that nobody holds there is none even then, and
+`exported_` name counts where there is one. A series of dcgm-exporter without a holder has none even then, and
 `pod` is the exporter itself: who really asked for a GPU is told by kube-state-metrics, and where that is missing the
 exporter is known by its name.
 
@@ -10,7 +10,7 @@ Where utilisation is known as time with a kernel running and as engine activity,
 instance has the second alone, as a part of the instance. Its node is the one whose pods it was labelled with, or the
 name that the series carries and Kubernetes knows.
 
-While nobody scraped, a pod that was there before and after was there.
+Between scrapes, a pod that was there before and after was there.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ _NODE_LABELS = ("Hostname", "hostname", "node", "exported_node", "kubernetes_nod
 _MILLION, _MILLI = 1_000_000, 1_000
 _MOST_RATIO, _MOST_MIB, _MOST_WATTS = 1.0, 2**24, 100_000
 MAKESHIFT = "imported:"
-"""Begins the name of a GPU that nobody has ever listed."""
+"""Begins the name of a GPU that was never listed."""
 _MIG_RESOURCE = "nvidia.com/mig-"
 Place = tuple[str, int | None]
 

@@ -120,7 +120,7 @@ class SlurmHistory:
         self.span: Span | None = (min(s for s, _ in spans), max(e for _, e in spans)) if spans else None
 
     def read(self, chunk: Chunk) -> list[NodeHistory]:
-        """The nodes in one chunk. A node that nobody described is there from its first job to its last."""
+        """The nodes in one chunk. A node without a description is there from its first job to its last."""
         found = []
         for node, (layouts, holds) in self._nodes_of.items():
             own = {

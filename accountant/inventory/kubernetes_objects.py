@@ -1,7 +1,7 @@
 """Defines the few fields of Kubernetes objects that the accountant reads.
 
-The port (`Api`) speaks bytes, so that an answer is decoded once, straight into these structs: fields that
-nobody here reads are skipped, never built. No client library here.
+The port (`Api`) speaks bytes, so that an answer is decoded once, straight into these structs: fields that are not read
+are skipped, never built. No client library here.
 """
 
 from __future__ import annotations

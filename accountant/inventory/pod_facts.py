@@ -1,8 +1,8 @@
 """Derives a pod's facts: job name, requests and scheduler queue.
 
-Owners are followed whatever their kind, so that a controller nobody here has heard of still gives its
-pods one name. A chain may be cut short (a node's agent sees the nearest owner alone): then the labels
-that well-known controllers put on their pods complete it, and where the chain is whole they add nothing.
+Owners are followed whatever their kind, so that the pods of an unknown controller have one name too. A chain may be cut
+short (a node's agent sees the nearest owner alone): then the labels that well-known controllers put on their pods
+complete it, and where the chain is whole they add nothing.
 
 A pod need not carry its queue as a label. KAI and Volcano keep it in the PodGroup that they place by, so that is
 believed before any label, on pods that the same scheduler places (gputally.base.pod_queue_labels). Kueue's LocalQueue
@@ -14,7 +14,7 @@ watched: a reference names them as they are called.
 
 A scheduler reads a pod's queue once, as it places the pod; the pod's owner can write another into its labels at any
 time. So the earliest observation of a placed pod settles the queue, and nothing that is booked is paid by another
-queue because somebody changed a label. Before, the newest word counts. What an administrator changes still counts: the
+queue because a label changed. Before, the newest word counts. What an administrator changes still counts: the
 ClusterQueue and the cohorts behind a Kueue queue.
 """
 
@@ -222,7 +222,7 @@ def complete(pod: PodSighting, chain: Chain) -> PodFacts:
 
 
 def _written(meta: Metadata) -> int | None:
-    """When whoever wrote the epoch last changed something of his; of several writers the last."""
+    """When the writer of the epoch last changed a field of its own; of several writers the last."""
     times = [milliseconds(one.time) for one in meta.managed_fields or () if _EPOCH_FIELD in bytes(one.fields)]
     return max((at for at in times if at is not None), default=None)
 

@@ -147,7 +147,7 @@ class Owners:
         return False
 
     def _path(self, api_version: str, kind: str, namespace: str = "", name: str = "") -> str | None:
-        """None for a kind that this server does not serve, or that nobody may look up."""
+        """None for a kind that this server does not serve, or that may not be read."""
         group = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
         plural, namespaced = _KINDS.get(kind) if api_version in ("batch/v1", "apps/v1") else None, True
         if plural is None:

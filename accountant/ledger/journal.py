@@ -2,7 +2,7 @@
 
 Everything beside the metered time is a fold over this list: which prices were in force, which months are closed,
 which corrections and credits stand. An act is recorded only after the number its author has seen, so
-two people cannot close one month, and nobody decides on books that have moved meanwhile.
+two people cannot close one month, and no act is decided on books that have moved meanwhile.
 """
 
 from __future__ import annotations

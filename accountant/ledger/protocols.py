@@ -1,9 +1,9 @@
 """Declares what the rest may ask of the ledger (reader, writer, journal, maintenance), and its values.
 
 The one primitive behind usage, cost, statements and reports is `usage`: integers per group over a
-span. Whoever needs prices or policies that change inside the span cuts it at those instants
-(`cuts`) and asks once per piece, inside which everything is constant. Parts of an interval are
-taken by `gputally.base.units.prorate`, so pieces add up exactly.
+span. A caller that needs prices or policies that change inside the span cuts it at those instants (`cuts`) and asks
+once per piece, inside which everything is constant. Parts of an interval are taken by `gputally.base.units.prorate`, so
+pieces add up exactly.
 
 A report is one instant, named by job and epoch; several about the same epoch are one, of which the earliest
 instant counts, so it does not matter how often or in what order they come. What an epoch cost is worked out from
@@ -76,8 +76,8 @@ class EpochReport:
 
 
 def annotated(annotations: Mapping[str, str], seen_ms: int, written_ms: int | None = None) -> tuple[int, int] | None:
-    """Epoch and instant that a pod's annotation tells; without one of its own, the instant it was written at, or,
-    where nobody knows that, seen at.
+    """Epoch and instant that a pod's annotation tells; without one of its own, the instant it was written at, or, where
+    that is unknown, seen at.
 
     None without the annotation, or where it says neither (a pod's owner may write anything there)."""
     number, _, instant = annotations.get(EPOCH_KEY, "").strip().partition("@")
@@ -110,7 +110,7 @@ def _plain(text: str) -> str:
 
 
 OF_HOLDERS: Final = frozenset[Dimension](("team", "queue", "namespace", "job", "pod", "container", "user"))
-"""Dimensions of who holds a GPU; time that nobody holds has none of them."""
+"""Dimensions of who holds a GPU; time without a holder has none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +331,7 @@ class Questions(Protocol):
         where: Mapping[Dimension, Collection[str]] | None = None,
         timezone: str = "UTC",
     ) -> list[UsageLine]:
-        """Accounts per group. Time nobody held has team and queue IDLE; held time that nothing assigns
+        """Accounts per group. Time without a holder has team and queue IDLE; held time that nothing assigns
         has UNASSIGNED; any other missing name is "". `day` and `hour` are local to `timezone`
         (2026-10-01, 2026-10-01T13)."""
         ...
@@ -364,7 +364,7 @@ class Questions(Protocol):
 
 
 class Ledger(Questions, Protocol):
-    """What is asked, and what is written. Whoever asks more than once about the same time asks a snapshot."""
+    """What is asked, and what is written. To ask several questions about the same instant, ask a snapshot."""
 
     def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
         """Book batches in one transaction, one result per batch in the same order.
@@ -381,8 +381,8 @@ class Ledger(Questions, Protocol):
         ...
 
     def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
-        """Take in a reading. closed_ms: no label of time before it changes any more. act: of whoever told it,
-        recorded in the same transaction."""
+        """Take in a reading. closed_ms: no label of time before it changes any more. act: of the caller, recorded in
+        the same transaction."""
         ...
 
     def retire(
@@ -439,7 +439,7 @@ class Ledger(Questions, Protocol):
 
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
         """Idempotent: the version already in force is answered unchanged. A new one is an act of `who`,
-        recorded with it (accountant.ledger.journal); "": of nobody, and not recorded."""
+        recorded with it (accountant.ledger.journal); "": without a caller, and not recorded."""
         ...
 
     def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:

@@ -9,7 +9,7 @@ enforces it; then the namespace, which only its administrator can label. A pod i
 not choose who
 pays: its labels count only where the namespace allows, only with the values that it allows, and only as
 they were when the pod was first seen, early in its life. A label set later changes nothing, so nothing
-that is booked is ever paid by somebody else on a user's word.
+that is booked is ever paid by another team on a user's word.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Assignment:
         return tuple(sorted((q.name, q.parent or "", q.team or "", q.refs) for q in self.queues.values()))
 
     def queue(self, queue_ref: str) -> str:
-        """UNASSIGNED for one nobody has. Of `kueue:NAMESPACE/NAME@CLUSTERQUEUE^COHORT^PARENT` the LocalQueue counts
-        before the ClusterQueue it leads to, and that before its cohorts, nearest first."""
+        """UNASSIGNED for one that no queue has. Of `kueue:NAMESPACE/NAME@CLUSTERQUEUE^COHORT^PARENT` the LocalQueue
+        counts before the ClusterQueue it leads to, and that before its cohorts, nearest first."""
         found = self._owner.get(queue_ref)
         if found is None and queue_ref.startswith(_KUEUE) and "@" in queue_ref:
             local, _, leads = queue_ref.partition("@")

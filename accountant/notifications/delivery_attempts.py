@@ -26,7 +26,8 @@ _MOST_DETAIL = 400
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """key: what is sent where, the same for every attempt. tries: since the first, or since somebody said `again`."""
+    """key: what is sent where, the same for every attempt. tries: since the first, or since it was asked for
+    `again`."""
 
     key: str
     outcome: Outcome

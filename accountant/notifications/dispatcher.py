@@ -150,7 +150,8 @@ class Dispatcher:
         return self._lately((_TEAMS, start_ms, end_ms), lambda: self._teams_now(start_ms, end_ms))
 
     def _teams_now(self, start_ms: int, end_ms: int) -> list[str]:
-        """Those that held anything, those that pay for what nobody held, and those with something booked beside."""
+        """Those that held anything, those that pay for time without a holder, and those with something booked
+        beside."""
         month = Month.spanning(start_ms, end_ms, self._tz)
         kept = self._books.kept(month) if month is not None else None
         book = self._books.priced_by(kept)
@@ -163,7 +164,7 @@ class Dispatcher:
 
     def _budgets(self, now_ms: int) -> list[BudgetState]:
         """Of this month, and of the one before while its late records are expected: what was used up in its last hours,
-        or while nobody could be told, is told then."""
+        or while nothing could be sent, is sent then."""
         this = Month.of(now_ms, self._tz)
         lately = Month.of(now_ms - self._grace_ms, self._tz)
         return [state for month in dict.fromkeys((lately, this)) for state in self._budgets_of(month, now_ms)]

@@ -37,7 +37,7 @@ class Smtp(Model):
     server: str = Field(pattern=r"^[^\s/@:]+:[0-9]{1,5}$")
     """host:port"""
     tls: Annotated[Literal["starttls", "tls", "off"], BeforeValidator(bare_off)] = "starttls"
-    """`off` sends everything, a password too, for everybody on the way to read."""
+    """`off` sends everything, a password too, readable on the way."""
     sender: Address = Field(alias="from")
     to: tuple[Address, ...] = Field(min_length=1, max_length=100)
     user: str | None = Field(default=None, max_length=254)

@@ -1,7 +1,7 @@
 """Decides which reports, budget notices and anomaly notices are due.
 
 Every occasion has a key that is the same whenever it is asked for: it is by the key that nothing is sent twice. What
-ended long ago is nobody's surprise any more, so a new order does not send the past.
+ended long ago is no news, so a new order does not send the past.
 
 The usual is the median of those of the four weeks before on which the team held anything, its spread the median
 absolute deviation, scaled so that it equals the standard deviation of a normal distribution (Leys et al., "Detecting

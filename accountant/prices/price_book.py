@@ -24,9 +24,9 @@ accountant.billing.billing_rules apply them, and neither makes or loses a micros
         interactive: {unallocated: keep}
 
 A commitment is so many GPUs in every hour, use it or lose it: usage counts against it at the committed rate, what
-goes beyond is billed as it comes, and what is left of an hour is unused and was paid all the same. Within an hour
-it covers everybody's usage in the same proportion, so that nobody gains by being counted first. An hour that was
-not used up makes up for no other. Pure; accountant.billing.costs and accountant.billing.bills apply it.
+goes beyond is billed as it comes, and what is left of an hour is unused and was paid all the same. Within an hour it
+covers all usage in the same proportion, so that no group gains by being counted first. An hour that was not used up
+makes up for no other. Pure; accountant.billing.costs and accountant.billing.bills apply it.
 
 Source: FOCUS, commitment discount examples (an hour's Used and Unused EffectiveCost add up to the commitment;
 unused has no ConsumedQuantity). FOCUS takes usage in the order of arrival; its totals are the same.
@@ -346,7 +346,7 @@ class PriceBook(Model):
         return any(entry.start_ms < end_ms and start_ms < entry.end_ms for entry in self._committed)
 
     def plain(self, start_ms: int, end_ms: int) -> bool:
-        """Whether held time is billed to whoever held it, at a price that the place and the instant decide alone."""
+        """Whether held time is billed to its holder, at a price that the place and the instant decide alone."""
         moved = self.billing.any("starting", "cluster") or self.billing.any("gang_waiting", "cluster")
         return not moved and self.by_place(start_ms, end_ms)
 

@@ -64,7 +64,8 @@ class Details:
 
 
 class ChargeUse(NamedTuple):
-    """Who used, where: BY without the team and the day. All "" where nobody held the GPU, or nobody knows any more."""
+    """Who used, where: BY without the team and the day. All "" where the GPU had no holder, or the holder is
+    unknown."""
 
     cluster: str = ""
     zone: str = ""

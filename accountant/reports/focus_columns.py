@@ -122,7 +122,7 @@ INVOICE_DETAIL: Final = (
 CATEGORIES: Final[dict[Kind, str]] = {
     "usage": "Usage", "commitment": "Usage", "correction": "Usage", "credit": "Credit", "rounding": "Adjustment",
 }  # fmt: skip
-"""ChargeCategory. What somebody pays on top (a credit above zero) is an Adjustment."""
+"""ChargeCategory. An additional payment (a credit above zero) is an Adjustment."""
 INVOICE_LINES: Final[dict[Kind, str]] = {
     "usage": "usage", "commitment": "usage", "rounding": "rounding", "correction": "correction", "credit": "credit",
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 An invoice line sums up a team's charges of one category, which add up to it exactly. What rounds the invoice to whole
 cents is a line of its own, since FOCUS wants a charge and its line to be of one category. `notes.json` names the time
-that is no charge (unpriced, unmetered, down) and what the figures were made from, so that nobody takes a bundle for
+that is no charge (unpriced, unmetered, down) and what the figures were made from, so that a bundle is not taken for
 more than it is. Equal reports give equal bytes. Pure.
 
 1.2 knows neither Invoice Detail nor Billing Period, calls ServiceProviderName ProviderName and asks for PublisherName;

@@ -165,7 +165,7 @@ def ranking(held: HeldTime, prices: Sequence[Sequence[Price | None]], team: str 
 
 
 def of_charges(found: Iterable[Charge], team: str | None) -> Ranking:
-    """The same of charges by sections.BY_JOB, whoever pays for what."""
+    """The same of charges by sections.BY_JOB, without the billing policy."""
     return ranking(*tabled(found), team)
 
 

@@ -1,7 +1,7 @@
 """Lists the file formats of a report with their media types and file names.
 
 Equal reports give equal bytes in every form. What a form needs beyond the standard library is imported when the form
-is first asked for, so that nobody waits for, or has to install, what he does not use.
+is first asked for, so that unused forms cost neither time nor an installation.
 """
 
 from __future__ import annotations

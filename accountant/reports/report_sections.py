@@ -148,7 +148,7 @@ def jobs(found: Iterable[Charge], team: str | None) -> list[JobRow]:
 
 
 def users(found: Iterable[Charge], team: str | None) -> list[UserRow]:
-    """Who held GPUs, the largest cost first; of nobody where no user is known. "": held by who knows whom."""
+    """Who held GPUs, the largest cost first; without a user where none is known. "": held by an unknown user."""
     held = [charge for charge in found if charge.account in ALLOCATED and team in (None, charge.key[0])]
     if not any(charge.key[3] for charge in held):
         return []

@@ -4,9 +4,9 @@ Figures are exact where the report's are: GPU-hours with nine decimals, money as
 Ratios are fractions, not percent. None is unknown or unpriced, never 0. Pure.
 
 One record per statement line, per team's payable amount, per commitment not used, per correction of an earlier
-month, per credit or charge, and per team's amount due. `record` tells them apart, so that nobody adds a total to its
-parts. Lines carry exact figures: hours with nine decimals, cost = unit price × hours in full; what is unpriced is
-None, never 0. Pure.
+month, per credit or charge, and per team's amount due. `record` tells them apart, so that a total is not added to its
+parts. Lines carry exact figures: hours with nine decimals, cost = unit price × hours in full; what is unpriced is None,
+never 0. Pure.
 """
 
 from __future__ import annotations

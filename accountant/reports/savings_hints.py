@@ -2,8 +2,8 @@
 
 Advice is given only where the use of the GPUs is known well enough, and says what was observed: never
 above so many busy GPUs in any hour, so busy over so many hours. A slice is advised to who held a whole GPU: of who
-holds a part of one, or a GPU for a part of each hour, an hour does not tell how much of it he needs. GPU memory is not
-looked at: whoever follows an advice checks that the model still fits. Pure.
+holds a part of one, or a GPU for a part of each hour, an hour does not tell how much of it is needed. GPU memory is not
+looked at: check that the model still fits before following an advice. Pure.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _hint(job: JobRow, peak: Peak) -> Hint | None:
 
 
 def _saving(kind: Kind, job: JobRow, held: float, needed: Decimal) -> Decimal | None:
-    """Part of the job's cost, to be rounded by whoever shows it: an estimate, never booked."""
+    """Part of the job's cost, to be rounded where it is shown: an estimate, never booked."""
     if job.figures.unpriced_us:
         return None
     if kind == "idle":

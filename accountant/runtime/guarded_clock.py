@@ -182,7 +182,7 @@ class GuardedClock:
         self._line_ms = self._wall_line()
 
     def _wall_line(self) -> int:
-        """By how much the wall clock is ahead of the monotonic one: constant while nobody sets it."""
+        """By how much the wall clock is ahead of the monotonic one: constant while it is not set."""
         return self._inner.wall_ms() - self._inner.monotonic_ms()
 
     def _heard(self) -> list[int]:

@@ -83,8 +83,8 @@ def decode(raw: bytes) -> Batch:
 
 
 def _printable(batch: Batch) -> Batch:
-    """The batch without labels and requests that have control characters: whoever may annotate a pod must not keep
-    what the node says of it out of the books."""
+    """The batch without labels and requests that have control characters: the author of a pod's annotations must not
+    keep the node's facts out of the books."""
     if not any(unprintable([fact.labels, fact.requests]) for fact in batch.facts):
         return batch
     facts = tuple(

@@ -4,9 +4,9 @@ A second view for people: bills and weights come from the ledger alone. Its figu
 scrape by accountant.api.ledger_metrics.
 
 Costs are of a job's whole life so far, as `GET /v1/jobs/{id}` tells them; a job without a price has no series. The
-number of jobs is up to whoever submits them, so it is bounded: those that burn the most stay, and how many were left
-out is a figure of its own. Whole lives take longer to read than other figures: at most a twentieth of the time is
-spent on it, and between two readings a scrape shows the last one.
+number of jobs is up to those who submit them, so it is bounded: those that burn the most stay, and how many were left
+out is a figure of its own. Whole lives take longer to read than other figures: at most a twentieth of the time is spent
+on it, and between two readings a scrape shows the last one.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class Metrics:
         self.registry.register(collector)
 
     def exposition(self, *, naming: bool = True) -> bytes:
-        """The text format. Reads the ledger: call it in a thread. naming: also what names a team, or somebody or
-        something of one."""
+        """The text format. Reads the ledger: call it in a thread. naming: also what names a team, or a user or an
+        object of one."""
         return generate_latest(self.registry if naming else _WithoutTeams(self.registry))
 
 

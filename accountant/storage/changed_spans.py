@@ -1,7 +1,7 @@
 """Records which spans of time each commit changed, so that cached results of other spans stay valid.
 
-Whoever keeps an answer keeps the mark beside it and asks again: an equal mark says that nothing was committed that
-could change it. A span that is over keeps its mark however much comes in after it. Pure.
+A cached answer is stored with its mark, and compared with the current mark: an equal mark says that nothing was
+committed that could change it. A span that is over keeps its mark however much comes in after it. Pure.
 """
 
 from __future__ import annotations

@@ -47,9 +47,8 @@ def _translated(error: duckdb.Error) -> AccountantError:
 
 
 def once(table: pa.Table) -> Any:
-    """The table as a stream, for a statement that names it in one place, outside WITH: it is read once, and whoever
-    asked for it twice would end the process. It costs the engine half of what a small table does, of any size two
-    thirds."""
+    """The table as a stream, for a statement that names it in one place, outside WITH: it can be read once; reading it
+    twice would end the process. It costs the engine half of what a small table does, of any size two thirds."""
     return None if table is None else table.__arrow_c_stream__()
 
 

@@ -2,14 +2,14 @@
 
 A GPU is capacity from its first booked record until its node is deleted, or until it has been
 unlisted for 24 h while its node still reported others, or until it is retired by command. One that only
-an import ever told of is capacity up to its last record: nobody says that it still exists. All of it is a
+an import ever told of is capacity up to its last record: no source says that it still exists. All of it is a
 function of what was booked and of the inventory, never of the order in which either came.
 
 Immutable: every commit that changes it makes a new one, so a reader keeps the one of its snapshot.
 
-Nobody else says it of a machine that was switched off for good and that no cluster or inventory file ever knew: without
-records its time would be `unmetered` for ever. A GPU that reports again is capacity again, with what lay between
-unmetered (accountant.storage.gpu_lifetimes).
+No other source says it of a machine that was switched off for good and that no cluster or inventory file ever knew:
+without records its time would be `unmetered` for ever. A GPU that reports again is capacity again, with what lay
+between unmetered (accountant.storage.gpu_lifetimes).
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def jobs_in(cursor: Cursor, cluster: str, namespace: str) -> frozenset[str]:
 
 
 def job_of(cursor: Cursor, cluster: str, uid: str) -> JobKey | None:
-    """The job of a pod; None for a pod that nobody has told of."""
+    """The job of a pod; None for an unknown pod."""
     rows = cursor.rows("job_of", {"cluster": cluster, "uid": uid})
     if not rows:
         return None
@@ -99,10 +99,10 @@ def pods(
     waiting: bool = False,
     placed: bool = False,
 ) -> list[KnownPod]:
-    """Those that existed in the span, by cluster and uid. A pod whose making nobody saw is not among them, unless
+    """Those that existed in the span, by cluster and uid. A pod whose creation was not seen is not among them, unless
     placed: then it counts from when it was placed, as imported pods do.
 
-    of: only those of these jobs. waiting: only those of which nobody has told that they were placed, or ended."""
+    of: only those of these jobs. waiting: only those without a known placement or end."""
     asked: dict[str, Any] = {"low": start_ms, "high": end_ms}
     tables = {"pod": "pod", "seen": "pod_seen"}
     if of is not None:

@@ -78,7 +78,7 @@ class Transactions:
         self._news = True
         """Something may have been committed since the last part of the archive."""
         self._pods: set[PodKey] | None = None
-        """Pods of which something came since the last part of the archive; None: nobody knows."""
+        """Pods of which something came since the last part of the archive; None: it is unknown."""
 
     def checkpoint(self) -> None:
         """Fold the write-ahead log into the file; what was durable is `checkpointed` from now on."""

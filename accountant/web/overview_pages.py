@@ -284,7 +284,7 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 def person_of(request: Request) -> Person | None:
-    """Who signed in, for the navigation; None for a token, or where anybody may look."""
+    """Who signed in, for the navigation; None for a token, or where all pages are open."""
     found: Person | None = getattr(request.state, "person", None)
     return found
 
@@ -318,7 +318,7 @@ def _job_id(row: page_rows.HeldWorkload | page_rows.NodeHold) -> str:
 
 
 def _count(gpus: float | None) -> str:
-    """Of what somebody posted: no figure where none can be shown."""
+    """Of a posted decision: no figure where none can be shown."""
     return decision_text.of_gpus(gpus)
 
 

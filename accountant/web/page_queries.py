@@ -168,7 +168,7 @@ class MonthReadings:
 
 
 def readings_of(deps: Deps, month: Month) -> Answer[MonthReadings]:
-    """One reading for all teams: whoever looks at the next one's page waits for no ledger."""
+    """One reading for all teams: the next report's page does not wait for the ledger."""
     timezone = deps.settings.timezone
     start, whole_end = month.span(periods.zone(timezone))
 
@@ -204,7 +204,7 @@ def bills_of(deps: Deps, month: Month, by: Cut) -> Answer[Bills]:
 
 
 def all_bills_of(deps: Deps, month: Month) -> None:
-    """Every cut of a month's bills, for whoever asks for one: one moment of the ledger, and what they share is found
+    """All cuts of a month's bills, asked for together: one moment of the ledger, and what they share is found
     once."""
     cuts = tuple(statement_items.DIMENSIONS)
     keys, mark = _bills_keys(deps, month, cuts)

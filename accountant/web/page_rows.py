@@ -337,7 +337,7 @@ def month_so_far(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: s
 
 
 def by_node(ledger: Ledger, start_ms: int, end_ms: int) -> tuple[NodeCoverage, ...]:
-    """Nodes by how much of them nobody measured, worst first."""
+    """Nodes by their unmetered time, worst first."""
     rows = [
         NodeCoverage(
             cluster=line.key["cluster"],

@@ -70,7 +70,7 @@ Choice = Literal[Capacity, "allocated", ""]
 
 
 class LinesParams(Params):
-    """by None: by team where the figure is of several, by node where nobody held it, else by job."""
+    """by None: by team where the figure is of several, by node where it had no holder, else by job."""
 
     team: str | None = Field(default=None, max_length=253)
     account: Choice = ""

@@ -1,7 +1,7 @@
 """Explains a recorded decision in words and numbers, for the pages of both servers.
 
 Everything is read from the decision itself and from those of the same cycle, as the controller posted them; nothing is
-decided again. What was posted is somebody else's JSON: whatever is missing, or is no number, is left out and never
+decided again. A posted decision is JSON from outside: whatever is missing, or is no number, is left out and never
 guessed. Pure.
 """
 

@@ -74,7 +74,7 @@ class AccountantClient:
         return self.send(model, path, json.dumps(content).encode(), "application/json")
 
     def knock(self, path: str) -> ProbeResult:
-        """What a GET is answered with, refusals included. Raises Unanswered where nobody answers."""
+        """What a GET is answered with, refusals included. Raises Unanswered without an answer."""
         with self._opened("GET", quote(path), None, self._headers) as response:
             response.read()
             words = "" if response.status_code == 200 else problem(response)

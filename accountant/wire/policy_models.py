@@ -135,7 +135,7 @@ class SloPolicy(Model):
 
 
 class IdleExemptions(Model):
-    """Whom the idle rule leaves alone. namespaces: shell patterns. labels, annotations: of the pod, by name and
+    """Which workloads the idle rule exempts. namespaces: shell patterns. labels, annotations: of the pod, by name and
     value (`*`: any). priority: of this and above."""
 
     namespaces: tuple[str, ...] = ()
@@ -160,12 +160,12 @@ class IdleReclaimPolicy(Model):
 class PreemptionPolicy(Model):
     """When running work gives way, and how much of it at most.
 
-    mode: dry-run decides, records and says, and stops nobody. quota: for queues within their deserved quota.
+    mode: dry-run decides and records, and stops no workload. quota: for queues within their deserved quota.
     over_share: for queues below their fair share, from those above theirs; never for a lower priority.
     saturation: KAI's multiplier, how much more saturated the others must stay. wait: how long a workload
     waits before it may take. min_runtime: left alone after a start. cool_down: left alone after having been
     preempted. per_team, per_cluster: workloads stopped in an hour. lost_gpu_hours: work lost in a day.
-    idle: None: nobody is asked whether he uses what he holds."""
+    idle: None: idle reclaim is disabled."""
 
     mode: Mode = "dry-run"
     targets: PreemptionModes = PreemptionModes()
@@ -189,7 +189,7 @@ Measure = Literal["allocated", "busy", "cost", "energy"]
 UNASSIGNED = "__unassigned__"
 """Team or queue of held time that no policy, namespace or label assigns."""
 IDLE = "__idle__"
-"""Team or queue of time that nobody held: unallocated, unmetered or down."""
+"""Team or queue of time without a holder: unallocated, unmetered or down."""
 
 _CRON = re.compile(r"[0-9A-Za-z*/,#-]+( [0-9A-Za-z*/,#-]+){4}")
 _RANDOM = re.compile(r"\b[RrHh]\b")

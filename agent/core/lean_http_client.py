@@ -37,7 +37,7 @@ class Answer:
 
 
 class TokenFile:
-    """A bearer token in a file that somebody else renews (a projected service account token)."""
+    """A bearer token in a file that another program renews (a projected service account token)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

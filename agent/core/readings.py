@@ -93,7 +93,7 @@ class HolderReading(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """One process on a GPU or on one of its MIG instances, before anybody asked whose it is.
+    """One process on a GPU or on one of its MIG instances, before its holder is known.
 
     busy_us: physical-GPU time since the previous reading of the device, by the per-process sampler. That
     is statistics: what counts is its proportion to the others'. accounted_us: the same by the driver's
@@ -112,7 +112,7 @@ class ProcessReading:
 
 
 class InstanceReading(msgspec.Struct, frozen=True, gc=False):
-    """One MIG instance as a whole, whoever uses it. The times are cumulative physical-GPU time: the
+    """One MIG instance as a whole, for all of its users. The times are cumulative physical-GPU time: the
     instance's own activity times compute / compute_slices. method: how its busy time was read (None: like
     the device's)."""
 
@@ -173,7 +173,7 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
     """One device at one instant. Times and energy_uj are cumulative, the rest instantaneous.
 
     sample_gaps: how often the driver's samples of the busy time were missing; a step in which it grew has
-    no known busy time. holders: by whom the device is used, as far as `processes` could be matched.
+    no known busy time. holders: by which holders the device is used, as far as `processes` could be matched.
     unlisted: (MIG uuid or "", reason) of each place whose processes could not be listed: they are unknown there."""
 
     gpu: Gpu
@@ -204,7 +204,7 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
 class Snapshot:
     """Everything one node shows at `at_ms` (UTC, on the agent's slewed timeline).
 
-    `allocations` is Unavailable when nobody could say who holds what: the meter then keeps the
+    `allocations` is Unavailable where no source knows the holders: the meter then keeps the
     last known holders and marks the time as a gap. `unknown_holders` names the GPUs of which that is so, with the
     reason; their allocations are the last known ones. `sources` names each source and its failure
     ("" = it answered); `took_ms` how long those took that are timed."""

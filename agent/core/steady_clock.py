@@ -1,7 +1,7 @@
 """The machine's clock, unless it was set to something that the accountant's clock contradicts.
 
 An hour, a day or a year that a clock was wrong for a minute dates nothing: while the accountant's answers show a new
-wall time to be wrong, time goes on with the monotonic clock. Where they agree with it, or nobody can say, it is taken.
+wall time to be wrong, time goes on with the monotonic clock. Where they agree with it, or are unknown, it is taken.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SET_MS: Final = 5 * MS_PER_MINUTE
 """A wall clock that moved by more than this against the monotonic one is asked about; smaller steps are taken."""
 
 Opinion = Callable[[int], bool | None]
-"""Whether a line (wall time less monotonic time) is right; None: nobody can say."""
+"""Whether a line (wall time less monotonic time) is right; None: it is unknown."""
 
 
 class SteadyClock:

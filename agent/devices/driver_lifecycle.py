@@ -3,11 +3,11 @@ after a driver upgrade.
 
 A machine without a driver is a fact, not an error: it is asked again every 30 s to 5 min. One lost GPU
 leaves the others alone, and so does one whose driver call hangs; a library that lost its footing is started
-again, and what that does not mend while others answer is one GPU's own affair. The driver is let go while
-anybody asks for it, because neither MIG nor the driver itself can be changed while it is held. GPUs once seen
-stay listed, unread, until they answer again: that time is known to be unknown.
+again, and what that does not mend while others answer is one GPU's own affair. The driver is let go while a program
+asks for it, because neither MIG nor the driver itself can be changed while it is held. GPUs once seen stay listed,
+unread, until they answer again: that time is known to be unknown.
 
-SIGUSR1 is for whoever reconfigures a machine by hand or by a script of their own, without labels and without
+SIGUSR1 is for reconfiguring a machine by hand or by a script of their own, without labels and without
 access to the spool folder: the driver is free with the next sample and is taken again by itself, so that a
 forgotten signal does not end the metering.
 
@@ -106,7 +106,7 @@ class Gpus:
     def release(self, why: str) -> None:
         """Let go of the driver with the next reading and leave it alone until `reacquire(why)`.
 
-        Whoever asks is told apart by `why`, which is shown as the reason: the driver is taken again when
+        Requests differ by `why`, which is shown as the reason: the driver is taken again when
         all of them have withdrawn. May be called from any thread."""
         self._released.add(why)
 
@@ -115,7 +115,7 @@ class Gpus:
         self._released.discard(why)
 
     def look_again(self) -> None:
-        """Somebody named a device that is not known: look for MIG instances sooner than by itself."""
+        """A caller named a device that is not known: look for MIG instances sooner than by itself."""
         for device in self._devices.values():
             device.look_again()
 

@@ -152,7 +152,7 @@ class Device:
         self._clock_set_back = self._sampler_behind = True
 
     def look_again(self) -> None:
-        """Somebody named an instance that is not known: there may be a new layout nobody reported."""
+        """A caller named an instance that is not known: there may be a new layout that was not reported."""
         self._mig.missed = True
 
     def read(self, at_ms: int) -> DeviceReading:

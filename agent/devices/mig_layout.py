@@ -1,7 +1,7 @@
 """Lists the MIG instances of a GPU, and notices when the layout changes.
 
 A lookup takes 50 to 100 ms on some machines, so the list is read when MIG is switched, when the driver
-reports a change, soon after somebody named an instance that is not in it, and once a minute. A lookup that
+reports a change, soon after a caller named an instance that is not in it, and once a minute. A lookup that
 fails changes nothing and is repeated: an instance taken for gone would leave its holder with the whole GPU.
 Instances are told apart by their uuid, whatever its form: numbers are used again after a repartitioning. It
 must not know what runs on them.
@@ -48,7 +48,7 @@ class MigLayout:
         self.slices = DEFAULT_SLICES
         self.instances: tuple[Instance, ...] = ()
         self.missed = False
-        """Whether somebody named an instance that was not found since the last lookup."""
+        """Whether a caller named an instance that was not found since the last lookup."""
 
     @property
     def facts(self) -> tuple[MigInstance, ...]:

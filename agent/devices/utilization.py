@@ -9,15 +9,15 @@ Pure: integers only, no clock, no I/O.
 Pure: integers only, no clock, no I/O.
 
 Busy time comes from two places: the per-process sampler, whose ring is shared by all and forgets, and accounting
-mode, which is exact where it is on. Both are given; whoever divides the device chooses. A process is
+mode, which is exact where it is on. Both are given; the code that divides the device chooses. A process is
 listed once more after its end. Processes that compute and those that draw are two lists, and a process may be in both.
 A list that is refused says nothing: the processes of that place are unknown until it is given again. Only "not found"
-means that no process was busy. It must not know whom a process belongs to.
+means that no process was busy. It does not know the holder of a process.
 
 Unlike the per-process sampler it forgets nothing between two readings, and it keeps a process a while after
 its end (128 of them), so that one that lived between two readings is found as well. Version 2 gives running sums;
 version 1 only says after a process ended how busy it was over its whole life, in whole percents: that is used
-for those that were never seen alive and for nobody else.
+for those that were never seen alive and for no others.
 Source: open-gpu-kernel-modules, gpu_acct.c: sumGpuUtil adds a sample's utilisation (hundredths of a percent)
 to the process it names; ended processes are listed only where the agent shares the host's process numbers.
 """
@@ -188,7 +188,7 @@ log = logging.getLogger("agent.devices.utilization")
 SWEEP_MS = 5 * MS_PER_SECOND
 """How often ended processes are looked through: the driver forgets them by number, not by age."""
 ASK_AGAIN_MS = MS_PER_MINUTE
-"""How often an accounting mode that is off is asked for again: somebody may have switched it on."""
+"""How often an accounting mode that is off is asked for again: it may have been switched on."""
 _OFF = Unavailable("accounting mode is off")
 _ONLY_AT_THE_END = Unavailable("accounting: this driver tells only after the end")
 _LEFT_NO_TRACE = Unavailable("accounting: ended processes are not shown to this agent")
@@ -231,7 +231,7 @@ class Accounting:
         self.skip()
 
     def skip(self) -> None:
-        """Who runs is not known: what was counted up to the next reading is nobody's."""
+        """Who runs is not known: what was counted up to the next reading has no holder."""
         self._swept_ms = None
         self._sums.clear()
         self._refused.clear()

@@ -40,7 +40,7 @@ def settle(
     """The allocations with stand-ins replaced by the pods that run in their place.
 
     requests: of each pod by uid, its resource requests with the scheduler's annotations under their names.
-    A reservation nobody uses yet stays with its reservation pod, and all of them where `systems` lacks KAI."""
+    A reservation that is not used yet stays with its reservation pod, and all of them where `systems` lacks KAI."""
     ordered = list(allocations)
     if KAI not in systems:
         return tuple(ordered)
@@ -80,7 +80,7 @@ def declared_ppm(fraction: str, memory: str, memory_mib: int | None) -> int | No
 
 def limited_ppm(limits: Mapping[str, str], memory_mib: int | None) -> int | None:
     """The part of one GPU that limits leave to a container of HAMi's, in millionths: of cores and memory the greater,
-    since nobody else can have it. Memory without a limit is all of it, as HAMi has it by default. None: the
+    since no other pod can have it. Memory without a limit is all of it, as HAMi has it by default. None: the
     limit is a size, and how much memory the GPU has is not known."""
     cores, size, percent = (number(limits.get(name, "")) for name in (_CORES, _MEMORY, _MEMORY_PERCENT))
     memory = Decimal(1)
@@ -95,7 +95,7 @@ def limited_ppm(limits: Mapping[str, str], memory_mib: int | None) -> int | None
 
 
 def number(text: str) -> Decimal | None:
-    """A figure that somebody wrote; None where it is none, or beyond all measure."""
+    """A figure from an annotation; None where it is none, or beyond all measure."""
     try:
         value = Decimal(text[:32])
     except InvalidOperation:

@@ -95,7 +95,7 @@ class KnownPod:
     containers: Mapping[str, str] = field(default_factory=dict)
 
     def called(self, holder: Holder) -> Holder:
-        """The holder a control group names, as everybody else calls it; a container it does not know stays an id."""
+        """The holder a control group names, by its usual name; a container it does not know stays an id."""
         names = [name for long_id, name in self.containers.items() if long_id.startswith(holder.container)]
         container = names[0] if len(names) == 1 else holder.container
         return Holder(kind="pod", uid=self.uid, namespace=self.namespace, name=self.name, container=container)
@@ -103,7 +103,7 @@ class KnownPod:
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """One reading: facts of every pod, and what the running ones hold (Unavailable: nobody could say).
+    """One reading: facts of every pod, and what the running ones hold (Unavailable: it is unknown).
     fault: why the file was not taken. sources: where it came from, each with its failure. known: pods by
     what a control group may call them: their uid, and a static pod's configuration hash.
     took_ms: how long those took that are timed. unresolved: devices that are held and not among those asked for.

@@ -2,7 +2,7 @@
 
 A kubelet that is slow, restarting or rate limiting must never hold up the sampling: readers see the last
 answer with its age. Devices stay with running containers while a kubelet restarts, so an answer counts for
-half a minute after it could not be renewed; then nobody knows any more who holds what.
+half a minute after it could not be renewed; then the holders are unknown.
 It must not know what a device is called elsewhere or which pods are still alive.
 
 The kubelet's socket is the only gRPC the agent speaks, and grpcio would cost every node some 20 MiB for

@@ -1,7 +1,7 @@
 """Follows the kubelet, the pods and the labels of a Kubernetes node, and returns who holds its GPUs.
 
 Each of the two works without the other, with less: without the API server pods are known by name and by what
-their log folders say; without the kubelet nobody knows who was given what, and that time is unknown.
+their log folders say; without the kubelet the holders of that time are unknown.
 Threads follow them; `read` takes what they last knew and never waits.
 
 NVIDIA's operator and MIG manager announce on the node what they are about to do, and fail while any process has

@@ -341,7 +341,7 @@ class PodStore:
         self._gone: dict[str, tuple[PodView, int]] = {}
 
     def replace(self, items: Sequence[bytes]) -> None:
-        """These are all pods; those known before and not among them ended at a time nobody saw."""
+        """These are all pods; those known before and not among them ended at an unknown time."""
         views = {view.key: view for item in items[:MAX_PODS] if (view := self._read(item)) is not None}
         with self._mutex:
             for key, view in self._views.items():

@@ -10,9 +10,9 @@ The ladder: accounting mode (misses nothing), per-process samples (statistics, g
 made to fit the device's own busy time they are only in `agent.metering.busy_time_attribution`.
 Where the driver refuses to list processes, or to say how busy they were, nothing coarser stands in for it: the time
 of the holders there is unknown, but for one that has all of the device and had it to itself before.
-Invariants: a counter never decreases; what one process could not say is unknown for its holder, and a
-process nobody can name makes everybody's time on that GPU unknown, since it may be anybody's.
-Deterministic: no clock, no I/O; one instance per node.
+Invariants: a counter never decreases; what one process could not say is unknown for its holder, and a process without a
+known holder makes the time of every holder of that GPU unknown, since it may belong to any of them. Deterministic: no
+clock, no I/O; one instance per node.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ STRANGER = Unavailable("unknown process on the gpu")
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A process with its holder; None: it is in nobody's table that the agent can read."""
+    """A process with its holder; None: it is in no table that the agent can read."""
 
     process: ProcessReading
     holder: Holder | None
@@ -216,7 +216,7 @@ CHECK_EVERY = 10
 
 
 class Claims(Protocol):
-    """Whoever says who was given which devices."""
+    """A source of device allocations."""
 
     def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
         """What holds at `at_ms`."""
@@ -225,7 +225,7 @@ class Claims(Protocol):
 
 class NodeSource:
     """`agent.main_loop.Source` over the real machine. pods=None: holders are what runs (standalone).
-    processes=None: the host's cannot be seen, so their numbers would be taken for somebody else's.
+    processes=None: the host's cannot be seen, so their numbers would be taken for those of other processes.
     node: its name, for the facts of pods that only their log folders name. clock: to time the driver with.
     systems: the sharing systems of this node."""
 
@@ -361,7 +361,7 @@ class NodeSource:
         return (*found, *(pods.sources or (("pods", pods.fault),)))
 
     def _named_facts(self, seen: Sequence[Seen], at_ms: int) -> tuple[PodFacts, ...]:
-        """The little that is known of a pod without an API server: who it is, not for whom it works."""
+        """The little that is known of a pod without an API server: who it is, not for which holder it works."""
         pods = {holder.uid: holder for _, _, holder in seen if holder.kind == "pod" and holder.name}
         return tuple(
             PodFacts(seq=0, uid=uid, namespace=h.namespace, name=h.name, node=self._node, observed_ms=at_ms)

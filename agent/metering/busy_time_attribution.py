@@ -23,10 +23,10 @@ _PPM = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One row of a GPU while nobody comes or goes: a holder's part, or the unheld rest (holder None).
+    """One row of a GPU while its holders stay the same: a holder's part, or the unheld rest (holder None).
 
-    key: what its readings are found by. exclusive: the sole holder of an unshared device, to whom all
-    of the device's time must belong when nothing finer can be read."""
+    key: what its readings are found by. exclusive: the sole holder of an unshared device, which gets all of the
+    device's time when nothing finer can be read."""
 
     key: tuple[str, str, str]
 
@@ -196,7 +196,7 @@ def attribute_busy(
     All in microseconds. `parts`: what each part was read busy. `claims`: what each share's holder was
     read busy, 0 where it is unheld or unknown. `strangers`: what others were read busy on each part.
     Readings that exceed what contains them are scaled down together (the per-process figures of a
-    driver are samples, so they only say who used how much of it); what nobody claims is unattributed.
+    driver are samples, so they only say who used how much of it); what no holder claims is unattributed.
     """
     if len(claims) == 1:  # most GPUs are one part with one holder
         limit = min(parts[0], device)
@@ -218,9 +218,10 @@ def attribute_busy(
 def attribute_activity(
     part: GpuPart, activity_us: int, busy: Sequence[int], rest_us: int, capacities: Sequence[int]
 ) -> list[int]:
-    """SM or tensor activity of one part: microseconds per share, then those of nobody, adding up to `activity_us`.
+    """SM or tensor activity of one part: microseconds per share, then those without a holder, adding up to
+    `activity_us`.
 
-    busy and capacities: of the part's shares; rest_us: busy time on the part that nobody owns. Drivers count
+    busy and capacities: of the part's shares; rest_us: busy time on the part without an owner. Drivers count
     activity per device or instance only, so on a shared one it goes by busy time: an estimate, which says
     nothing about who used the tensor cores. Activity in a stretch without busy time goes by allocation.
     """
@@ -234,8 +235,8 @@ def attribute_activity(
 def attribute_energy(energy_uj: int, active_uj: int, busy: Sequence[int], capacities: Sequence[int]) -> list[int]:
     """Energy per row in microjoules, adding up to `energy_uj`.
 
-    The active part goes by busy time, the idle part by allocation: an idle GPU is heated by whoever
-    holds it, the unheld row included. Source: the active / idle split of Kepler's GPU power model.
+    The active part goes by busy time, the idle part by allocation: an idle GPU is heated by its holders, the unheld row
+    included. Source: the active / idle split of Kepler's GPU power model.
     """
     if len(busy) == 1:
         return [energy_uj]

@@ -170,7 +170,7 @@ class OpenSpan:
     def settle(
         self, capacities: Sequence[int], idle_power_mw: int | None
     ) -> tuple[list[SpanReadings], SpanReadings | None]:
-        """Figures per share, and those of what nobody owns (None where there is nothing of it). capacities: of the
+        """Figures per share, and those without an owner (None where there is nothing of it). capacities: of the
         shares over the span.
 
         Over all of them busy adds up to the device's busy time and energy to its energy. A sampler may
@@ -214,7 +214,7 @@ class OpenSpan:
     def _activity(
         self, of: _Activity | None, busy: list[int], capacities: Sequence[int]
     ) -> tuple[list[int | None], int | None]:
-        """SM or tensor activity per share, and of nobody (None: not known of any part)."""
+        """SM or tensor activity per share, and without a holder (None: not known of any part)."""
         parts = None if of is None else of.get()
         if parts is None:
             return [None] * len(busy), None

@@ -293,7 +293,7 @@ class Meter:
     def leap(self, by_ms: int) -> tuple[ClosedSet, ...]:
         """The clock was set ahead since the last snapshot: close what is open, and go on as much later.
 
-        That time did not pass, so nobody held anything in it; what really passed since is carried."""
+        That time did not pass, so nothing was held in it; what really passed since is carried."""
         if self._at_ms is None:
             return ()
         closed = self.flush(self._at_ms)

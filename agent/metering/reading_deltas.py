@@ -146,7 +146,7 @@ def measure(
 
 
 class Busy(msgspec.Struct, frozen=True, gc=False):
-    """The busy times of a step, called as there. idle: nobody did anything, as far as it is known."""
+    """The busy times of a step, called as there. idle: nothing was done, as far as it is known."""
 
     known: bool
     device: int
@@ -162,7 +162,7 @@ def plain(
     layout: Layout, device: Reading, after: DeviceReading, holders: Holders, holders_after: Holders
 ) -> Busy | None:
     """The same as `reconciled` where nothing has to be reconciled, as in most steps: of a whole GPU that was read with
-    all its holders, and nobody beside them. None for another one."""
+    all its holders and no other processes. None for another one."""
     if isinstance(device, Unavailable) or not layout.whole or holders_after.keys() != layout.positions.keys():
         return None
     claims = [0] * len(layout.shares)
@@ -343,7 +343,7 @@ def _methods(
     """How each share's busy time was come by: its own reading, else that of the part it has to itself.
 
     ways: of each part as a whole, and whether its first share has no reading of its own. Of an unheld
-    share, it is how it is known that nobody was busy there. The same few answers return step after step:
+    share, it shows that nothing was busy there. The same few answers return step after step:
     they are remembered, because a step is made for every device and sample."""
     key = after.method, ways, reasons
     known = layout.methods.get(key)

@@ -75,7 +75,7 @@ class DcgmOutput:
                 del self._shares[gone]
 
     def _read(self, gpu: Gpu, rows: Sequence[UsageInterval], before: Mapping[Labels, _Share]) -> dict[Labels, _Share]:
-        """One set's rows by series; rows of one series (unheld and nobody's) are one. Energy goes on counting."""
+        """One set's rows by series; rows of one series (unheld and unattributed) are one. Energy goes on counting."""
         shares: dict[Labels, _Share] = {}
         for row in rows:
             labels = _row_labels(gpu, row, self._node)
@@ -115,7 +115,7 @@ class DcgmOutput:
         yield from self._condition()
 
     def _memory(self) -> Iterator[Family]:
-        """Used memory per holder, what nobody is known to use on its own line, and what is free."""
+        """Used memory per holder, unattributed memory on its own line, and what is free."""
         used, free = _gauge("DEV_FB_USED", "Memory used (in MiB)."), _gauge("DEV_FB_FREE", "Memory free (in MiB).")
         for device in self._snapshot.devices:
             total, gpu = device.memory_used_mib, device.gpu

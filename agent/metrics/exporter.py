@@ -2,7 +2,7 @@
 
 Counters are sums of closed rows, so pods plus unattributed add up to the device here as they do in the
 ledger; gauges are the last snapshot. A scrape reads and computes nothing. The series of a holder that is
-gone stay for two scrapes after its last value, then leave; where nobody scrapes, after a while. What the
+gone stay for two scrapes after its last value, then leave; without a scraper, after a while. What the
 series are called and how they are drawn is `agent.metrics.metric_families`.
 Totals start at zero with the process, as Prometheus expects of counters.
 
@@ -35,7 +35,7 @@ SCRAPES_AFTER_END = 2
 """How often the series of a holder that is gone are still shown: the last value must be seen once even
 if one scrape fails."""
 UNSCRAPED_MS = 10 * MS_PER_MINUTE
-"""How long they are kept for a scrape that does not come: memory must not grow with everybody who was ever here."""
+"""How long they are kept for a scrape that does not come: memory must not grow with every holder of the past."""
 
 
 class _SeriesLifetime:

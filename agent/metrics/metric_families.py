@@ -161,7 +161,7 @@ class DeviceTotals:
         self.energy_uj = _sum(self.energy_uj, row.energy_uj)
 
     def add_device(self, row: UsageInterval) -> None:
-        """One row of the device, whoever's."""
+        """One row of the device, of any holder."""
         self.add(row)
         if row.holder is None:
             self.unheld_us += row.capacity_us
@@ -434,7 +434,7 @@ def _disagreements(snapshot: Snapshot) -> Family:
 
 
 def _strangers(device: DeviceReading, held: Collection[tuple[str, str, str]]) -> set[str]:
-    """Uids of pods whose processes were found on the device (or instance) although nobody gave it to them."""
+    """Uids of pods whose processes were found on the device (or instance) although it was not allocated to them."""
     return {
         r.holder.uid
         for r in device.holders

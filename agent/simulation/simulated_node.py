@@ -337,7 +337,7 @@ class SimulatedNode:
                 device.settle(at_ms)
 
     def set_stray(self, at_ms: int, gpu_uuid: str, utilisation_ppm: int) -> None:
-        """A process that nobody gave the device to uses it (0: it ends)."""
+        """A process of a pod without an allocation uses it (0: it ends)."""
         device = self._device(gpu_uuid)
         self._instance(device, "")
         _check(utilisation_ppm)
@@ -483,7 +483,7 @@ class SimulatedNode:
         return sum(p.busy.upto(end_ms) - p.busy.upto(start_ms) for p in self._placements(holder_uid))
 
     def device_busy_us(self, gpu_uuid: str, start_ms: int, end_ms: int) -> int:
-        """Microseconds a GPU was busy, whoever used it."""
+        """Microseconds a GPU was busy, for all of its users."""
         device = self._device(gpu_uuid)
         return device.busy_us(end_ms) - device.busy_us(start_ms)
 

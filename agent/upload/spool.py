@@ -91,7 +91,7 @@ class Spool:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """The file is open and nobody else uses it. Raises OutboxUnavailable."""
+        """The file is open and no other process uses it. Raises OutboxUnavailable."""
         with self._mutex:
             self._be_open()
             with self._failures("read"):
@@ -166,7 +166,7 @@ class Spool:
         self._opened = True
 
     def _rescue(self) -> None:
-        """Somebody removed the file, or put another in its place: what is open here is still all there."""
+        """The file was removed or replaced: what is open here is still all there."""
         self._unlock()  # that file may be gone as well
         try:
             self._lock = sqlite_file.lock(self._path)

@@ -1,11 +1,11 @@
 """Sends batches at least once: obeys refusals, retries with back-off, splits batches that are too large.
 
-Refusals are obeyed exactly as the protocol says, because every one of them is a decision about time
-that somebody pays for:
+Refusals are obeyed exactly as the protocol says, because every one of them is a decision about time that a team pays
+for:
 
 - 401, 403, 429, 5xx, no answer, and every answer that is not ours (no problem `type` of ours: a proxy,
   a captive portal): tried again after back-off, nothing dropped.
-- 413, whoever says it: smaller batches. 409 of ours with an Ack: go back to where the accountant is.
+- 413, from the accountant or a proxy: smaller batches. 409 of ours with an Ack: go back to where the accountant is.
 - 400 and 422 of ours (and 413 at a single set): halve until one set is left, park it and go on; if its
   mere declaration as skipped is refused as well, the envelope is at fault: unpark it and wait.
 

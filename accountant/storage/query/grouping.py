@@ -48,7 +48,7 @@ class HolderClasses:
 
 
 def asks_for_nobody(where: Mapping[Dimension, Collection[str]]) -> bool:
-    """Whether time that nobody pays passes the filter, as far as that concerns holders."""
+    """Whether time without a payer passes the filter, as far as that concerns holders."""
     return all(
         (IDLE if dimension in ASSIGNED else "") in allowed
         for dimension, allowed in where.items()
@@ -223,7 +223,7 @@ def key_of(
     device: DeviceName,
     holder: HolderName | None,
 ) -> tuple[str, ...]:
-    """The values of the dimensions. holder None: nobody held it."""
+    """The values of the dimensions. holder None: it had no holder."""
     return tuple(_value(dimension, fleet, piece, gpu, device, holder) for dimension in wanted)
 
 

@@ -42,8 +42,8 @@ class ResultCache:
     def named(
         self, cursor: Cursor, jobs: Collection[str], pods: Collection[str], labels: Collection[str]
     ) -> Mapping[int, HolderName] | None:
-        """Holders that may be of these jobs, or are pods of these names, with their labels and users; whoever asks
-        looks again. None: there are too many to tell apart here."""
+        """Holders that may be of these jobs, or are pods of these names, with their labels and users; the caller looks
+        again. None: there are too many to tell apart here."""
         key = (frozenset(jobs), frozenset(pods), frozenset(labels))
         if key not in self._holders:
             names = {*pods, *(job.partition("/")[2] or job for job in jobs)}

@@ -244,7 +244,7 @@ def _scan(
 
 
 def _held_and_rest(found: Sum) -> tuple[AccountVector | None, AccountVector | None]:
-    """What the holder pays, and what nobody does."""
+    """What the holder pays, and what has no payer."""
     cells = found.cells
     if not found.payer:
         return None, cells

@@ -40,7 +40,7 @@ _PAYERS = pa.schema([("id", pa.int32()), ("class", pa.int32())])
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """payer: the class of holders, 0 for nobody. gpu and device are 0 where devices were not told apart; where
+    """payer: the class of holders, 0 without one. gpu and device are 0 where devices were not told apart; where
     kinds of them were, gpu is 0 and device the kind."""
 
     tag: int
@@ -66,7 +66,7 @@ def scan(
 
     kept: days that have sums, ascending. kinds: of every device; then they are told apart no further.
 
-    payers: class by holder id, 0 for nobody; holders without a class are left out. None: all, as class 1;
+    payers: class by holder id, 0 without one; holders without a class are left out. None: all, as class 1;
     by_payer: or by their ids. gpus: those that are looked at, of spans of every GPU too. None: all."""
     totals = summed(
         cursor, spans, unfolded, kept, by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=gpus

@@ -503,7 +503,7 @@ class _Total:
 
 @dataclass(frozen=True, slots=True)
 class _Queues:
-    """names: of queues. of_line: the number of each line's queue; -1 where nobody pays."""
+    """names: of queues. of_line: the number of each line's queue; -1 without a payer."""
 
     names: Sequence[str]
     of_line: npt.NDArray[np.int64]

@@ -103,7 +103,7 @@ class Numbering(Generic[N]):
 
 
 NO_PAYER: Final = 0
-"""The number in place of a queue's where nobody pays."""
+"""The number in place of a queue's without a payer."""
 
 
 class Sums(NamedTuple):

@@ -179,7 +179,7 @@ _ABOVE_MS = 2**43
 
 class AddedRows(NamedTuple):
     """Rows of one quarter-hour that count as they came, column by column. queue: what queue the payer's pod asked for;
-    where nobody pays, `paid` is false. cluster: the sender's. pods: those that pay, each with its queue."""
+    without a payer, `paid` is false. cluster: the sender's. pods: those that pay, each with its queue."""
 
     start_ms: Whole
     end_ms: Whole

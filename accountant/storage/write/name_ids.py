@@ -5,7 +5,7 @@ A `Dictionary` remembers names that are committed; what a transaction adds is st
 memory stays bounded however many pods there ever were.
 
 A memory of the tables, like `accountant.storage.write.name_ids`: what a transaction learns is staged until it is
-committed, whoever is not remembered is looked up, and between observations that contradict each other the
+committed, what is not cached is looked up, and between observations that contradict each other the
 table decides. The writer owns it.
 """
 
@@ -86,7 +86,7 @@ class Dictionary(Generic[Name]):
         self._staged.clear()
 
     def forget(self) -> None:
-        """The transaction failed, or nobody knows: believe the table alone."""
+        """The transaction failed, or its outcome is unknown: believe the table alone."""
         self._staged.clear()
         self._known.clear()
         self._next = None
@@ -110,7 +110,7 @@ KEEP = 200_000
 
 
 class PodQueues:
-    """queue_ref by pod; "" for whoever no fact is known of."""
+    """queue_ref by pod; "" for a pod without a fact."""
 
     def __init__(self, keep: int = KEEP) -> None:
         self._keep = keep
@@ -184,7 +184,7 @@ class PodQueues:
         self._staged.clear()
 
     def forget(self) -> None:
-        """The transaction failed, or nobody knows: believe the tables alone."""
+        """The transaction failed, or its outcome is unknown: believe the tables alone."""
         self._known.clear()
         self._staged.clear()
         self._unsure.clear()
@@ -248,16 +248,16 @@ class HolderColumns:
         holders = np.zeros(len(found), np.int64)
         holders[[name is not None for name in found]] = _ids(cursor, names.holder, known)
         self.holder = holders[self._held]
-        """Ids of holders, by row; 0 is nobody."""
+        """Ids of holders, by row; 0 without a holder."""
         paying = np.array([name is not None and name[1] != "unattributed" for name in found])
         self.pays = paying[self._held] & ~incoming.lost
-        """Whether somebody pays for the row: nobody does for lost, unheld and unattributed time."""
+        """Whether the row has a payer; lost, unheld and unattributed time has none."""
         self._pods = [None if name is None else (name[0], name[2]) for name in found]
         self._refs = names.origins.resolve(cursor, {pod for pod in self._pods if pod is not None})
 
     @property
     def payer(self) -> Whole:
-        """Ids of holders who pay, by row; 0 is nobody."""
+        """Ids of holders who pay, by row; 0 without a holder."""
         return self.holder * self.pays
 
     @cached_property

@@ -3,7 +3,7 @@
 The API server says which node a pod is bound to, and Slurm's accounting which nodes a job ran on. Where the accountant
 does not see it, the node counts whose row first named the pod, and until a row names it, the node that first told of
 it. What another node says of the pod is quarantined, or is kept under an identifier of that node's own, so that neither
-can change what the other's rows cost whom.
+can change which team pays for the other's rows.
 """
 
 from __future__ import annotations

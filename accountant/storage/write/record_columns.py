@@ -341,7 +341,7 @@ def column_table(schema: Any, rows: Iterable[Sequence[object]]) -> Any:
 
 
 class RowIds(NamedTuple):
-    """The ledger's numbers for what rows name, by row; 0 is nobody."""
+    """The ledger's numbers for what rows name, by row; 0 without a holder."""
 
     stream: Whole
     gpu: Whole
