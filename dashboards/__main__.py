@@ -1,8 +1,7 @@
 """Runs `gputally dashboards build, check, push`: writes the JSON and YAML files and compares them with the code.
 
 The files live twice: in `dashboards/generated/`, for Grafana's import and provisioning and for a plain
-Prometheus, and inside the Helm chart, because a chart can only carry files of its own. Nobody edits
-either by hand.
+Prometheus, and inside the Helm chart, because a chart can only carry files of its own. Neither is edited by hand.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def by_model_and_pool() -> list[TimeSeries | BarGauge]:
 
 
 def namespaces() -> list[Table | BarGauge]:
-    """Who holds what, and who holds it when everybody wants it."""
+    """Who holds what, and who holds it while GPUs are contended."""
     held = promql.total(HELD, "namespace")
     busy = promql.total(promql.of_device(promql.metered(promql.rate("pod_gpu_busy_seconds_total"))), "namespace")
     columns = {

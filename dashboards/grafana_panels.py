@@ -8,7 +8,7 @@ these classes. No PromQL, no metric name and no layout belongs here.
 Source of the shapes: the types of npm @grafana/schema 13.2.3.
 
 The eight of Okabe and Ito, "Color Universal Design" (2008). A thing has one colour in every panel.
-Where nobody can know the names in advance (queues, namespaces) a name's first or last character decides; what
+Where names are not known in advance (queues, namespaces) a name's first or last character decides; what
 begins otherwise is drawn on the Cividis scale, made for the same purpose (Nuñez, Anderton, Renslow, PLOS ONE 2018).
 """
 

@@ -22,8 +22,8 @@ COLUMNS = 24
 """Width of Grafana's grid; at 1440 px a column is about 57 px."""
 
 LEAST_STEP = "1m"
-"""Of every query. Grafana's `$__rate_interval` is then four minutes at least, however short the scrape interval is that
-somebody gave the data source: agents count by intervals, and in shorter windows none may end."""
+"""Of every query. Grafana's `$__rate_interval` is then four minutes at least, however short the scrape interval is of
+the data source: agents count by intervals, and in shorter windows none may end."""
 
 TAG = "gputally"
 """Of all our dashboards; what links them."""

@@ -17,7 +17,7 @@ from typing import Literal
 import yaml
 
 Severity = Literal["critical", "warning", "info"]
-"""critical: money or measurements are being lost. warning: they will be, or somebody waits. info: money to save."""
+"""critical: money or measurements are being lost. warning: they will be, or a queue waits. info: money to save."""
 
 RUNBOOKS = "https://gputally.dev/docs/runbooks"
 INTERVAL = "1m"

@@ -1,6 +1,6 @@
 """Describes all commands as one tree, for shell completion and the command reference.
 
-Programs are imported when somebody completes beyond their name, or asks for the whole tree; those that parse with the
+Programs are imported for completion beyond their name, or asks for the whole tree; those that parse with the
 standard library (the agent's image has nothing else) are described to typer by their own parsers.
 """
 
@@ -105,7 +105,7 @@ def _of_parser(parser: argparse.ArgumentParser) -> typer.Typer:
 
 
 def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """argparse tells its arguments to nobody but itself."""
+    """argparse keeps its arguments private."""
     return parser._actions
 
 

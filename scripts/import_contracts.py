@@ -45,7 +45,7 @@ class PublishedLanguage(_Verdict):
 
 
 class SoleImporter(_Verdict):
-    """`package` (outside) is imported by `modules` and what lies below them, by nobody else."""
+    """`package` (outside) is imported by `modules` and what lies below them, by no other module."""
 
     package = fields.StringField()
     modules = fields.ListField(subfield=fields.StringField())

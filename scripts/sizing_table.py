@@ -1,7 +1,8 @@
 """Writes the table of docs/sizing.md from measured figures.
 
 Every figure in `MEASURED` stands in docs/performance.md or docs/sizing.md with the command that took it; everything
-else here is arithmetic that the page states in words. Nothing is rounded in anybody's favour: sizes and times round up.
+else here is arithmetic that the page states in words. Nothing is rounded in favour of a figure: sizes and times round
+up.
 """
 
 from __future__ import annotations

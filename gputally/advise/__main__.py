@@ -54,7 +54,7 @@ def autoscaler(
     *,
     at: Server,
 ) -> None:
-    """Smallest and largest node count of every pool, by hour of the week, and node-hours nobody used."""
+    """Smallest and largest node count of every pool, by hour of the week, and unused node-hours."""
     with at.asking() as remote:
         books = LedgerQuestions(remote, _window(days, until, timezone))
         rows, coverage = books.node_hours()

@@ -21,8 +21,8 @@ Computer Systems 22 (2006) 303-312; J. W. Young, "A first order approximation to
 Communications of the ACM 17 (1974) 530-531.
 
 Who is a candidate the report says (accountant.reports.savings_hints, kind `slice`): one GPU, never more than half of
-it busy in any hour. Memory is the mean over the time held: its peak the ledger does not know, so that whoever follows
-an advice looks at it first.
+it busy in any hour. Memory is the mean over the time held: its peak the ledger does not know, so check it before
+following an advice.
 
 Source of models and profiles: NVIDIA Multi-Instance GPU User Guide, "Supported GPUs" and "Supported MIG Profiles".
 """

@@ -1,10 +1,10 @@
 """Writes a file so that readers see the old content or the new, even after a power failure.
 
-Whoever reads the place sees the old content or the new, after a power failure too: what is written is made durable
+A reader sees the old content or the new, after a power failure too: what is written is made durable
 before it gets the name, and the name in its folder afterwards (rename(2), fsync(2)). Where writing fails, nothing is
 left behind and the old content stands. A link at the place is replaced, not followed. It makes no folders.
 
-Whoever reads it again and again sees by its stamp that there is something new to read.
+A reader that polls it sees by its stamp that its content is new.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Output = Literal["table", "json", "csv"]
 OUTPUTS: tuple[Output, ...] = ("table", "json", "csv")
 UNWATCHED = 160
-"""Columns of a table where nobody watches and COLUMNS does not say, so that one in a file keeps its shape."""
+"""Columns of a table without a terminal and without COLUMNS, so that one in a file keeps its shape."""
 
 
 def show(

@@ -1,7 +1,7 @@
 """Reads from a pod's labels which scheduler queue it was sent to; the one rule for bills and for shares.
 
-Whoever makes a pod writes its labels, and the queue decides who pays. So a queue counts only on a pod that the
-queue's own scheduler places: on any other it would be a way to let somebody else pay. Kueue places no pods;
+The author of a pod writes its labels, and the queue decides which team pays. So a queue counts only on a pod that the
+queue's own scheduler places: on any other it would be a way to let another team pay. Kueue places no pods;
 its label names a LocalQueue of the pod's own namespace, and those only the namespace's administrator makes.
 """
 

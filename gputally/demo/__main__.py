@@ -159,7 +159,7 @@ def simulate(scenario: Scenario, pipeline: Pipeline, console: Console, folder: P
 def run(
     scenario: Scenario, parts: Parts, out: Path, port: int | None, console: Console, output: Output = "table"
 ) -> bool:
-    """Run it with its pages on `port` (0: any free one) until somebody interrupts, None: as long as it takes. Whether
+    """Run it with its pages on `port` (0: any free one) until it is interrupted, None: as long as it takes. Whether
     every check holds."""
     gpus = sum(len(node.gpus) for node in scenario.nodes)
     console.print(

@@ -40,7 +40,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class UnreliableWire:
-    """away: nobody answers but a proxy. lose_next_ack: the next batch arrives and is booked, but its sender
+    """away: only a proxy answers. lose_next_ack: the next batch arrives and is booked, but its sender
     never hears of it. Both are set from outside, between requests."""
 
     def __init__(self, app: App) -> None:
@@ -159,7 +159,7 @@ class DemoAccountant:
     def hour(
         self, now_ms: int, outages: Sequence[OutageBegan | OutageEnded], away: bool, keep_house: bool = False
     ) -> None:
-        """It is `now_ms`; these nodes went or came meanwhile. away: nobody answers until the next hour. keep_house:
+        """It is `now_ms`; these nodes went or came meanwhile. away: nothing answers until the next hour. keep_house:
         do what is due first."""
         if keep_house:
             self.maintain()

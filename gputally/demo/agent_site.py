@@ -9,7 +9,7 @@ that run in production. The outbox's fsync is off, as nothing here can lose powe
 own machines, whose outboxes live on in this process.
 
 One pod per node and attempt. Names, owners and namespaces are as an operator would see them; the queue
-stands in `queue_ref`, so a pod is billed to its team even when it lived while nobody listened. Pure.
+stands in `queue_ref`, so a pod is billed to its team even when it lived while no agent listened. Pure.
 """
 
 from __future__ import annotations

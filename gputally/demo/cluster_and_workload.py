@@ -190,7 +190,7 @@ TEAMS = (
     ),
 )  # fmt: skip
 SANDBOX = "sandbox"
-"""Namespace of pods that belong to no queue and no team: somebody forgot to ask for one."""
+"""Namespace of pods that belong to no queue and no team: a queue is missing in its labels."""
 
 
 def generate(seed: int, start_ms: int, days: int, whole_gpus: int) -> list[Job]:

@@ -1,7 +1,7 @@
 """Records what really happened in the simulation, to the microsecond.
 
 The ledger's accounts are held against these. Nothing here knows of agents' rows or of the ledger: the
-truth follows the scheduler's events, and is told which stretches nobody could have metered (a node that
+truth follows the scheduler's events, and knows the spans that could not be metered (a node that
 lost power, an agent that was killed). Its one borrowed rule is how microseconds of a GPU are divided
 among MIG instances: by largest remainder over each closed span, spans being cut at every multiple of the
 interval and at every change of ownership on that GPU. Integers only.
@@ -121,7 +121,7 @@ class GroundTruth:
             gpu.since_ms = at_ms
 
     def gpu_fails(self, uuid: str, read_ms: int, at_ms: int) -> None:
-        """Before the events of that instant: how busy it was since the last reading nobody knows."""
+        """Before the events of that instant: how busy it was since the last reading is unknown."""
         gpu = self._gpus[uuid]
         self._settle(gpu, read_ms)
         for hold, share in zip(gpu.slots, self._shares(gpu, read_ms, at_ms), strict=True):

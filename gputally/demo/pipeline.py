@@ -110,7 +110,7 @@ class Pipeline:
     """The running house. Use it as a context: leaving it stops the server and closes the ledger.
 
     folder: for the ledger and the outboxes; must be empty. port 0: any free one. parts: processes that nothing was
-    made of yet; None: its own, whose warnings nobody hears. scratch: the folder is to be removed where this process
+    made of yet; None: its own, without an outlet for warnings. scratch: the folder is to be removed where this process
     ends without having done so. scraped: the agents keep metrics, which costs the run a
     little, and nothing of an hour begins before the one before it is over. observe: hears of every cycle."""
 
@@ -246,7 +246,7 @@ class Pipeline:
 
     def _disturbed(self, hour: int, events: Sequence[Event]) -> bool:
         """Whether the machines may not live on from `hour` while their agents still deliver: because answers do not
-        come at once, an agent ends before it has its own, or somebody looks at what is not delivered yet."""
+        come at once, an agent ends before it has its own, or a check reads what is not delivered yet."""
         faults = self.scenario.faults
         ends = any(isinstance(event, OutageBegan) and event.outage.target == "node" for event in events)
         killed = self._after(hour) < faults.killed_ms <= self._after(hour + 1)
@@ -254,7 +254,8 @@ class Pipeline:
 
     def _at_once(self, hour: int) -> bool:
         """Whether the controller may not leave `hour` for when the next one is delivered: because it is not the same
-        to be asked then (its policy is in force from when it first says so; nobody answers), or somebody looks on."""
+        to be asked then (its policy is in force from when it first says so; nothing answers), or the demo is
+        watched."""
         away = self.scenario.faults.away
         return self._scraped or hour in away or hour + 1 in away or self.tally.cycles == self.tally.holds
 

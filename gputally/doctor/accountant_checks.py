@@ -19,7 +19,7 @@ from gputally.doctor.findings import CheckResult, Finding, listed, most
 
 MS = 1_000
 TOLERATED_MS = 2_000
-"""Skew that is worth nobody's time."""
+"""Skew below which nothing is reported."""
 REFUSED_MS = 5 * 60_000
 """An accountant quarantines rows that end further ahead of its clock
 (accountant.storage.write.batch_admission.SKEW_MS)."""
@@ -99,7 +99,7 @@ def accountant(knock: AccountantProbe) -> CheckResult:
 
 
 FOREIGN_PART = 0.01
-"""Of a node's capacity, from which on busy time that nobody owns is worth a look."""
+"""Of a node's capacity, from which on unattributed busy time is reported."""
 Row = Mapping[str, Any]
 
 

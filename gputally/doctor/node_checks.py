@@ -16,7 +16,7 @@ _RESET = "nvidia-smi -r, or drain and reboot the node"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """counted: GPUs that the driver knows of. One that was lost before anybody looked is counted, and not opened."""
+    """counted: GPUs that the driver knows of. One that was lost before the check is counted, and not opened."""
 
     snapshot: Snapshot
     counted: int

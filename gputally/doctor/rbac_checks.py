@@ -1,7 +1,7 @@
 """Checks which RBAC rights each program has and needs.
 
 The same rights as the chart's roles grant (a test holds the two against each other); those of kinds that the server
-does not serve are nobody's loss.
+does not serve are not missed.
 """
 
 from __future__ import annotations

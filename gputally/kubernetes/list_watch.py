@@ -270,7 +270,8 @@ PAUSE_S = 1.0
 """Least time between two requests; after failures it doubles up to `MOST_PAUSE_S`."""
 MOST_PAUSE_S = 30.0
 MOST_BEHIND_S = 600.0
-"""A server that is there is heard of once in a watch at least; after twice that nobody may rely on what was seen."""
+"""A server that is there is heard of once in a watch at least; after twice that, what was seen is no longer relied
+on."""
 
 
 class Mirror(Generic[T]):

@@ -1,11 +1,10 @@
 """Simulates an API server in memory with server-side apply, for the demo, for plans without a cluster, and for tests.
 
-What holds as on the real one: fields are owned per manager; applying a different value to somebody
-else's field is a Conflict that names him and changes nothing; the same value is shared ownership;
-fields a manager leaves out of his next apply are removed unless others own them too; apply creates
-what is missing; the status is written through its subresource alone; `resourceVersion` moves with
-every change and with nothing else, `generation` with the spec; a stale resourceVersion is a Conflict;
-a dry run answers the same and keeps nothing.
+What holds as on the real one: fields are owned per manager; applying a different value to another manager's field is a
+Conflict that names the manager and changes nothing; the same value is shared ownership; fields a manager leaves out of
+its next apply are removed unless others own them too; apply creates what is missing; the status is written through its
+subresource alone; `resourceVersion` moves with every change and with nothing else, `generation` with the spec; a stale
+resourceVersion is a Conflict; a dry run answers the same and keeps nothing.
 
 What it must not do: look at a wall clock, validate schemas, run controllers or call webhooks; an
 `admit` function stands in for the last. Lists are atomic. Not made for threads.
@@ -60,7 +59,7 @@ class Owned:
 
     @classmethod
     def read(cls, obj: Object) -> Owned:
-        """Fields belong to whom `metadata.managedFields` says, and to nobody where it is missing."""
+        """Fields belong to the managers in `metadata.managedFields`, and to none where it is missing."""
         taken = copied(dict(obj))
         stored = cls(taken)
         for entry in taken.setdefault("metadata", {}).pop("managedFields", None) or ():
@@ -213,7 +212,7 @@ class MemoryCluster:
     def load(self, objects: Iterable[Object]) -> None:
         """Take objects as they stand, status included. Raises NotFound for a kind that is not served.
 
-        Fields belong to whom `metadata.managedFields` says, and to nobody where it is missing."""
+        Fields belong to the managers in `metadata.managedFields`, and to none where it is missing."""
         for obj in objects:
             kind = self._kind_of(obj)
             self._commit(self._key(kind, obj), Owned.read(obj), None)

@@ -11,9 +11,9 @@ Source of the written form (FieldsV1): Kubernetes API conventions, metadata.mana
 Source of the notation: Kubernetes, apimachinery/pkg/api/resource, "Quantity".
 
 Implemented by `gputally.kubernetes.KubernetesCluster` and `gputally.kubernetes.memory_cluster.MemoryCluster`, and by
-`fairshare.usage.accountant_client.AccountantClient`; whoever composes hands them to the Controller. Objects are plain
-JSON-like dictionaries. There is deliberately no way to force another value on a field that somebody else
-owns (law "own only your fields"); `transfer` takes one over as it stands, when a person asks for it.
+`fairshare.usage.accountant_client.AccountantClient`; the composition hands them to the Controller. Objects are plain
+JSON-like dictionaries. There is deliberately no way to force another value on a field of another owner (law "own only
+your fields"); `transfer` takes one over as it stands, when a person asks for it.
 
 The order of the checks is the API server's, its trap included: an eviction whose uid is another pod's has
 by then cost the budget one disruption. Source: Kubernetes 1.36, registry/core/pod/rest/eviction.go, and its
@@ -32,7 +32,7 @@ from typing import Any, Literal, Protocol
 from gputally.base.errors import Blocked, Refused
 
 Object = Mapping[str, Any]
-"""A Kubernetes object as plain data. Never changed in place by whoever received it."""
+"""A Kubernetes object as plain data. Never changed in place by its receiver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def quantity(value: object) -> float | None:
 def gpus(resources: object) -> float:
     """GPUs in a list of resources: whole ones, and MIG instances by their compute slices of seven.
 
-    What is no quantity counts as nothing: it is somebody else's object."""
+    What is no quantity counts as nothing: it is an object of another owner."""
     if not isinstance(resources, Mapping):
         return 0.0
     amounts = []
@@ -230,7 +230,7 @@ def gpus_of_nodes(nodes: Sequence[Object]) -> float:
     """GPUs (MIG instances by their slices) allocatable on nodes that may be given work.
 
     As in the books, a node that is not ready, cordoned, or closed by a NoSchedule or NoExecute taint of
-    ours or of the node controller is `down`: its GPUs are nobody's share."""
+    ours or of the node controller is `down`: its GPUs are in no share."""
     return fsum(gpus(look(node, ("status", "allocatable"))) for node in nodes if node_up(node))
 
 
@@ -311,9 +311,9 @@ class Objects(ObjectReader, Protocol):
         ...
 
     def transfer(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
-        """Take the fields in `obj` over from their managers, at the values that stand: the one way to own what
-        somebody else owned, for a person who asks for it. `obj` names its resourceVersion. Raises Conflict
-        where a value is another by now; nothing is written."""
+        """Take the fields in `obj` over from their managers, at the values that stand: the one way to take over another
+        owner's field, for a person who asks for it. `obj` names its resourceVersion. Raises Conflict where a value is
+        another by now; nothing is written."""
         ...
 
 

@@ -221,7 +221,7 @@ _NO_DESCRIPTOR_SECONDS = 0.2
 
 
 class _Server(uvicorn.Server):
-    """Accepts connections within bounds, and says when it listens, so that nobody has to ask again and again."""
+    """Accepts connections within bounds, and says when it listens, so that clients need not poll."""
 
     def __init__(self, config: uvicorn.Config, bound: socket.socket, limits: ConnectionLimits) -> None:
         super().__init__(config)

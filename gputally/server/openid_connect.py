@@ -2,7 +2,7 @@
 
 A token is verified against the issuer's own keys (JWKS, from a file or over HTTPS), with asymmetric
 algorithms alone, its audience and its times by our clock. An issuer of a cluster vouches for the agents, and where
-that is wanted for the pods, of that cluster and for nobody else's.
+that is wanted for the pods, of that cluster alone.
 
 Sources: OpenID Connect Core 1.0 §3.1, OpenID Connect Discovery 1.0 §4, RFC 7636 (PKCE), RFC 6749 §4.1.3.
 """
@@ -195,7 +195,7 @@ def person(claims: Mapping[str, Any], issuer: Issuer) -> tuple[str, list[str]]:
 def _of_cluster(claims: Mapping[str, Any], issuer: Issuer) -> Principal:
     """The bound service account in a cluster's own token (claim `kubernetes.io`): an agent, or a pod for its job.
 
-    Nobody is asked whether the pod still exists: its token is good until it ends."""
+    Whether the pod still exists is not checked: its token is good until it ends."""
     assert issuer.cluster is not None
     account = tokens_and_grants.service_account(str(claims.get("sub", ""))) or ""
     found = tokens_and_grants.agent(account, _bound_to(claims, "node", "name"), issuer.agents, issuer.cluster)

@@ -3,8 +3,8 @@
 `provider` speaks with it, `cookies` seals what a browser keeps for us, `people` puts both together. Nothing is kept on
 this side: a session is a signed cookie, and what its person may do is asked of the grants at every request.
 
-What somebody may do is not in the cookie. It is decided by the grants in force at every request, so that a grant that
-is taken away is gone at once; and a session of an issuer that nobody signs in with any more counts for nothing.
+The grants of a person are not in the cookie. It is decided by the grants in force at every request, so that a grant
+that is taken away is gone at once; and a session of an issuer that is no longer configured is invalid.
 
 Both are JWTs under a key that only who serves the pages has (HS256: who verifies them is who made them), and all
 replicas of it. A value of one sort is never taken for the other, nor that of other pages for one of these.
@@ -113,7 +113,7 @@ class Seal:
 
 
 def key_of(path: Path, remedy: str = f"a key has at least {_KEY_BYTES} bytes") -> bytes:
-    """The key that a file holds; another one signs everybody out. Raises CannotStart. remedy: for a short one."""
+    """The key that a file holds; another one signs all out. Raises CannotStart. remedy: for a short one."""
     try:
         key = path.read_bytes()
     except OSError as error:
@@ -196,7 +196,7 @@ def as_address(path: str) -> str:
 
 
 UNDER_WAY_SECONDS: Final = 600
-"""How long somebody may take at the provider."""
+"""How long a person may take at the provider."""
 _CHANCE_BYTES: Final = 32
 
 
@@ -285,7 +285,7 @@ class People:
     def sign_out(self, cookies: Mapping[str, str], form_token: str) -> Move:
         """Forget the session in this browser. Raises CrossSite.
 
-        Not at the provider: it would sign in again whoever it still knows."""
+        Not at the provider: it would sign the person in again."""
         try:
             found = self.person(cookies)
         except Unauthenticated:

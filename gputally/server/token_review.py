@@ -1,8 +1,8 @@
 """Authenticates service accounts through the Kubernetes TokenReview API.
 
 An answer is remembered for a minute at most, and never beyond the token's own end. An agent's token must
-carry our audience and name the node its pod runs on, so that node A cannot write for node B. Where the
-server does not answer nobody is let in and nobody is turned away: `AuthorityUnavailable`.
+carry our audience and name the node its pod runs on, so that node A cannot write for node B. While the server does not
+answer, no new caller is let in and no known one is refused: `AuthorityUnavailable`.
 """
 
 from __future__ import annotations

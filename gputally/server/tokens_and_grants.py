@@ -96,7 +96,7 @@ class Authenticator(Protocol):
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:
         """Raises Unauthenticated, AuthorityUnavailable or TooManyUnknown. None: the request carried no token.
-        address: of whoever asks."""
+        address: of the caller."""
         ...
 
 
@@ -284,7 +284,7 @@ _SERVICE_ACCOUNT = "system:serviceaccount:"
 
 @dataclass(frozen=True, slots=True)
 class Unverified:
-    """A token's own words; nothing of it is believed, it only says whom to ask."""
+    """A token's own words; nothing of it is trusted; it only says which issuer to ask."""
 
     issuer: str
     key: str
