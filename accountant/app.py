@@ -59,10 +59,9 @@ ROUTES = [
         proposal_pages.router,
         job_pages.router,
         node_pages.router,
-        sign_in_pages.router,
     )
     for route in router.routes
-]
+] + sign_in_pages.ROUTES
 """Shared by all apps of the process: an `include_router` would derive every one anew for each app, half a second, and
 search 29 routers per request."""
 

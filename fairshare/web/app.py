@@ -49,7 +49,6 @@ def pages(
         raise PagesMissing("pages_listen: pages need jinja2: install gputally[fairshare]")
     from fairshare.web.page_context import PageContext, Site
     from fairshare.web.route_table import ROUTES
-    from fairshare.web.sign_in_pages import OPENINGS
 
     events = structlog.get_logger("fairshare.pages")
 
@@ -95,7 +94,7 @@ def pages(
         settings.interval, applied, settings.pages_accountant,
     )  # fmt: skip
     host, port = address(settings.pages_listen)
-    site = Site(house, PageAuthentication(tokens, people), ROUTES + OPENINGS)
+    site = Site(house, PageAuthentication(tokens, people), ROUTES)
     ready = threading.Thread(target=site.make_ready, name="templates", daemon=True)
     with ExitStack() as open_:
         open_.callback(previews.close)

@@ -13,8 +13,6 @@ from gputally.server.request_handling import read_body
 
 Fields = Mapping[str, Sequence[str]]
 """Every value of every field of a form, as sent."""
-MARK = "form_token"
-"""Name of the field that carries a form's mark."""
 MOST_BYTES = 2 * 1024 * 1024
 """Of a form: a policy of two thousand queues is half of it."""
 MOST_FIELDS = 25_000

@@ -20,12 +20,13 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from fairshare.web.http_messages import MARK, Fields, Refusal, sent
+from fairshare.web.http_messages import Fields, Refusal, sent
 from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart, FairshareError
 from gputally.server import config_models
 from gputally.server.config_models import Watched
 from gputally.server.sign_in import People, Seal, key_of
+from gputally.server.sign_in_pages import MARK
 from gputally.server.tokens_and_grants import (
     SCOPES,
     Callers,

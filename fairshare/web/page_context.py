@@ -32,6 +32,7 @@ from fairshare.web import svg_plots
 from fairshare.web.http_messages import Fields, Refusal, read_form, refusal, sent
 from fairshare.web.page_authentication import Caller, PageAuthentication
 from fairshare.web.queue_history import History, ReportCache, Snapshot
+from fairshare.web.sign_in_pages import SignInPages
 from fairshare.web.what_if_previews import Previews
 from gputally.base import number_format
 from gputally.base.clock import Clock
@@ -39,6 +40,7 @@ from gputally.base.units import MS_PER_SECOND
 from gputally.server import page_layout
 from gputally.server.request_handling import Answered, RequestLog
 from gputally.server.sign_in import to_sign_in
+from gputally.server.sign_in_pages import PATHS, sign_in_routes
 from gputally.server.tokens_and_grants import Scope
 
 if TYPE_CHECKING:
@@ -71,24 +73,17 @@ class PageContext:
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """One admitted request. caller: None where the route is public. rest: the part of the path after the route's
-    prefix."""
+    """One admitted request. rest: the part of the path after the route's prefix."""
 
     site: Site
     request: Request
     form: Fields
-    visitor: Caller | None
+    caller: Caller
     rest: str
 
     @property
     def house(self) -> PageContext:
         return self.site.house
-
-    @property
-    def caller(self) -> Caller:
-        """Who asks, on a route with a scope."""
-        assert self.visitor is not None
-        return self.visitor
 
     def asked(self, name: str, default: str = "") -> str:
         """A parameter of the query."""
@@ -100,18 +95,17 @@ class RequestContext:
 
     def page(self, template: str, current: str = "", status: int = 200, **values: Any) -> Response:
         """A page for this caller."""
-        return self.site.page(template, self.visitor, current, status, **values)
+        return self.site.page(template, self.caller, current, status, **values)
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A route. prefix ending in "/": whatever stands behind it is the handler's. scope: what a caller needs, None: the
-    page is public. for_teams: the handler shows callers who see some teams only what belongs to them; elsewhere they
-    are refused."""
+    """A route. prefix ending in "/": whatever stands behind it is the handler's. scope: what a caller needs. for_teams:
+    the handler shows callers who see some teams only what belongs to them; elsewhere they are refused."""
 
     method: str
     prefix: str
-    scope: Scope | None
+    scope: Scope
     handler: Callable[[RequestContext], Response]
     for_teams: bool = False
 
@@ -123,10 +117,10 @@ class Site:
         self.house = house
         self.people: Callable[[], People | None] = doors.people
         self._doors = doors
-        self._public = {page.prefix for page in pages if page.scope is None}
         self._threads = CapacityLimiter(MOST_AT_ONCE)
+        signing_in = sign_in_routes(SignInPages(doors.people, self.page))
         handlers: Any = {HTTPException: self._refuse, AccountantUnavailable: self._unavailable, Exception: self._failed}
-        self.app = Starlette(routes=[*_STATIC, *map(self._route, pages)], exception_handlers=handlers)
+        self.app = Starlette(routes=[*_STATIC, *signing_in, *map(self._route, pages)], exception_handlers=handlers)
         self.app.router.redirect_slashes = False
 
     def observed(self, answered: Answered | None = None) -> ASGIApp:
@@ -167,9 +161,7 @@ class Site:
         return Route(path, answer, methods=[page.method])
 
     def _visited(self, page: Page, request: Request, form: Fields | None) -> Response:
-        caller = None
-        if page.scope is not None:
-            caller = self._doors.admit(request, page.scope, form, for_teams=page.for_teams)
+        caller = self._doors.admit(request, page.scope, form, for_teams=page.for_teams)
         return page.handler(RequestContext(self, request, form or {}, caller, request.path_params.get("rest", "")))
 
     def _refuse(self, request: Request, error: HTTPException) -> Response:
@@ -181,7 +173,7 @@ class Site:
                 found = unknown
         wants_page = request.method == "GET" and "text/html" in request.headers.get("accept", "")
         signs_in = found.status_code == 401 and self.people() is not None
-        if signs_in and wants_page and request.url.path not in self._public:
+        if signs_in and wants_page and request.url.path not in PATHS:
             query = f"?{request.url.query}" if request.url.query else ""
             return redirect(to_sign_in(quote(request.url.path) + query))
         answer = self.page("refused.html", None, status=found.status_code, refusal=found, again=signs_in)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from fairshare.web import policy_pages, queue_pages
 from fairshare.web.page_context import Page
-from fairshare.web.sign_in_pages import OPENINGS
-
-__all__ = ["OPENINGS", "ROUTES"]
 
 ROUTES = (
     Page("GET", "/", "read", queue_pages.shares, for_teams=True),

@@ -1,4 +1,4 @@
-"""Verifies ID tokens of OpenID Connect issuers and exchanges authorization codes, on Authlib.
+"""Verifies ID tokens of OpenID Connect issuers and exchanges authorization codes; PyJWT verifies.
 
 A token is verified against the issuer's own keys (JWKS, from a file or over HTTPS), with asymmetric
 algorithms alone, its audience and its times by our clock. An issuer of a cluster vouches for the agents, and where

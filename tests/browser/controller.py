@@ -14,7 +14,6 @@ from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_context import PageContext, Site, link
 from fairshare.web.queue_history import History, ReportCache
 from fairshare.web.route_table import ROUTES
-from fairshare.web.sign_in_pages import OPENINGS
 from fairshare.web.what_if_previews import Order, Previews, Source, Worker
 from fairshare.web.yaml_editing import anew
 from gputally.base.clock import VirtualClock
@@ -46,9 +45,7 @@ def controller_pages(
         after.callback(previews.close)
         place = PolicyPlace(file, FileKeeper(file))
         house = PageContext(scene, History(client, clock), previews, place, clock, 3600.0, accountant=accountant)
-        url = after.enter_context(
-            serve(Site(house, PageAuthentication(None), ROUTES + OPENINGS).observed(), "127.0.0.1", 0)
-        )
+        url = after.enter_context(serve(Site(house, PageAuthentication(None), ROUTES).observed(), "127.0.0.1", 0))
         other = policy.model_copy(update={"k": policy.k / 2, "queues": tuple(_heavier(policy))})
         text = anew(other.model_dump(mode="json", by_alias=True, exclude_defaults=True), HEADING)
         key = previews.start(Order(policy, other, days, now_ms), text, edited=True)

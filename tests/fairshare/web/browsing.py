@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from fairshare.web.http_messages import MARK
 from fairshare.web.page_authentication import HOUSE, SignIns
 from gputally.base.clock import VirtualClock
 from gputally.server.sign_in import Seal, Session
+from gputally.server.sign_in_pages import MARK
 from tests.fairshare.web.granting import callers, key
 from tests.fairshare.web.staging import Answer, Stage, ask, stage
 from tests.fakes.provider import Provider

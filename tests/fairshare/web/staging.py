@@ -25,17 +25,16 @@ from fairshare.core.model import Pod
 from fairshare.explain import what_if
 from fairshare.explain.what_if import Got
 from fairshare.targets import KINDS
-from fairshare.web.http_messages import MARK
 from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_context import PageContext, Site
 from fairshare.web.queue_history import History, ReportCache
 from fairshare.web.route_table import ROUTES
-from fairshare.web.sign_in_pages import OPENINGS
 from fairshare.web.what_if_previews import Comparison, Order, Preview, Previews, Told
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR, US_PER_HOUR
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
 from gputally.server.sign_in import People
+from gputally.server.sign_in_pages import MARK
 from gputally.server.tokens_and_grants import TokenFile, new_token
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.patience import CALM_S, until
@@ -245,7 +244,7 @@ def stage(
         scene, History(books, clock), previews, place, clock, 600.0, lambda *said: applied.append(said), "http://accountant/"
     )  # fmt: skip
     doors = PageAuthentication(listed, people(clock) if people is not None else None)
-    site = Site(house, doors, ROUTES + OPENINGS)
+    site = Site(house, doors, ROUTES)
     return Stage(site, scene, accountant, books, clock, controller, cluster, place, file, previews, tokens, applied)
 
 

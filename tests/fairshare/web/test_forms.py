@@ -13,9 +13,9 @@ import structlog
 
 from fairshare.controller import policy_file as policies
 from fairshare.controller.policy_file import digest
-from fairshare.web.http_messages import MARK
 from fairshare.web.what_if_previews import Cancelled, Comparison, Order, Told
 from gputally.base.yaml_file import parse
+from gputally.server.sign_in_pages import MARK
 from tests.fairshare.web.staging import Stage, quick, settled, stage, text
 
 
