@@ -30,7 +30,7 @@ class _Site:
     async def form(self, request: Request) -> Mapping[str, Sequence[str]]:
         return {name: [value] for name, value in (await overview_pages.read_form(request)).items()}
 
-    def page(self, request: Request, template: str, **values: Any) -> Response:
+    def page(self, request: Request, template: str, /, **values: Any) -> Response:
         shown = overview_pages.page(request, "", template, _deps(request), **values)
         return Response(shown, media_type=overview_pages.HTML)
 

@@ -41,7 +41,7 @@ class SignInPages:
         same_site(request)
         return await read_form(request)
 
-    def page(self, _: Request, template: str, **values: Any) -> Response:
+    def page(self, _: Request, template: str, /, **values: Any) -> Response:
         return self._page(template, None, **values)
 
     def refusal(self, kind: Kind, detail: str) -> Exception:
