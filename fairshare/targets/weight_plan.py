@@ -263,7 +263,7 @@ def look_at(adapter: Adapter, policy: Policy, cluster: ObjectReader, pods: Seque
         queue: replace(standing, gang=waiting.get(queue, standing.gang))
         for queue, standing in observation.standings.items()
     }
-    said = [Condition("ObjectReader", "False", "ReadRefused", say(refused), _RIGHTS)] if refused else []
+    said = [Condition("Readable", "False", "ReadRefused", say(refused), _RIGHTS)] if refused else []
     return replace(observation, standings=standings, conditions=(*observation.conditions, *said))
 
 

@@ -80,7 +80,7 @@ class Unavailable(ClusterError):
 class VersionGone(Unavailable):
     """What was asked for is too old: a watch or a page has to be started anew."""
 
-    reason = "VersionGone"
+    reason = "Gone"
 
 
 class Blocked(Unavailable):
