@@ -24,44 +24,48 @@ from accountant.api.dependencies import Deps
 from accountant.api.middleware import AccessMiddleware
 from accountant.web import job_pages, node_pages, overview_pages, proposal_pages, sign_in_pages, statement_pages
 
-ROUTES = [
-    route
-    for router in (
-        ingest_routes.usage_router,
-        ingest_routes.import_router,
-        ingest_routes.pod_router,
-        admin_routes.gpu_router,
-        clock_routes.router,
-        usage_routes.query_router,
-        usage_routes.window_router,
-        statement_routes.statement_router,
-        statement_routes.period_router,
-        proposal_routes.router,
-        bookkeeping_routes.adjustment_router,
-        bookkeeping_routes.price_router,
-        usage_routes.budget_router,
-        policy_routes.policy_router,
-        policy_routes.decision_router,
-        admin_routes.check_router,
-        bookkeeping_routes.reconciliation_router,
-        bookkeeping_routes.credit_router,
-        bookkeeping_routes.audit_router,
-        usage_routes.wait_router,
-        usage_routes.job_router,
-        admin_routes.backup_router,
-        admin_routes.delivery_router,
-        admin_routes.health_router,
-        overview_pages.page_router,
-        statement_pages.line_router,
-        statement_pages.journal_router,
-        overview_pages.decision_router,
-        statement_pages.invoice_router,
-        proposal_pages.router,
-        job_pages.router,
-        node_pages.router,
-    )
-    for route in router.routes
-] + sign_in_pages.ROUTES
+ROUTES = (
+    [
+        route
+        for router in (
+            ingest_routes.usage_router,
+            ingest_routes.import_router,
+            ingest_routes.pod_router,
+            admin_routes.gpu_router,
+            clock_routes.router,
+            usage_routes.query_router,
+            usage_routes.window_router,
+            statement_routes.statement_router,
+            statement_routes.period_router,
+            proposal_routes.router,
+            bookkeeping_routes.adjustment_router,
+            bookkeeping_routes.price_router,
+            usage_routes.budget_router,
+            policy_routes.policy_router,
+            policy_routes.decision_router,
+            admin_routes.check_router,
+            bookkeeping_routes.reconciliation_router,
+            bookkeeping_routes.credit_router,
+            bookkeeping_routes.audit_router,
+            usage_routes.wait_router,
+            usage_routes.job_router,
+            admin_routes.backup_router,
+            admin_routes.delivery_router,
+            admin_routes.health_router,
+            overview_pages.page_router,
+            statement_pages.line_router,
+            statement_pages.journal_router,
+            overview_pages.decision_router,
+            statement_pages.invoice_router,
+            proposal_pages.router,
+            job_pages.router,
+            node_pages.router,
+        )
+        for route in router.routes
+    ]
+    + sign_in_pages.ROUTES
+    + overview_pages.STATIC
+)
 """Shared by all apps of the process: an `include_router` would derive every one anew for each app, half a second, and
 search 29 routers per request."""
 

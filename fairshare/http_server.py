@@ -116,7 +116,7 @@ def serve_extender(
         exception_handlers={HTTPException: refuse},  # type: ignore[dict-item]  # a handler of its own exception
     )
     wrapped = RequestLog(app, "fairshare.http")
-    with https_server.serve(wrapped, host, port, tls, LIMITS, "fairshare-extender") as url:
+    with https_server.serve(wrapped, host, port, tls, LIMITS, "fairshare-extender", renew=True) as url:
         yield url
 
 

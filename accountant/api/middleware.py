@@ -10,7 +10,6 @@ inflated by pieces and only up to the limit, so a small body that would become a
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import secrets
 import zlib
@@ -20,7 +19,7 @@ from contextlib import asynccontextmanager
 from typing import ClassVar, TypeVar
 
 import structlog
-from fastapi import Request, Response
+from fastapi import Request
 from fastapi.datastructures import Headers
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -338,17 +337,3 @@ def inflated(raw: bytes, limit: int) -> Iterator[bytes]:
 
 def _too_large(what: str, limit: int) -> Refusal:
     return Refusal("too-large", f"{what} is larger than {limit} bytes", limit_bytes=limit)
-
-
-def tagged(request: Request, body: bytes, media_type: str, file: str = "") -> Response:
-    """200 with an ETag of the content, or 304 where the client has it already.
-
-    file: the name that a browser keeps it under (`accountant.reports.output_formats`); "": it is shown."""
-    tag = f'"{hashlib.sha256(body).hexdigest()}"'
-    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
-    if file:
-        headers["Content-Disposition"] = f'attachment; filename="{file}"'
-    known = {part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")}
-    if tag in known or "*" in known:
-        return Response(status_code=304, headers=headers)
-    return Response(body, headers=headers, media_type=media_type)

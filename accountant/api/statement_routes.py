@@ -17,7 +17,7 @@ from accountant.api.authorization import Administering, Reading, team_for
 from accountant.api.bookkeeping_models import ObjectionLine, Period
 from accountant.api.dependencies import Deps, Given
 from accountant.api.known_names import check_teams
-from accountant.api.middleware import read_model, tagged
+from accountant.api.middleware import read_model
 from accountant.api.problems import answers, inline_body, refuses
 from accountant.api.query_parameters import MonthText, SpanParams, check_cost, invalid
 from accountant.api.question_cost import REPORT_WIDTH
@@ -28,6 +28,7 @@ from accountant.core.periods import Month
 from accountant.reports import report_model
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from gputally.server.config_models import Model
+from gputally.server.request_handling import tagged
 
 statement_router = APIRouter(tags=["statements"])
 

@@ -18,7 +18,6 @@ from pydantic import Field
 from accountant.api.authorization import Reading, teams_asked
 from accountant.api.dependencies import Deps, Given
 from accountant.api.known_names import check_teams, nearest_jobs
-from accountant.api.middleware import tagged
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params, invalid
 from accountant.billing import job_costs
@@ -34,6 +33,7 @@ from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_models import Job, JobAnswer, JobState
 from gputally.base.units import MS_PER_DAY
+from gputally.server.request_handling import tagged
 
 
 def gangs_of(key: JobKey) -> tuple[str, ...]:

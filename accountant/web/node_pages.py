@@ -21,7 +21,6 @@ from pydantic import Field, TypeAdapter, ValidationError
 from accountant.api.admin_routes import Move
 from accountant.api.authorization import Reading, admit, check_form, of_everyone
 from accountant.api.dependencies import Given
-from accountant.api.middleware import tagged
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params, invalid
 from accountant.billing.costs import ACCOUNTS
@@ -34,6 +33,7 @@ from accountant.web.page_rows import paged
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine
 from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
 from gputally.server.page_layout import rect, root, text
+from gputally.server.request_handling import tagged
 
 MOST_STRIPS: Final = 32
 _OF_GPUS: Final[tuple[Dimension, ...]] = ("node", "gpu", "gpu_model")

@@ -24,7 +24,6 @@ from accountant.api.answer_cache import Answer
 from accountant.api.authorization import Reading, of_everyone, team_for
 from accountant.api.dependencies import Deps, Given
 from accountant.api.known_names import check_teams
-from accountant.api.middleware import tagged
 from accountant.api.problems import Refusal, answer
 from accountant.api.query_parameters import Params, invalid
 from accountant.billing.statements import Adjustment, Correction
@@ -42,6 +41,7 @@ from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
 from gputally.server import page_layout
 from gputally.server.page_layout import HTML as HTML
 from gputally.server.page_layout import STYLE
+from gputally.server.request_handling import static_routes, tagged
 from gputally.server.sign_in import Person, to_sign_in
 
 page_router = APIRouter(include_in_schema=False)
@@ -161,16 +161,13 @@ async def coverage_page(request: Request, deps: Given, principal: Reading) -> Re
     return tagged(request, await asyncio.to_thread(make), HTML)
 
 
-@page_router.get(STYLE)
-async def style(request: Request) -> Response:
-    """The reports' sheet and what the pages add to it."""
-    return tagged(request, page_layout.stylesheet().encode(), page_layout.CSS)
-
-
-@page_router.get("/favicon.ico")
-async def icon(request: Request) -> Response:
-    """Browsers ask for it unasked; an SVG does as well."""
-    return tagged(request, page_layout.ICON, page_layout.ICON_TYPE)
+STATIC = static_routes(
+    {
+        STYLE: (page_layout.stylesheet().encode(), page_layout.CSS),
+        "/favicon.ico": (page_layout.ICON, page_layout.ICON_TYPE),
+    }
+)
+"""The reports' sheet with what the pages add to it; and the icon, which browsers ask for by themselves."""
 
 
 def present(request: Request, refusal: Refusal) -> Response:

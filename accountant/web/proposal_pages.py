@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response
 
 from accountant.api.authorization import Reading
 from accountant.api.dependencies import Given
-from accountant.api.middleware import tagged
 from accountant.web import overview_pages
 from gputally.base.money import exact_sum
+from gputally.server.request_handling import tagged
 
 router = APIRouter(include_in_schema=False)
 

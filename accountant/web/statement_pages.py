@@ -25,7 +25,6 @@ from pydantic import Field
 
 from accountant.api.authorization import Reading, of_everyone, team_for
 from accountant.api.dependencies import Deps, Given
-from accountant.api.middleware import tagged
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params
 from accountant.billing.costs import Capacity
@@ -57,6 +56,7 @@ from accountant.web.page_rows import booked, of_lines
 from accountant.wire.policy_models import IDLE
 from gputally.base.money import exact_sum, gpu_hours, half_unit, plain
 from gputally.base.text_escaping import for_cell
+from gputally.server.request_handling import tagged
 from gputally.server.tokens_and_grants import Principal
 
 line_router = APIRouter(include_in_schema=False)

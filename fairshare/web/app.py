@@ -98,7 +98,7 @@ def pages(
     ready = threading.Thread(target=site.make_ready, name="templates", daemon=True)
     with ExitStack() as open_:
         open_.callback(previews.close)
-        url = open_.enter_context(serve(site.observed(told), host, port, tls, LIMITS, "fairshare-pages"))
+        url = open_.enter_context(serve(site.observed(told), host, port, tls, LIMITS, "fairshare-pages", renew=True))
         ready.start()
         open_.callback(ready.join)
         events.info("pages", url=url, apply=settings.pages_apply, tokens=tokens is not None, sign_in=people is not None)

@@ -38,7 +38,7 @@ from gputally.base import number_format
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 from gputally.server import page_layout
-from gputally.server.request_handling import Answered, RequestLog
+from gputally.server.request_handling import Answered, RequestLog, static_routes
 from gputally.server.sign_in import to_sign_in
 from gputally.server.sign_in_pages import PATHS, sign_in_routes
 from gputally.server.tokens_and_grants import Scope
@@ -209,19 +209,13 @@ def _own(name: str) -> str:
     return (resources.files("fairshare.web") / "static" / name).read_text(encoding="utf-8")
 
 
-def _style(_: Request) -> Response:
-    return Response(page_layout.stylesheet() + _own("pages.css"), media_type="text/css")
-
-
-def _script(_: Request) -> Response:
-    return Response(_own("pages.js"), media_type="text/javascript")
-
-
-def _icon(_: Request) -> Response:
-    return Response(page_layout.ICON, media_type=page_layout.ICON_TYPE)
-
-
-_STATIC = (Route(page_layout.STYLE, _style), Route(SCRIPT, _script), Route("/favicon.ico", _icon))
+_STATIC = static_routes(
+    {
+        page_layout.STYLE: ((page_layout.stylesheet() + _own("pages.css")).encode(), page_layout.CSS),
+        SCRIPT: (_own("pages.js").encode(), "text/javascript; charset=utf-8"),
+        "/favicon.ico": (page_layout.ICON, page_layout.ICON_TYPE),
+    }
+)
 """These need no token: they say nothing about the cluster."""
 
 

@@ -223,8 +223,11 @@ _NO_DESCRIPTOR_SECONDS = 0.2
 class _Server(uvicorn.Server):
     """Accepts connections within bounds, and says when it listens, so that clients need not poll."""
 
-    def __init__(self, config: uvicorn.Config, bound: socket.socket, limits: ConnectionLimits) -> None:
+    def __init__(
+        self, config: uvicorn.Config, bound: socket.socket, limits: ConnectionLimits, renewed: Tls | None
+    ) -> None:
         super().__init__(config)
+        self._renewed = renewed
         self.listening = threading.Event()
         self._bound = bound
         self._limits = limits
@@ -272,6 +275,8 @@ class _Server(uvicorn.Server):
             closed=partial(self._connections.leave, address),
         )
         tls: dict[str, Any] = {}
+        if self._renewed is not None:
+            self._look(self._renewed)
         if self.config.ssl is not None:
             tls = {"ssl": self.config.ssl, "ssl_handshake_timeout": self._limits.header_seconds}
         try:
@@ -281,6 +286,13 @@ class _Server(uvicorn.Server):
             if not protocol.made:
                 connection.close()
                 self._connections.leave(address)
+
+    def _look(self, tls: Tls) -> None:
+        try:
+            if tls.look():
+                self._log.info("taken_into_force", what="certificate")
+        except BadCertificate as error:
+            self._log.error("certificate_refused", fault=str(error))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -310,10 +322,13 @@ def serve(
     tls: Tls | None = None,
     limits: ConnectionLimits | None = None,
     name: str = "http",
+    *,
+    renew: bool = False,
 ) -> Iterator[str]:
     """Serve the app in a thread of this name and give its base URL; on leaving, stop accepting and let requests finish.
 
-    tls: serve HTTPS with it. port 0 takes a free one. Raises CannotStart."""
+    renew: a certificate whose files changed serves the connections that come then; without it, the caller has to
+    `look`. tls: serve HTTPS with it. port 0 takes a free one. Raises CannotStart."""
     bound = listen(host, port)
     server = _Server(
         uvicorn.Config(
@@ -329,6 +344,7 @@ def serve(
         ),
         bound,
         limits or ConnectionLimits(),
+        tls if renew else None,
     )
 
     def run() -> None:

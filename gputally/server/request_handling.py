@@ -1,15 +1,18 @@
-"""Wraps an ASGI application so that every response has its headers and every defect is logged, and reads bodies within
-bounds."""
+"""Wraps an ASGI application so that every response has its headers and every defect is logged; reads bodies within
+bounds; serves content with an ETag."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable, Mapping
 
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 Answered = Callable[[str, str, int, float], None]
@@ -70,3 +73,29 @@ async def read_body(request: Request, most_bytes: int, seconds: float) -> bytes:
 
 _CLOSE = {"Connection": "close"}
 """The rest of a body is not read."""
+
+
+def tagged(request: Request, body: bytes, media_type: str, file: str = "") -> Response:
+    """200 with an ETag of the content, or 304 where the client has it already.
+
+    file: the name that a browser keeps it under; "": it is shown."""
+    tag = f'"{hashlib.sha256(body).hexdigest()}"'
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
+    if file:
+        headers["Content-Disposition"] = f'attachment; filename="{file}"'
+    known = {part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")}
+    if tag in known or "*" in known:
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers, media_type=media_type)
+
+
+def static_routes(files: Mapping[str, tuple[bytes, str]]) -> list[Route]:
+    """Routes of files that need no authentication: by path, the content and its media type."""
+
+    def route(path: str, content: bytes, media_type: str) -> Route:
+        async def answer(request: Request) -> Response:
+            return tagged(request, content, media_type)
+
+        return Route(path, answer)
+
+    return [route(path, *file) for path, file in files.items()]

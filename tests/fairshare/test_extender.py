@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
 import ssl
 import time
 from collections.abc import Iterator
@@ -303,3 +304,35 @@ def test_with_tls_only_the_scheduler_is_answered(clock: VirtualClock, tmp_path: 
         stranger.close()
     with pytest.raises(BadCertificate, match=r"none\.pem"):
         Tls(Identity(tmp_path / "none.pem", paths["key"]))
+
+
+def test_a_renewed_certificate_serves_the_next_connections_and_half_a_renewal_none(
+    clock: VirtualClock, tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    paths = {name: tmp_path / f"{name}.pem" for name in ("ca", "cert", "key")}
+    authority.cert_pem.write_to_path(paths["ca"])
+
+    def issue() -> bytes:
+        mine = authority.issue_cert("127.0.0.1")
+        mine.cert_chain_pems[0].write_to_path(paths["cert"])
+        mine.private_key_pem.write_to_path(paths["key"])
+        return ssl.PEM_cert_to_DER_cert(mine.cert_chain_pems[0].bytes().decode())
+
+    def shown(url: str) -> bytes:
+        parts = urlsplit(url)
+        trusted = ssl.create_default_context(cafile=str(paths["ca"]))
+        with (
+            socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout=5) as plain,
+            trusted.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+        ):
+            return secure.getpeercert(binary_form=True) or b""
+
+    first = issue()
+    tls = Tls(Identity(paths["cert"], paths["key"]))
+    with serve_extender("127.0.0.1", 0, Extender(_room, clock), tls=tls) as url:
+        assert shown(url) == first
+        paths["key"].write_text("half a renewal")
+        assert shown(url) == first
+        second = issue()
+        assert shown(url) == second != first

@@ -101,7 +101,11 @@ def test_every_answer_is_framed(open_stage: Stage) -> None:
         assert "default-src 'none'" in policy
         assert "script-src 'self'" in policy
         assert "frame-ancestors 'none'" in policy
-        assert found.headers["Cache-Control"] == "no-store"
+        static = url.startswith("/static/")
+        assert found.headers["Cache-Control"] == ("private, no-cache" if static else "no-store")
+        assert open_stage.get(url, if_none_match=found.headers.get("ETag", "")).status == (
+            304 if static else found.status
+        )
         assert b"http://" not in found.body.replace(b"http://accountant/", b"").replace(b"http://www.w3.org", b"")
 
 
