@@ -97,7 +97,7 @@ def create_app(deps: Deps) -> FastAPI:
     local_only = deps.settings.auth == "off"
     app.add_middleware(AccessMiddleware, clock=deps.clock, local_only=local_only)
     app.usage = AccessMiddleware(
-        ingest_routes.directly(deps), clock=deps.clock, local_only=local_only, answered=deps.metrics.answered
+        ingest_routes.ingest_app(deps), clock=deps.clock, local_only=local_only, answered=deps.metrics.answered
     )
 
     def document() -> dict[str, Any]:

@@ -210,7 +210,7 @@ class Service:
         prepared = self._deps.prepared
         if prepared.ahead_is_due:
             with prepared.ahead():
-                overview_pages.ahead(self._deps)
+                overview_pages.prepare_pages(self._deps)
 
     def maintain(self) -> None:
         """Do what is due by now, everything even if something fails. Faults are logged; the running versions

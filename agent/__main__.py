@@ -190,7 +190,7 @@ def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = Fals
         spool = chosen.spool_path(os.environ, root=os.geteuid() == 0)
         source = kubernetes_source(chosen, node, gpus, clock, os.environ, BoundPods(spool.with_name(BOUND_PODS)))
         level = chosen.privilege
-        log.info("privileges", extra={"privilege": level, "cannot_see": privileges.explained(level)})
+        log.info("privileges", extra={"privilege": level, "cannot_see": privileges.privilege_text(level)})
         return _released_by_signal(source, chosen, clock)
     pods: PodsFile | HpcJobs | None = PodsFile(Path(chosen.pods), node) if chosen.pods else None
     if chosen.hpc_jobs:

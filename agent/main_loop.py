@@ -24,7 +24,7 @@ from agent.core.readings import Snapshot
 from agent.core.settings import Settings, unseen
 from agent.core.steady_clock import SteadyClock
 from agent.metering.clock_slew import Timeline
-from agent.metering.meter import ClosedSet, Meter, moved
+from agent.metering.meter import ClosedSet, Meter, shifted_state
 from agent.metrics.exporter import AgentMetrics
 from agent.metrics.metric_families import Operations
 from agent.upload.clock_lines import WRONG_MS
@@ -301,7 +301,7 @@ class Agent:
             state = self._outbox.meter_state()
             last = self._lines.last
             if state is not None and last is not None and abs(line_ms - last.line_ms) > WRONG_MS:
-                state = moved(state, self._uploader.boot_id, line_ms - last.line_ms)
+                state = shifted_state(state, self._uploader.boot_id, line_ms - last.line_ms)
             self._date_again()
             self._lines.begin(line_ms)
         except OutboxUnavailable as error:

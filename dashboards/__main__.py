@@ -60,7 +60,7 @@ def build(folder: Path) -> list[Path]:
     return written
 
 
-def stale(folder: Path) -> list[str]:
+def stale_files(folder: Path) -> list[str]:
     """How `folder` differs from what the code gives, one line per file. Raises OSError where a file
     cannot be read for another reason than being absent."""
     faults = []
@@ -81,7 +81,7 @@ def check() -> list[str]:
     """Everything wrong with the dashboards and with the committed files, one line per fault."""
     faults = [f"{name}: {fault}" for name, render in DASHBOARDS.items() for fault in lint.faults(json.loads(render()))]
     for folder in folders():
-        faults += stale(folder)
+        faults += stale_files(folder)
     return faults
 
 

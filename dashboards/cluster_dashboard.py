@@ -17,7 +17,7 @@ from dashboards.layout import (
     Step,
     bars,
     dashboard,
-    fixed,
+    fixed_colour,
     link_to,
     stat,
     table,
@@ -239,7 +239,7 @@ def _now() -> list[Stat]:
             "Imbalance",
             "How far the accounts of all GPUs are from adding up to their capacity. Anything but 0 is a fault of "
             "the ledger. Booked.",
-            Query(promql.largest(f"abs({promql.series('ledger_imbalance_seconds')})")),
+            Query(promql.max_by(f"abs({promql.series('ledger_imbalance_seconds')})")),
             "s",
             [Step(0.000001, grafana_panels.BAD)],
             grafana_panels.GOOD,
@@ -292,7 +292,7 @@ def _money_and_demand() -> list[Stat]:
         stat(
             "Longest wait",
             "How long the first of all waiting workloads has waited. From the controller.",
-            Query(promql.largest(promql.series("queue_oldest_wait_seconds"))),
+            Query(promql.max_by(promql.series("queue_oldest_wait_seconds"))),
             "s",
             [Step(3600, grafana_panels.WARNING), Step(86_400, grafana_panels.BAD)],
             grafana_panels.GOOD,
@@ -366,7 +366,9 @@ def _month() -> list[BarGauge | Table]:
             "it held while use could not be read. A team's name leads to its own dashboard. Booked.",
             [(heading, Query(_team_hours(account), instant=True)) for heading, account in TEAM_COLUMNS.items()],
             by=("team",),
-            columns={heading: fixed(grafana_panels.ACCOUNTS[account]) for heading, account in TEAM_COLUMNS.items()}
+            columns={
+                heading: fixed_colour(grafana_panels.ACCOUNTS[account]) for heading, account in TEAM_COLUMNS.items()
+            }
             | {"Team": link_to(TEAM_UID, "This team", "team")},
             unit=GPU_HOURS,
             descending="Busy",
@@ -392,9 +394,9 @@ def _idle_and_waiting() -> list[TimeSeries | BarGauge]:
             ],
             GPUS,
             looks={
-                "^free$": fixed(grafana_panels.SKY),
-                "^waiting$": fixed(grafana_panels.PURPLE),
-                "^stranded$": fixed(grafana_panels.VERMILION),
+                "^free$": fixed_colour(grafana_panels.SKY),
+                "^waiting$": fixed_colour(grafana_panels.PURPLE),
+                "^stranded$": fixed_colour(grafana_panels.VERMILION),
             },
         ),
         timeseries(
@@ -403,7 +405,7 @@ def _idle_and_waiting() -> list[TimeSeries | BarGauge]:
             [Query(promql.total(promql.series("burn_rate_per_hour"), "team", "currency"), "{{team}} {{currency}}")],
             "suffix:/h",
             stacked=True,
-            looks={"^__idle__": fixed(grafana_panels.GREY)},
+            looks={"^__idle__": fixed_colour(grafana_panels.GREY)},
         ),
         bars(
             "Held but idle, by namespace",

@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from dashboards import grafana_panels, layout, promql
 from dashboards.grafana_panels import BarGauge, Json, Stat, Table, TimeSeries
-from dashboards.layout import GPU_HOURS, GPUS, Query, Section, Step, bars, dashboard, fixed, stat, table, timeseries
+from dashboards.layout import (
+    GPU_HOURS,
+    GPUS,
+    Query,
+    Section,
+    Step,
+    bars,
+    dashboard,
+    fixed_colour,
+    stat,
+    table,
+    timeseries,
+)
 
 UID = "gputally-fairshare"
 SHARE: Json = {"unit": "percentunit", "decimals": 0}
@@ -37,7 +49,7 @@ def render() -> str:
 
 def _of(metric: str) -> str:
     """A queue's figure, of the chosen queues and schedulers. Two replicas show the same; one counts."""
-    return promql.largest(promql.series(metric, queue="=~$queue", target="=~$target"), "queue", "target")
+    return promql.max_by(promql.series(metric, queue="=~$queue", target="=~$target"), "queue", "target")
 
 
 def _gpus(metric: str) -> str:
@@ -52,7 +64,7 @@ def _waiting() -> str:
 
 
 def _by_queue(metric: str) -> str:
-    return promql.largest(promql.series(metric, queue="=~$queue"), "queue")
+    return promql.max_by(promql.series(metric, queue="=~$queue"), "queue")
 
 
 def _now() -> list[Stat]:
@@ -89,7 +101,7 @@ def _now() -> list[Stat]:
         stat(
             "Age of usage",
             "How old the newest usage is that weights rest on. Past 15 minutes they are held.",
-            Query(promql.largest(promql.series("fairshare_usage_age_seconds"))),
+            Query(promql.max_by(promql.series("fairshare_usage_age_seconds"))),
             "s",
             [Step(600, grafana_panels.WARNING), Step(STALE_S, grafana_panels.BAD)],
             grafana_panels.GOOD,
@@ -230,7 +242,7 @@ def _preemptions() -> list[BarGauge | TimeSeries]:
             "may be asked to.",
             [
                 Query(
-                    promql.largest(
+                    promql.max_by(
                         promql.series("fairshare_preemption_claims", target="=~$target"), "outcome", "target"
                     ),
                     "{{outcome}} ({{target}})",
@@ -258,18 +270,18 @@ def _calm() -> list[TimeSeries | BarGauge]:
             "1 while the last good weights are held, by reason: the accountant does not answer, usage is too old or "
             "its coverage too low. 1 too while a target is degraded: its objects are missing, or a field is contested.",
             [
-                Query(promql.largest(promql.series("weights_held"), "reason"), "held: {{reason}}"),
+                Query(promql.max_by(promql.series("weights_held"), "reason"), "held: {{reason}}"),
                 Query(
-                    promql.largest(promql.series("fairshare_target_degraded", target="=~$target"), "target", "reason"),
+                    promql.max_by(promql.series("fairshare_target_degraded", target="=~$target"), "target", "reason"),
                     "degraded: {{target}}, {{reason}}",
                 ),
                 Query(f"0 * {promql.total(promql.series('fairshare_leader'))}", "well"),
             ],
             "short",
             looks={
-                "^degraded": fixed(grafana_panels.BAD),
-                "^held": fixed(grafana_panels.WARNING),
-                "^well$": fixed(grafana_panels.GOOD),
+                "^degraded": fixed_colour(grafana_panels.BAD),
+                "^held": fixed_colour(grafana_panels.WARNING),
+                "^well$": fixed_colour(grafana_panels.GOOD),
             },
         ),
         timeseries(
@@ -277,13 +289,11 @@ def _calm() -> list[TimeSeries | BarGauge]:
             "How old the usage is that weights rest on, and how long ago the controller last looked. The line is at 15 "
             "minutes, after which weights are held.",
             [
-                Query(promql.largest(promql.series("fairshare_usage_age_seconds")), "usage"),
-                Query(
-                    promql.age(promql.largest(promql.series("fairshare_last_cycle_timestamp_seconds"))), "last cycle"
-                ),
+                Query(promql.max_by(promql.series("fairshare_usage_age_seconds")), "usage"),
+                Query(promql.age(promql.max_by(promql.series("fairshare_last_cycle_timestamp_seconds"))), "last cycle"),
             ],
             "s",
             steps=[Step(STALE_S, grafana_panels.BAD)],
-            looks={"^usage$": fixed(grafana_panels.PURPLE), "^last cycle$": fixed(grafana_panels.BLUE)},
+            looks={"^usage$": fixed_colour(grafana_panels.PURPLE), "^last cycle$": fixed_colour(grafana_panels.BLUE)},
         ),
     ]

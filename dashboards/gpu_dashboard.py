@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dashboards import grafana_panels, layout, promql
 from dashboards.grafana_panels import Stat, Table, TimeSeries
-from dashboards.layout import GPUS, Query, Section, Step, dashboard, fixed, stat, table, timeseries
+from dashboards.layout import GPUS, Query, Section, Step, dashboard, fixed_colour, stat, table, timeseries
 
 CHOSEN = promql.of_device(promql.grouped(promql.series("gpu_info", gpu_uuid="=~$gpu"), "cluster", "gpu_uuid"))
 BY = ("node", "gpu_uuid", "mig_uuid", "namespace", "pod", "container", "sharing")
@@ -51,7 +51,7 @@ def busy() -> list[TimeSeries]:
             ],
             GPUS,
             stacked=True,
-            looks={"^nobody known$": fixed(grafana_panels.GREY)},
+            looks={"^nobody known$": fixed_colour(grafana_panels.GREY)},
         ),
         timeseries(
             "How busy time was come by",
@@ -67,7 +67,7 @@ def busy() -> list[TimeSeries]:
 def sharing() -> list[TimeSeries | Table]:
     """How GPUs are divided, and the MIG instances."""
     mig = promql.of_device(
-        promql.largest(promql.series("gpu_mig_info", gpu_uuid="=~$gpu"), "cluster", "gpu_uuid", "mig_uuid", "profile")
+        promql.max_by(promql.series("gpu_mig_info", gpu_uuid="=~$gpu"), "cluster", "gpu_uuid", "mig_uuid", "profile")
     )
     return [
         timeseries(
@@ -103,7 +103,7 @@ def pods() -> list[TimeSeries]:
             "GPUs that the chosen pods hold together, and how many of them execute work. Live.",
             [Query(promql.total(_held("allocated")), "allocated"), Query(promql.total(_held("busy")), "busy")],
             GPUS,
-            looks={"^allocated$": fixed(grafana_panels.ORANGE), "^busy$": fixed(grafana_panels.GREEN)},
+            looks={"^allocated$": fixed_colour(grafana_panels.ORANGE), "^busy$": fixed_colour(grafana_panels.GREEN)},
         ),
         timeseries(
             "Memory in use, by pod",
@@ -208,7 +208,7 @@ def _now() -> list[Stat]:
         stat(
             "Hottest",
             "Temperature of the hottest chosen GPU. Live.",
-            Query(promql.largest(_of("gpu_temperature_celsius"))),
+            Query(promql.max_by(_of("gpu_temperature_celsius"))),
             "celsius",
             [Step(80, grafana_panels.WARNING), Step(90, grafana_panels.BAD)],
             grafana_panels.GOOD,
@@ -249,9 +249,9 @@ def _device() -> list[TimeSeries]:
             "percentunit",
             share=True,
             looks={
-                "^busy$": fixed(grafana_panels.GREEN),
-                "^multiprocessors$": fixed(grafana_panels.BLUE),
-                "^tensor": fixed(grafana_panels.ORANGE),
+                "^busy$": fixed_colour(grafana_panels.GREEN),
+                "^multiprocessors$": fixed_colour(grafana_panels.BLUE),
+                "^tensor": fixed_colour(grafana_panels.ORANGE),
             },
         ),
         timeseries(
@@ -294,7 +294,7 @@ def _power() -> list[TimeSeries]:
 
 def _faults() -> list[Table | TimeSeries]:
     ecc = promql.rate("gpu_ecc_errors_total", gpu_uuid="=~$gpu")
-    xids = promql.largest(promql.age(f"({_of('gpu_xid_last_timestamp_seconds')})"), "gpu_uuid", "node", "xid")
+    xids = promql.max_by(promql.age(f"({_of('gpu_xid_last_timestamp_seconds')})"), "gpu_uuid", "node", "xid")
     return [
         table(
             "XID errors",

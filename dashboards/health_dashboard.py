@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards import grafana_panels, layout, promql
 from dashboards.grafana_panels import BarGauge, Stat, Table, TimeSeries
-from dashboards.layout import GPUS, Query, Section, Step, bars, dashboard, fixed, stat, table, timeseries
+from dashboards.layout import GPUS, Query, Section, Step, bars, dashboard, fixed_colour, stat, table, timeseries
 
 UID = "gputally-health"
 
@@ -42,7 +42,7 @@ def _now() -> list[Stat]:
         stat(
             "Imbalance",
             "GPU-seconds of the last settled hour that stand in no account or in two. Anything but 0 is a defect.",
-            Query(promql.largest(f"abs({promql.series('ledger_imbalance_seconds')})")),
+            Query(promql.max_by(f"abs({promql.series('ledger_imbalance_seconds')})")),
             "s",
             [Step(0.000001, grafana_panels.BAD)],
             grafana_panels.GOOD,
@@ -61,7 +61,7 @@ def _now() -> list[Stat]:
             "Oldest not delivered",
             "Age of the oldest record that waits in any agent's outbox. Nothing is lost while it waits; it is kept "
             "for days.",
-            Query(promql.largest(promql.series("agent_outbox_oldest_age_seconds"))),
+            Query(promql.max_by(promql.series("agent_outbox_oldest_age_seconds"))),
             "s",
             [Step(900, grafana_panels.WARNING), Step(86_400, grafana_panels.BAD)],
             grafana_panels.GOOD,
@@ -70,7 +70,7 @@ def _now() -> list[Stat]:
         stat(
             "Quarantined",
             "Records that were not booked because they contradict what is known. Their time is unmetered.",
-            Query(promql.largest(promql.series("ledger_quarantined_rows"))),
+            Query(promql.max_by(promql.series("ledger_quarantined_rows"))),
             "suffix: rows",
             [Step(1, grafana_panels.WARNING)],
             grafana_panels.GOOD,
@@ -99,13 +99,13 @@ def _books() -> list[TimeSeries | BarGauge]:
             share=True,
             steps=[Step(0.95, grafana_panels.WARNING), Step(0.98, grafana_panels.GOOD)],
             base=grafana_panels.BAD,
-            looks={"^coverage$": fixed(grafana_panels.BLUE)},
+            looks={"^coverage$": fixed_colour(grafana_panels.BLUE)},
         ),
         bars(
             "Nodes that are not metered",
             "GPUs of each node that nothing was heard of in the last settled quarter of an hour: the ten that lack "
             "most. An agent is down there, or cannot deliver. Empty where all are heard. Booked.",
-            Query(promql.top(10, promql.largest(promql.series("unmetered_gpus"), "node")), "{{node}}"),
+            Query(promql.top(10, promql.max_by(promql.series("unmetered_gpus"), "node")), "{{node}}"),
             GPUS,
             decimals=1,
         ),
@@ -115,16 +115,16 @@ def _books() -> list[TimeSeries | BarGauge]:
             "usage that the controller works with lie behind. The line is at 15 minutes, after which weights are "
             "held.",
             [
-                Query(promql.largest(promql.series("agent_outbox_oldest_age_seconds")), "oldest in an outbox"),
+                Query(promql.max_by(promql.series("agent_outbox_oldest_age_seconds")), "oldest in an outbox"),
                 Query(promql.age(promql.smallest(promql.series("ledger_watermark_timestamp_seconds"))), "watermark"),
-                Query(promql.largest(promql.series("fairshare_usage_age_seconds")), "usage at the controller"),
+                Query(promql.max_by(promql.series("fairshare_usage_age_seconds")), "usage at the controller"),
             ],
             "s",
             steps=[Step(900, grafana_panels.BAD)],
             looks={
-                "^oldest": fixed(grafana_panels.ORANGE),
-                "^watermark$": fixed(grafana_panels.BLUE),
-                "^usage": fixed(grafana_panels.PURPLE),
+                "^oldest": fixed_colour(grafana_panels.ORANGE),
+                "^watermark$": fixed_colour(grafana_panels.BLUE),
+                "^usage": fixed_colour(grafana_panels.PURPLE),
             },
         ),
     ]
@@ -137,14 +137,14 @@ def _agents() -> list[TimeSeries]:
             "Records in all outboxes together that the accountant has not confirmed.",
             [Query(promql.total(promql.series("agent_outbox_rows")), "waiting")],
             "suffix: rows",
-            looks={"^waiting$": fixed(grafana_panels.BLUE)},
+            looks={"^waiting$": fixed_colour(grafana_panels.BLUE)},
         ),
         timeseries(
             "Largest outbox",
             "Size of the largest outbox of any agent. It is bounded; at its bound the newest is not kept any more.",
-            [Query(promql.largest(promql.series("agent_outbox_bytes")), "largest")],
+            [Query(promql.max_by(promql.series("agent_outbox_bytes")), "largest")],
             "bytes",
-            looks={"^largest$": fixed(grafana_panels.BLUE)},
+            looks={"^largest$": fixed_colour(grafana_panels.BLUE)},
         ),
         timeseries(
             "Sources that do not answer",
@@ -172,7 +172,7 @@ def _refused() -> list[TimeSeries]:
                 Query(promql.total(promql.rate("ingest_rows_total", result="quarantined")), "quarantined"),
             ],
             "suffix: rows/s",
-            looks={"^quarantined$": fixed(grafana_panels.BAD)},
+            looks={"^quarantined$": fixed_colour(grafana_panels.BAD)},
         ),
         timeseries(
             "Uploads",
@@ -183,9 +183,9 @@ def _refused() -> list[TimeSeries]:
         timeseries(
             "Reading everything once",
             "How long the slowest agent took to read its devices and holders.",
-            [Query(promql.largest(promql.series("agent_sample_duration_seconds")), "slowest")],
+            [Query(promql.max_by(promql.series("agent_sample_duration_seconds")), "slowest")],
             "s",
-            looks={"^slowest$": fixed(grafana_panels.BLUE)},
+            looks={"^slowest$": fixed_colour(grafana_panels.BLUE)},
         ),
     ]
 
@@ -199,9 +199,9 @@ def _ingest() -> list[TimeSeries]:
             [Query(promql.total(promql.rate("ingest_rows_total"), "result"), "{{result}}")],
             "suffix: rows/s",
             looks={
-                "^stored$": fixed(grafana_panels.GREEN),
-                "^duplicate$": fixed(grafana_panels.SKY),
-                "^quarantined$": fixed(grafana_panels.BAD),
+                "^stored$": fixed_colour(grafana_panels.GREEN),
+                "^duplicate$": fixed_colour(grafana_panels.SKY),
+                "^quarantined$": fixed_colour(grafana_panels.BAD),
             },
         ),
         timeseries(
@@ -209,7 +209,7 @@ def _ingest() -> list[TimeSeries]:
             "Batches per second by the HTTP status of the answer; 503 means that nothing can be stored.",
             [Query(promql.total(promql.rate("ingest_batches_total"), "code"), "{{code}}")],
             "suffix:/s",
-            looks={"^200$": fixed(grafana_panels.GREEN), "^5": fixed(grafana_panels.BAD)},
+            looks={"^200$": fixed_colour(grafana_panels.GREEN), "^5": fixed_colour(grafana_panels.BAD)},
         ),
         timeseries(
             "Time to commit",
@@ -220,7 +220,7 @@ def _ingest() -> list[TimeSeries]:
                 Query(promql.quantile(0.5, "ingest_commit_seconds"), "half"),
             ],
             "s",
-            looks={"^99 %$": fixed(grafana_panels.ORANGE), "^half$": fixed(grafana_panels.GREEN)},
+            looks={"^99 %$": fixed_colour(grafana_panels.ORANGE), "^half$": fixed_colour(grafana_panels.GREEN)},
         ),
     ]
 
@@ -232,22 +232,22 @@ def _controller() -> list[TimeSeries]:
             "Room left on the volume, and the size of the write-ahead log, which a checkpoint empties.",
             [
                 Query(promql.smallest(promql.series("ledger_room_bytes")), "room left"),
-                Query(promql.largest(promql.series("ledger_wal_bytes")), "write-ahead log"),
+                Query(promql.max_by(promql.series("ledger_wal_bytes")), "write-ahead log"),
             ],
             "bytes",
-            looks={"^room left$": fixed(grafana_panels.GREEN), "^write": fixed(grafana_panels.ORANGE)},
+            looks={"^room left$": fixed_colour(grafana_panels.GREEN), "^write": fixed_colour(grafana_panels.ORANGE)},
         ),
         timeseries(
             "Duration of a cycle",
             "99 % of the controller's passes were faster than this.",
             [Query(promql.quantile(0.99, "fairshare_cycle_seconds"), "99 %")],
             "s",
-            looks={"^99 %$": fixed(grafana_panels.BLUE)},
+            looks={"^99 %$": fixed_colour(grafana_panels.BLUE)},
         ),
         timeseries(
             "Writes of the latest cycle",
             "Writes to the schedulers' objects, by target and what became of them.",
-            [Query(promql.largest(promql.series("fairshare_writes"), "target", "result"), "{{target}}: {{result}}")],
+            [Query(promql.max_by(promql.series("fairshare_writes"), "target", "result"), "{{target}}: {{result}}")],
             "suffix: writes",
         ),
     ]
@@ -260,7 +260,7 @@ def _around() -> list[TimeSeries | Table]:
             "Cluster's objects, age",
             "How long ago the API server last answered the accountant about each kind of object. Absent without the "
             "Kubernetes inventory.",
-            [Query(promql.largest(promql.series("inventory_age_seconds"), "kind"), "{{kind}}")],
+            [Query(promql.max_by(promql.series("inventory_age_seconds"), "kind"), "{{kind}}")],
             "s",
             steps=[Step(900, grafana_panels.WARNING)],
         ),
@@ -269,7 +269,7 @@ def _around() -> list[TimeSeries | Table]:
             "Pods that run on a GPU without holding it: where control groups and the kubelet disagree.",
             [Query(promql.total(promql.series("attribution_disagreements")), "pods")],
             "suffix: pods",
-            looks={"^pods$": fixed(grafana_panels.ORANGE)},
+            looks={"^pods$": fixed_colour(grafana_panels.ORANGE)},
         ),
         table(
             "Versions",

@@ -140,7 +140,7 @@ def timeseries(
         valueMax=1 if share else None,
         thresholds=_steps(base, steps),
         thresholdsStyleMode="dashed" if steps else "off",
-        overrides=_overrides({name: fixed(color) for name, color in names.items()}) + _overrides(looks),
+        overrides=_overrides({name: fixed_colour(color) for name, color in names.items()}) + _overrides(looks),
     )
 
 
@@ -203,7 +203,7 @@ def link_to(uid: str, title: str, choice: str) -> Json:
     return {"links": [{"title": title, "url": url, "targetBlank": False}]}
 
 
-def fixed(color: str) -> Json:
+def fixed_colour(color: str) -> Json:
     """Properties of a series that is always drawn in one colour."""
     return {"color": {"mode": "fixed", "fixedColor": color}}
 
@@ -402,12 +402,12 @@ GPUS = "suffix: GPUs"
 GPU_HOURS = "suffix: GPU-h"
 CURRENCIES = ("USD", "EUR", "GBP", "CHF", "JPY")
 
-MODELS: dict[str, Json] = {name: fixed(color) for name, color in grafana_panels.MODELS.items()}
-ACCOUNTS: dict[str, Json] = {f"^{name}$": fixed(color) for name, color in grafana_panels.ACCOUNTS.items()}
+MODELS: dict[str, Json] = {name: fixed_colour(color) for name, color in grafana_panels.MODELS.items()}
+ACCOUNTS: dict[str, Json] = {f"^{name}$": fixed_colour(color) for name, color in grafana_panels.ACCOUNTS.items()}
 MONEY: dict[str, Json] = {f"{code}$": {"unit": f"currency{code}"} for code in CURRENCIES}
 """A series whose name ends in a currency has its sign."""
 CAPACITY: dict[str, Json] = {
-    "^capacity$": fixed(grafana_panels.GREY),
-    "^allocated$": fixed(grafana_panels.ORANGE),
-    "^busy$": fixed(grafana_panels.GREEN),
+    "^capacity$": fixed_colour(grafana_panels.GREY),
+    "^allocated$": fixed_colour(grafana_panels.ORANGE),
+    "^busy$": fixed_colour(grafana_panels.GREEN),
 }

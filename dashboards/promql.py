@@ -55,7 +55,7 @@ def total(expression: str, *by: str) -> str:
     return _aggregate("sum", expression, by)
 
 
-def largest(expression: str, *by: str) -> str:
+def max_by(expression: str, *by: str) -> str:
     """Maximum, by some labels or over all."""
     return _aggregate("max", expression, by)
 
@@ -72,7 +72,7 @@ def top(count: int, expression: str) -> str:
 
 def of_clusters(gauge: str, *by: str) -> str:
     """A controller's figure, of several clusters together. Of two replicas that show the same one counts."""
-    return largest(gauge, "cluster", *by)
+    return max_by(gauge, "cluster", *by)
 
 
 def grouped(expression: str, *by: str) -> str:
@@ -93,7 +93,7 @@ def devices() -> str:
     `max` merges the series that an agent's old and new pod leave side by side for some minutes
     after a roll-out; without it the join of `of_device` would be ambiguous."""
     info = series("gpu_info", node="=~$node", gpu_model="=~$gpu_model")
-    return not_elsewhere(largest(info, "cluster", "gpu_uuid", "gpu_model", "node"))
+    return not_elsewhere(max_by(info, "cluster", "gpu_uuid", "gpu_model", "node"))
 
 
 def of_device(expression: str, chosen: str = "") -> str:
@@ -104,7 +104,7 @@ def of_device(expression: str, chosen: str = "") -> str:
 
 def with_pool(of_nodes: str) -> str:
     """Give series with a `node` the label `pool`; nodes of which the inventory knows none are dropped."""
-    pools = largest(series("node_info", pool="=~$pool"), "cluster", "node", "pool")
+    pools = max_by(series("node_info", pool="=~$pool"), "cluster", "node", "pool")
     return f"{of_nodes} * on (cluster, node) group_left (pool) {pools}"
 
 

@@ -20,7 +20,7 @@ HELD = "=~busy|allocated_idle|allocated_unknown"
 """The accounts of a team's GPU time: it has been given out, used or not."""
 
 OURS = promql.grouped(promql.series("month_namespace_gpu_seconds", team=TEAM), "cluster", "namespace")
-WORKLOADS = promql.largest(promql.series("pod_info"), "cluster", "namespace", "pod", "workload")
+WORKLOADS = promql.max_by(promql.series("pod_info"), "cluster", "namespace", "pod", "workload")
 
 
 def render() -> str:
@@ -87,7 +87,7 @@ def _month() -> list[Stat]:
         stat(
             "Budget used",
             "Largest share used of any budget of the chosen teams and of their queues. Booked.",
-            Query(promql.largest(budget)),
+            Query(promql.max_by(budget)),
             "percentunit",
             [Step(0.8, grafana_panels.WARNING), Step(1, grafana_panels.BAD)],
             grafana_panels.GOOD,
@@ -96,7 +96,7 @@ def _month() -> list[Stat]:
         stat(
             "Budget at the month's end",
             "Largest share of a budget that the month will come to at the rate of its days so far. Booked.",
-            Query(promql.largest(forecast)),
+            Query(promql.max_by(forecast)),
             "percentunit",
             [Step(0.9, grafana_panels.WARNING), Step(1, grafana_panels.BAD)],
             grafana_panels.GOOD,
@@ -117,13 +117,13 @@ def _month() -> list[Stat]:
 def _with_unit(metric: str) -> str:
     """A figure of each budget with the budget's unit, so that it stands in the row of its limit."""
     units = promql.grouped(promql.series("budget_limit", team=TEAM), "budget", "team", "queue", "unit")
-    known = promql.largest(promql.series(metric, team=TEAM), "budget", "team", "queue")
-    return promql.largest(f"{known} * on (budget, team, queue) group_left (unit) {units}", "budget", "unit")
+    known = promql.max_by(promql.series(metric, team=TEAM), "budget", "team", "queue")
+    return promql.max_by(f"{known} * on (budget, team, queue) group_left (unit) {units}", "budget", "unit")
 
 
 def _cost() -> list[TimeSeries | Table]:
     budgets = [
-        ("Limit", promql.largest(promql.series("budget_limit", team=TEAM), "budget", "unit")),
+        ("Limit", promql.max_by(promql.series("budget_limit", team=TEAM), "budget", "unit")),
         ("Used", _with_unit("budget_spent_ratio")),
         ("At month's end", _with_unit("budget_forecast_ratio")),
     ]
@@ -251,7 +251,7 @@ def _waiting() -> list[TimeSeries]:
         timeseries(
             "Longest wait",
             "How long the first of each queue's waiting workloads has waited. From the controller.",
-            [Query(promql.largest(promql.series("queue_oldest_wait_seconds", queue=QUEUE), "queue"), "{{queue}}")],
+            [Query(promql.max_by(promql.series("queue_oldest_wait_seconds", queue=QUEUE), "queue"), "{{queue}}")],
             "s",
             steps=[Step(3600, grafana_panels.WARNING)],
         ),

@@ -50,7 +50,7 @@ COMMANDS = {
 }
 
 
-def about() -> str:
+def description() -> str:
     """What it is, in a sentence."""
     return "Every GPU-second accounted for exactly once; every team its fair share over time."
 
@@ -63,7 +63,7 @@ def usage() -> str:
         [
             "usage: gputally COMMAND [ARGUMENTS]",
             "",
-            about(),
+            description(),
             "",
             *lines,
             "",

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from gputally.__main__ import COMMANDS, COMPLETION, Command, about
+from gputally.__main__ import COMMANDS, COMPLETION, Command, description
 
 _UNDETECTED = "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"
 """With it typer takes the shell's name as a value instead of looking at the processes above."""
@@ -48,7 +48,7 @@ class Programs(TyperGroup):
         return Program(cmd_name, COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
 
-root = typer.Typer(cls=Programs, name="gputally", help=about(), rich_markup_mode=None)
+root = typer.Typer(cls=Programs, name="gputally", help=description(), rich_markup_mode=None)
 
 
 @root.callback()
@@ -79,7 +79,7 @@ def described(name: str, command: Command) -> TyperCommand | TyperGroup:
     return found  # type: ignore[no-any-return]
 
 
-def everything() -> Iterator[tuple[str, TyperCommand | TyperGroup]]:
+def all_commands() -> Iterator[tuple[str, TyperCommand | TyperGroup]]:
     """(full name, command) of every program and all below it, in the order of their help."""
     for name, command in COMMANDS.items():
         yield from _below(f"gputally {name}", described(name, command))

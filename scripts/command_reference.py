@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from gputally.__main__ import COMMANDS
-from gputally.command_tree import everything
+from gputally.command_tree import all_commands
 
 PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 _NAMES = {str: "text", int: "whole number", float: "number", Path: "path", datetime: "date"}
@@ -27,7 +27,7 @@ and how a shell completes them: [the command line](cli.md).
 
 def page() -> str:
     """The page's text."""
-    found = list(everything())
+    found = list(all_commands())
     rows = [f"| [`gputally {name}`](#gputally-{name}) | {command.help} |" for name, command in COMMANDS.items()]
     index = "\n".join(["| command | what it does |", "|---|---|", *rows]) + "\n"
     return HEAD + index + "".join(_section(path, command) for path, command in found)

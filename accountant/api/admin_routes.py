@@ -48,7 +48,7 @@ async def make(deps: Given, _: Administering) -> Backup:
 
 @backup_router.get("/v1/backups", summary="Backups, newest first", responses=refuses("ledger-unavailable"))
 async def known(deps: Given, _: Administering) -> list[Backup]:
-    return await asyncio.to_thread(backups.known, deps.settings.backup_folder)
+    return await asyncio.to_thread(backups.list_backups, deps.settings.backup_folder)
 
 
 @backup_router.get(

@@ -66,7 +66,7 @@ async def report_usage(request: Request, deps: Given, principal: Ingesting) -> R
     return Response(msgspec.json.encode(receipt.ack), media_type="application/json")
 
 
-def directly(deps: Deps) -> ASGIApp:
+def ingest_app(deps: Deps) -> ASGIApp:
     """`report_usage` as an application of its own: what the framework does for a request costs several times what a
     small batch does. The route above describes it."""
 

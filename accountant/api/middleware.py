@@ -220,10 +220,10 @@ class BodyLimits:
     async def _inflated(self, raw: bytes, held: _BodyBytes) -> bytes:
         limit = self._limits.decoded_bytes
         if len(raw) <= INLINE_BYTES:
-            return b"".join(_counted(inflated(raw, limit), held))
+            return b"".join(_counted(decompressed(raw, limit), held))
         pieces = []
         async with self.heavy:
-            found = inflated(raw, limit)
+            found = decompressed(raw, limit)
             while (piece := await asyncio.to_thread(next, found, None)) is not None:
                 held.grow(len(piece))
                 pieces.append(piece)
@@ -310,10 +310,10 @@ def _validated(raw: bytes, model: TypeAdapter[M]) -> M:
 
 def inflate(raw: bytes, limit: int) -> bytes:
     """The content of one gzip member of at most `limit` bytes. Raises Refusal (too-large, malformed-body)."""
-    return b"".join(inflated(raw, limit))
+    return b"".join(decompressed(raw, limit))
 
 
-def inflated(raw: bytes, limit: int) -> Iterator[bytes]:
+def decompressed(raw: bytes, limit: int) -> Iterator[bytes]:
     """The same by pieces: the next one is made when the one before is taken."""
     stream = zlib.decompressobj(_GZIP)
     size = 0

@@ -40,7 +40,7 @@ from accountant.billing import job_costs as asking
 from accountant.billing.budget_forecast import states
 from accountant.billing.costs import cost
 from accountant.billing.idle_breakdown import broken_down
-from accountant.billing.queue_waits import PodWait, WaitStatistics, spread, waited
+from accountant.billing.queue_waits import PodWait, WaitStatistics, pod_wait, wait_statistics
 from accountant.core import periods
 from accountant.core.near_names import shown
 from accountant.core.periods import Month
@@ -254,14 +254,14 @@ async def waits(asked: Annotated[WaitParams, Query()], deps: Given, principal: R
     for pod in found:
         if (principal.teams is None or pod.team in principal.teams) and asked.cluster in (None, pod.cluster):
             key = {"team": pod.team, "queue": pod.queue, "namespace": pod.facts.namespace}[asked.by]
-            groups[key].append(waited(pod.facts, min(now, end)))
+            groups[key].append(pod_wait(pod.facts, min(now, end)))
     return [
         WaitLine(
             key=key,
             pods=len(group),
             waiting=sum(one.waiting for one in group),
-            queued=_seconds(spread(one.queued_ms for one in group)),
-            starting=_seconds(spread(one.starting_ms for one in group)),
+            queued=_seconds(wait_statistics(one.queued_ms for one in group)),
+            starting=_seconds(wait_statistics(one.starting_ms for one in group)),
         )
         for key, group in sorted(groups.items())
     ]
@@ -440,7 +440,7 @@ def _may_report(deps: Deps, moment: LedgerSnapshot, principal: Principal, key: J
         return
     held = moment.extents({key}).get(key)
     if held is not None and principal.teams is not None:
-        paid = moment.usage_between(held, ("team",), asking.alone(key))[0]
+        paid = moment.usage_between(held, ("team",), asking.only_job(key))[0]
         held = held if {line.key["team"] for line in paid} & principal.teams else None
     if held is None:
         raise Refusal("not-found", f"no job {key.id[:200]!r} has held a GPU yet, for this caller")

@@ -46,7 +46,7 @@ class BilledColumns:
     groups: Groups
 
 
-def billed(
+def bills_by_cuts(
     ledger: BillQuestions,
     book: PriceBook | None,
     start_ms: int,
@@ -204,7 +204,7 @@ def _by_policy(
     free = np.flatnonzero(rows.table[:, 2] == LINE_ACCOUNTS.index("unallocated"))
     unallocated = merged(rows.charges(free))
     if guaranteed:
-        unallocated = bills.reserved(ledger, book, unallocated, billing, start_ms, end_ms, by, timezone)
+        unallocated = bills.bill_guarantees(ledger, book, unallocated, billing, start_ms, end_ms, by, timezone)
     if spread:
         told: tuple[Dimension, ...] = tuple(name for name in ("team", "cluster") if name in by)
         unallocated = bills.spread_idle(unallocated, billing, by, bills.weights(rows.chosen_by(by, told), told))

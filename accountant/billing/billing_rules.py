@@ -38,7 +38,9 @@ P = TypeVar("P", bound=Hashable)
 K = TypeVar("K", bound=Hashable)
 
 
-def spread(idle: Mapping[P, int], weights: Mapping[P, Mapping[K, int]]) -> tuple[dict[P, dict[K, int]], dict[P, int]]:
+def spread_shares(
+    idle: Mapping[P, int], weights: Mapping[P, Mapping[K, int]]
+) -> tuple[dict[P, dict[K, int]], dict[P, int]]:
     """(shares per pool and key, what stays per pool); over both, the units of every pool are kept."""
     shares: dict[P, dict[K, int]] = {}
     left: dict[P, int] = {}

@@ -16,7 +16,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Final
 
-from accountant.billing.billing_rules import spread, whole_weights
+from accountant.billing.billing_rules import spread_shares, whole_weights
 from accountant.billing.costs import ALLOCATED, PRICED_BY, Charge, Detail, Place, charges, merged, pieces, regrouped
 from accountant.billing.quota_usage import reserve, unused_by_team
 from accountant.core.periods import hours, zone
@@ -47,7 +47,7 @@ def bills(
     found = told_apart(ledger, book, start_ms, end_ms, fine, None, timezone, at_hand)
     found = start_up(found, billing, fine)
     if billing.any("guaranteed", "owner"):
-        found = reserved(ledger, book, found, billing, start_ms, end_ms, fine, timezone)
+        found = bill_guarantees(ledger, book, found, billing, start_ms, end_ms, fine, timezone)
     return regrouped(spread_idle(found, billing, fine, weights(found, fine)), fine, by)
 
 
@@ -164,7 +164,7 @@ def spread_idle(
             idle[at] = charge
         else:
             kept.append(charge)
-    shares, left = spread(
+    shares, left = spread_shares(
         {at: charge.gpu_us for at, charge in idle.items()},
         {at: of_pool.get(_pool(charge, cluster), {}) for at, charge in idle.items()},
     )
@@ -207,7 +207,7 @@ def weights(found: Iterable[Charge], by: Sequence[Dimension]) -> dict[tuple[str,
     }
 
 
-def reserved(
+def bill_guarantees(
     ledger: Questions,
     book: PriceBook | None,
     found: Sequence[Charge],

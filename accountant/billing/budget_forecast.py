@@ -76,7 +76,7 @@ class LimitForecast:
     latest: float | None
 
 
-def reach(days: Sequence[float], spent: float, limit: float) -> LimitForecast | None:
+def limit_forecast(days: Sequence[float], spent: float, limit: float) -> LimitForecast | None:
     """When `limit` is spent, at the rate of `days`; None while days are few, or nothing is spent in them.
 
     The bounds are where run_rate's own bounds meet the limit: the roots of (m² − z²s²/k)·n² − (2·m·r + z²s²)·n + r²
@@ -172,7 +172,7 @@ def _state(
         if spent >= budget.limit:
             exhausted = Exhaustion(*[_used_up(past, float(budget.limit), now_ms)] * 3)
         else:
-            exhausted = _ahead(reach(whole, float(spent), float(budget.limit)), now_ms, end_ms)
+            exhausted = _ahead(limit_forecast(whole, float(spent), float(budget.limit)), now_ms, end_ms)
     ratio = float(spent / budget.limit) if spent is not None else None
     reached = [threshold for threshold in budget.thresholds if ratio is not None and ratio >= threshold]
     return BudgetState(

@@ -25,7 +25,7 @@ from accountant.billing.billing_rules import by_memory, memory_to_compute
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import OF_HOLDERS, Questions
-from accountant.prices.price_book import Committed, Price, PriceBook, cover
+from accountant.prices.price_book import Committed, Price, PriceBook, commitment_cover
 from accountant.wire.usage_models import CostAnswer, CostLine, Dimension
 from gputally.base.money import apportion_gpu_hours, exact_product, exact_sum
 from gputally.base.units import US_PER_MS
@@ -143,7 +143,7 @@ def _at_commitments(
         for name, several in by_hour.items():
             paid_us = one.commitment.gpus * lengths[name] * US_PER_MS
             groups = [((c.key[team], c.place, c.account, c.bucket), c.gpu_us) for c in several]
-            for charge, covered in zip(several, cover(paid_us, groups), strict=True):
+            for charge, covered in zip(several, commitment_cover(paid_us, groups), strict=True):
                 if covered:
                     done.append(replace(charge, gpu_us=covered, row=one.price))
                 if covered < charge.gpu_us:

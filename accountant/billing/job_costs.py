@@ -38,7 +38,7 @@ from accountant.billing.costs import (
     total_cost,
     unpriced_us,
 )
-from accountant.billing.queue_waits import KnownPod, waited
+from accountant.billing.queue_waits import KnownPod, pod_wait
 from accountant.ledger.protocols import EpochReport, JobKey, Questions
 from accountant.prices.price_book import PriceBook
 from accountant.wire.usage_models import Accounts, Dimension, EpochLine, Job, JobAnswer, JobPart, JobState, UsageLine
@@ -53,7 +53,7 @@ class EpochSpan(NamedTuple):
     end_ms: int
 
 
-def stretches(reports: Iterable[EpochReport], start_ms: int, end_ms: int) -> list[EpochSpan]:
+def epoch_spans(reports: Iterable[EpochReport], start_ms: int, end_ms: int) -> list[EpochSpan]:
     """The span cut at the reports inside (start_ms, end_ms], by instant and number; together they are the span.
 
     Of epochs that ended at the same instant the lowest number has the time."""
@@ -71,7 +71,7 @@ Group = tuple[str, Place, str]
 """Hour, place and account of a charge."""
 
 
-def divided(found: Sequence[Charge], held: Sequence[Sequence[UsageLine]]) -> list[list[Charge]]:
+def divide_by_epoch(found: Sequence[Charge], held: Sequence[Sequence[UsageLine]]) -> list[list[Charge]]:
     """Charges by hour (their key) among stretches. held: the job's usage in each, by hour and PRICED_BY.
 
     Every charge is given out whole."""
@@ -187,7 +187,7 @@ def job(
     timezone: str = "UTC",
 ) -> JobAnswer | None:
     """One job; a span that begins with None: from its beginning on. None: the caller sees no such job."""
-    mine: Where = {**(where or {}), **alone(key)}
+    mine: Where = {**(where or {}), **only_job(key)}
     start_ms, end_ms = span
     held = ledger.extents({key}).get(key)
     if start_ms is None:
@@ -222,7 +222,7 @@ def job(
     )  # fmt: skip
 
 
-def lives(
+def lifetime_costs(
     ledger: JobQuestions, book: PriceBook | None, keys: Collection[JobKey], now_ms: int, timezone: str = "UTC"
 ) -> dict[JobKey, dict[str, Decimal]]:
     """What each of these jobs cost from its beginning until now, by GPU model; one that is not wholly priced, or
@@ -247,7 +247,7 @@ def lives(
     return costs
 
 
-def alone(key: JobKey) -> Where:
+def only_job(key: JobKey) -> Where:
     """The filter that leaves only this job."""
     return {"cluster": {key.cluster}, "namespace": {key.namespace}, "job": {key.job}}
 
@@ -270,7 +270,7 @@ def epoch_lines(
     """The stretches between a job's reports, and the parts of each; they add up to the job, exactly.
 
     mine: the filter that leaves this job alone."""
-    cut = stretches(reports, *span)
+    cut = epoch_spans(reports, *span)
     shares: list[list[Charge]] = [[] for _ in cut]
     for begin, end in pieces(book, *span):
         inside = [number for number, one in enumerate(cut) if one.start_ms < end and begin < one.end_ms]
@@ -281,7 +281,7 @@ def epoch_lines(
             if charge.account in ALLOCATED
         ]
         held = ledger.usage_between(edges, ("hour", *PRICED_BY), mine, timezone)
-        for number, share in zip(inside, divided(found, held), strict=True):
+        for number, share in zip(inside, divide_by_epoch(found, held), strict=True):
             shares[number] += share
     parts = quantify(((f"{number:08d}",), charge) for number, share in enumerate(shares) for charge in share)
     return cut, [parts.get((f"{number:08d}",), []) for number in range(len(cut))]
@@ -335,7 +335,7 @@ def _job(
         accounts[charge.account] += charge.gpu_us
     facts = [pod.facts for pod in seen.pods]
     state = _state(seen)
-    waits = [wait for fact in facts if (wait := waited(fact, now_ms).queued_ms) is not None]
+    waits = [wait for fact in facts if (wait := pod_wait(fact, now_ms).queued_ms) is not None]
     created = [fact.created_ms for fact in facts if fact.created_ms is not None]
     ended = [fact.ended_ms for fact in facts if fact.ended_ms is not None]
     gpus, burn = _burn(seen, held) if state == "running" else (Decimal(0), Decimal(0))

@@ -79,7 +79,7 @@ def merged(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
     )
 
 
-def waited(fact: PodFacts, now_ms: int) -> PodWait:
+def pod_wait(fact: PodFacts, now_ms: int) -> PodWait:
     """Of a pod, by what is known of it."""
     return waited_between(fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, now_ms)
 
@@ -95,7 +95,7 @@ def waited_between(
     return PodWait(queued, starting, placed is None and ended_ms is None)
 
 
-def spread(waits: Iterable[int | None]) -> WaitStatistics:
+def wait_statistics(waits: Iterable[int | None]) -> WaitStatistics:
     """Of those that are known; zeros where none is."""
     known = sorted(wait for wait in waits if wait is not None)
     if not known:
@@ -160,8 +160,8 @@ def queue_waits(pods: Iterable[KnownPod], start_ms: int, end_ms: int, team: str 
             owner,
             len(group),
             sum(one.waiting for one in group),
-            spread(one.queued_ms for one in group),
-            spread(one.starting_ms for one in group),
+            wait_statistics(one.queued_ms for one in group),
+            wait_statistics(one.starting_ms for one in group),
         )
         for (queue, owner), group in groups.items()
     ]

@@ -43,15 +43,15 @@ from accountant.bookkeeping.corrections_and_adjustments import (
     refuse_twice,
 )
 from accountant.bookkeeping.invoice_reconciliation import Invoice, Reconciliation
-from accountant.bookkeeping.late_change_proposals import Proposal, chosen, moved, proposal
+from accountant.bookkeeping.late_change_proposals import Proposal, chosen_proposal, proposal, repriced_refusals
 from accountant.bookkeeping.month_closing import (
     CannotClose,
     ClosedMonth,
     ClosedMonths,
     Objection,
     Status,
-    beside,
-    later,
+    booked_in_month,
+    booked_later,
     objections,
     refuse_other_currency,
     refuse_out_of_order,
@@ -62,7 +62,7 @@ from accountant.bookkeeping.month_closing import (
 from accountant.bookkeeping.price_book_versions import BookVersion, ComposedPriceBook, Prices
 from accountant.bookkeeping.provider_invoices import Invoices, Journalled
 from accountant.core.periods import Month, zone
-from accountant.ledger.journal import Act, ActKind, NewAct, anew, record
+from accountant.ledger.journal import Act, ActKind, NewAct, record, retry_when_books_moved
 from accountant.ledger.protocols import Quarantined
 from accountant.prices.price_book import PriceBook
 from gputally.base.clock import Clock
@@ -78,7 +78,7 @@ _CORRECTIONS = TypeAdapter(tuple[Correction, ...])
 _ADJUSTMENT = TypeAdapter(Adjustment)
 
 
-def fold(acts: Iterable[Act], seen: int) -> ClosedMonths:
+def fold_acts(acts: Iterable[Act], seen: int) -> ClosedMonths:
     """The books that acts of `ENTRIES` add up to, in the order of recording. seen: the number of the last act of any
     kind."""
     closed: dict[str, ClosedMonth] = {}
@@ -112,12 +112,12 @@ def fold(acts: Iterable[Act], seen: int) -> ClosedMonths:
     )
 
 
-def stated(closed: ClosedMonth) -> Statement:
+def closed_statement(closed: ClosedMonth) -> Statement:
     """The statement of a closed month, from its bytes."""
     return from_canonical(closed.content.encode())
 
 
-def credited(acts: Iterable[Act]) -> list[NodeSpan]:
+def credited_spans(acts: Iterable[Act]) -> list[NodeSpan]:
     """Spans of nodes that adjustments among these acts are for."""
     contents = [json.loads(act.content) for act in acts if act.kind == "adjusted"]
     return [NodeSpan.model_validate(content[_CREDITED]) for content in contents if _CREDITED in content]
@@ -143,7 +143,7 @@ def correcting(month: str, corrections: Sequence[Correction], who: str, reason: 
     return NewAct(at_ms, "corrected", month, who, reason, content)
 
 
-def refusing(month: str, lines: Sequence[Correction], who: str, reason: str, at_ms: int) -> NewAct:
+def refusal_act(month: str, lines: Sequence[Correction], who: str, reason: str, at_ms: int) -> NewAct:
     """What arrived late for a closed month and is not booked."""
     content = json.dumps([asdict(line) for line in lines], default=as_text)
     return NewAct(at_ms, "refused", month, who, reason, content)
@@ -173,7 +173,7 @@ class Credits:
         self._zone = zone(timezone)
         self._books = books
 
-    @anew
+    @retry_when_books_moved
     def adjust(self, new: NewAdjustment, who: str) -> Adjustment:
         """Book an approved credit or charge in the open month. Raises CannotClose."""
         book = self._prices.current
@@ -195,12 +195,12 @@ class Credits:
         if book is None:
             raise CannotClose("without a price book nothing was billed")
         try:
-            refuse_twice(span, credited(self._ledger.acts("adjusted")))
+            refuse_twice(span, credited_spans(self._ledger.acts("adjusted")))
             return credit_lines(self._ledger, book, span, self._timezone)
         except ValueError as error:
             raise CannotClose(str(error)) from error
 
-    @anew
+    @retry_when_books_moved
     def credit(self, span: NodeSpan, who: str, reason: str, approved_by: str) -> list[Adjustment]:
         """Book the credit for a node: one per team that was billed for it, all or none. Raises CannotClose."""
         books = self._books()
@@ -268,7 +268,7 @@ class Bookkeeper:
         known, seen = self._books, self._ledger.last_act()
         if known is not None and known.seen == seen:
             return known
-        self._books = fold(self._ledger.acts(*ENTRIES), seen)
+        self._books = fold_acts(self._ledger.acts(*ENTRIES), seen)
         return self._books
 
     def closed_ms(self) -> int:
@@ -297,15 +297,15 @@ class Bookkeeper:
     def kept(self, month: Month) -> Statement | None:
         """The statement of a closed month, from its bytes."""
         closed = self.books().of(str(month))
-        return None if closed is None else stated(closed)
+        return None if closed is None else closed_statement(closed)
 
     def beside(self, month: Month) -> UnmeteredItems:
         """What is booked in that month beside its metered time."""
-        return beside(self.books(), month)
+        return booked_in_month(self.books(), month)
 
     def later(self, month: Month) -> UnmeteredItems:
         """What is booked about that month in others."""
-        return later(self.books(), month)
+        return booked_later(self.books(), month)
 
     def priced_by(self, kept: Statement | None) -> PriceBook | None:
         """The price book a kept statement was made with, else the one in force."""
@@ -417,7 +417,7 @@ class Bookkeeper:
         if not reason.strip():
             raise CannotClose("refusing what arrived late needs a reason")
         found, books = self._chosen(month, proposal_id)
-        act = refusing(found.month, found.lines, who, reason, self._clock.wall_ms())
+        act = refusal_act(found.month, found.lines, who, reason, self._clock.wall_ms())
         record(self._ledger, [act], books.seen)
         self._decided(found)
         return found
@@ -428,7 +428,7 @@ class Bookkeeper:
         if closed is None:
             raise CannotClose(f"{month} is not closed: what arrives for it counts by itself")
         waiting = self._proposals(books, [closed])
-        return chosen(waiting[0] if waiting else None, str(month), proposal_id), books
+        return chosen_proposal(waiting[0] if waiting else None, str(month), proposal_id), books
 
     def _proposals(self, books: ClosedMonths, months: Sequence[ClosedMonth]) -> list[Proposal]:
         before = len(books.corrections)
@@ -516,7 +516,7 @@ class Bookkeeper:
             start,
             end,
             self._timezone,
-            beside(books, month),
+            booked_in_month(books, month),
             unused_commitments(self._ledger, book, start, end, self._timezone),
         )
 
@@ -532,13 +532,13 @@ class Bookkeeper:
             assert booked_in is not None
             entering = new is not None and closed.priced_by == new.version
             book = new if entering else self.prices.of(closed.priced_by)
-            kept = stated(closed)
+            kept = closed_statement(closed)
             reason = "priced again" if closed.priced_by != kept.price_book_version else "late facts"
             present = self._open(Month.parse(closed.month), books, book).every_line
             refused = of_month(books.refused, closed.month)
-            elsewhere = moved(refused, present) if entering else []
+            elsewhere = repriced_refusals(refused, present) if entering else []
             if elsewhere:
-                acts.append(refusing(closed.month, elsewhere, who, reason, self._clock.wall_ms()))
+                acts.append(refusal_act(closed.month, elsewhere, who, reason, self._clock.wall_ms()))
             found = differences(
                 kept.every_line,
                 [*of_month(corrections, closed.month), *refused, *elsewhere],

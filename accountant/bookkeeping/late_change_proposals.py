@@ -55,7 +55,7 @@ def proposal(month: str, booked_in: str, lines: Sequence[Correction]) -> Proposa
     return Proposal(month, booked_in, hashlib.sha256(content.encode()).hexdigest()[:16], tuple(lines))
 
 
-def chosen(waiting: Proposal | None, month: str, asked: str) -> Proposal:
+def chosen_proposal(waiting: Proposal | None, month: str, asked: str) -> Proposal:
     """The proposal that is decided on. Raises CannotClose where none waits, or another one by now."""
     if waiting is None:
         raise CannotClose(f"nothing that arrived late waits for {month}")
@@ -64,7 +64,7 @@ def chosen(waiting: Proposal | None, month: str, asked: str) -> Proposal:
     return waiting
 
 
-def moved(refused: Iterable[Correction], present: Iterable[StatementLine]) -> list[Correction]:
+def repriced_refusals(refused: Iterable[Correction], present: Iterable[StatementLine]) -> list[Correction]:
     """What was refused, put from prices that the month no longer has to the price of the most time like it, so that a
     month which is priced again does not take up what was refused for it."""
     most: dict[tuple[str, ...], StatementLine] = {}

@@ -89,7 +89,7 @@ class ClosedMonths:
         return self.open_month() or min(max(month, first), current)
 
 
-def beside(books: ClosedMonths, month: Month) -> UnmeteredItems:
+def booked_in_month(books: ClosedMonths, month: Month) -> UnmeteredItems:
     """What is booked in that month, whichever it is about."""
     name = str(month)
     return UnmeteredItems(
@@ -99,7 +99,7 @@ def beside(books: ClosedMonths, month: Month) -> UnmeteredItems:
     )
 
 
-def later(books: ClosedMonths, month: Month) -> UnmeteredItems:
+def booked_later(books: ClosedMonths, month: Month) -> UnmeteredItems:
     """What is booked in other months about that one."""
     name = str(month)
     return UnmeteredItems(

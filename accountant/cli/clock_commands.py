@@ -51,4 +51,4 @@ def heal(
     """Heal what a clock that was ahead dated wrongly; the clock has to be right now."""
     with at.asking() as remote:
         done = remote.act(_RedatedRecords, "/v1/clock/heal", {"reason": reason}).root
-    answer(output, lambda: terminal_tables.misdated(done), done)
+    answer(output, lambda: terminal_tables.misdated_table(done), done)

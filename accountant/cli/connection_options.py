@@ -79,9 +79,9 @@ class Ledger(Server):
                 yield remote
             return
         # A question to a running accountant shall not wait for the whole accountant's modules.
-        from accountant.cli.offline_ledger import answering
+        from accountant.cli.offline_ledger import serve_offline
 
-        with answering(self.db, **self._settings()) as remote:
+        with serve_offline(self.db, **self._settings()) as remote:
             yield remote
 
     def _settings(self) -> dict[str, Any]:

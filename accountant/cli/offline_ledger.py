@@ -19,7 +19,7 @@ from gputally.server.tokens_and_grants import OneToken
 
 
 @contextlib.contextmanager
-def answering(ledger: Path, **given: Any) -> Iterator[AccountantClient]:
+def serve_offline(ledger: Path, **given: Any) -> Iterator[AccountantClient]:
     """On a free loopback port, behind a token of its own, as a trial. given: further settings.
 
     Raises CannotStart where there is no ledger.

@@ -49,7 +49,7 @@ def instant(at_ms: int, zone: ZoneInfo) -> str:
 
 def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
     """GPU-hours per group and account, largest allocation first, with totals."""
-    table = titled(f"GPU-hours, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
+    table = titled_table(f"GPU-hours, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
     for dimension in answer.by:
         table.add_column(dimension.replace("_", " "))
     shown = [account for account in ACCOUNTS if any(getattr(line.accounts_gpu_us, account) for line in answer.lines)]
@@ -69,14 +69,14 @@ def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
         hours(sum(line.accounts_gpu_us.total for line in answer.lines)),
         style="bold",
     )
-    table.caption = noted(answer.note, _metered(answer))
+    table.caption = noted_caption(answer.note, _metered(answer))
     return table
 
 
 def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
     """Billed GPU-hours and cost per group, dearest first, with totals."""
     currency = answer.currency or "no price book"
-    table = titled(f"Cost in {currency}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
+    table = titled_table(f"Cost in {currency}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
     for dimension in answer.by:
         table.add_column(dimension.replace("_", " "))
     table.add_column("GPU-hours", justify="right")
@@ -103,13 +103,13 @@ def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
     priced = f"price book {answer.price_book_version or 'none'}" + (
         "; no cost where some of the time has no price" if unpriced else ""
     )
-    table.caption = noted(answer.note, priced)
+    table.caption = noted_caption(answer.note, priced)
     return table
 
 
 def balance_table(balance: Balance) -> Table:
     """The ledger's health, one figure a line."""
-    table = titled("The ledger")
+    table = titled_table("The ledger")
     table.caption = balance.note or None
     table.show_header = False
     table.add_column("figure")
@@ -137,12 +137,12 @@ def _metered(answer: UsageAnswer) -> str:
     return f"{percent(answer.coverage)} of the capacity is metered"
 
 
-def noted(note: str, caption: str) -> str:
+def noted_caption(note: str, caption: str) -> str:
     """A caption that begins with what is particular about the answer."""
     return f"{note}\n{caption}" if note else caption
 
 
-def titled(title: str) -> Table:
+def titled_table(title: str) -> Table:
     """A table without columns, as all of ours look."""
     return Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
 
@@ -170,7 +170,7 @@ def trued_up(version: str, corrections: int) -> Text:
 
 def periods(found: Sequence[Period]) -> Table:
     """One month a line, with what stands against closing it."""
-    table = titled("Months")
+    table = titled_table("Months")
     for name in ("month", "status", "closed by", "statement"):
         table.add_column(name)
     for period in found:
@@ -182,7 +182,7 @@ def periods(found: Sequence[Period]) -> Table:
 
 def backups(found: Sequence[Backup]) -> Table:
     """One a line, newest first, with its SHA-256."""
-    table = titled("Backups")
+    table = titled_table("Backups")
     for name in ("name", "made (UTC)"):
         table.add_column(name)
     for name in ("MiB", "rows"):
@@ -196,7 +196,7 @@ def backups(found: Sequence[Backup]) -> Table:
 
 def retired(found: Sequence[RetiredDevice]) -> Table:
     """One GPU a line, by node."""
-    table = titled("Retired GPUs")
+    table = titled_table("Retired GPUs")
     for name in ("node", "GPU", "model", "last record (UTC)", "no capacity from (UTC)"):
         table.add_column(name)
     for one in found:
@@ -208,7 +208,7 @@ def retired(found: Sequence[RetiredDevice]) -> Table:
 
 def gpu_owners(found: Sequence[GpuOwnership]) -> Table:
     """One owner of a GPU a line, the present one last; then the nodes that claim it."""
-    table = titled("Owners of GPUs")
+    table = titled_table("Owners of GPUs")
     for name in ("cluster", "GPU", "node", "from (UTC)", "until (UTC)", "how it is known"):
         table.add_column(name)
     for one in found:
@@ -229,16 +229,16 @@ def gpu_owners(found: Sequence[GpuOwnership]) -> Table:
 
 def clock(found: ClockReport) -> Table:
     """Whether the clock is trusted, then what is dated later than now."""
-    table = misdated(found.misdated)
+    table = misdated_table(found.misdated)
     says = found.doubt or "the clock is trusted"
     agree = f"{found.agreeing} of {found.senders} agents agree with it"
     table.caption = f"{says}\nmachine: {_instant(found.wall_ms)}, taken for right: {_instant(found.told_ms)}; {agree}"
     return table
 
 
-def misdated(found: Sequence[MisdatedRecords]) -> Table:
+def misdated_table(found: Sequence[MisdatedRecords]) -> Table:
     """One kind a line."""
-    table = titled("Dated later than now")
+    table = titled_table("Dated later than now")
     table.add_column("what")
     table.add_column("how many", justify="right")
     for name in ("from (UTC)", "to (UTC)"):
@@ -254,7 +254,7 @@ def misdated(found: Sequence[MisdatedRecords]) -> Table:
 
 def deliveries(found: Sequence[DeliveryState]) -> Table:
     """One a line, newest first."""
-    table = titled("Deliveries")
+    table = titled_table("Deliveries")
     for name in ("last (UTC)", "became of it"):
         table.add_column(name, no_wrap=True)
     table.add_column("tries", justify="right")
@@ -271,7 +271,7 @@ def deliveries(found: Sequence[DeliveryState]) -> Table:
 
 def restored(ledger: Path, start_ms: int, end_ms: int, act: Act | None, found: Imbalance) -> Group:
     """What is in a ledger that was rebuilt, and whether its books balance. act: the newest that it knows."""
-    table = titled("Restored")
+    table = titled_table("Restored")
     for name in ("ledger", "from (UTC)", "to (UTC)"):
         table.add_column(name)
     table.add_column("imbalance, GPU-µs", justify="right")
@@ -292,7 +292,7 @@ def _instant(at_ms: int) -> str:
 
 def corrections(found: Sequence[BookedCorrection]) -> Table:
     """In their order, with the sum of the amounts."""
-    table = titled("Corrections")
+    table = titled_table("Corrections")
     for name in ("about", "booked in", "team", "GPU", "account", "why"):
         table.add_column(name)
     for name in ("GPU-hours", "amount"):
@@ -309,7 +309,7 @@ def corrections(found: Sequence[BookedCorrection]) -> Table:
 
 def proposals(found: Sequence[WaitingProposal], *, refused: bool = False) -> Table:
     """By month and team, what would change."""
-    table = titled("Refused" if refused else "Waiting for an admin")
+    table = titled_table("Refused" if refused else "Waiting for an admin")
     for name in ("about", "booked in", "proposal", "team"):
         table.add_column(name)
     for name in ("GPU-hours", "amount"):
@@ -323,7 +323,7 @@ def proposals(found: Sequence[WaitingProposal], *, refused: bool = False) -> Tab
 
 def adjustments(found: Sequence[BookedAdjustment]) -> Table:
     """In their order, with who approved them."""
-    table = titled("Credits and charges")
+    table = titled_table("Credits and charges")
     for name in ("about", "booked in", "team", "reason", "by", "approved by"):
         table.add_column(name)
     table.add_column("amount", justify="right", style="bold")
@@ -335,7 +335,7 @@ def adjustments(found: Sequence[BookedAdjustment]) -> Table:
 
 def credit(found: Credit) -> Table:
     """By team, with the total."""
-    table = titled(f"A credit for {found.node}, not booked")
+    table = titled_table(f"A credit for {found.node}, not booked")
     table.add_column("team")
     for name in ("GPU-hours", "billed", f"credit {found.currency or ''}"):
         table.add_column(name.strip(), justify="right")
@@ -350,7 +350,7 @@ def credit(found: Credit) -> Table:
 
 def price_diff(diff: PriceDiff) -> Table:
     """What changes, largest first, and the totals."""
-    table = titled(f"{diff.month}: price book {diff.version_before or 'none'} to {diff.version_after or 'none'}")
+    table = titled_table(f"{diff.month}: price book {diff.version_before or 'none'} to {diff.version_after or 'none'}")
     for name in ("team", "GPU", "capacity"):
         table.add_column(name)
     for name in ("GPU-hours", f"before {diff.currency_before or ''}", f"after {diff.currency_after or ''}", "change"):
@@ -372,7 +372,7 @@ def price_diff(diff: PriceDiff) -> Table:
 
 def reconciliation(found: Reconciliation) -> Table:
     """One kind of GPU, or item that is none, a line; every line and the totals add up."""
-    table = titled(f"{found.month}: {found.source} against the books, {found.currency}")
+    table = titled_table(f"{found.month}: {found.source} against the books, {found.currency}")
     for name in ("item", "GPU", "region", "capacity"):
         table.add_column(name)
     for name in ("invoice", "= teams", "+ idle", "+ unused", "+ unmatched", "per GPU-hour"):
@@ -400,7 +400,7 @@ def reconciliation(found: Reconciliation) -> Table:
 
 def price_versions(found: Sequence[PriceVersion], zone: tzinfo) -> Table:
     """Oldest first."""
-    table = titled("Price books")
+    table = titled_table("Price books")
     for name in ("since", "version", "currency", "rows", "by", "reason"):
         table.add_column(name, justify="right" if name == "rows" else "left")
     for version in found:

@@ -31,7 +31,7 @@ from accountant.cli.connection_options import (
     answer,
     connected,
 )
-from accountant.cli.terminal_tables import NAMES, instant, noted, titled
+from accountant.cli.terminal_tables import NAMES, instant, noted_caption, titled_table
 from accountant.core import periods
 from accountant.core.near_names import nearest
 from accountant.core.periods import Month, utc
@@ -172,10 +172,10 @@ JOB_COLUMNS = (
 EPOCH_COLUMNS = ("id", "epoch", "start", "end", "gpu_hours", "currency", "cost", "unpriced_gpu_hours")
 
 
-def many(answer: JobsAnswer, zone: ZoneInfo) -> Table:
+def jobs_table(answer: JobsAnswer, zone: ZoneInfo) -> Table:
     """One job a line, in the answer's order, with totals."""
     currency = answer.currency or ""
-    table = titled(f"Jobs, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
+    table = titled_table(f"Jobs, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
     for name in ("job", "team", "state"):
         table.add_column(name, overflow="fold")
     for name in ("pods", "waited", "GPU-hours", "busy", "GPUs", f"{currency}/h".lstrip("/")):
@@ -207,7 +207,7 @@ def many(answer: JobsAnswer, zone: ZoneInfo) -> Table:
         money(answer.total_cost, answer.currency), style="bold",
     )  # fmt: skip
     table.caption = _caption(answer.price_book_version, any(job.unpriced_gpu_us for job in answer.jobs))
-    table.caption = noted(
+    table.caption = noted_caption(
         answer.note, f"{table.caption}; GPUs and their price an hour: over the last minutes on record"
     )
     return table
@@ -216,7 +216,7 @@ def many(answer: JobsAnswer, zone: ZoneInfo) -> Table:
 def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
     """A job: what it is, its time by price, its epochs."""
     job, currency = answer.job, answer.currency
-    facts = titled(f"{job.id}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
+    facts = titled_table(f"{job.id}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
     facts.show_header = False
     facts.add_column("what")
     facts.add_column("value")
@@ -230,7 +230,7 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
         ("now", f"{job.gpus:,.1f} GPUs, {money(job.burn_per_hour, currency)} {currency or ''} an hour"),
     ):
         facts.add_row(what, value or NOTHING)
-    prices = titled("By price")
+    prices = titled_table("By price")
     for name in ("GPU", "capacity"):
         prices.add_column(name)
     for name in ("GPU-hours", "per GPU-hour", f"cost {currency or ''}".strip()):
@@ -246,7 +246,7 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
 
 
 def _epochs(answer: JobAnswer, zone: ZoneInfo) -> Table:
-    table = titled("By epoch")
+    table = titled_table("By epoch")
     for name in ("epoch", "ended"):
         table.add_column(name, justify="right" if name == "epoch" else "left")
     for name in ("lasted", "GPU-hours", f"cost {answer.currency or ''}".strip()):
@@ -350,13 +350,13 @@ def jobs(
         query = {**span, "state": state, "team": team, "namespace": namespace, "user": user}
         whole = _everything(list(remote.pages(JobsAnswer, "/v1/jobs", query)))
     rows = _named(JOB_COLUMNS, job_rows(whole))
-    show(output, lambda: many(whole, zone), whole.model_dump(mode="json"), rows)
+    show(output, lambda: jobs_table(whole, zone), whole.model_dump(mode="json"), rows)
 
 
 def _called(name: str, remote: AccountantClient, span: Query) -> str:
     """The id of the one job of the span that is called so. Raises Unanswered, with those that may be meant."""
     known = [job for page in remote.pages(JobsAnswer, "/v1/jobs", span) for job in page.jobs]
-    found = sorted(job.id for job in meant(known, name))
+    found = sorted(job.id for job in jobs_named(known, name))
     if len(found) == 1:
         return found[0]
     if not found:
@@ -366,7 +366,7 @@ def _called(name: str, remote: AccountantClient, span: Query) -> str:
     raise Unanswered(f"{name!r} may be any of {len(found):,} jobs, say which: {shown}")
 
 
-def meant(jobs: Iterable[Job], name: str) -> list[Job]:
+def jobs_named(jobs: Iterable[Job], name: str) -> list[Job]:
     """Those whose CLUSTER/NAMESPACE/KIND/NAME ends with the name; the kind may be left out."""
     end = f"/{name.strip('/')}"
     found = []

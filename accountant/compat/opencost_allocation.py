@@ -26,7 +26,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final, NamedTuple
 
-from accountant.billing.billing_rules import spread, whole_weights
+from accountant.billing.billing_rules import spread_shares, whole_weights
 from accountant.billing.costs import ALLOCATED, Charge
 from accountant.compat.opencost_query import ASSET, CONTROLLER_KINDS, LABEL_OF, Span
 from accountant.ledger.protocols import NodeFacts
@@ -165,7 +165,7 @@ def share_idle(found: Sequence[Allocation], *, by_node: bool) -> list[Allocation
         else:
             pools[pool].append(at)
     weights = {pool: _weights({at: found[at] for at in members}) for pool, members in pools.items()}
-    shares, left = spread(free, {key: weights.get(key[0], {}) for key in free})
+    shares, left = spread_shares(free, {key: weights.get(key[0], {}) for key in free})
     idle_stays = {pool for pool, _ in left}
     gained: dict[int, dict[CostGroup, int]] = defaultdict(dict)
     for (_, slot), parts in shares.items():

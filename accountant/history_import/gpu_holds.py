@@ -69,7 +69,7 @@ def runs(cells: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def bridged(cells: Collection[int], silent: Collection[int]) -> set[int]:
+def bridge_gaps(cells: Collection[int], silent: Collection[int]) -> set[int]:
     """With the stretches between two of the cells in which no source was there."""
     found = set(cells)
     for (_, last), (first, _) in pairwise(runs(found)):
@@ -297,7 +297,7 @@ def rows(gpu: GpuLayout, holds: Sequence[SlotHold], span: Span, allowed: Iterabl
     return made
 
 
-def tallied(found: Iterable[UsageInterval]) -> ImportedTime:
+def imported_time(found: Iterable[UsageInterval]) -> ImportedTime:
     tally = ImportedTime()
     for row in found:
         tally.sent_us += row.capacity_us

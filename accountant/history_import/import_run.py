@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from accountant.core.claim_overlap import Span, intersect, subtract, union
-from accountant.history_import.gpu_holds import rows, tallied
+from accountant.history_import.gpu_holds import imported_time, rows
 from accountant.history_import.import_chunks import Chunk, ImportedChunk, Source, chunks, first_seq, without
 from accountant.history_import.kubernetes_history import NodeHistory
 from accountant.wire.http_client import AccountantClient
@@ -182,7 +182,7 @@ def _send(to: Destination, chunk: Chunk, made: _NodeChunk, mark: int) -> None:
 
 
 def _note(to: Destination, chunk: Chunk, made: Sequence[_NodeChunk]) -> ImportedChunk:
-    tally = tallied(row for one in made for row in one.rows)
+    tally = imported_time(row for one in made for row in one.rows)
     return ImportedChunk(
         cluster=to.cluster,
         source=to.source,

@@ -29,8 +29,8 @@ from accountant.history_import.prometheus_series import (
     PodName,
     PodSeries,
     asked_for,
+    assumed_devices,
     devices_of,
-    makeshift,
     makeshift_uid,
     of,
     pod_label_names,
@@ -259,7 +259,7 @@ def _node(
     containers = [one for one in asked.containers if one.node == node]
     offered = asked.offered.get(node, {})
     if not own:
-        own = makeshift(node, offered, containers, asked.labels_of(node))
+        own = assumed_devices(node, offered, containers, asked.labels_of(node))
     if asked.deaf:
         wanted = of_labels(own, asked, seen)
         slots, pools = _labelled(own)

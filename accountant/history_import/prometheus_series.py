@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from accountant.core.claim_overlap import Span
-from accountant.history_import.gpu_holds import FigureSeries, GpuLayout, GpuPart, TimeGrid, bridged, mig_slice, runs
+from accountant.history_import.gpu_holds import FigureSeries, GpuLayout, GpuPart, TimeGrid, bridge_gaps, mig_slice, runs
 from accountant.inventory.pod_facts import MARKS
 from agent.wire import Slice
 from gputally.base.pod_queue_labels import QUEUE_KEYS
@@ -235,7 +235,7 @@ def _containers(
                 present.setdefault((*key, int(value)), set()).add(cell)
     made = []
     for (pod, uid, told, name, node, kind, count), cells in sorted(present.items()):
-        runs_of = tuple(runs(bridged(cells, silent)))
+        runs_of = tuple(runs(bridge_gaps(cells, silent)))
         at = frozenset(over.get((pod, told), ()))
         made.append(Container(pod, uid or makeshift_uid(pod), name, node, kind, count, runs_of, at))
     return tuple(made)
@@ -391,7 +391,7 @@ def _node(about: Sequence[Labels], nodes_of: Mapping[PodName, str], listed: Mapp
     return carried[0] if carried else ""
 
 
-def makeshift(
+def assumed_devices(
     node: str, offered: Mapping[str, int], containers: Sequence[Container], labels: Mapping[str, str]
 ) -> list[Device]:
     """As many GPUs as a node offers, or was seen to need, where no exporter ever listed them. labels: the node's."""

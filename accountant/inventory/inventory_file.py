@@ -30,10 +30,10 @@ from pydantic import Field, model_validator
 
 from accountant.core.errors import InventoryError
 from accountant.core.periods import parse_instant, zone
-from accountant.inventory.node_facts import Calendar, PlannedMaintenance, together
+from accountant.inventory.node_facts import Calendar, PlannedMaintenance, merge_nodes
 from accountant.ledger.protocols import Down, EpochReport, Facts, Inventory, NamespaceFacts, NodeFacts
 from agent.wire import PodFacts
-from gputally.base.atomic_file import Stamp, stamped
+from gputally.base.atomic_file import Stamp, stamp_of
 from gputally.base.yaml_file import FileFault, Key
 from gputally.server.config_models import Duration, Model, load_yaml
 
@@ -207,7 +207,7 @@ class YamlInventory:
     def read(self, now_ms: int) -> Facts:  # noqa: ARG002  (a file says the same at any time)
         """What the file says; parsed again only when it has changed. Raises InventoryError (file:line)."""
         try:
-            seen = stamped(self._path.stat())
+            seen = stamp_of(self._path.stat())
         except OSError as error:
             raise InventoryError(f"{self._path}: {error.strerror}") from error
         if seen != self._seen:
@@ -244,7 +244,7 @@ class MergedInventory:
         for facts in [inventory.read(now_ms) for inventory in self._inventories]:
             for node in facts.nodes:
                 key = (node.cluster, node.name)
-                nodes[key] = together(nodes[key], node) if key in nodes else node
+                nodes[key] = merge_nodes(nodes[key], node) if key in nodes else node
             for space in facts.namespaces:
                 namespaces.setdefault((space.cluster, space.name), space)
             pods += facts.pods

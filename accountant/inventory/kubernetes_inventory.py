@@ -26,7 +26,7 @@ from accountant.inventory.pod_facts import (
     complete,
     is_gpu_resource,
     links,
-    sighted,
+    pod_sighting,
 )
 from accountant.inventory.pod_owners import Chain, Owners
 from accountant.ledger.protocols import EPOCH_KEY, EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts, annotated
@@ -179,7 +179,7 @@ class ClusterInventory:
         for name, sight in sights.items():
             known[name] = node_facts.seen(known.get(name), sight, now_ms)
         for name in known.keys() - sights.keys():
-            known[name] = node_facts.gone(known[name], now_ms)
+            known[name] = node_facts.deleted_node(known[name], now_ms)
 
     def _to_tell(self) -> tuple[tuple[tuple[str, PodFacts], ...], tuple[EpochReport, ...]]:
         """Pods that say something new, and the epochs that they said their jobs ended."""
@@ -238,7 +238,7 @@ class ClusterInventory:
             self._dirty[uid] = replace(last, facts=structs.replace(last.facts, ended_ms=ended, observed_ms=now))
 
     def _sighted(self, pod: Pod) -> PodSighting | None:
-        found = sighted(pod, self._clock.wall_ms(), self._team_labels, self._user_keys)
+        found = pod_sighting(pod, self._clock.wall_ms(), self._team_labels, self._user_keys)
         known = self._last.get(pod.metadata.uid)
         if found and known and known.facts.scheduled_ms is not None:
             found = replace(found, marks=as_placed(found.marks, known.marks))

@@ -116,7 +116,7 @@ def seen(before: NodeFacts | None, sight: NodeObservation, now_ms: int) -> NodeF
     return replace(described(sight.cluster, sight.name, sight.labels), down=tuple(down))
 
 
-def gone(before: NodeFacts, at_ms: int) -> NodeFacts:
+def deleted_node(before: NodeFacts, at_ms: int) -> NodeFacts:
     """The node after it was deleted: what was still going on has ended with it."""
     if before.deleted_ms is not None:
         return before
@@ -124,7 +124,7 @@ def gone(before: NodeFacts, at_ms: int) -> NodeFacts:
     return replace(before, down=ended, deleted_ms=at_ms)
 
 
-def together(first: NodeFacts, second: NodeFacts) -> NodeFacts:
+def merge_nodes(first: NodeFacts, second: NodeFacts) -> NodeFacts:
     """Two inventories about one node: what `first` says counts, and both know when it was down."""
 
     def either(name: str) -> str:

@@ -161,7 +161,7 @@ def is_gpu_resource(name: str) -> bool:
     return name.startswith(GPU_RESOURCES)
 
 
-def sighted(
+def pod_sighting(
     pod: Pod, now_ms: int, team_labels: Collection[str] = (), user_keys: Sequence[str] = ()
 ) -> PodSighting | None:
     """None for a pod that asks for no GPU. team_labels: labels that some namespace lets name a team; of the

@@ -96,9 +96,9 @@ class Owners:
                     gone = (ref.api_version, ref.kind) in whole
                     self._known[ref.uid] = OwnerFacts() if gone else self._get(ref)
             level = {
-                above.parent.uid: above.parent
+                owner_facts.parent.uid: owner_facts.parent
                 for ref in level.values()
-                if (above := self._known.get(ref.uid)) is not None and above.parent is not None
+                if (owner_facts := self._known.get(ref.uid)) is not None and owner_facts.parent is not None
             }
             if not level:
                 return
@@ -125,7 +125,7 @@ class Owners:
         except msgspec.MsgspecError as error:
             raise ClusterUnavailable(f"{path}: not what an API server answers: {error}") from error
         # Another object may by now have the name.
-        return above(found.metadata) if found.metadata.uid == ref.uid else OwnerFacts()
+        return owner_facts(found.metadata) if found.metadata.uid == ref.uid else OwnerFacts()
 
     def _list(self, api_version: str, kind: str) -> bool:
         """Learn all of a kind. Whether what is unknown afterwards does not exist."""
@@ -140,7 +140,7 @@ class Owners:
             except msgspec.MsgspecError as error:
                 raise ClusterUnavailable(f"{path}: not what an API server answers: {error}") from error
             for item in page.items or ():
-                self._known[item.metadata.uid] = above(item.metadata)
+                self._known[item.metadata.uid] = owner_facts(item.metadata)
             token = page.metadata.continue_ or ""
             if not token:
                 return len(self._known) < REMEMBERED  # else some of it may have been forgotten again
@@ -178,7 +178,7 @@ def nearest(references: Sequence[OwnerReference] | None, namespace: str) -> Ref 
     return Ref(one.api_version, one.kind, one.name, one.uid, namespace)
 
 
-def above(metadata: Metadata) -> OwnerFacts:
+def owner_facts(metadata: Metadata) -> OwnerFacts:
     """What an object's metadata tell about what is above it."""
     labels = tuple(sorted((k, v) for k, v in (metadata.labels or {}).items() if k in QUEUE_KEYS))
     return OwnerFacts(nearest(metadata.owner_references, metadata.namespace), labels)

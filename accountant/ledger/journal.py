@@ -100,7 +100,7 @@ def record(journal: Journal, acts: Sequence[NewAct], seen: int | None) -> list[A
     raise BooksMoved(known, journal.last_act())
 
 
-def anew(decide: Callable[P, T]) -> Callable[P, T]:
+def retry_when_books_moved(decide: Callable[P, T]) -> Callable[P, T]:
     """Decides again where the books moved meanwhile; it looks at them itself. Raises BooksMoved where they never stand
     still."""
 

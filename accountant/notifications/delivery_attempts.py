@@ -66,7 +66,7 @@ def act(delivery: Delivery, who: str = WHO) -> NewAct:
     return NewAct(delivery.last_ms, "delivery", delivery.key, who, delivery.detail[:_MOST_DETAIL], content)
 
 
-def folded(acts: Iterable[Act]) -> dict[str, Delivery]:
+def deliveries_from_acts(acts: Iterable[Act]) -> dict[str, Delivery]:
     """By key, in the order of the first act about each."""
     found: dict[str, Delivery] = {}
     for one in acts:

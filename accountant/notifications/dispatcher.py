@@ -88,7 +88,7 @@ class Dispatcher:
         self._carriers = carriers
         self._log = structlog.get_logger("accountant.notifications")
         self._lock = threading.Lock()
-        self._known = delivery_attempts.folded(ledger.acts("delivery"))
+        self._known = delivery_attempts.deliveries_from_acts(ledger.acts("delivery"))
         self._looked: date | None = None
         self._odd: Sequence[triggers.Anomaly] = ()
         self._answers: dict[tuple[Hashable, ...], _Answer] = {}

@@ -184,7 +184,7 @@ def settle(commitment: N, usage: N) -> CommitmentUse[N]:
     return CommitmentUse(used, usage - used, commitment - used)
 
 
-def cover(commitment: int, usages: Sequence[tuple[Hashable, int]]) -> list[int]:
+def commitment_cover(commitment: int, usages: Sequence[tuple[Hashable, int]]) -> list[int]:
     """How much of each usage (group, GPU-µs) an hour's commitment covers: in proportion, adding up exactly.
 
     First between groups and then within each, so a group's part does not depend on how finely it is told apart."""

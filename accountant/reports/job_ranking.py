@@ -21,7 +21,7 @@ import numpy as np
 
 from accountant.billing.costs import ALLOCATED, Account, Charge, PricedTime, total_cost
 from accountant.billing.held_time_columns import HeldTime, Whole
-from accountant.billing.job_costs import EpochQuestions, Where, alone, epoch_lines
+from accountant.billing.job_costs import EpochQuestions, Where, epoch_lines, only_job
 from accountant.ledger.protocols import EpochReport, JobKey
 from accountant.prices.price_book import Price, PriceBook
 from accountant.reports import report_sections, spot_candidates
@@ -271,7 +271,7 @@ def rows(
     )[:most]
     found = []
     for key in shown:
-        mine: Where = {**alone(key), **({"team": {team}} if team is not None else {})}
+        mine: Where = {**only_job(key), **({"team": {team}} if team is not None else {})}
         edges, parts = epoch_lines(ledger, book, reports[key], span, mine, timezone)
         of_stretch = list(zip(edges, parts, strict=True))
         ended = [part for stretch, several in of_stretch if stretch.epoch is not None for part in several]

@@ -44,7 +44,7 @@ from accountant.reports.job_ranking import EpochRow
 from accountant.reports.report_data import CANDIDATES, Readings, ReportQuestions, read, span_before
 from accountant.reports.report_rows import AccountRow, DayRow, JobRow, KindRow, TeamRow, UnpricedRow, UserRow
 from accountant.reports.report_sections import Headline, HourlyUse
-from accountant.reports.savings_hints import Hint, hints
+from accountant.reports.savings_hints import Hint, savings_hints
 from accountant.reports.spot_candidates import SpotRow
 from accountant.wire.usage_models import BudgetState
 from gputally.base.money import exact_sum
@@ -238,11 +238,11 @@ def made_of(
         unnamed_users=max(0, len(users) - TOP_USERS),
         daily=report_sections.daily(found.hourly, start_ms, end_ms, tz, team),
         quotas=tuple(row for row in quotas(policies, found.hourly, start_ms, end_ms, tz) if team in (None, row.team)),
-        hints=hints(candidates, found.peaks)[:HINTS],
+        hints=savings_hints(candidates, found.peaks)[:HINTS],
         idle_holders=tuple(jobs.hardly_used(TOP)),
         spot=jobs.candidates(book, end_ms - 1)[:TOP],
         waits=tuple(row for row in found.waits if team in (None, row.team)),
-        rhythm=report_sections.rhythm(found.hourly, team, repeated(start_ms, end_ms, timezone)),
+        rhythm=report_sections.hourly_use(found.hourly, team, repeated(start_ms, end_ms, timezone)),
         unpriced=report_sections.unpriced(found.billed, team),
         imports=imports,
         details=details,

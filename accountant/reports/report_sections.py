@@ -232,7 +232,7 @@ class HourlyUse:
         return min(known, key=lambda row: (row.held or 0, row.hour), default=None)
 
 
-def rhythm(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) -> HourlyUse:
+def hourly_use(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) -> HourlyUse:
     """hourly: of the whole cluster. longer_ms: accountant.billing.held_time_columns.repeated of the span."""
     mine = np.array([team in (None, name) for name, _ in hourly.owners], dtype=bool)[hourly.owner]
     busy, idle, unknown = (column[mine] for column in (hourly.busy_us, hourly.idle_us, hourly.unknown_us))

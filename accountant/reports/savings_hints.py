@@ -52,7 +52,7 @@ class Hint:
     saving: Decimal | None
 
 
-def hints(jobs: Iterable[JobRow], peak_of: Mapping[JobName, Peak]) -> tuple[Hint, ...]:
+def savings_hints(jobs: Iterable[JobRow], peak_of: Mapping[JobName, Peak]) -> tuple[Hint, ...]:
     """At most one per job, the largest saving first."""
     found = [hint for job in jobs if (hint := _hint(job, peak_of.get(by_name(job), Peak())))]
     return tuple(sorted(found, key=lambda hint: (-(hint.saving or 0), *by_name(hint.job))))

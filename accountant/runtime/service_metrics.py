@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from accountant.billing.job_costs import JobQuestions, jobs, lives
+from accountant.billing.job_costs import JobQuestions, jobs, lifetime_costs
 from accountant.bookkeeping.late_change_proposals import Proposal
 from accountant.core.settings import JobMetrics
 from accountant.inventory.kubernetes_inventory import ClusterInventory
@@ -224,7 +224,7 @@ class JobCollector(Collector):
             ]
             recent.sort(key=lambda one: (-(one.burn_per_hour or 0), -(one.cost or 0), one.id))
             kept = {JobKey(one.cluster, one.namespace, one.job): one for one in recent[: self._settings.most]}
-            costs = lives(moment, book, kept.keys(), now, self._timezone)
+            costs = lifetime_costs(moment, book, kept.keys(), now, self._timezone)
         shown = [_JobCost(one, cost) for key, one in sorted(kept.items()) if (cost := costs.get(key)) is not None]
         return shown, max(0, len(recent) - self._settings.most)
 
@@ -271,7 +271,7 @@ class UpkeepCollector(Collector):
         )
         number = GaugeMetricFamily("gputally_backups", "Backups in that folder.")
         try:
-            known = backups.known(self._folder)
+            known = backups.list_backups(self._folder)
         except AccountantError:
             known = []  # the task says so, and an unreadable folder has no newest one
         number.add_metric([], len(known))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
-from accountant.storage.crash_recovery import beside
+from accountant.storage.crash_recovery import block_copy_path
 from accountant.storage.parquet_archive import sha256
 from gputally.base import atomic_file
 from gputally.base.errors import AccountantError
@@ -96,7 +96,7 @@ def _sweep(folder: Path) -> None:
             place.unlink(missing_ok=True)
 
 
-def known(folder: Path) -> list[Backup]:
+def list_backups(folder: Path) -> list[Backup]:
     """Those in a folder, newest first."""
     with _reachable(folder):
         notes = sorted(folder.glob("ledger-*.json")) if folder.is_dir() else []
@@ -105,14 +105,14 @@ def known(folder: Path) -> list[Backup]:
 
 def file_of(folder: Path, name: str) -> Path:
     """The ledger file of a backup. Raises NoBackup."""
-    if not any(backup.name == name for backup in known(folder)):
+    if not any(backup.name == name for backup in list_backups(folder)):
         raise NoBackup(f"{folder}: no backup {name!r}")
     return _file(folder, name)
 
 
 def prune(folder: Path, keep: int) -> list[Backup]:
     """Remove all but the newest `keep`; those removed."""
-    gone = known(folder)[keep:]
+    gone = list_backups(folder)[keep:]
     with _reachable(folder):
         for backup in gone:
             # The note first: without it the file is no backup.
@@ -139,7 +139,7 @@ def restore(backup: Path, ledger: Path) -> Backup:
             if sha256(fresh) != made.sha256:
                 raise LedgerDamaged(f"{backup}: not what was written on {_day(made.at_ms)} (SHA-256 differs)")
             atomic_file.sync(fresh)
-            beside(ledger).unlink(missing_ok=True)  # of the file that was here
+            block_copy_path(ledger).unlink(missing_ok=True)  # of the file that was here
             os.link(fresh, ledger)  # unlike a renaming, refuses to replace one that came meanwhile
             atomic_file.sync(ledger.parent)
         finally:

@@ -47,7 +47,7 @@ class Verdict(Enum):
     UNKNOWN = "unknown"
 
 
-def walk(log: bytes | mmap.mmap) -> tuple[Verdict, int]:
+def judge_log(log: bytes | mmap.mmap) -> tuple[Verdict, int]:
     """Judge a log; also the offset of the end of its last whole commit.
 
     Damage inside a payload reads CLEAN: the engine's checksum finds it. A header that is not known is UNKNOWN."""
@@ -91,7 +91,7 @@ def _varint(log: bytes | mmap.mmap, at: int) -> tuple[int, int]:
             return value, at
 
 
-def prepare(database: Path) -> Verdict | None:
+def prepare_log(database: Path) -> Verdict | None:
     """Make the log beside `database` safe to open; None where there is none (a clean stop).
 
     Raises LedgerDamaged where opening would lose acknowledged rows without a word."""
@@ -99,7 +99,7 @@ def prepare(database: Path) -> Verdict | None:
     if not log.exists() or log.stat().st_size == 0:
         return None
     with log.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        verdict, commit = walk(content)
+        verdict, commit = judge_log(content)
     others = [log.with_name(log.name + end) for end in (".checkpoint", ".recovery")]
     if verdict is Verdict.CLEAN or any(other.exists() for other in others):
         return verdict
@@ -160,7 +160,7 @@ class _SavedBlocks(msgspec.Struct):
 _kept = msgspec.msgpack.Decoder(_SavedBlocks)
 
 
-def beside(database: Path) -> Path:
+def block_copy_path(database: Path) -> Path:
     """Where the blocks of `database` are kept."""
     return database.with_name(database.name + ".blocks")
 
@@ -174,7 +174,7 @@ def keep(database: Path, file: int, numbers: Iterable[int]) -> None:
         os.pread(file, HEADERS, 0),
         {number: os.pread(file, BLOCK, HEADERS + number * BLOCK) for number in numbers},
     )
-    place = beside(database)
+    place = block_copy_path(database)
     fresh = place.with_name(f".{place.name}.new")
     with fresh.open("wb") as out:
         out.write(msgspec.msgpack.encode(kept))
@@ -184,12 +184,12 @@ def keep(database: Path, file: int, numbers: Iterable[int]) -> None:
     sync(place.parent)  # or older blocks might stand here after a power failure, beside newer headers
 
 
-def mend(database: Path) -> int:
+def restore_blocks(database: Path) -> int:
     """Put back what a checkpoint that did not end has written over, before the engine opens it; how many blocks.
 
     Raises OSError."""
     try:
-        kept = _kept.decode(beside(database).read_bytes())
+        kept = _kept.decode(block_copy_path(database).read_bytes())
         file = database.open("rb+")
     except (FileNotFoundError, msgspec.DecodeError):
         return 0  # nothing to go by: it was never kept, or by a release that does it in another way

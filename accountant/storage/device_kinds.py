@@ -68,12 +68,12 @@ class DeviceKindsCache:
             # The very same, not equal ones: every change makes new ones, and comparing them would take as long.
             if gpus == len(fleet.tenures) and all(a is b for a, b in zip(before, made_of, strict=True)):
                 return found
-        found = apart(fleet, devices, asked)
+        found = device_kinds(fleet, devices, asked)
         self._known[asked] = (made_of, len(fleet.tenures), found)
         return found
 
 
-def apart(fleet: Fleet, devices: Mapping[int, DeviceName], asked: Collection[Dimension]) -> DeviceKinds:
+def device_kinds(fleet: Fleet, devices: Mapping[int, DeviceName], asked: Collection[Dimension]) -> DeviceKinds:
     """asked: the dimensions of devices in the question."""
     if not asked:
         every = {0: (EVERY_GPU, NO_DEVICE)}

@@ -46,7 +46,7 @@ def _translated(error: duckdb.Error) -> AccountantError:
     return LedgerUnavailable(one_line(error))
 
 
-def once(table: pa.Table) -> Any:
+def streamed(table: pa.Table) -> Any:
     """The table as a stream, for a statement that names it in one place, outside WITH: it can be read once; reading it
     twice would end the process. It costs the engine half of what a small table does, of any size two thirds."""
     return None if table is None else table.__arrow_c_stream__()
@@ -156,8 +156,8 @@ class Database:
         self._wal = path.with_name(path.name + ".wal")
         self._lock = _lock(path)
         try:
-            crash_recovery.prepare(path)
-            crash_recovery.mend(path)
+            crash_recovery.prepare_log(path)
+            crash_recovery.restore_blocks(path)
             # The engine's own checkpoint is a backstop: ours run between transactions, and are told.
             settings: dict[str, Any] = {"checkpoint_threshold": "1GB", "memory_limit": memory_limit}
             if threads is not None:
@@ -259,7 +259,7 @@ class Database:
         self._connection.close()
         self._file.close()
         if not self.wal_bytes():  # else its last checkpoint did not end
-            crash_recovery.beside(self.path).unlink(missing_ok=True)
+            crash_recovery.block_copy_path(self.path).unlink(missing_ok=True)
         self._lock.close()
 
 

@@ -42,7 +42,7 @@ from accountant.storage import gpu_owners as owners
 from accountant.storage import misdated_records, retention
 from accountant.storage.changed_spans import Mark
 from accountant.storage.duckdb_engine import Cursor, Database, fingerprints
-from accountant.storage.gpu_lifetimes import act_of, listed, retiring
+from accountant.storage.gpu_lifetimes import act_of, retired_devices, retiring
 from accountant.storage.parquet_archive import Archive, ArchivePart, groups, marks_of, take_rest
 from accountant.storage.query.window_weights import Lens
 from accountant.storage.snapshot import Hole, Imbalance, Snapshot, holes, imbalance, job_of, quarantine
@@ -140,10 +140,10 @@ class Offsite(Transactions):
         """What the archive has before the part is as it was before the healings that the part tells of."""
         (acts,) = archive.files([part.number], "act")
         with self._database.cursor() as reading:
-            healings = misdated_records.healings(reading, str(acts))
+            healings = misdated_records.redatings_in(reading, str(acts))
         for at_ms in healings:
             with self._transaction() as cursor:
-                misdated_records.heal(cursor, at_ms, self._state.days)
+                misdated_records.redate_records(cursor, at_ms, self._state.days)
                 self._commit(cursor, self._state)
             self._reread()
 
@@ -175,7 +175,7 @@ class Offsite(Transactions):
         total = 0
         while True:
             with self._writing, self._transaction() as cursor:
-                hours = retention.freeze(cursor, self._archive, before_ms)
+                hours = retention.freeze_hours(cursor, self._archive, before_ms)
                 self._commit(cursor, replace(self._state, frozen=self._state.frozen | hours), news=False)
             if not hours:
                 return total
@@ -313,7 +313,7 @@ class DuckLedger(Offsite):
             self._require_clock()
             fleet = self._state.fleet
             ends = retiring(fleet, asked, at_ms, now_ms, closed_ms)
-            found = listed(fleet, ends)
+            found = retired_devices(fleet, ends)
             with self._transaction() as cursor:
                 acts = write_acts(cursor, [act_of(found, now_ms, who, reason)], self._state.acts)[-1].number
                 reference_tables.write_retired(cursor, ends)
@@ -326,7 +326,7 @@ class DuckLedger(Offsite):
             self._require_clock()
             state, known = self._state, self._owners.known
             nodes = {stream[:2] for stream in state.marks} | set(state.fleet.nodes)
-            chosen = owners.movable(known, nodes, asked, now_ms)
+            chosen = owners.movable_gpus(known, nodes, asked, now_ms)
             before = {gpu: known[gpu] for gpu in chosen}
             claims = self._owners.claims(now_ms)
             after = {gpu: claims.move(gpu, asked.node, who, asked.from_ms or 0) for gpu in chosen}
@@ -358,7 +358,7 @@ class DuckLedger(Offsite):
             with self._transaction() as cursor:
                 found = misdated_records.find(cursor, now_ms)
                 if found:
-                    misdated_records.heal(cursor, now_ms, self._state.days)
+                    misdated_records.redate_records(cursor, now_ms, self._state.days)
                     write_acts(cursor, [misdated_records.act_of(found, now_ms, who, reason)], self._state.acts)
                     self._commit(cursor, self._state)
             if found:

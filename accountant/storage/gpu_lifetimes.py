@@ -305,7 +305,7 @@ def _only(fleet: Fleet) -> str:
     return clusters[0]
 
 
-def listed(fleet: Fleet, ends: Mapping[int, int]) -> tuple[RetiredDevice, ...]:
+def retired_devices(fleet: Fleet, ends: Mapping[int, int]) -> tuple[RetiredDevice, ...]:
     """What is done by it, by node and GPU."""
     made = (
         RetiredDevice(

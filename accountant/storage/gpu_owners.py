@@ -80,7 +80,7 @@ def _owners(steps: Sequence[Ownership]) -> Iterable[GpuOwner]:
         )
 
 
-def movable(
+def movable_gpus(
     owned: Mapping[GpuName, OwnedGpu], nodes: Collection[NodeKey], asked: GpuMove, now_ms: int
 ) -> list[GpuName]:
     """The GPUs that are to be moved. nodes: all that the accountant knows. Raises CannotMove, and then none is to be

@@ -15,7 +15,7 @@ from accountant.storage.write import rollups
 from accountant.storage.write.name_ids import DeviceName, Devices
 from accountant.storage.write.record_columns import Stream
 from accountant.storage.write.reference_tables import last_act, last_decision, read_namespaces, read_nodes
-from accountant.storage.write.rollups import DailySums, around
+from accountant.storage.write.rollups import DailySums, row_range
 from accountant.wire.policy_models import Policy, PolicyVersion
 from accountant.wire.usage_models import Dimension
 
@@ -67,7 +67,7 @@ def load(cursor: Cursor, zone: ZoneInfo = UTC) -> State:
     agents: dict[int, dict[str, Tenure]] = {}
     imported: set[int] = set()
     unfolded = frozenset(row[0] for row in cursor.run("FROM unfolded"))
-    for gpu, cluster, uuid, model, node, first, last, of_import in cursor.rows("tenures", around(unfolded)):
+    for gpu, cluster, uuid, model, node, first, last, of_import in cursor.rows("tenures", row_range(unfolded)):
         gpus[gpu] = Gpu(cluster, uuid, model)
         tenure = Tenure(first, last)
         nodes = tenures.setdefault(gpu, {})

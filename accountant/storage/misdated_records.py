@@ -47,7 +47,7 @@ def find(cursor: Cursor, now_ms: int) -> tuple[MisdatedRecords, ...]:
     return tuple(found)
 
 
-def heal(cursor: Cursor, now_ms: int, days: DailySums) -> None:
+def redate_records(cursor: Cursor, now_ms: int, days: DailySums) -> None:
     """In the caller's transaction. Raises CannotRedate where records lie in the archive alone."""
     limit = {"limit": now_ms + SKEW_MS}
     frozen = cursor.run("SELECT count(*) FROM frozen WHERE at_ms >= $limit", limit)[0][0]
@@ -60,7 +60,7 @@ def heal(cursor: Cursor, now_ms: int, days: DailySums) -> None:
             cursor.run(part, {"now": now_ms, **limit})
 
 
-def healings(cursor: Cursor, acts_file: str) -> list[int]:
+def redatings_in(cursor: Cursor, acts_file: str) -> list[int]:
     """When the healings of an archived part were done that this ledger does not have yet, in order."""
     found = cursor.run(
         "SELECT p.at_ms FROM read_parquet(?) p WHERE p.kind = 'redated' "

@@ -28,7 +28,7 @@ HOURS_AT_ONCE = 4
 """Of one transaction: the writer waits while they are compared."""
 
 
-def freeze(cursor: Cursor, archive: Archive, before_ms: int) -> frozenset[int]:
+def freeze_hours(cursor: Cursor, archive: Archive, before_ms: int) -> frozenset[int]:
     """Hours before an instant that may leave the file, oldest first, at most `HOURS_AT_ONCE`; they are gone then.
 
     Raises LedgerDamaged, and nothing is gone, where the archive does not say the same as the file."""
@@ -46,7 +46,7 @@ def freeze(cursor: Cursor, archive: Archive, before_ms: int) -> frozenset[int]:
     return frozenset(hours)
 
 
-def touched(incoming: Incoming | None, frozen: Collection[int]) -> frozenset[int]:
+def touched_hours(incoming: Incoming | None, frozen: Collection[int]) -> frozenset[int]:
     """Frozen hours that rows may have to be settled against."""
     if incoming is None or not frozen:
         return frozenset()
@@ -62,7 +62,7 @@ def touched(incoming: Incoming | None, frozen: Collection[int]) -> frozenset[int
 def thaw(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> None:
     """Bring the rows of frozen hours back into the file."""
     ordered = sorted(hours)
-    source = _archived(cursor, reached(archive), ordered)
+    source = _archived(cursor, archive_of(archive), ordered)
     cursor.run(f"INSERT INTO received FROM ({source}) WHERE {_inside(ordered)}")
     cursor.run("DELETE FROM frozen WHERE at_ms IN (SELECT unnest(?))", [ordered])
 
@@ -70,7 +70,7 @@ def thaw(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> Non
 def show(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> None:
     """Let `entry` mean the file and the frozen hours, for whatever else this cursor asks."""
     ordered = sorted(hours)
-    source = _archived(cursor, reached(archive), ordered)
+    source = _archived(cursor, archive_of(archive), ordered)
     cursor.run(
         f"CREATE TEMP VIEW entry AS FROM present UNION ALL SELECT {_CELLS} FROM ({source}) "  # noqa: S608
         f"WHERE {_inside(ordered)}"
@@ -79,7 +79,7 @@ def show(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> Non
 
 def frozen_digests(cursor: Cursor, archive: Archive | None, stream: Stream, seqs: Collection[int]) -> list[Row]:
     """(seq, digest) of an outbox's numbers, from all parts."""
-    files = reached(archive).files(_numbers(cursor, 0, 1 << 62))
+    files = archive_of(archive).files(_numbers(cursor, 0, 1 << 62))
     found = cursor.run("SELECT id FROM stream WHERE cluster = ? AND node = ? AND epoch = ?", stream)
     return cursor.run(
         f"SELECT seq, digest FROM ({rows_of(cursor, files)}) WHERE stream = ? AND seq IN (SELECT unnest(?))",  # noqa: S608
@@ -87,7 +87,7 @@ def frozen_digests(cursor: Cursor, archive: Archive | None, stream: Stream, seqs
     )
 
 
-def reached(archive: Archive | None) -> Archive:
+def archive_of(archive: Archive | None) -> Archive:
     """Raises LedgerUnavailable where rows are in an archive that is not configured."""
     if archive is None:
         raise LedgerUnavailable("rows that are needed are in the archive alone, and no archive is set (archive.to)")

@@ -23,9 +23,9 @@ from accountant.ledger.team_assignment import NO_POLICY, labels_count
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import gpus_at
 from accountant.storage.ledger_state import State
-from accountant.storage.query.idle_time_query import idle_phases, lent
+from accountant.storage.query.idle_time_query import idle_phases, lent_time
 from accountant.storage.query.result_cache import ResultCache
-from accountant.storage.query.usage_columns_query import held, hours, peaks, tabled
+from accountant.storage.query.usage_columns_query import held_time, hourly_peaks, hours, tabled
 from accountant.storage.query.usage_query import usage, usage_between
 from accountant.storage.write import record_columns, reference_tables
 from accountant.storage.write.reference_tables import epochs_between, read_epochs
@@ -145,7 +145,7 @@ class Snapshot:
 
     def held(self, edges: Sequence[int], timezone: str = "UTC") -> HeldTime:
         """What every holder held in each stretch between two neighbouring edges, which ascend."""
-        return held(self._cursor, self._state, edges, timezone)
+        return held_time(self._cursor, self._state, edges, timezone)
 
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
         """What `usage` says by team, queue and hour, as columns."""
@@ -161,7 +161,7 @@ class Snapshot:
         self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
     ) -> dict[JobName, Peak]:
         """The most that these jobs, by namespace and name, held and used in any one hour."""
-        return peaks(self._cursor, self._state, start_ms, end_ms, jobs, timezone, self._memory)
+        return hourly_peaks(self._cursor, self._state, start_ms, end_ms, jobs, timezone, self._memory)
 
     def idle_phases(
         self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
@@ -169,7 +169,7 @@ class Snapshot:
         return idle_phases(self._cursor, self._state, start_ms, end_ms, by, timezone)
 
     def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[LentTime]:
-        return lent(self._cursor, self._state, start_ms, end_ms, by, timezone)
+        return lent_time(self._cursor, self._state, start_ms, end_ms, by, timezone)
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
         known = [rules.version for rules in self._state.policies if rules.version is not None]

@@ -46,7 +46,9 @@ class SpanPlan:
     edges: list[TaggedSpan] = field(default_factory=list)
 
 
-def cover(spans: Iterable[TaggedSpan], unfolded: Collection[int], kept: Sequence[tuple[int, int]] = ()) -> SpanPlan:
+def plan_spans(
+    spans: Iterable[TaggedSpan], unfolded: Collection[int], kept: Sequence[tuple[int, int]] = ()
+) -> SpanPlan:
     """Cut each span into kept days, whole hours, whole quarter-hours and edges; together they are the span.
 
     unfolded: starts of hours without sums. kept: days that have sums, ascending."""

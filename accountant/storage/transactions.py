@@ -143,7 +143,7 @@ class Transactions:
         """Write a group, in a transaction of its own."""
         with self._transaction() as cursor:
             before = self._state
-            thawed = retention.touched(group.incoming, before.frozen)
+            thawed = retention.touched_hours(group.incoming, before.frozen)
             if thawed:
                 retention.thaw(cursor, self._archive, thawed)
             booked = book(cursor, self._names, group, before.fleet, before.unfolded, before.days)

@@ -25,7 +25,7 @@ from accountant.core import periods
 from accountant.core.near_names import shown
 from accountant.ledger.protocols import JobKey
 from accountant.web import overview_pages, page_queries, page_rows
-from accountant.web.node_pages import Timeline, drawn, timeline
+from accountant.web.node_pages import Timeline, timeline, timeline_svg
 from accountant.web.overview_pages import address
 from accountant.web.page_queries import recorded_of, records
 from accountant.web.page_rows import paged
@@ -41,7 +41,7 @@ def gangs_of(key: JobKey) -> tuple[str, ...]:
     return tuple(f"{key.namespace}/{name}" for name in _names(key.job))
 
 
-def about(
+def decisions_about_job(
     decisions: Iterable[Decision], key: JobKey, pods: Collection[str], siblings: Collection[str]
 ) -> list[Decision]:
     """Those about the job, in their order. pods: the names of its own. siblings: jobs of its cluster and namespace, as
@@ -56,7 +56,7 @@ def _is_about(one: Decision, key: JobKey, pods: Collection[str], jobs: Iterable[
     named = one.subject.partition("/")[2]
     if named == f"{key.namespace}/{_name(key.job)}":
         return True
-    victims = [name for name in decision_text.listed(one.inputs.get("pods")) if isinstance(name, str)]
+    victims = [name for name in decision_text.as_list(one.inputs.get("pods")) if isinstance(name, str)]
     if victims:
         return any(name in pods for name in victims)
     begin = f"{key.namespace}/"
@@ -100,7 +100,7 @@ async def listed(request: Request, asked: Annotated[JobsParams, Query()], deps: 
     month = (
         periods.month_with_records(at, deps.newest_ms(), tz)
         if asked.month is None
-        else overview_pages.begun(asked.month, at, tz)
+        else overview_pages.asked_month(asked.month, at, tz)
     )
     where = teams_asked(principal, () if asked.team is None else (asked.team,))
 
@@ -138,12 +138,12 @@ async def one(request: Request, id: str, deps: Given, principal: Reading) -> Res
                 told = f"no job {shown(id)} held a GPU or had pods, for this caller{near}"
                 raise Refusal("not-found", told)
             begin, end = _shown_span(found.job, found.start_ms, at)
-            filters = {**where, **job_costs.alone(key)}
+            filters = {**where, **job_costs.only_job(key)}
             strips, _ = timeline(moment, begin, end, filters, timezone)
             names = {pod.facts.name for pod in moment.pods(0, at, of={key})}
             siblings = moment.jobs_in(key.cluster, key.namespace)
         begun = deps.ledger.decisions(found.start_ms, at + 1, MOST_DECISIONS, kind="preemption", gang=gangs_of(key))
-        decided = about(begun, key, names, siblings)
+        decided = decisions_about_job(begun, key, names, siblings)
         waiting = found.job.state == "waiting"
         held = decision_text.shares(records(deps.ledger, at), found.job.queues) if waiting else []
         return _job_page(request, deps, found, strips, decided, held, everyone=principal.teams is None)
@@ -165,7 +165,7 @@ def _job_page(
     title = f"What each GPU did for {found.job.job}"
     return overview_pages.page(
         request, "/jobs", "job.html", deps, found=found, job=found.job, strips=strips, decided=decided, shares=shares,
-        timeline=drawn(strips, title) if strips.strips else "", utilisation=page_rows.utilisation,
+        timeline=timeline_svg(strips, title) if strips.strips else "", utilisation=page_rows.utilisation,
         currency=found.currency,
         address=address if everyone else None,
     )  # fmt: skip

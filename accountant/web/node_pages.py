@@ -139,7 +139,7 @@ def _local(at_ms: int, tz: ZoneInfo) -> datetime:
     return local.replace(minute=0, second=0, microsecond=0, tzinfo=None, fold=0)
 
 
-def drawn(found: Timeline, title: str) -> str:
+def timeline_svg(found: Timeline, title: str) -> str:
     """A row per GPU, a column per cell; in a column the accounts, busy at the bottom. SVG."""
     height = _TOP + len(found.strips) * (_ROW + _GAP) + _BOTTOM
     svg = root("timeline", _WIDTH, height, title, _described(found))
@@ -233,7 +233,7 @@ async def one(
             raise Refusal("not-found", f"no node {node[:200]!r} of cluster {cluster[:200]!r} in that time")
         return overview_pages.page(
             request, "/nodes", "node.html", deps, cluster=cluster, node=node, days=asked.days, facts=facts,
-            strips=strips, timeline=drawn(strips, f"What each GPU of {node} did") if strips.strips else "",
+            strips=strips, timeline=timeline_svg(strips, f"What each GPU of {node} did") if strips.strips else "",
             holders=page_rows.held_by(holders)[:MOST_HOLDERS], start_ms=start, end_ms=at,
             whole=page_rows.summed(of_gpus), register=register,
             may_move=principal.may("admin"), forms=deps.settings.auth == "off"

@@ -74,7 +74,7 @@ async def overview(request: Request, deps: Given, principal: Reading) -> Respons
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
 
     def make() -> bytes:
-        now = page_queries.now(deps)
+        now = page_queries.current_demand(deps)
         shown = now.value.held
         then = deps.newest_ms()
         title = "Where the capacity is now" if not is_old(then, at) else "Where the capacity was"
@@ -150,7 +150,7 @@ async def coverage_page(request: Request, deps: Given, principal: Reading) -> Re
             nodes=nodes.value[:_SHOWN_NODES],
             more=nodes.value[_SHOWN_NODES:],
             as_of_ms=nodes.as_of_ms,
-            whole=page_rows.together(nodes.value),
+            whole=page_rows.total_coverage(nodes.value),
             quarantined=deps.ledger.quarantined(_SHOWN_QUARANTINED),
             holes=deps.ledger.holes(_SHOWN_QUARANTINED),
             most=_SHOWN_QUARANTINED,
@@ -183,7 +183,7 @@ def present(request: Request, refusal: Refusal) -> Response:
     return Response(text, refusal.kind.status, refusal.headers, HTML)
 
 
-def begun(text: str, at_ms: int, tz: ZoneInfo) -> Month:
+def asked_month(text: str, at_ms: int, tz: ZoneInfo) -> Month:
     """The month that a page was asked for. Raises Refusal for what is none, and for one to come."""
     try:
         month = Month.parse(text)
@@ -197,7 +197,7 @@ def begun(text: str, at_ms: int, tz: ZoneInfo) -> Month:
 async def _report(request: Request, deps: Deps, month: str, team: str | None) -> Response:
     """The report's own page under the navigation."""
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
-    chosen = begun(month, at, periods.zone(timezone))
+    chosen = asked_month(month, at, periods.zone(timezone))
 
     def make() -> bytes:
         kept = report_of(deps, chosen, team)
@@ -232,14 +232,14 @@ def report_of(deps: Deps, month: Month, team: str | None) -> Answer[str]:
     return Answer(deps.prepared.ask(key, rendered, lambda: None).value, found.as_of_ms)
 
 
-def ahead(deps: Deps) -> None:
+def prepare_pages(deps: Deps) -> None:
     """Everything that most readers will look at and that takes long, asked before they do. Raises AccountantError.
 
     The month before is what bills are sent for: found once, and again only where something came late for it."""
     page_layout.make_ready(_environment(), "accountant.web")
     timezone = periods.zone(deps.settings.timezone)
     running = Month.of(deps.clock.wall_ms() - 1, timezone)
-    page_queries.ahead(deps, running)
+    page_queries.prepare_answers(deps, running)
     begun, newest = deps.ledger.extent()
     for month in (running, running.previous) if newest and begun < running.span(timezone)[0] else (running,):
         page_queries.all_bills_of(deps, month)
@@ -383,7 +383,7 @@ async def one(request: Request, at_ms: int, id: str, deps: Given, principal: Rea
             "decision.html",
             deps,
             one=found,
-            told=decision_text.told(found, cycle),
+            told=decision_text.decision_text(found, cycle),
             address=address,
         )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from accountant.api.answer_cache import Answer
 from accountant.api.dependencies import Deps
 from accountant.billing import job_costs, statement_items, statements
-from accountant.billing.bill_columns import billed
+from accountant.billing.bill_columns import bills_by_cuts
 from accountant.billing.held_time_columns import Groups
 from accountant.billing.job_costs import Where
 from accountant.billing.statement_items import Cut
@@ -81,7 +81,7 @@ def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> De
     return Demand(kubernetes.cluster if kubernetes.inventory else "", waiting, asks)
 
 
-def now(deps: Deps) -> Answer[CurrentDemand]:
+def current_demand(deps: Deps) -> Answer[CurrentDemand]:
     """The newest settled quarter of an hour; where little is metered, the last one there was."""
 
     def find() -> CurrentDemand:
@@ -89,7 +89,7 @@ def now(deps: Deps) -> Answer[CurrentDemand]:
         watermark = deps.ledger.watermark(at, page_rows.TRUSTED)
         end = at if watermark is None else watermark
         with deps.ledger.moment(end - BUCKET_MS, end) as moment:
-            held = page_rows.now(moment, deps.book(), end, deps.settings.timezone)
+            held = page_rows.current_use(moment, deps.book(), end, deps.settings.timezone)
             waiting = page_rows.waiting(moment.pods(at - 1, at, waiting=True), at)
         return CurrentDemand(held, demand(deps, waiting, at))
 
@@ -231,16 +231,16 @@ def _bills(deps: Deps, month: Month, cuts: Sequence[Cut]) -> list[Bills]:
     end = min(whole_end, at)
     book = deps.books.priced_by(deps.books.kept(month))
     with deps.ledger.moment(start, end) as moment:
-        several = billed(moment, book, start, end, [statement_items.DIMENSIONS[by] for by in cuts], timezone)
+        several = bills_by_cuts(moment, book, start, end, [statement_items.DIMENSIONS[by] for by in cuts], timezone)
     return [
         Bills(at, statements.build(found.charges, book, (), start, end, timezone), found.groups) for found in several
     ]
 
 
-def ahead(deps: Deps, month: Month) -> None:
+def prepare_answers(deps: Deps, month: Month) -> None:
     """What most readers will look at besides reports, asked before they do. month: the running one. Raises
     AccountantError."""
-    now(deps)
+    current_demand(deps)
     month_so_far(deps, month)
     coverage(deps, month)
     machines(deps, NODES_DAYS)

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from pydantic import TypeAdapter
 
 from accountant.billing.costs import ACCOUNTS, ALLOCATED, BILLED, PRICED_BY, Account, charges, quantify, unpriced_us
-from accountant.billing.queue_waits import KnownPod, waited
+from accountant.billing.queue_waits import KnownPod, pod_wait
 from accountant.billing.statements import Adjustment, Correction, statement
 from accountant.core.periods import Month, zone
 from accountant.inventory.pod_facts import is_gpu_resource
@@ -236,7 +236,7 @@ def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
     """By queue, the longest wait first."""
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for pod in pods:
-        asked, wait = gpus_asked(pod.facts), waited(pod.facts, at_ms)
+        asked, wait = gpus_asked(pod.facts), pod_wait(pod.facts, at_ms)
         if asked and wait.waiting:
             found.setdefault((pod.team, pod.queue), []).append((asked, wait.queued_ms or 0))
     rows = [
@@ -248,7 +248,7 @@ def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.longest_ms, row.team, row.queue)))
 
 
-def now(ledger: Questions, book: PriceBook | None, end_ms: int, timezone: str) -> CurrentUse:
+def current_use(ledger: Questions, book: PriceBook | None, end_ms: int, timezone: str) -> CurrentUse:
     """The quarter of an hour that ends at end_ms: the newest that is settled."""
     start, end = end_ms - BUCKET_MS, end_ms
     finest = ledger.usage(start, end, (*_OF_HOLDING, *PRICED_BY), None, timezone)
@@ -351,7 +351,7 @@ def by_node(ledger: Ledger, start_ms: int, end_ms: int) -> tuple[NodeCoverage, .
     return tuple(sorted(rows, key=lambda row: (-row.unmetered_us, row.cluster, row.node)))
 
 
-def together(nodes: Iterable[NodeCoverage]) -> NodeCoverage:
+def total_coverage(nodes: Iterable[NodeCoverage]) -> NodeCoverage:
     """All of them as one."""
     listed = list(nodes)
     return NodeCoverage(

@@ -149,7 +149,7 @@ def _shown(kept: Statement | None, figure: LineFilter, cut: Bills) -> _ShownLine
 
 def _chosen(month: str, asked: LinesParams, deps: Deps, principal: Principal) -> tuple[str | None, Month, Cut]:
     team = team_for(principal, asked.team)
-    chosen = overview_pages.begun(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
+    chosen = overview_pages.asked_month(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
     return team, chosen, asked.by or _fitting(asked, team)
 
 
@@ -283,7 +283,7 @@ async def against_the_books(
 ) -> Response:
     of_everyone(principal)
     tz = periods.zone(deps.settings.timezone)
-    chosen = overview_pages.begun(month, deps.clock.wall_ms(), tz)
+    chosen = overview_pages.asked_month(month, deps.clock.wall_ms(), tz)
 
     def make() -> bytes:
         kept = deps.books.invoices.newest(chosen)
@@ -305,7 +305,7 @@ async def as_file(
     request: Request, month: str, asked: Annotated[InvoiceParams, Query()], deps: Given, principal: Reading
 ) -> Response:
     of_everyone(principal)
-    chosen = overview_pages.begun(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
+    chosen = overview_pages.asked_month(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
 
     def make() -> bytes:
         found = _reconciled(deps, chosen, deps.books.invoices.newest(chosen))

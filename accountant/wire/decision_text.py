@@ -38,13 +38,13 @@ def of_gpus(value: Any) -> str:
     return NOTHING if found is None else gpus(found)
 
 
-def tenths(value: Any) -> str:
+def one_decimal(value: Any) -> str:
     """With one decimal."""
     found = number(value)
     return NOTHING if found is None else f"{Decimal(str(found)):,.1f}"
 
 
-def four(value: float) -> str:
+def four_digits(value: float) -> str:
     """Four significant digits: a weight, a share of the law's own."""
     return f"{value:.4g}"
 
@@ -72,7 +72,7 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def listed(value: Any) -> Sequence[Any]:
+def as_list(value: Any) -> Sequence[Any]:
     """Empty where it is none."""
     return value if isinstance(value, list | tuple) else ()
 
@@ -155,7 +155,7 @@ class Share:
         return None if self.due is None or self.holds is None else self.due - self.holds
 
 
-def told(decision: Decision, cycle: Sequence[Decision]) -> DecisionText:
+def decision_text(decision: Decision, cycle: Sequence[Decision]) -> DecisionText:
     """cycle: the decisions of the same instant, this one among them or not."""
     inputs = decision.inputs
     if decision.kind == "hold":
@@ -197,10 +197,12 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
     if decision.value is None:
         first = f"The weight of {subject} was left to its own."
     elif decision.previous is None:
-        first = f"The weight of {subject} {'would be' if dry else 'was'} set to {four(decision.value)}."
+        first = f"The weight of {subject} {'would be' if dry else 'was'} set to {four_digits(decision.value)}."
     else:
         went = "would go" if dry else "went"
-        first = f"The weight of {subject} {went} from {four(decision.previous)} to {four(decision.value)}."
+        first = (
+            f"The weight of {subject} {went} from {four_digits(decision.previous)} to {four_digits(decision.value)}."
+        )
     sentences = [first]
     used, due = number(parts.get("u")), number(parts.get("n"))
     window = mapping(record.inputs.get("window")) if record else {}
@@ -212,7 +214,7 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
             f"of {percent(due)}."
         )
     sentences.append(sentence(decision.reason))
-    sentences += [sentence(str(note)) for note in listed(parts.get("notes")) if str(note) not in decision.reason]
+    sentences += [sentence(str(note)) for note in as_list(parts.get("notes")) if str(note) not in decision.reason]
     sentences += filter(None, [_DONE.get(str(inputs.get("result")), "")])
     sentences += [sentence(str(inputs["detail"]))] if inputs.get("detail") else []
     usage, capacity, unit = number(parts.get("usage")), number(parts.get("capacity")), str(window.get("unit", ""))
@@ -221,7 +223,7 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
         value = number(parts.get(name))
         if value is not None:
             words = _of_kai(parts) or meaning if name == "p" else meaning
-            rows.append((title, words, percent(value, 2) if name in _RATIOS else four(value)))
+            rows.append((title, words, percent(value, 2) if name in _RATIOS else four_digits(value)))
     if usage is not None and capacity is not None and rows:
         rows.insert(1, ("Usage", f"of {amount(capacity, unit)} in the window", amount(usage, unit)))
     grids = [
@@ -233,7 +235,7 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
             2,
         )
     ]
-    trace = tuple((str(name), four(figure)) for name, each in mapping(parts.get("trace")).items()
+    trace = tuple((str(name), four_digits(figure)) for name, each in mapping(parts.get("trace")).items()
                   if (figure := number(each)) is not None)  # fmt: skip
     if trace:
         grids.append(TextTable(f"The law {parts.get('law', '')}, step by step", "Its own numbers, as they arose.",
@@ -258,9 +260,12 @@ def _change(change: Mapping[str, Any], value: float | None) -> TextTable:
         parts = [(name, number(part)) for name, part in mapping(change.get("parts")).items()]
         moved = sorted(((name, part) for name, part in parts if part), key=lambda row: -abs(row[1]))
         rows = [
-            ("Weight at the decision before", four(before)),
-            *((_CAUSES.get(name, name), f"{'+' if part > 0 else MINUS}{four(abs(part))}") for name, part in moved),
-            ("New weight", four(value)),
+            ("Weight at the decision before", four_digits(before)),
+            *(
+                (_CAUSES.get(name, name), f"{'+' if part > 0 else MINUS}{four_digits(abs(part))}")
+                for name, part in moved
+            ),
+            ("New weight", four_digits(value)),
         ]
     lead = "The inputs of the decision before were replaced by those of this one, one after the other."
     return TextTable("What moved it since the decision before", lead, ("What", "Weight"), tuple(rows))
@@ -271,7 +276,9 @@ def _of_kai(parts: Mapping[str, Any]) -> str:
     n, u, k = (number(parts.get(name)) for name in ("n", "u", "k"))
     if parts.get("law", "kai") != "kai" or n is None or u is None or k is None:
         return ""
-    return f"max(0, n + k (n − U)) = max(0, {four(n)} + {four(k)} × ({four(n)} − {four(u)}))"
+    return (
+        f"max(0, n + k (n − U)) = max(0, {four_digits(n)} + {four_digits(k)} × ({four_digits(n)} − {four_digits(u)}))"
+    )
 
 
 def _cycle(decision: Decision, cycle: Sequence[Decision]) -> DecisionText:
@@ -290,12 +297,12 @@ def _verdict(decision: Decision, record: Decision | None, cycle: Sequence[Decisi
     asked = f"{gpus(size)} GPUs" if size is not None else "GPUs"
     first = f"{decision.subject} asks for {asked} {_TRIGGERS.get(trigger, '')}".rstrip()
     outcome = str(verdict.get("outcome", ""))
-    victims = [mapping(each) for each in listed(verdict.get("victims"))]
-    spared = [mapping(each) for each in listed(verdict.get("spared"))]
+    victims = [mapping(each) for each in as_list(verdict.get("victims"))]
+    spared = [mapping(each) for each in as_list(verdict.get("spared"))]
     grids = [
         TextTable("Who gives way", "", ("Workload", "Team", "Ground", "Why", "GPUs", "GPU-hours lost"), tuple(
             (_gang(each), text_of(each.get("team")), text_of(each.get("ground")), text_of(each.get("reason")),
-             of_gpus(each.get("gpus")), tenths(each.get("lost_gpu_hours"))) for each in victims), 4),
+             of_gpus(each.get("gpus")), one_decimal(each.get("lost_gpu_hours"))) for each in victims), 4),
         TextTable("Who was looked at and stays", "", ("Workload", "Queue", "Why"), tuple(
             (text_of(each.get("key")), text_of(each.get("queue")), text_of(each.get("reason"))) for each in spared), 3),
         *(_accounts(record.inputs, str(verdict.get("queue", ""))) if record else ()),
@@ -312,7 +319,7 @@ def _verdict(decision: Decision, record: Decision | None, cycle: Sequence[Decisi
 
 def _victim(decision: Decision, cycle: Sequence[Decision]) -> DecisionText:
     inputs = decision.inputs
-    pods = [str(each) for each in listed(inputs.get("pods"))]
+    pods = [str(each) for each in as_list(inputs.get("pods"))]
     gave_up = number(decision.value)
     size = f"{gpus(gave_up)} GPUs" if gave_up is not None else "its GPUs"
     part = "" if inputs.get("whole", True) else " of what it held"
@@ -331,7 +338,8 @@ def _victim(decision: Decision, cycle: Sequence[Decision]) -> DecisionText:
         (
             ("For", text_of(inputs.get("claimant"))), ("Ground", text_of(inputs.get("ground"))),
             ("Queue", text_of(inputs.get("queue"))), ("Team", text_of(inputs.get("team"))),
-            ("Work lost", f"{tenths(inputs.get('lost_gpu_hours'))} GPU-hours"), ("Pods", ", ".join(pods) or NOTHING),
+            ("Work lost", f"{one_decimal(inputs.get('lost_gpu_hours'))} GPU-hours"),
+            ("Pods", ", ".join(pods) or NOTHING),
         ),
         tuple(_accounts(record.inputs, str(inputs.get("queue", ""))) if record else ()),
         (*(("the claim it gave way for", one) for one in claims), *((("the whole cycle", record),) if record else ())),
@@ -368,7 +376,7 @@ def _queues(record: Decision | None, subject: str | None) -> list[TextTable]:
             amount(number(usage.get(one.queue)), unit),
             percent(one.used),
             *(of_gpus(each) for each in (one.asks, one.holds, one.due)),
-            four(one.weight) if one.weight is not None else NOTHING,
+            four_digits(one.weight) if one.weight is not None else NOTHING,
         )
         for one in found
     )

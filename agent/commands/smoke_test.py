@@ -362,7 +362,7 @@ def table(checks: Sequence[Check]) -> str:
     return "\n".join([*lines, "", f"{'FAILED' if counts['FAILED'] else 'passed'}: {summary}"])
 
 
-def tell(checks: Sequence[Check], output: Output) -> None:
+def print_checks(checks: Sequence[Check], output: Output) -> None:
     """Print them. The table needs no library, for the agent's image has none for it."""
     if output == "table":
         sys.stdout.write(table(checks) + "\n")
@@ -428,5 +428,5 @@ def report(
     source.snapshot(clock.wall_ms())  # so that the counters have begun before the load does
     with cuda:
         checks = examine(cuda, source, clock, os.getpid(), holder, memory, busy_ms)
-    tell(checks, output)
+    print_checks(checks, output)
     return FAIL if any(check.verdict == "FAILED" for check in checks) else PASS

@@ -31,7 +31,7 @@ from agent.commands.top_frames import (
     from_exposition,
     from_snapshot,
     load,
-    uniform,
+    uniform_price,
 )
 from agent.core.errors import SettingsError
 from agent.core.readings import Snapshot
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _prices(arguments: argparse.Namespace) -> Prices:
     if arguments.prices is not None:
         return load(arguments.prices)
-    return uniform(arguments.price_per_hour) if arguments.price_per_hour is not None else Prices()
+    return uniform_price(arguments.price_per_hour) if arguments.price_per_hour is not None else Prices()
 
 
 def _machine(arguments: argparse.Namespace, clock: Clock, stack: ExitStack) -> Look:

@@ -248,7 +248,7 @@ def price(text: str) -> Decimal:
     return value
 
 
-def uniform(text: str) -> Prices:
+def uniform_price(text: str) -> Prices:
     """The same price for every GPU. Raises SettingsError."""
     try:
         return Prices(everything=price(text))

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from agent.core.errors import AgentError, SettingsError, TokenUnavailable
-from gputally.base.atomic_file import Stamp, stamp, stamped
+from gputally.base.atomic_file import Stamp, stamp, stamp_of
 
 MAX_ANSWER_BYTES = 1024 * 1024
 MAX_TOKEN_BYTES = 64 * 1024
@@ -48,7 +48,7 @@ class TokenFile:
         """The current token; the file is read only when it changed. Raises TokenUnavailable."""
         try:
             with self._path.open("rb") as file:
-                seen = stamped(os.fstat(file.fileno()))
+                seen = stamp_of(os.fstat(file.fileno()))
                 if seen != self._seen:
                     self._token = _checked(file.read(MAX_TOKEN_BYTES + 1), self._path)
                     self._seen = seen

@@ -160,7 +160,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def sharing_systems(self) -> frozenset[str]:
         """Of `gpu_sharing`."""
-        return frozenset(listed(self.gpu_sharing))
+        return frozenset(comma_separated(self.gpu_sharing))
 
     @property
     def sees_processes(self) -> bool:
@@ -250,7 +250,7 @@ def flag(name: str) -> str:
     return "--" + name.removesuffix("_s").replace("_", "-")
 
 
-def listed(text: str) -> tuple[str, ...]:
+def comma_separated(text: str) -> tuple[str, ...]:
     """The parts of a list that is written with commas."""
     return tuple(part for part in (part.strip() for part in text.split(",")) if part)
 
@@ -299,7 +299,7 @@ def _contradictions(values: Mapping[str, object], places: Mapping[str, str]) -> 
         except (ZoneInfoNotFoundError, ValueError, OSError):
             faults.append(f"{places['month_zone']}: month_zone: unknown time zone {zone!r}")
     sharing = values.get("gpu_sharing")
-    if isinstance(sharing, str) and (unknown := sorted(set(listed(sharing)) - SYSTEMS)):
+    if isinstance(sharing, str) and (unknown := sorted(set(comma_separated(sharing)) - SYSTEMS)):
         faults.append(
             f"{places['gpu_sharing']}: gpu_sharing: unknown sharing system {unknown[0]!r}; known are "
             + ", ".join(sorted(SYSTEMS))
@@ -346,6 +346,6 @@ def unseen(level: PrivilegeLevel, devices: Sequence[DeviceReading] = ()) -> tupl
     return tuple(label for label, _ in _ALL if label in hidden)
 
 
-def explained(level: PrivilegeLevel) -> str:
+def privilege_text(level: PrivilegeLevel) -> str:
     """The same in words, for the log."""
     return "; ".join(text for _, text in _UNSEEN[level]) or "nothing"

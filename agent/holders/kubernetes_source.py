@@ -29,7 +29,7 @@ from pathlib import Path
 
 from agent.core.errors import SettingsError
 from agent.core.readings import KAI, Gpu, Snapshot, Unavailable
-from agent.core.settings import API_OFF, Settings, listed
+from agent.core.settings import API_OFF, Settings, comma_separated
 from agent.devices.driver_lifecycle import Gpus
 from agent.holders import api_objects
 from agent.holders.api_objects import PodView
@@ -381,7 +381,7 @@ def kubernetes_source(
     socket = Path(chosen.kubelet_socket)
     api = _api(chosen, socket, environ)
     kubelet = Kubelet(socket, clock)
-    labels = listed(chosen.pod_labels)
+    labels = comma_separated(chosen.pod_labels)
     systems = chosen.sharing_systems
     logs = PodLogs(Path(chosen.pod_logs))
     processes = ProcessTable(Path(chosen.proc)) if chosen.sees_processes else None

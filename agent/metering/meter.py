@@ -77,7 +77,7 @@ def encode_part(part: Gpu | tuple[Allocation, ...]) -> msgspec.Raw:
     return msgspec.Raw(_ENCODER.encode(part))
 
 
-def moved(state: bytes, boot_id: str, by_ms: int) -> bytes:
+def shifted_state(state: bytes, boot_id: str, by_ms: int) -> bytes:
     """A saved state as much later, for a clock that was set."""
     return encode(boot_id, [held.moved(by_ms) for held in decode(state, boot_id)])
 

@@ -293,7 +293,7 @@ def encode(record: UsageInterval | PodFacts) -> bytes:
     return msgspec.json.encode(record if record.seq == 0 else msgspec.structs.replace(record, seq=0))
 
 
-def later(payload: bytes, kind: int, by_ms: int) -> bytes:
+def shifted_record(payload: bytes, kind: int, by_ms: int) -> bytes:
     """A stored record as much later. Of a pod's facts only when they were observed is the node's own word."""
     if kind == FACTS:
         facts = _facts.decode(payload)
@@ -527,7 +527,7 @@ class Outbox:
             found = self._spool.db.execute(
                 "SELECT seq, kind, payload FROM record WHERE seq BETWEEN ? AND ? AND kind != ?", (first, last_seq, LOSS)
             ).fetchall()
-            moved = [(later(payload, kind, by_ms), seq) for seq, kind, payload in found]
+            moved = [(shifted_record(payload, kind, by_ms), seq) for seq, kind, payload in found]
             self._spool.db.executemany("UPDATE record SET payload = ? WHERE seq = ?", moved)
         return len(moved)
 

@@ -25,7 +25,17 @@ from fairshare.core.queue_objects import referred, say
 from fairshare.targets import ADAPTERS
 from fairshare.targets.weight_plan import FIELD_MANAGER, Adapter, Apply, look_at, release, same, show
 from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
-from gputally.kubernetes.objects import Cluster, Object, Objects, dotted, from_fields_v1, leaves, look, overlap, put
+from gputally.kubernetes.objects import (
+    Cluster,
+    Object,
+    Objects,
+    dotted_path,
+    from_fields_v1,
+    leaves,
+    look,
+    overlap,
+    put,
+)
 
 MOST_WRITES = 500
 """Writes of one target in one cycle."""
@@ -259,7 +269,7 @@ def _foreign(standing: Object, wanted: Object) -> Mapping[str, set[str]]:
         if manager == FIELD_MANAGER or entry.get("subresource"):
             continue
         owned = from_fields_v1(entry.get("fieldsV1") or {})
-        shared = {dotted(path) for path in paths if any(overlap(path, mine) for mine in owned)}
+        shared = {dotted_path(path) for path in paths if any(overlap(path, mine) for mine in owned)}
         if shared:
             owners[manager] = shared
     return owners

@@ -42,7 +42,7 @@ class Prometheus:
     ) -> None:
         self._url = url.rstrip("/")
         self._token_file = token_file
-        self._http = http_calls.client(http_calls.trusting(None, LatencyUnknown), timeout_s, transport=transport)
+        self._http = http_calls.client(http_calls.trust_context(None, LatencyUnknown), timeout_s, transport=transport)
 
     def __enter__(self) -> Prometheus:
         return self

@@ -47,7 +47,7 @@ from fairshare.core.queue_objects import differences, in_sync, match, owners, sa
 from fairshare.core.quotas import Quotas, capacity
 from fairshare.targets.kueue_configuration import Configuration, admission_lines, fair_sharing_lines, read_configuration
 from fairshare.targets.weight_plan import Read, Seen
-from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed, gpus, look, quantity
+from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed_point, gpus, look, quantity
 
 _GROUP = "kueue.x-k8s.io"
 CLUSTER_QUEUES = tuple(Kind(f"{_GROUP}/{v}", "ClusterQueue", "clusterqueues") for v in ("v1beta2", "v1beta1"))
@@ -169,7 +169,7 @@ class KueueAdapter:
             metadata["annotations"] = dict(annotations)
         patch: dict[str, Any] = {"apiVersion": held.kind.api_version, "kind": held.kind.kind, "metadata": metadata}
         if value is not None:
-            patch["spec"] = {"fairSharing": {"weight": fixed(float(value))}}
+            patch["spec"] = {"fairSharing": {"weight": fixed_point(float(value))}}
         return patch
 
 

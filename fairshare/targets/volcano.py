@@ -40,7 +40,7 @@ from fairshare.core.queue_objects import match, owners
 from fairshare.laws.division import divide
 from fairshare.targets.weight_plan import Read, Seen, same
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
-from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed, gpus, look, quantity
+from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed_point, gpus, look, quantity
 
 QUEUE = Kind("scheduling.volcano.sh/v1beta1", "Queue", "queues")
 POD_GROUP = Kind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups", namespaced=True, status=False)
@@ -145,7 +145,7 @@ class VolcanoAdapter:
         if value is not None and held.field == "hierarchy":
             noted[HIERARCHY_WEIGHTS] = str(value)
         elif value is not None and held.field == "deserved":
-            patch["spec"] = {"deserved": {GPU: fixed(float(value))}}
+            patch["spec"] = {"deserved": {GPU: fixed_point(float(value))}}
         elif value is not None:
             patch["spec"] = {"weight": round(float(value))}
         if noted:
@@ -225,7 +225,7 @@ def _along(held: Held, queue: str, weights: Mapping[str, float], owner: Mapping[
         known = queue if i == len(parts) - 1 else owner[ref].name if (ref := f"{PREFIX}:{part}") in owner else None
         standing = shown[i] if i < len(shown) else "1"
         weight = weights.get(known) if known is not None else None
-        numbers.append(standing if weight is None else fixed(max(1e-6, weight)))
+        numbers.append(standing if weight is None else fixed_point(max(1e-6, weight)))
     return "/".join(numbers)
 
 

@@ -325,7 +325,9 @@ def decision(visit: RequestContext) -> Response:
         one = next((each for each in same if each.id == id), None)
     if one is None:
         raise Refusal(404, "No such decision", missing or "the accountant has no decision of that name at that time")
-    return visit.page("decision.html", "/decisions", one=one, told=decision_text.told(one, same), address=_address)
+    return visit.page(
+        "decision.html", "/decisions", one=one, told=decision_text.decision_text(one, same), address=_address
+    )
 
 
 def _own(visit: RequestContext, policy: Policy) -> frozenset[str] | None:

@@ -285,7 +285,7 @@ class SpotAdvice:
     saving: Decimal | None
 
 
-def young(checkpoint_s: float, between_s: float) -> float:
+def young_interval(checkpoint_s: float, between_s: float) -> float:
     """First order: √(2δM), seconds."""
     return sqrt(2 * checkpoint_s * between_s)
 
@@ -297,10 +297,10 @@ def daly(checkpoint_s: float, between_s: float) -> float:
     if checkpoint_s >= 2 * between_s:
         return between_s
     part = checkpoint_s / (2 * between_s)
-    return young(checkpoint_s, between_s) * (1 + sqrt(part) / 3 + part / 9) - checkpoint_s
+    return young_interval(checkpoint_s, between_s) * (1 + sqrt(part) / 3 + part / 9) - checkpoint_s
 
 
-def stretched(interval_s: float, checkpoint_s: float, restart_s: float, between_s: float) -> float | None:
+def run_overhead(interval_s: float, checkpoint_s: float, restart_s: float, between_s: float) -> float | None:
     """By what a run becomes longer (1.1: a tenth); None where it would never end."""
     segment, restart = (interval_s + checkpoint_s) / between_s, restart_s / between_s
     if segment + restart > _MOST_EXPONENT:
@@ -326,7 +326,7 @@ def _spot_advice_of(row: Mapping[str, Any], nodes: int, assumed: RestartAssumpti
     cost, gross = Decimal(str(row["cost"])), Decimal(str(row["saving_at_most"]))
     between_s = assumed.between_s / nodes
     interval_s = daly(assumed.checkpoint_s, between_s)
-    stretch = stretched(interval_s, assumed.checkpoint_s, assumed.restart_s, between_s)
+    stretch = run_overhead(interval_s, assumed.checkpoint_s, assumed.restart_s, between_s)
     spot_cost = exact_sum([cost, -gross])
     saving = None if stretch is None else exact_sum([cost, -exact_product(spot_cost, Decimal(str(round(stretch, 6))))])
     return SpotAdvice(

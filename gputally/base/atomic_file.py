@@ -25,12 +25,12 @@ def stamp(place: Path) -> Stamp | None:
     """Changes with every way of writing a file: in place, or a new one in its stead (as Kubernetes does). None where it
     cannot be seen."""
     try:
-        return stamped(place.stat())
+        return stamp_of(place.stat())
     except OSError:
         return None
 
 
-def stamped(found: os.stat_result) -> Stamp:
+def stamp_of(found: os.stat_result) -> Stamp:
     """`stamp` of a file that was looked at already."""
     return found.st_ino, found.st_size, found.st_mtime_ns
 

@@ -23,7 +23,7 @@ def address(url: str, example: str, fault: type[Exception]) -> httpx2.URL:
     return found
 
 
-def trusting(ca_file: Path | None, fault: type[Exception]) -> ssl.SSLContext:
+def trust_context(ca_file: Path | None, fault: type[Exception]) -> ssl.SSLContext:
     """Trust the authorities of a PEM file, the system's without one."""
     if ca_file is None:
         return httpx2.create_ssl_context()
@@ -39,7 +39,7 @@ def trusting_for(url: httpx2.URL, ca_file: Path | None, fault: type[Exception]) 
     """The same for one address: over http nothing is verified, and loading the system's authorities takes its time."""
     if url.scheme == "http" and ca_file is None:
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return trusting(ca_file, fault)
+    return trust_context(ca_file, fault)
 
 
 def read_token(path: Path, fault: type[Exception]) -> str:

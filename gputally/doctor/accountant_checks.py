@@ -15,7 +15,7 @@ from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts, UsageLine
 from gputally.base.number_format import hours, percent
 from gputally.base.units import US_PER_HOUR
-from gputally.doctor.findings import CheckResult, Finding, listed, most
+from gputally.doctor.findings import CheckResult, Finding, first_findings, joined_names
 
 MS = 1_000
 TOLERATED_MS = 2_000
@@ -113,7 +113,7 @@ def idle_holders(lines: Iterable[UsageLine], hours_asked: int) -> CheckResult:
             pods.setdefault((key["team"], key["namespace"], key["pod"]), []).append(line)
     whole = {key: summed(found) for key, found in pods.items() if len(found) >= hours_asked}
     idle = sorted((key for key, sums in whole.items() if _idle(sums)), key=lambda key: (-whole[key].allocated, key))
-    found = most((_idle_finding(*key, whole[key], hours_asked) for key in idle), "pods that hold GPUs idle")
+    found = first_findings((_idle_finding(*key, whole[key], hours_asked) for key in idle), "pods that hold GPUs idle")
     return CheckResult(f"{len(whole)} pods held GPUs all of the last {hours_asked} h, {len(idle)} of them idle", found)
 
 
@@ -173,7 +173,7 @@ def prices(rows: Sequence[Row], days: int, version: str | None, month: str) -> C
     by_model: dict[str, list[Row]] = {}
     for row in rows:
         by_model.setdefault(row["gpu_model"], []).append(row)
-    found = most(
+    found = first_findings(
         (_unpriced(model, several, month) for model, several in sorted(by_model.items())), "models without a price"
     )
     return CheckResult(f"price book {version}, last {days} days: {len(by_model)} models without a price", found)
@@ -182,7 +182,7 @@ def prices(rows: Sequence[Row], days: int, version: str | None, month: str) -> C
 def _unpriced(model: str, rows: Sequence[Row], month: str) -> Finding:
     whole = sum((Decimal(str(row["gpu_hours"])) for row in rows), Decimal(0))
     places = sorted({" ".join(filter(None, (row["pool"], row["region"], row["capacity_type"]))) for row in rows} - {""})
-    where = f" ({listed(places)})" if places else ""
+    where = f" ({joined_names(places)})" if places else ""
     return Finding(
         "warning",
         f"{model} has no price{where}: its time is unpriced, and budgets in money cannot be kept",
@@ -191,11 +191,11 @@ def _unpriced(model: str, rows: Sequence[Row], month: str) -> Finding:
     )
 
 
-def unowned(lines: Iterable[UsageLine], span_hours: float) -> CheckResult:
+def unattributed_time(lines: Iterable[UsageLine], span_hours: float) -> CheckResult:
     """Busy time that belongs to no holder, by node: what runs outside Kubernetes, as the agents saw it."""
     nodes = [line for line in lines if line.accounts_gpu_us.total]
     bad = [line for line in nodes if line.unattributed_busy_us > FOREIGN_PART * line.accounts_gpu_us.total]
-    found = most(
+    found = first_findings(
         (_unowned(line, span_hours) for line in sorted(bad, key=lambda line: -line.unattributed_busy_us)),
         "nodes with busy time that nobody owns",
     )

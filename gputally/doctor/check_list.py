@@ -66,21 +66,21 @@ def _kubelet(sources: Sources) -> CheckResult:
 
 
 def _processes(sources: Sources) -> CheckResult:
-    from gputally.doctor.node_checks import driver, outsiders
+    from gputally.doctor.node_checks import driver, foreign_processes
 
     sources.kubelet()  # without one this is no node of Kubernetes, and processes are holders like others
     machine = sources.machine()
     driver(machine)
-    return outsiders(machine.snapshot)
+    return foreign_processes(machine.snapshot)
 
 
 def _permissions(sources: Sources) -> CheckResult:
-    from gputally.doctor.rbac_checks import ask, judged, scheduler_configs
+    from gputally.doctor.rbac_checks import ask, judge_rights, scheduler_configs
 
     policy, _ = _policy(sources)
     preempts = policy is not None and policy.preemption.mode == "enforce"
     configs = scheduler_configs(policy) if policy is not None else ()
-    return judged(*ask(sources.ground(), sources.options.namespace, preempts=preempts, configs=configs))
+    return judge_rights(*ask(sources.ground(), sources.options.namespace, preempts=preempts, configs=configs))
 
 
 def _policy(sources: Sources) -> tuple[Policy | None, str]:
@@ -129,10 +129,10 @@ def _accountant(sources: Sources) -> CheckResult:
 
 
 def _weights(sources: Sources) -> CheckResult:
-    from gputally.doctor.scheduler_checks import noted, targets, weights
+    from gputally.doctor.scheduler_checks import noted_conditions, targets, weights
 
     policy, ground = sources.policy(), sources.ground()
-    return weights(policy, targets(ground, policy), noted(ground, sources.options.namespace))
+    return weights(policy, targets(ground, policy), noted_conditions(ground, sources.options.namespace))
 
 
 def _conflicts(sources: Sources) -> CheckResult:
@@ -181,11 +181,11 @@ def _idle(sources: Sources) -> CheckResult:
 
 def _unowned(sources: Sources) -> CheckResult:
     from accountant.wire.usage_models import UsageAnswer
-    from gputally.doctor.accountant_checks import unowned
+    from gputally.doctor.accountant_checks import unattributed_time
 
     query = {"by": "node", "start": str(sources.now_ms - MS_PER_DAY), "end": str(sources.now_ms)}
     pages = sources.remote().pages(UsageAnswer, "/v1/usage", query)
-    return unowned([line for page in pages for line in page.lines], MS_PER_DAY / MS_PER_HOUR)
+    return unattributed_time([line for page in pages for line in page.lines], MS_PER_DAY / MS_PER_HOUR)
 
 
 def _oversized(sources: Sources) -> CheckResult:

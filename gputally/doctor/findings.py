@@ -59,7 +59,7 @@ def exit_code(results: Sequence[Result]) -> int:
     return max((EXIT_CODE[result.status] for result in results), default=0)
 
 
-def most(findings: Iterable[Finding], what: str) -> tuple[Finding, ...]:
+def first_findings(findings: Iterable[Finding], what: str) -> tuple[Finding, ...]:
     """The first few, and how many more of `what` there are."""
     found = list(findings)
     if len(found) <= MOST_SHOWN:
@@ -69,7 +69,7 @@ def most(findings: Iterable[Finding], what: str) -> tuple[Finding, ...]:
     return (*shown, Finding(worst, f"{len(rest)} more {what}", rest[0].what, rest[0].remedy))
 
 
-def listed(names: Iterable[str], shown: int = 4) -> str:
+def joined_names(names: Iterable[str], shown: int = 4) -> str:
     """`a, b, c, d and 3 more`."""
     found = list(names)
     rest = len(found) - shown

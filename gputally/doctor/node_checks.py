@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agent.core.readings import Allocation, DeviceReading, Snapshot, Unavailable
-from gputally.doctor.findings import CannotCheck, CheckResult, Finding, listed, most
+from gputally.doctor.findings import CannotCheck, CheckResult, Finding, first_findings, joined_names
 
 _FOREIGN = ("process", "container", "slurm")
 _READINGS = ("busy_us", "energy_uj", "memory_used_mib")
@@ -47,7 +47,7 @@ def driver(machine: Machine) -> CheckResult:
         findings += _unread(name, healthy)
     models = sorted({one.gpu.model for one in devices})
     version = next((one.gpu.driver_version for one in devices if one.gpu.driver_version), "unknown")
-    return CheckResult(f"driver {version}, {len(devices)} GPUs: {listed(models)}", tuple(findings))
+    return CheckResult(f"driver {version}, {len(devices)} GPUs: {joined_names(models)}", tuple(findings))
 
 
 def _unread(name: str, devices: Sequence[DeviceReading]) -> Iterable[Finding]:
@@ -64,17 +64,17 @@ def _unread(name: str, devices: Sequence[DeviceReading]) -> Iterable[Finding]:
             else "nothing to mend where the GPU has no such counter: that time is booked as unknown, never as idle"
         )
         text = f"{name} cannot be read: {reason}"
-        yield Finding("warning", text, f"GPU {listed(indices, 8)}", remedy)
+        yield Finding("warning", text, f"GPU {joined_names(indices, 8)}", remedy)
 
 
-def outsiders(snapshot: Snapshot) -> CheckResult:
+def foreign_processes(snapshot: Snapshot) -> CheckResult:
     """Processes that hold a GPU of a Kubernetes node and belong to no pod."""
     if isinstance(snapshot.allocations, Unavailable):
         raise CannotCheck(f"processes on the GPUs cannot be seen: {snapshot.allocations.reason}")
     devices = {one.gpu.uuid: one for one in snapshot.devices}
     foreign = [each for each in snapshot.allocations if each.holder.kind in _FOREIGN]
     inside = len(snapshot.allocations) - len(foreign)
-    found = most(
+    found = first_findings(
         (_outsider(each, devices) for each in foreign if each.gpu_uuid in devices), "holders outside Kubernetes"
     )
     return CheckResult(f"{len(snapshot.allocations)} holders, {inside} of them pods", found)

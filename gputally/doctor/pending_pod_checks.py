@@ -13,7 +13,7 @@ from math import fsum
 from typing import Any
 
 from fairshare.core.pods import millis, read_pod
-from gputally.doctor.findings import CheckResult, Finding, listed, most
+from gputally.doctor.findings import CheckResult, Finding, first_findings, joined_names
 from gputally.kubernetes.objects import CLOSING_TAINTS, Object, gpus, look, node_up
 
 WAITS_MS = 5 * 60_000
@@ -54,7 +54,7 @@ def placement(nodes: Sequence[Object], pods: Sequence[Object], events: Sequence[
     found = [_tainted(taint, cases, free, told) for taint, cases in sorted(by_taint.items())]
     total = fsum(gpus(look(node, ("status", "allocatable"))) for node in nodes if node_up(node))
     seen = f"{len(waiting)} pods wait; {fsum(free.values()):g} of {total:g} GPUs are free"
-    return CheckResult(seen, (*most(found, "taints that block"), *most(others, "pods that wait")))
+    return CheckResult(seen, (*first_findings(found, "taints that block"), *first_findings(others, "pods that wait")))
 
 
 def free_gpus(nodes: Sequence[Object], pods: Sequence[Object]) -> dict[str, float]:
@@ -151,8 +151,8 @@ def _tainted(
     note = next((told[one.uid] for one, _ in cases if one.uid in told), "")
     return Finding(
         "error",
-        f"taint {shown} keeps {len(cases)} pods from free GPUs: {listed(one.label for one, _ in cases)}",
-        f"{fsum(free[name] for name in nodes):g} GPUs free on {listed(nodes)}; "
+        f"taint {shown} keeps {len(cases)} pods from free GPUs: {joined_names(one.label for one, _ in cases)}",
+        f"{fsum(free[name] for name in nodes):g} GPUs free on {joined_names(nodes)}; "
         f"asked for: {fsum(one.asks for one, _ in cases):g}" + (f'; the scheduler: "{_short(note)}"' if note else ""),
         f"kubectl taint nodes {' '.join(nodes[:4])} {key}:{effect}-   # or tolerate it: "
         f"{{key: {key}, {operator}, effect: {effect}}}",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from accountant.wire.policy_models import Policy
 from gputally.base.errors import ClusterError
 from gputally.doctor.data_sources import ClusterView
-from gputally.doctor.findings import CheckResult, Finding, listed
+from gputally.doctor.findings import CheckResult, Finding, joined_names
 from gputally.kubernetes.objects import Kind
 
 PROGRAMS = ("agent", "accountant", "fairshare")
@@ -120,7 +120,7 @@ def scheduler_configs(policy: Policy) -> tuple[str, ...]:
     return tuple(config.partition("/")[2] for config in found)
 
 
-def needed(
+def needed_rights(
     program: str, served: Collection[tuple[str, str]], *, preempts: bool = False, configs: Collection[str] = ()
 ) -> tuple[AccessRight, ...]:
     """Of kinds that are served, as (group, resource). preempts: the policy in force stops running work. configs:
@@ -132,11 +132,11 @@ def needed(
     return tuple(right for right in wanted if (right.group, right.resource.partition("/")[0]) in served)
 
 
-def judged(answers: Mapping[str, Mapping[AccessRight, bool]], users: Mapping[str, str]) -> CheckResult:
+def judge_rights(answers: Mapping[str, Mapping[AccessRight, bool]], users: Mapping[str, str]) -> CheckResult:
     """answers: by program, what it may. users: by program, who was asked about."""
     findings = [each for program in answers for each in _of_program(program, answers[program], users[program])]
     asked = sum(len(rights) for rights in answers.values())
-    names = listed(dict.fromkeys(users[program] for program in answers))
+    names = joined_names(dict.fromkeys(users[program] for program in answers))
     return CheckResult(f"{asked} rights of {', '.join(answers)}, asked for {names}", tuple(findings))
 
 
@@ -146,11 +146,11 @@ def _of_program(program: str, answers: Mapping[AccessRight, bool], user: str) ->
     hard, soft = [r for r in refused if r not in owners], [r for r in refused if r in owners]
     create = f"helm upgrade gputally … --set {program}.rbac.create=true"
     if hard:
-        text = f"{program} is not allowed what it has to do: {listed(map(str, hard))}"
+        text = f"{program} is not allowed what it has to do: {joined_names(map(str, hard))}"
         yield Finding("error", text, f"{len(hard)} of {len(answers)} rights refused to {user}", create)
     if soft:
         text = f"{program} may not read kinds that own pods: their jobs stay without a name"
-        yield Finding("warning", text, f"{listed(map(str, soft))}; asked for {user}", create)
+        yield Finding("warning", text, f"{joined_names(map(str, soft))}; asked for {user}", create)
 
 
 SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts", namespaced=True, status=False)
@@ -175,7 +175,7 @@ def ask(
         groups = ("system:serviceaccounts", f"system:serviceaccounts:{home}", "system:authenticated") if user else ()
         answers[program] = {
             right: ground.may(_attributes(right, home, user.rpartition(":")[2]), user, groups)
-            for right in needed(program, served, preempts=preempts, configs=configs)
+            for right in needed_rights(program, served, preempts=preempts, configs=configs)
         }
         users.setdefault(program, user)
     return answers, users

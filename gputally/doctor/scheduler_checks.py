@@ -19,7 +19,7 @@ from fairshare.targets.status_conditions import StatusObject, conditions
 from fairshare.targets.weight_plan import look_at
 from gputally.base.errors import ClusterError, NotFound
 from gputally.doctor.data_sources import ClusterView
-from gputally.doctor.findings import CheckResult, Finding, Severity, listed, most
+from gputally.doctor.findings import CheckResult, Finding, Severity, first_findings, joined_names
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, gpus, look
 
 KNOWN: Mapping[str, Sequence[Sequence[Kind]]] = {
@@ -69,7 +69,7 @@ class QueueObject:
     refs: Sequence[str] = field(default=())
 
 
-def referred(policy: Policy | None, scheduler: str) -> list[QueuePolicy]:
+def queues_of(policy: Policy | None, scheduler: str) -> list[QueuePolicy]:
     """Queues of the policy with a ref of the scheduler."""
     queues = policy.queues if policy is not None else ()
     return [queue for queue in queues if scheduler in schedulers_of(queue)]
@@ -99,10 +99,10 @@ def _first(target: Target) -> Sequence[str]:
 
 
 def _of_target(policy: Policy | None, target: Target) -> Iterator[Finding]:
-    queues = referred(policy, target.name)
+    queues = queues_of(policy, target.name)
     if not queues:
         return
-    names = listed(queue.name for queue in queues)
+    names = joined_names(queue.name for queue in queues)
     if not _first(target):
         kind = KNOWN[target.name][0][0]
         text = f"the policy publishes to {target.name}, which is not installed: no {kind.kind} is served"
@@ -134,7 +134,7 @@ def _of_target(policy: Policy | None, target: Target) -> Iterator[Finding]:
         )
         for issue in target.issues
     )
-    yield from most(issues, "queues without a place")
+    yield from first_findings(issues, "queues without a place")
 
 
 def _of_conditions(target: str, conditions: Iterable[Condition]) -> Iterator[Finding]:
@@ -152,7 +152,7 @@ def _of_conditions(target: str, conditions: Iterable[Condition]) -> Iterator[Fin
 
 def extender(policy: Policy | None, conditions: Sequence[tuple[str, Condition]]) -> Iterator[Finding]:
     """Whether the kube-scheduler asks, by what the controller notes. conditions: by target, of its status ConfigMap."""
-    if referred(policy, KUBE_SCHEDULER):
+    if queues_of(policy, KUBE_SCHEDULER):
         told = [each for target, each in conditions if target == KUBE_SCHEDULER and each.type == "Effective"]
         for finding in _of_conditions(KUBE_SCHEDULER, told):
             yield replace(finding, remedy=REMEDY)
@@ -229,10 +229,11 @@ def _shared_nodes(pods: Sequence[tuple[Pod, str]]) -> Iterator[Finding]:
     for here in shared.values():
         for scheduler, held in here.items():
             totals[scheduler] = totals.get(scheduler, 0.0) + held
+    held_by = ", ".join(f"{name} {held:g} GPUs" for name, held in sorted(totals.items()))
     yield Finding(
         "warning",
         f"{len(shared)} nodes are given out by several schedulers: neither reclaims what the other placed",
-        f"{', '.join(f'{name} {held:g} GPUs' for name, held in sorted(totals.items()))} on {listed(sorted(shared))}",
+        f"{held_by} on {joined_names(sorted(shared))}",
         "taint the nodes of one of them, or give all GPU pods the same schedulerName",
     )
 
@@ -299,7 +300,7 @@ def _target(
     name: str, ground: ClusterView, policy: Policy | None, served: Mapping[tuple[str, str], Sequence[str]]
 ) -> Target:
     adapter = next(each for each in ADAPTERS if each.name == name)
-    if policy is None or not referred(policy, name):
+    if policy is None or not queues_of(policy, name):
         return Target(name, served)
     mode = adapter.mode(policy)
     try:
@@ -311,7 +312,7 @@ def _target(
     return Target(name, served, mode, seen.conditions, seen.issues)
 
 
-def noted(ground: ClusterView, namespace: str) -> tuple[tuple[str, Condition], ...]:
+def noted_conditions(ground: ClusterView, namespace: str) -> tuple[tuple[str, Condition], ...]:
     """What the controller last noted of its targets; nothing where that cannot be read."""
     where = StatusObject(namespace)
     try:
@@ -365,7 +366,7 @@ def guarantees(
     """capacity: GPUs on nodes that are up; installed: on all. gangs: of the policy's queues, as they ask now."""
     findings = [*_quotas(policy, capacity, installed), *_native(objects, installed)]
     if policy is not None:
-        findings += most(_gangs(policy, capacity, gangs), "workloads that can never start")
+        findings += first_findings(_gangs(policy, capacity, gangs), "workloads that can never start")
     deserved = sum(max(0.0, queue.deserved) for queue in _roots(policy))
     return CheckResult(f"{deserved:g} GPUs deserved of {capacity:g} up and {installed:g} installed", tuple(findings))
 
@@ -389,7 +390,7 @@ def _quotas(policy: Policy | None, capacity: float, installed: float) -> Iterato
         yield Finding(
             "error" if promised > installed else "warning",
             text,
-            f"{promised:g} deserved, {installed:g} installed, {capacity:g} up: {listed(parts, 6)}",
+            f"{promised:g} deserved, {installed:g} installed, {capacity:g} up: {joined_names(parts, 6)}",
             _CHECK.format(capacity=installed),
         )
     for each in advice(policy):
@@ -412,7 +413,7 @@ def _native(objects: Sequence[QueueObject], installed: float) -> Iterator[Findin
             yield Finding(
                 "error",
                 f"{scheduler}'s own queues are guaranteed more GPUs than the cluster has",
-                f"{promised:g} guaranteed, {installed:g} installed: {listed(parts, 6)}",
+                f"{promised:g} guaranteed, {installed:g} installed: {joined_names(parts, 6)}",
                 "lower the quotas of those queues until they fit",
             )
 

@@ -37,7 +37,7 @@ from gputally.base.errors import (
     Unavailable,
     VersionGone,
 )
-from gputally.kubernetes.objects import POD, Event, Kind, Object, WatchEvent, dotted, leaves, look, without
+from gputally.kubernetes.objects import POD, Event, Kind, Object, WatchEvent, dotted_path, leaves, look, without
 
 _JSON = "application/json"
 _METADATA = f"{_JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -308,7 +308,7 @@ class KubernetesCluster:
         name, namespace = metadata["name"], metadata.get("namespace", "")
         standing = self.get(kind, name, namespace)
         taken = leaves(obj)
-        changed = [dotted(path) for path, value in taken.items() if look(standing, path) != value]
+        changed = [dotted_path(path) for path, value in taken.items() if look(standing, path) != value]
         if changed:
             raise Conflict(f"{kind.kind} {name}: {', '.join(changed)} changed meanwhile: read it again")
         shared = self._apply(obj, {"fieldManager": field_manager, **_dry(dry_run)})

@@ -118,7 +118,7 @@ def drop(obj: dict[str, Any], path: FieldPath) -> None:
         del way[depth - 1][path[depth - 1]]
 
 
-def dotted(path: FieldPath) -> str:
+def dotted_path(path: FieldPath) -> str:
     """`.spec.resources.gpu.overQuotaWeight`, as the API server names a field; odd keys are quoted."""
     return "".join(f".{key}" if key.replace("_", "a").isalnum() else f'["{key}"]' for key in path)
 
@@ -208,7 +208,7 @@ def gpus(resources: object) -> float:
     return fsum(amounts)
 
 
-def fixed(value: float, digits: int = 6) -> str:
+def fixed_point(value: float, digits: int = 6) -> str:
     """Fixed-point text without trailing zeros, as a quantity: 0.75 is "0.75", 2.0 is "2"."""
     text = str(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_EVEN).normalize())
     return f"{Decimal(text):f}"

@@ -67,7 +67,7 @@ def _reading(path: Path) -> Fetch:
 
 def _fetching(url: str) -> Fetch:
     def fetch() -> bytes:
-        trusted = http_calls.trusting(None, OSError)
+        trusted = http_calls.trust_context(None, OSError)
         with http_calls.client(trusted, _KEYS_TIMEOUT_SECONDS) as client, client.stream("GET", url) as answer:
             content = http_calls.read_bounded(answer.raise_for_status(), _MOST_KEY_BYTES)
         if content is None:
@@ -293,7 +293,7 @@ class Provider:
     @cached_property
     def _trusted(self) -> ssl.SSLContext:
         """The authorities: reading them takes longer than all else of a request."""
-        return http_calls.trusting(None, AuthorityUnavailable)
+        return http_calls.trust_context(None, AuthorityUnavailable)
 
     def _secret(self) -> str | None:
         path = self.login.client_secret_file

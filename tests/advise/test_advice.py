@@ -30,10 +30,10 @@ from gputally.advise.recommendations import (
     daly,
     pools,
     rendered,
+    run_overhead,
     slot_of,
-    stretched,
     variables,
-    young,
+    young_interval,
 )
 from gputally.advise.recommendations import sharing_advice as shares
 from gputally.advise.recommendations import spot_advice as spots
@@ -148,7 +148,7 @@ def test_a_karpenter_limit_has_the_shape_of_a_node_pool() -> None:
 
 def test_dalys_interval() -> None:
     # δ 120 s, M 24 h: Young 4553.7 s; Daly's further terms and − δ.
-    assert young(120, 86_400) == pytest.approx(sqrt(2 * 120 * 86_400))
+    assert young_interval(120, 86_400) == pytest.approx(sqrt(2 * 120 * 86_400))
     part = 120 / (2 * 86_400)
     assert daly(120, 86_400) == pytest.approx(4553.68 * (1 + sqrt(part) / 3 + part / 9) - 120, rel=1e-5)
     assert daly(300, 100) == 100
@@ -160,7 +160,7 @@ def test_dalys_interval() -> None:
 @given(st.floats(1, 600), st.floats(1_800, 400_000), st.floats(0.4, 2.5))
 def test_no_other_interval_is_much_better(checkpoint_s: float, between_s: float, factor: float) -> None:
     best = daly(checkpoint_s, between_s)
-    ours, other = (stretched(each, checkpoint_s, 60, between_s) for each in (best, best * factor))
+    ours, other = (run_overhead(each, checkpoint_s, 60, between_s) for each in (best, best * factor))
     assert ours is not None
     assert other is None or ours <= other * 1.01
     assert ours > 1
@@ -173,7 +173,7 @@ def test_savings_on_spot_pay_for_what_is_lost() -> None:
     assumed = RestartAssumptions(120, 600, 86_400)
     narrow, wide = spots(rows, {JobKey("prod", "llm", "PyTorchJob/wide"): 64}, assumed)
     assert (narrow.job, narrow.nodes, wide.nodes) == ("PyTorchJob/a", 1, 64)
-    stretch = stretched(narrow.interval_s, 120, 600, 86_400)
+    stretch = run_overhead(narrow.interval_s, 120, 600, 86_400)
     assert stretch is not None
     assert narrow.stretch == stretch
     assert narrow.spot_cost == Decimal(150)

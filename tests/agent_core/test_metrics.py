@@ -22,7 +22,7 @@ from agent.core.readings import (
     Unavailable,
     XidCount,
 )
-from agent.core.settings import explained, unseen
+from agent.core.settings import privilege_text, unseen
 from agent.metering.meter import ClosedSet, Meter
 from agent.metrics.exporter import UNSCRAPED_MS, AgentMetrics
 from agent.metrics.metric_families import Operations
@@ -270,7 +270,7 @@ def test_the_level_of_privilege_and_what_it_hides_are_said_on_kubernetes_only() 
     assert 'gputally_agent_privilege_info{level="process"} 1.0' in shown
     assert 'gputally_agent_unseen{what="mig-utilisation"} 1.0' in shown
     assert set(unseen("allocation")) > set(unseen("process")) > set(unseen("profiling"))
-    assert explained("profiling") == "nothing"
+    assert privilege_text("profiling") == "nothing"
 
 
 def test_what_is_said_to_be_unseen_never_contradicts_what_is_seen() -> None:

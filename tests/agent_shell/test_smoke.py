@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent.__main__ import main
-from agent.commands.smoke_test import Check, Cuda, CudaFault, NoCuda, duration_ms, report, size, table, tell
+from agent.commands.smoke_test import Check, Cuda, CudaFault, NoCuda, duration_ms, print_checks, report, size, table
 from agent.devices.driver_lifecycle import Gpus
 from agent.devices.nvml_library import Driver
 from agent.holders.node_source import NodeSource
@@ -189,11 +189,11 @@ def test_a_wrong_call_is_refused(arguments: list[str], capsys: pytest.CaptureFix
 
 def test_checks_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     check = Check("memory", "512 MiB", "510 MiB", "ok")
-    tell([check], "json")
+    print_checks([check], "json")
     assert json.loads(capsys.readouterr().out) == [
         {"name": "memory", "expected": "512 MiB", "seen": "510 MiB", "verdict": "ok"}
     ]
-    tell([check], "csv")
+    print_checks([check], "csv")
     assert capsys.readouterr().out == "name,expected,seen,verdict\nmemory,512 MiB,510 MiB,ok\n"
 
 

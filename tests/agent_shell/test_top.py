@@ -16,7 +16,7 @@ from rich.console import Console
 
 from agent.__main__ import main
 from agent.commands.top_command import Drawing, History, page
-from agent.commands.top_frames import Prices, from_exposition, parse, uniform
+from agent.commands.top_frames import Prices, from_exposition, parse, uniform_price
 from agent.core.errors import SettingsError
 from agent.core.readings import Allocation
 from agent.metering.meter import Meter
@@ -44,7 +44,7 @@ def test_the_entry_with_the_most_words_of_a_name_wins() -> None:
     assert book.of("NVIDIA H100 NVL") == Decimal("2.10")
     assert book.of("NVIDIA A100-SXM4-80GB") == 1
     assert book.of("NVIDIA A100-PCIE-40GB") is None
-    assert uniform("3").of("anything") == 3
+    assert uniform_price("3").of("anything") == 3
 
 
 @pytest.mark.parametrize(
@@ -161,4 +161,4 @@ def test_a_wrong_call_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: 
         assert said in error
         assert error.count("\n") == 1
     with pytest.raises(SettingsError):
-        uniform("NaN")
+        uniform_price("NaN")

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from accountant.storage.duckdb_engine import Cursor, Database
 from accountant.storage.write import record_columns
-from accountant.storage.write.rollups import DailySums, around, keep
+from accountant.storage.write.rollups import DailySums, keep, row_range
 from accountant.wire.policy_models import Policy, QueuePolicy
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
@@ -128,7 +128,7 @@ def _names(cursor: Cursor, fleet: Fleet) -> None:
 def _fold(cursor: Cursor, start_ms: int, end_ms: int) -> None:
     over = [(at,) for at in range(start_ms, end_ms, MS_PER_HOUR) if at + MS_PER_HOUR <= end_ms]
     hours = record_columns.column_table(record_columns.HOUR, over)
-    cursor.rows("fold", around([at for (at,) in over]), incoming=hours)
+    cursor.rows("fold", row_range([at for (at,) in over]), incoming=hours)
     cursor.rows("keep_folded", incoming=hours)
     if not (start_ms % MS_PER_DAY or end_ms % MS_PER_DAY):
         day = DailySums((), frozenset(at for (at,) in over))

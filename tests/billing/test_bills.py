@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.billing_rules import Share, lend, share_out, spread
+from accountant.billing.billing_rules import Share, lend, share_out, spread_shares
 from accountant.billing.bills import bills, weights, with_phases
 from accountant.billing.costs import charges, quantify, total_cost
 from accountant.billing.idle_breakdown import Launch, PhaseSpan, gang, phase_spans
@@ -215,7 +215,7 @@ def test_policies_move_time_and_keep_it(books, rows, free, chosen, deserved):
     st.dictionaries(st.sampled_from("ab"), st.integers(0, 10**9)),
 )
 def test_spreading_keeps_units(idle, weights):
-    shares, left = spread(idle, dict.fromkeys(idle, weights))
+    shares, left = spread_shares(idle, dict.fromkeys(idle, weights))
     for pool, units in idle.items():
         assert sum(shares.get(pool, {}).values()) + left.get(pool, 0) == units
     if weights:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.billing.budget_forecast import reach, run_rate, states
+from accountant.billing.budget_forecast import limit_forecast, run_rate, states
 from accountant.core.periods import Month, zone
 from accountant.reports.report_model import build
 from accountant.wire.policy_models import Policy
@@ -187,7 +187,7 @@ def test_uneven_days_leave_a_doubt_that_the_month_cuts(books, ask):
 @given(st.lists(st.floats(0.01, 1e5), min_size=3, max_size=31), st.floats(0, 1e6), st.floats(0, 1e6))
 def test_the_bounds_of_the_date_are_where_the_forecasts_bounds_meet_the_limit(days, spent, more):
     limit = spent + more
-    found = reach(days, spent, limit)
+    found = limit_forecast(days, spent, limit)
     assert 0 <= found.earliest <= found.expected
     assert found.latest is None or found.expected <= found.latest
     slack = 1e-6 * max(1.0, limit)
@@ -198,6 +198,6 @@ def test_the_bounds_of_the_date_are_where_the_forecasts_bounds_meet_the_limit(da
 
 
 def test_without_any_use_a_limit_is_never_reached():
-    assert reach([0.0] * 5, 0, 10) is None
-    assert reach([1.0] * 2, 2, 10) is None
-    assert reach([1.0] * 3, 12, 10).expected == 0
+    assert limit_forecast([0.0] * 5, 0, 10) is None
+    assert limit_forecast([1.0] * 2, 2, 10) is None
+    assert limit_forecast([1.0] * 3, 12, 10).expected == 0

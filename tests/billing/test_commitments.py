@@ -20,7 +20,7 @@ from accountant.bookkeeping.invoice_reconciliation import Invoice, InvoiceLine
 from accountant.bookkeeping.price_book_versions import difference
 from accountant.cli import terminal_tables
 from accountant.core.periods import Month
-from accountant.prices.price_book import PriceBook, cover, load, settle
+from accountant.prices.price_book import PriceBook, commitment_cover, load, settle
 from accountant.wire.policy_models import IDLE
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
@@ -208,11 +208,11 @@ def test_commitments_that_say_nothing_clear_are_refused(tmp_path, commitments, r
 def test_what_is_covered(commitment: int, usages: list[tuple[str, int]]) -> None:
     """Never more than was used or committed; a group's part is the same however it is told apart."""
     usages = sorted(usages)
-    found = cover(commitment, usages)
+    found = commitment_cover(commitment, usages)
     assert sum(found) == min(commitment, sum(used for _, used in usages))
     assert all(0 <= part <= used for part, (_, used) in zip(found, usages, strict=True))
     groups = sorted({group for group, _ in usages})
-    whole = cover(commitment, [(g, sum(used for group, used in usages if group == g)) for g in groups])
+    whole = commitment_cover(commitment, [(g, sum(used for group, used in usages if group == g)) for g in groups])
     assert whole == [sum(p for p, (group, _) in zip(found, usages, strict=True) if group == g) for g in groups]
 
 

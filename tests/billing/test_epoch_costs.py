@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.job_costs import alone, epoch_lines, job, jobs
+from accountant.billing.job_costs import epoch_lines, job, jobs, only_job
 from accountant.ledger.protocols import EpochReport, JobKey
 from accountant.prices.price_book import PriceBook, load
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
@@ -91,8 +91,8 @@ def test_epochs_and_rest_are_the_job(
     span = START, START + length
     with ledger.moment() as moment:
         (whole,) = [one for one in jobs(moment, prices, *span, span[1]) if one.job == KEY.job]
-        edges, parts = epoch_lines(moment, prices, reports, span, alone(KEY), "UTC")
-        turned, shuffled = epoch_lines(moment, prices, reports[::-1], span, alone(KEY), "UTC")
+        edges, parts = epoch_lines(moment, prices, reports, span, only_job(KEY), "UTC")
+        turned, shuffled = epoch_lines(moment, prices, reports[::-1], span, only_job(KEY), "UTC")
     assert (turned, shuffled) == (edges, parts), "the order of reports decides nothing"
     assert (edges[0].start_ms, edges[-1].end_ms) == span
     assert sum(part.gpu_us for stretch in parts for part in stretch) == whole.accounts_gpu_us.allocated

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from accountant.billing.billing_rules import share_out, spread
+from accountant.billing.billing_rules import share_out, spread_shares
 
 UNIT = 10**8
 """Units of one currency unit: the cases divide into thirds and forty-eighths."""
@@ -41,7 +41,7 @@ class Topology:
             for resource in ("cpu", "ram", "gpu"):
                 pool = weights.setdefault((row["cluster"], resource), {})
                 pool[row[by]] = pool.get(row[by], 0) + units(row[resource])
-        shares, left = spread(self.idle, weights)
+        shares, left = spread_shares(self.idle, weights)
         assert not left or not sum(left.values())
         sums = {}
         for pool in shares.values():
@@ -156,7 +156,7 @@ def test_filtered_idle_with_a_shared_namespace_is_not_what_upstream_asserts(vect
 def test_idle_that_nobody_can_take_stays(vectors):
     case = vectors["opencost-undistributable-idle"]
     active = case["input"]["active"]
-    shares, left = spread(
+    shares, left = spread_shares(
         {name: units(value) for name, value in case["input"]["idle"].items()},
         {name: {team: units(used[name]) for team, used in active.items()} for name in case["input"]["idle"]},
     )

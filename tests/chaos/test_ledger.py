@@ -186,7 +186,7 @@ def _killed(accountant: Mortal, kills: int, *, attacked: bool = False) -> None:
         assert {(row["node"], row["reason"]) for row in refused} == {("n2", "foreign-gpu")}
     else:
         exact(sender, accountant)
-    for made in backups.known(accountant.folder / "data" / "backups"):
+    for made in backups.list_backups(accountant.folder / "data" / "backups"):
         backups.restore(accountant.folder / "data" / "backups" / f"{made.name}.duckdb", off / made.name)
 
 
@@ -224,7 +224,7 @@ def test_the_volume_is_deleted_and_comes_back_from_backup_archive_and_agents(acc
         sender.send(accountant, 100)
     accountant.end()
     shutil.rmtree(accountant.folder / "data")
-    (newest,) = backups.known(off / "backups")
+    (newest,) = backups.list_backups(off / "backups")
     backups.restore(off / "backups" / f"{newest.name}.duckdb", accountant.folder / "data" / "ledger.duckdb")
     accountant.start()
     accountant.listening()

@@ -28,7 +28,7 @@ def test_build_writes_where_it_is_told_and_nowhere_else(tmp_path: Path, capsys: 
     files = sorted((tmp_path / "new").iterdir())
     assert [f.name for f in files] == sorted(__main__.files())
     assert sorted(capsys.readouterr().out.split()) == [str(f) for f in files]
-    assert __main__.stale(tmp_path / "new") == []
+    assert __main__.stale_files(tmp_path / "new") == []
 
 
 def test_stale_missing_and_forgotten_files_are_named(tmp_path: Path) -> None:
@@ -36,12 +36,12 @@ def test_stale_missing_and_forgotten_files_are_named(tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     shutil.copy(file, tmp_path / "old.json")
     file.write_text(file.read_text() + " ")
-    assert __main__.stale(tmp_path) == [
+    assert __main__.stale_files(tmp_path) == [
         f"{file}: not what the code gives",
         f"{tmp_path / 'old.json'}: nothing of this name is generated",
     ]
     file.unlink()
-    assert f"{file}: missing" in __main__.stale(tmp_path)
+    assert f"{file}: missing" in __main__.stale_files(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,11 +21,11 @@ from gputally.doctor.accountant_checks import (
     idle_holders,
     oversized,
     prices,
-    unowned,
+    unattributed_time,
 )
-from gputally.doctor.findings import CannotCheck, Finding, Result, exit_code, most
-from gputally.doctor.node_checks import Machine, driver, outsiders
-from gputally.doctor.rbac_checks import NEEDS, OWNERS, PREEMPTING, AccessRight, judged, needed
+from gputally.doctor.findings import CannotCheck, Finding, Result, exit_code, first_findings
+from gputally.doctor.node_checks import Machine, driver, foreign_processes
+from gputally.doctor.rbac_checks import NEEDS, OWNERS, PREEMPTING, AccessRight, judge_rights, needed_rights
 
 CHART = Path(__file__).parents[1] / "chart" / "golden" / "on-prem.yaml"
 HOUR_US = 3_600_000_000
@@ -63,7 +63,7 @@ def test_holders_outside_kubernetes() -> None:
     slurm = Holder(kind="slurm", uid="12", name="job 12")
     held = device(0, holders=(HolderReading(theirs, memory_mib=2_048),))
     allocations = tuple(Allocation("GPU-0", holder) for holder in (ours, theirs, docker, slurm))
-    seen = outsiders(snapshot(held, holders=allocations))
+    seen = foreign_processes(snapshot(held, holders=allocations))
     assert seen.seen == "4 holders, 1 of them pods"
     process, container, job = seen.findings
     assert process.what == "process python of alice holds GPU 0 outside Kubernetes"
@@ -72,7 +72,7 @@ def test_holders_outside_kubernetes() -> None:
     assert container.remedy == "docker stop cccccccccccc, or run it as a pod"
     assert job.remedy.startswith("scancel 12")
     with pytest.raises(CannotCheck, match="nobody says"):
-        outsiders(Snapshot(0, (), Unavailable("nobody says")))
+        foreign_processes(Snapshot(0, (), Unavailable("nobody says")))
 
 
 def test_the_rights_are_those_of_the_chart() -> None:
@@ -98,13 +98,13 @@ def test_the_rights_are_those_of_the_chart() -> None:
 
 def test_rights_of_kinds_that_nobody_serves_are_not_asked_for() -> None:
     served = {("", "pods"), ("kueue.x-k8s.io", "workloads")}
-    assert {right.resource for right in needed("fairshare", served)} == {"pods", "workloads"}
-    assert AccessRight("", "pods/eviction", "create") in needed("fairshare", served, preempts=True)
+    assert {right.resource for right in needed_rights("fairshare", served)} == {"pods", "workloads"}
+    assert AccessRight("", "pods/eviction", "create") in needed_rights("fairshare", served, preempts=True)
 
 
 def test_refused_rights() -> None:
     pods, jobs = AccessRight("", "pods", "list"), next(right for right in OWNERS if right.resource == "jobs")
-    seen = judged(
+    seen = judge_rights(
         {"agent": {pods: True}, "accountant": {pods: False, jobs: False}}, {"agent": "me", "accountant": "me"}
     )
     hard, soft = seen.findings
@@ -193,7 +193,7 @@ def test_busy_time_that_nobody_owns() -> None:
         UsageLine(key={"node": "a"}, accounts_gpu_us=accounts, unattributed_busy_us=50 * HOUR_US),
         UsageLine(key={"node": "b"}, accounts_gpu_us=accounts, unattributed_busy_us=HOUR_US // 2),
     ]
-    (found,) = unowned(lines, 24).findings
+    (found,) = unattributed_time(lines, 24).findings
     assert (found.what, found.evidence) == ("GPUs of node a were busy for nobody", "50.0 of 100.0 GPU-hours in 24 h")
 
 
@@ -205,5 +205,5 @@ def test_the_exit_code_is_that_of_the_worst() -> None:
 
 
 def test_many_findings_of_a_kind_are_counted() -> None:
-    found = most((Finding("warning", f"f{i}", "", "r") for i in range(15)), "pods")
+    found = first_findings((Finding("warning", f"f{i}", "", "r") for i in range(15)), "pods")
     assert (len(found), found[-1].what) == (10, "6 more pods")

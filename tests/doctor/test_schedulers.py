@@ -11,14 +11,14 @@ import yaml
 from accountant.wire.policy_models import Policy
 from fairshare.core.model import Condition, Gang, Issue, Pod
 from fairshare.targets.status_conditions import StatusObject, render
-from gputally.doctor.rbac_checks import AccessRight, needed, scheduler_configs
+from gputally.doctor.rbac_checks import AccessRight, needed_rights, scheduler_configs
 from gputally.doctor.scheduler_checks import (
     KNOWN,
     QueueObject,
     Target,
     conflicts,
     guarantees,
-    noted,
+    noted_conditions,
     queue_objects,
     targets,
     weights,
@@ -263,10 +263,10 @@ def test_a_scheduler_that_asks_nothing_is_found_by_what_the_controller_notes() -
     silent = Condition("Effective", "Unknown", "NobodyAsks", "no scheduler has asked")
     ground = MemoryGround([render(where, [("kube-scheduler", silent)], None, NOW_MS)])
     assert ground.get(CONFIG_MAP, where.name, where.namespace)
-    (found,) = weights(given, (), noted(ground, "gputally-system")).findings
+    (found,) = weights(given, (), noted_conditions(ground, "gputally-system")).findings
     assert found.what == "whether weights published to kube-scheduler act cannot be told (NobodyAsks)"
     assert "tlsConfig: {caFile: " in found.remedy
-    assert weights(given, (), noted(ground, "elsewhere")).findings == ()
+    assert weights(given, (), noted_conditions(ground, "elsewhere")).findings == ()
     asks = Condition("Effective", "True", "Asked", "the scheduler asks the extender")
     assert weights(given, (), (("kube-scheduler", asks),)).findings == ()
 
@@ -274,6 +274,6 @@ def test_a_scheduler_that_asks_nothing_is_found_by_what_the_controller_notes() -
 def test_the_rights_asked_for_follow_the_policys_own_configmaps() -> None:
     named = policy({"name": "a", "refs": ("kueue:a",)}, targets={"kueue": {"config": "batch/kueue-config"}})
     assert scheduler_configs(named) == ("kueue-config",)
-    rights = needed("fairshare", {("", "configmaps")}, configs=scheduler_configs(named))
+    rights = needed_rights("fairshare", {("", "configmaps")}, configs=scheduler_configs(named))
     assert AccessRight("", "configmaps", "get", "kueue-config") in rights
     assert scheduler_configs(policy({"name": "a", "refs": ("kai:a",)})) == ()

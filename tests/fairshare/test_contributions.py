@@ -69,7 +69,7 @@ def test_the_sentence_adds_up_and_is_on_the_page(cycles: Callable[..., CycleRepo
     clause = decision.reason.partition(";")[0]
     whole, *parts = [float(figure) for figure in FIGURE.findall(clause)]
     assert whole == pytest.approx(fsum(parts), abs=1e-9)
-    page = decision_text.told(decision, report.decisions)
+    page = decision_text.decision_text(decision, report.decisions)
     assert clause[1:] in " ".join(page.sentences)
     grid = next(grid for grid in page.grids if grid.title == "What moved it since the decision before")
     assert len(grid.rows) == len([part for part in decision.inputs["change"]["parts"].values() if part]) + 2  # type: ignore[index,attr-defined]

@@ -21,7 +21,7 @@ from fairshare.targets.kueue import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKL
 from fairshare.targets.weight_plan import look_at
 from gputally.base.errors import Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import GPU, Kind, fixed, quantity
+from gputally.kubernetes.objects import GPU, Kind, fixed_point, quantity
 from tests.fairshare.victims import node_object
 
 Make = Callable[..., Any]
@@ -245,7 +245,7 @@ def test_weights_are_texts_and_only_our_fields_are_written() -> None:
 
 @given(st.floats(min_value=1e-6, max_value=1e4))
 def test_a_published_weight_is_fixed_point_and_reads_back(value: float) -> None:
-    text = fixed(value)
+    text = fixed_point(value)
     assert set(text) <= set("0123456789.")
     assert len(text.partition(".")[2]) <= 6
     assert quantity(text) == pytest.approx(value, abs=5e-7)

@@ -10,7 +10,7 @@ import pytest
 from fairshare.targets.kai import QUEUE
 from gputally.base.errors import Conflict, NotFound, Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import CONFIG_MAP, Event, dotted, from_fields_v1, leaves, to_fields_v1
+from gputally.kubernetes.objects import CONFIG_MAP, Event, dotted_path, from_fields_v1, leaves, to_fields_v1
 
 Make = Callable[..., Any]
 
@@ -185,7 +185,7 @@ def test_paths() -> None:
     found = leaves(obj)
     assert found == {("metadata", "labels", "a.b/c"): "1", ("spec", "list"): [1], ("spec", "empty"): {}}
     assert from_fields_v1(to_fields_v1(found)) == set(found)
-    assert [dotted(path) for path in found] == ['.metadata.labels["a.b/c"]', ".spec.list", ".spec.empty"]
+    assert [dotted_path(path) for path in found] == ['.metadata.labels["a.b/c"]', ".spec.list", ".spec.empty"]
     assert leaves({"metadata": {"name": "x"}}) == {}
 
 

@@ -12,12 +12,12 @@ from accountant.history_import.gpu_holds import (
     GpuPart,
     SlotHold,
     TimeGrid,
-    bridged,
+    bridge_gaps,
+    imported_time,
     mig_slice,
     place,
     rows,
     runs,
-    tallied,
 )
 from accountant.history_import.prometheus_series import Series
 from accountant.storage.write import batch_admission
@@ -78,7 +78,7 @@ def test_figures_of_the_only_holder_are_its_and_what_was_not_recorded_is_a_gap()
     assert row.gaps == (Gap(START + 3 * MINUTE, START + 4 * MINUTE, "not recorded"),)
     assert row.memory_mib_s == 1_024 * 15 * 60
     assert row.energy_uj == 400_000 * 15 * MINUTE
-    assert tallied([row]).unknown_us == us(1)
+    assert imported_time([row]).unknown_us == us(1)
 
 
 def test_of_sharers_nobody_knows_whose_it_was():
@@ -130,8 +130,8 @@ def test_what_may_not_be_imported_is_not_and_a_node_that_was_not_ready_is_down()
 
 def test_cells():
     assert runs([5, 1, 2, 4]) == [(1, 2), (4, 5)]
-    assert bridged({1, 2, 6}, {3, 4, 5}) == {1, 2, 3, 4, 5, 6}
-    assert bridged({1, 6}, {3, 4, 5}) == {1, 6}
+    assert bridge_gaps({1, 2, 6}, {3, 4, 5}) == {1, 2, 3, 4, 5, 6}
+    assert bridge_gaps({1, 6}, {3, 4, 5}) == {1, 6}
     at = [START, START + MINUTE, START + 90_000, START + HOUR, START + HOUR + MINUTE]
     assert Series({}, at, [1.0, 2.0, 3.0, float("nan"), 5.0]).cells(GRID) == {0: 2.0}
 

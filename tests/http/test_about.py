@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accountant.ledger.protocols import JobKey
-from accountant.web.job_pages import about, gangs_of
+from accountant.web.job_pages import decisions_about_job, gangs_of
 from accountant.wire.policy_models import Decision
 
 KEY = JobKey("prod", "vision", "Job/train")
@@ -36,13 +36,13 @@ def decided(subject: str, *pods: str) -> Decision:
     ],
 )
 def test_a_name_that_begins_alike_is_another_jobs(subject: str, pods: tuple[str, ...], mine: bool) -> None:
-    found = about([decided(subject, *pods)], KEY, {"train-abcde"}, SIBLINGS)
+    found = decisions_about_job([decided(subject, *pods)], KEY, {"train-abcde"}, SIBLINGS)
     assert bool(found) is mine
 
 
 def test_the_longer_name_has_its_own() -> None:
     key = JobKey("prod", "vision", "Job/train-2")
     everything = [decided("Job/vision/train"), decided("Workload/vision/train-2-77aa1"), decided("Job/vision/train-2")]
-    found = about(everything, key, (), SIBLINGS)
+    found = decisions_about_job(everything, key, (), SIBLINGS)
     assert [one.subject for one in found] == ["Workload/vision/train-2-77aa1", "Job/vision/train-2"]
     assert gangs_of(key) == ("vision/train-2", "vision/pg-train-2", "vision/job-train-2")

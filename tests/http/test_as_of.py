@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from accountant.api.answer_cache import FRESH_MS, STALEST_MS
-from accountant.web.overview_pages import ahead
+from accountant.web.overview_pages import prepare_pages
 from accountant.wire.usage_models import Accounts, UsageLine
 from gputally.base.clock import VirtualClock
 from tests.http.conftest import HOUR_US, Door, OpenDoor
@@ -94,7 +94,7 @@ LINES = "/month/2026-11/lines"
 )
 def test_what_most_readers_look_at_is_found_before_they_do(house: Door, clock: VirtualClock, path: str) -> None:
     house.ledger.lines = held(3)
-    ahead(house.app.state.deps)
+    prepare_pages(house.app.state.deps)
     clock.advance(FRESH_MS // 2)
     instants, _ = of(house, path)
     assert instants == {"1 Nov 12:00"}, "nobody waits for it"
@@ -105,7 +105,7 @@ def test_so_is_the_month_that_bills_are_sent_for(
     house: Door, clock: VirtualClock, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house.ledger.lines = held(3)
-    ahead(house.app.state.deps)
+    prepare_pages(house.app.state.deps)
     clock.advance(2 * STALEST_MS)
 
     def nobody(*asked: object) -> list[UsageLine]:

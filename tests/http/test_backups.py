@@ -85,7 +85,7 @@ def test_a_lost_volume_comes_back_from_backup_archive_and_agents(place, asked, k
     truth = booked(service, kit)
     service.close()
     shutil.rmtree(settings.data)
-    (newest,) = backups.known(settings.backup_folder)
+    (newest,) = backups.list_backups(settings.backup_folder)
     source = settings.backup_folder / f"{newest.name}.duckdb"
     code, out, err = asked("restore", settings.ledger_file, "--from", source, "--archive", settings.archive.to)
     assert (code, err) == (0, ""), out
@@ -170,7 +170,7 @@ def test_an_act_is_in_the_archive_at_once_and_a_restored_ledger_says_which_is_it
     assert len(list(settings.archive.to.iterdir())) == 2
     service.close()
     shutil.rmtree(settings.data)
-    (newest,) = backups.known(settings.backup_folder)
+    (newest,) = backups.list_backups(settings.backup_folder)
     source = settings.backup_folder / f"{newest.name}.duckdb"
     _, out, _ = asked("restore", tmp_path / "of-the-backup.duckdb", "--from", source)
     assert "Newest act of the books: none." in out
@@ -210,7 +210,7 @@ def test_old_backups_go_when_new_ones_are_made(place, clock, settings):
     for _ in range(4):
         clock.advance(7_200_000)
         service.maintain()
-    kept = backups.known(settings.backup_folder)
+    kept = backups.list_backups(settings.backup_folder)
     assert [backup.at_ms for backup in kept] == [clock.wall_ms(), clock.wall_ms() - 7_200_000]
     assert len(list(settings.backup_folder.iterdir())) == 4
 
@@ -221,9 +221,9 @@ def test_a_folder_of_fetched_backups_keeps_the_newest(place, asked, clock, setti
     for _ in range(4):
         clock.advance(60_000)
         assert asked("backup", "--url", url, "--to", there, "--keep", 3)[0] == 0
-    assert [made.at_ms for made in backups.known(there)] == [clock.wall_ms() - 60_000 * age for age in range(3)]
+    assert [made.at_ms for made in backups.list_backups(there)] == [clock.wall_ms() - 60_000 * age for age in range(3)]
     assert len(list(there.iterdir())) == 6
-    assert len(backups.known(settings.backup_folder)) == settings.backups.keep
+    assert len(backups.list_backups(settings.backup_folder)) == settings.backups.keep
     code, _, err = asked("backup", "--url", url, "--keep", 3)
     assert code == 2
     assert "--to" in err

@@ -18,7 +18,7 @@ import pytest
 import typer
 
 from accountant.__main__ import app, main
-from accountant.cli.usage_commands import before, meant
+from accountant.cli.usage_commands import before, jobs_named
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.wire.usage_models import Job
@@ -258,7 +258,7 @@ def test_a_job_is_meant_by_the_end_of_its_name():
     known = [Job.model_construct(cluster=cluster, namespace=space, job=job) for cluster, space, job in named]
 
     def found(name):
-        return [named[known.index(job)] for job in meant(known, name)]
+        return [named[known.index(job)] for job in jobs_named(known, name)]
 
     assert found("train") == found("ml/train") == named[:3]
     assert found("ml/Job/train") == named[:2]

@@ -228,8 +228,8 @@ def test_whatever_was_posted_can_be_told(kind, inputs, others, value):
         )  # fmt: skip
 
     record = one("c", others, "*")
-    told = decision_text.told(one("c/1", {**inputs, "cycle": "c"}, "q"), [record])
+    told = decision_text.decision_text(one("c/1", {**inputs, "cycle": "c"}, "q"), [record])
     assert told.title
     assert all(len(row) == len(grid.columns) for grid in told.grids for row in grid.rows)
-    assert decision_text.told(record, [record]).title
+    assert decision_text.decision_text(record, [record]).title
     assert isinstance(decision_text.shares([record], ("q",)), list)

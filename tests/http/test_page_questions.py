@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.billing.bill_columns import billed
+from accountant.billing.bill_columns import bills_by_cuts
 from accountant.billing.statement_items import DIMENSIONS
 from accountant.storage.duckdb_engine import Cursor, Parameters, Row
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.storage.query.result_cache import coarser
+from accountant.storage.query.result_cache import coarser_lines
 from accountant.wire.usage_models import Dimension
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.bench import pages
@@ -102,7 +102,7 @@ def test_what_is_added_up_is_what_the_engine_says(
     end = ledger.extent()[1] - 7_001
     for start in (end - 1_800_000, end - MS_PER_DAY - 1):
         alone = ledger.usage(start, end, by, where)
-        assert coarser(ledger.usage(start, end, finer, where), by) == alone
+        assert coarser_lines(ledger.usage(start, end, finer, where), by) == alone
         with ledger.moment(start, end) as moment:
             assert moment.usage(start, end, finer, where) == ledger.usage(start, end, finer, where)
             assert moment.usage(start, end, by, where) == alone
@@ -133,9 +133,9 @@ def test_every_cut_that_is_found_at_once_is_the_cut_found_alone(site: Site) -> N
     start, end = ledger.extent()[0] + 1_234, ledger.extent()[1] - 61_001
     cuts = tuple(DIMENSIONS.values())
     with ledger.moment(start, end) as moment:
-        together = billed(moment, None, start, end, cuts, "Asia/Kathmandu")
+        together = bills_by_cuts(moment, None, start, end, cuts, "Asia/Kathmandu")
         for by, found in zip(cuts, together, strict=True):
-            (alone,) = billed(moment, None, start, end, (by,), "Asia/Kathmandu")
+            (alone,) = bills_by_cuts(moment, None, start, end, (by,), "Asia/Kathmandu")
             assert found.charges == alone.charges
             assert list(found.groups.keys) == list(alone.groups.keys)
             assert {line: [c.tolist() for c in columns] for line, columns in found.groups.of.items()} == {

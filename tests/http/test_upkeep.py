@@ -75,7 +75,7 @@ def test_a_defect_in_one_routine_ends_none_of_the_others_and_is_seen(settings, c
         inventory.meanwhile = raising(ValueError("a label of None"))
         clock.advance(7_200_000)
         service.maintain()
-        assert len(backups.known(settings.backup_folder)) == 1
+        assert len(backups.list_backups(settings.backup_folder)) == 1
         assert list(settings.archive.to.glob("part-*"))
         assert service.ledger.wal_bytes() < 100_000
         assert ready(service) == (503, {"inventory": "failed"})
@@ -125,7 +125,7 @@ def test_a_failed_routine_is_tried_again_within_a_minute(settings, clock):
         clock.advance(60_000)
         service.maintain()
         assert ready(service) == (200, None)
-        assert len(backups.known(settings.backup_folder)) == 1
+        assert len(backups.list_backups(settings.backup_folder)) == 1
 
 
 def test_the_threads_of_a_service_go_on_after_a_defect(settings, clock):

@@ -17,7 +17,7 @@ from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import JobKey
 from accountant.web import page_rows
-from accountant.web.node_pages import MOST_STRIPS, cells, drawn, timeline
+from accountant.web.node_pages import MOST_STRIPS, cells, timeline, timeline_svg
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine
 from agent.wire import Holder, PodFacts, UsageInterval
 from tests import fresh
@@ -250,7 +250,7 @@ def test_the_busiest_of_many_gpus_are_shown_in_their_order():
 def test_a_name_cannot_break_out_of_the_drawing():
     at = _ms(datetime(2026, 10, 1, tzinfo=UTC))
     found, _ = timeline(Hours([(EVIL, at, Accounts(busy=HOUR_US))]), at, at + HOUR_MS, {}, "UTC")
-    assert "<script" not in drawn(found, EVIL)
+    assert "<script" not in timeline_svg(found, EVIL)
 
 
 def test_devices_asked_for_are_counted():

@@ -13,10 +13,10 @@ from accountant.inventory.node_facts import (
     NOT_READY,
     NodeObservation,
     capacity_type,
+    deleted_node,
     described,
-    gone,
+    merge_nodes,
     seen,
-    together,
 )
 from accountant.ledger.protocols import Down, NodeFacts
 
@@ -133,16 +133,16 @@ def test_a_cluster_whose_clock_is_ahead_does_not_make_the_future_down() -> None:
 
 
 def test_a_deleted_node_ends_with_its_down_time_and_may_come_back() -> None:
-    node = gone(seen(None, sight(cordoned=True), 1_000), 4_000)
+    node = deleted_node(seen(None, sight(cordoned=True), 1_000), 4_000)
     assert (node.down, node.deleted_ms) == ((Down(1_000, 4_000, CORDONED),), 4_000)
-    assert gone(node, 9_000) == node
+    assert deleted_node(node, 9_000) == node
     assert seen(node, sight(), 9_000).deleted_ms is None
 
 
 def test_of_two_inventories_the_first_names_and_both_know_the_down_time() -> None:
     yaml = NodeFacts("c", "n", pool="mine", down=(Down(5, 9, "firmware"),))
     cluster = NodeFacts("c", "n", pool="theirs", region="eu", down=(Down(1, None, CORDONED),))
-    both = together(yaml, cluster)
+    both = merge_nodes(yaml, cluster)
     assert (both.pool, both.region) == ("mine", "eu")
     assert both.down == (Down(1, None, CORDONED), Down(5, 9, "firmware"))
 

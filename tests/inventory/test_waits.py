@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.billing.queue_waits import PodWait, WaitStatistics, merged, spread, waited
+from accountant.billing.queue_waits import PodWait, WaitStatistics, merged, pod_wait, wait_statistics
 from accountant.ledger.protocols import Facts, NamespaceFacts
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import UNASSIGNED, Policy
@@ -35,7 +35,7 @@ def fact(**given: Any) -> PodFacts:
     ],
 )
 def test_what_a_pod_waited(given: dict[str, int], expected: PodWait) -> None:
-    assert waited(fact(**given), 100) == expected
+    assert pod_wait(fact(**given), 100) == expected
 
 
 def test_node_and_cluster_together_know_all_instants() -> None:
@@ -51,7 +51,7 @@ def test_node_and_cluster_together_know_all_instants() -> None:
 @given(st.lists(st.none() | st.integers(0, 1000)))
 def test_percentiles_are_waits_that_happened(waits: list[int | None]) -> None:
     known = sorted(wait for wait in waits if wait is not None)
-    found = spread(waits)
+    found = wait_statistics(waits)
     if not known:
         assert found == WaitStatistics(0, 0, 0, 0)
         return
@@ -71,7 +71,7 @@ def test_the_ledger_knows_the_pods_of_a_span_with_team_and_queue(ledger: DuckLed
     seen = fact(uid="both", created_ms=NOW - 500, scheduled_ms=NOW - 400, queue_ref="kai:a", observed_ms=NOW - 400)
     waiting = fact(uid="waiting", namespace="other", created_ms=NOW - 100, observed_ms=NOW - 100)
     ledger.observe(Facts(pods=(("c", seen), ("c", waiting))), NOW)
-    found = {pod.facts.uid: (pod.team, pod.queue, waited(pod.facts, NOW)) for pod in ledger.pods(NOW - 600, NOW)}
+    found = {pod.facts.uid: (pod.team, pod.queue, pod_wait(pod.facts, NOW)) for pod in ledger.pods(NOW - 600, NOW)}
     assert found == {
         "both": ("vision", "a", PodWait(100, 100, False)),
         "waiting": (UNASSIGNED, UNASSIGNED, PodWait(100, None, True)),

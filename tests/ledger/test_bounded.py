@@ -10,7 +10,7 @@ import pytest
 from accountant.storage.duckdb_engine import Cursor, Database, Row
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.storage.ledger_state import State, load
-from accountant.storage.query.idle_time_query import idle_phases, lent
+from accountant.storage.query.idle_time_query import idle_phases, lent_time
 from accountant.wire.usage_models import Dimension
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
@@ -97,8 +97,8 @@ def hash_of(name: str) -> int:
 @pytest.mark.parametrize("most", [5, 37])
 def test_the_parts_are_the_whole(kept: tuple[Counting, State], by: tuple[Dimension, ...], most: int) -> None:
     cursor, state = kept
-    moved = lent(cursor, state, *SPAN, by, "Europe/Berlin")
-    assert lent(cursor, state, *SPAN, by, "Europe/Berlin", most=most) == moved
+    moved = lent_time(cursor, state, *SPAN, by, "Europe/Berlin")
+    assert lent_time(cursor, state, *SPAN, by, "Europe/Berlin", most=most) == moved
     assert sum(each.gpu_us for each in moved) == 0
     early = idle_phases(cursor, state, *SPAN, by, "Europe/Berlin")
     assert idle_phases(cursor, state, *SPAN, by, "Europe/Berlin", most=most) == early
@@ -112,7 +112,7 @@ def test_no_answer_of_the_engine_is_longer_than_an_hour_or_a_gang(kept: tuple[Co
     longest = {}
     for most in (1, 10**6):
         cursor.longest = 0
-        lent(cursor, state, *SPAN, (), "UTC", most=most)
+        lent_time(cursor, state, *SPAN, (), "UTC", most=most)
         # Four quarter-hours of every GPU, its two holders each.
         longest[most] = cursor.longest
     assert longest[1] <= 4 * GPUS * 2 < longest[10**6]

@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from accountant.core.errors import LedgerUnavailable
-from accountant.storage.crash_recovery import BLOCK, HEADERS, beside, mend
+from accountant.storage.crash_recovery import BLOCK, HEADERS, block_copy_path, restore_blocks
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 
 ROUNDS, ROWS = 8, 7
@@ -32,7 +32,7 @@ def cut_short(path: Path, clock: Any, hand: Any) -> list[tuple[bytes, bytes, byt
         booked(ledger, hand, 1 + ROWS * number)
         before, log = path.read_bytes(), path.with_name(path.name + ".wal").read_bytes()
         ledger.checkpoint()
-        found.append((before, log, beside(path).read_bytes(), path.read_bytes()))
+        found.append((before, log, block_copy_path(path).read_bytes(), path.read_bytes()))
     ledger.close()
     return found
 
@@ -50,13 +50,13 @@ def test_every_block_that_matters_is_kept_and_put_back(
         assert torn != before[HEADERS:]
         path.write_bytes(before[:HEADERS] + torn)
         path.with_name(path.name + ".wal").write_bytes(log)
-        beside(path).unlink(missing_ok=True)
+        block_copy_path(path).unlink(missing_ok=True)
         try:
             duckdb.connect(str(path), read_only=True).close()
         except duckdb.Error:
             refused += 1
         path.write_bytes(before[:HEADERS] + torn)
-        beside(path).write_bytes(kept)
+        block_copy_path(path).write_bytes(kept)
         ledger = open_ledger(path, clock)
         end = hand.start_ms + (ROWS * (number + 1) + 1) * 60_000
         assert ledger.examine(hand.start_ms, end).total_us == 0
@@ -71,7 +71,7 @@ def test_after_a_whole_checkpoint_nothing_is_put_back(path: Path, clock: Any, ha
     booked(ledger, hand, 1)
     ledger.checkpoint()
     content = path.read_bytes()
-    assert mend(path) == 0
+    assert restore_blocks(path) == 0
     assert path.read_bytes() == content
     ledger.close()
 
@@ -80,21 +80,21 @@ def test_another_file_in_the_place_is_not_touched(
     cut_short: list[tuple[bytes, bytes, bytes, bytes]], path: Path
 ) -> None:
     before, _, kept, _ = cut_short[-1]
-    beside(path).write_bytes(kept)
+    block_copy_path(path).write_bytes(kept)
     other = path.with_name("other")
     other.write_bytes(before[:-1] + b"!")
     other.replace(path)
-    assert mend(path) == 0
+    assert restore_blocks(path) == 0
     assert path.read_bytes()[-1:] == b"!"
 
 
 def test_what_cannot_be_kept_stops_the_checkpoint(path: Path, clock: Any, hand: Any) -> None:
     ledger = open_ledger(path, clock)
     booked(ledger, hand, 1)
-    beside(path).unlink()
-    beside(path).mkdir()  # a name that cannot be taken
+    block_copy_path(path).unlink()
+    block_copy_path(path).mkdir()  # a name that cannot be taken
     with pytest.raises(LedgerUnavailable, match="no checkpoint"):
         ledger.checkpoint()
-    beside(path).rmdir()
+    block_copy_path(path).rmdir()
     ledger.checkpoint()
     ledger.close()

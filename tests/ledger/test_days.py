@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from accountant.storage.duckdb_engine import Database
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.storage.span_plan import TaggedSpan, cover
+from accountant.storage.span_plan import TaggedSpan, plan_spans
 from accountant.storage.write.rollups import MOST_AT_ONCE, DailySums, local_day
 from accountant.wire.usage_models import Dimension
 from agent.wire import Holder
@@ -125,7 +125,7 @@ def test_the_writer_makes_few_days_at_a_time_the_newest_first(tmp_path: Path) ->
 def test_a_question_takes_the_days_that_lie_inside_it(bits: tuple[int, int]) -> None:
     days = [local_day(FIRST_MS + n * MS_PER_DAY, ZoneInfo("Asia/Kathmandu")) for n in range(3)]
     span = TaggedSpan(0, days[0][0] + bits[0], days[2][1] - bits[1])
-    found = cover([span], set(), days)
+    found = plan_spans([span], set(), days)
     assert [start for _, _, start in found.days] == [day[0] for n, day in enumerate(days) if n == 1 or not bits[n // 2]]
     lengths = [(found.hours, MS_PER_HOUR), (found.quarters, BUCKET_MS)]
     of_days = sum(end - start for start, end in days if (0, 0, start) in found.days)

@@ -9,7 +9,7 @@ import pytest
 from msgspec import json, structs
 
 from accountant.inventory.kubernetes_objects import Pod
-from accountant.inventory.pod_facts import sighted
+from accountant.inventory.pod_facts import pod_sighting
 from accountant.ledger.protocols import Facts
 from accountant.ledger.team_assignment import labels_count
 from accountant.storage.duckdb_ledger import DuckLedger
@@ -86,7 +86,7 @@ def test_a_users_name_is_taken_from_the_first_key_that_has_one() -> None:
         made,
         metadata=structs.replace(made.metadata, labels={"owner": "eve"}, annotations={"hub/user": "zoe"}),
     )
-    facts = [sighted(made, 0, (), keys) for keys in ((), ("hub/user", "owner"), ("none", "owner"))]
+    facts = [pod_sighting(made, 0, (), keys) for keys in ((), ("hub/user", "owner"), ("none", "owner"))]
     assert [found.facts.labels for found in facts if found] == [
         {}, {"gputally.dev/user": "zoe"}, {"gputally.dev/user": "eve"},
     ]  # fmt: skip

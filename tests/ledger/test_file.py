@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from accountant.core.errors import LedgerDamaged, LedgerLocked, LedgerUnavailable, UnsupportedQuestion
-from accountant.storage.crash_recovery import COMMIT, Verdict, prepare, walk
+from accountant.storage.crash_recovery import COMMIT, Verdict, judge_log, prepare_log
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.wire.policy_models import WindowSpec
 from tests.ledger.conftest import NOW_MS, START_MS
@@ -117,7 +117,7 @@ def test_a_file_that_is_no_ledger_is_one_clear_line(path: Path, clock: Any) -> N
 
 def test_what_was_acknowledged_survives_a_kill(killed: Path, clock: Any) -> None:
     assert _log(killed).stat().st_size > 0
-    assert walk(_log(killed).read_bytes()) == (Verdict.CLEAN, _log(killed).stat().st_size)
+    assert judge_log(_log(killed).read_bytes()) == (Verdict.CLEAN, _log(killed).stat().st_size)
     assert _durable(killed, clock) == 5
     assert not _log(killed).exists()
 
@@ -126,7 +126,7 @@ def test_what_was_acknowledged_survives_a_kill(killed: Path, clock: Any) -> None
 def test_a_torn_tail_is_cut_and_nothing_is_lost(killed: Path, clock: Any, tail: bytes) -> None:
     whole = _log(killed).read_bytes()
     _log(killed).write_bytes(whole + tail)
-    assert walk(whole + tail) == (Verdict.TORN, len(whole))
+    assert judge_log(whole + tail) == (Verdict.TORN, len(whole))
     assert _durable(killed, clock) == 5
     aside = killed.with_name(killed.name + ".wal.torn")
     assert aside.read_bytes() == whole + tail
@@ -143,7 +143,7 @@ def test_damage_before_whole_commits_is_left_to_a_person(killed: Path, clock: An
     first = whole.find(COMMIT) + len(COMMIT)
     damaged = whole[:first] + b"\0" * 16 + whole[first + 16 :]
     _log(killed).write_bytes(damaged)
-    assert walk(damaged) == (Verdict.DAMAGED, first)
+    assert judge_log(damaged) == (Verdict.DAMAGED, first)
     with pytest.raises(LedgerDamaged, match=f"damaged after byte {first}"):
         open_ledger(killed, clock)
     assert _log(killed).read_bytes() == damaged
@@ -160,7 +160,7 @@ def test_a_log_of_an_unknown_kind_is_left_to_the_engine_with_copies_beside_it(
     whole, file = _log(killed).read_bytes(), killed.read_bytes()
     unknown = b"something else" if opens else whole[:5] + b"\x09" + whole[6:]
     _log(killed).write_bytes(unknown)
-    assert walk(unknown) == (Verdict.UNKNOWN, 0)
+    assert judge_log(unknown) == (Verdict.UNKNOWN, 0)
     for _ in range(2):  # as a supervisor does
         if opens:
             open_ledger(killed, clock).close()
@@ -193,7 +193,7 @@ def test_nothing_is_cut_while_a_checkpoint_was_under_way(killed: Path) -> None:
     torn = _log(killed).read_bytes()[:-30]
     _log(killed).write_bytes(torn)
     _log(killed).with_name(_log(killed).name + ".checkpoint").write_bytes(b"")
-    assert prepare(killed) is Verdict.TORN
+    assert prepare_log(killed) is Verdict.TORN
     assert _log(killed).read_bytes() == torn
 
 

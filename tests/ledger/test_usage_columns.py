@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.bill_columns import billed
+from accountant.billing.bill_columns import bills_by_cuts
 from accountant.billing.bills import bills
 from accountant.billing.cost_columns import UsageColumns
 from accountant.billing.held_time_columns import Groups, grouped
@@ -99,7 +99,7 @@ def test_columns_are_the_lines_and_make_the_same_bills(
                 assert told_by(found) == told_by(other)
                 assert list(found.keys) == sorted(set(found.keys))
             slow = [bills(moment, book, *span, by, ZONE) for by in several]
-            for fast, charges in zip(billed(moment, book, *span, several, ZONE), slow, strict=True):
+            for fast, charges in zip(bills_by_cuts(moment, book, *span, several, ZONE), slow, strict=True):
                 assert lines_of(fast.groups) == lines_of(grouped(charges))
                 stated = [build(some, book, (), *span, ZONE) for some in (fast.charges, charges)]
                 assert stated[0] == stated[1]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from accountant.bookkeeping.month_closing import ClosedMonth
 from accountant.ledger.journal import numbered
 from accountant.notifications import delivery_attempts, triggers
-from accountant.notifications.delivery_attempts import PATIENCE_MS, ended_how, folded, next_attempt
+from accountant.notifications.delivery_attempts import PATIENCE_MS, deliveries_from_acts, ended_how, next_attempt
 from accountant.notifications.subscriptions import Orders
 from accountant.notifications.triggers import LEAST_US, TeamDay, unusual
 from accountant.wire.usage_models import BudgetState
@@ -190,7 +190,7 @@ def test_what_the_journal_says_is_what_was_known(history):
     for outcome, moment in history:
         known = next_attempt(known, "k", outcome, moment, "because")
         acts += numbered([delivery_attempts.act(known)], len(acts), acts[-1].digest if acts else "0" * 64)
-    assert folded(acts)["k"] == known
+    assert deliveries_from_acts(acts)["k"] == known
     assert json.loads(acts[-1].content) == {"outcome": known.outcome}
     if known.outcome in ("delivered", "unsure", "given-up", "sending"):
         assert known.due_ms is None, "nothing that may have arrived is sent again by itself"

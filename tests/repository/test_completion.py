@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gputally.__main__ import COMMANDS, main
-from gputally.command_tree import everything
+from gputally.command_tree import all_commands
 from scripts.command_reference import PAGE, page
 
 
@@ -136,7 +136,7 @@ def test_the_page_of_commands_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_command_and_option_is_explained() -> None:
     silent = []
-    for path, command in everything():
+    for path, command in all_commands():
         silent += [] if command.help else [path]
         silent += [
             f"{path} {each.opts[0]}"

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from gputally.base.command_output import UNWATCHED, Output, flat, show
 from gputally.base.text_escaping import for_cell
-from gputally.command_tree import everything
+from gputally.command_tree import all_commands
 
 RECORD = {
     "name": "=cmd",
@@ -78,7 +78,7 @@ def test_records_are_the_lines_of_a_document(capsys: pytest.CaptureFixture[str])
 
 def test_every_command_that_prints_a_table_prints_the_three_forms() -> None:
     without = []
-    for path, command in everything():
+    for path, command in all_commands():
         name = path.removeprefix("gputally ")
         if getattr(command, "commands", None) or path in ELSEWHERE or any(name.startswith(text) for text in TEXT):
             continue

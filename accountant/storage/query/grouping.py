@@ -73,7 +73,7 @@ def classes(
         few = memory.named(cursor, where.get("job", ()), where.get("pod", ()), labels)
         if few is not None:
             return _of_few(few, wanted, where)
-    tell(cursor, start_ms, end_ms, wanted, where, labels)
+    make_holder_classes(cursor, start_ms, end_ms, wanted, where, labels)
     listed = ", ".join(_QUOTED[name] for name in wanted)
     names = {
         row[0]: named(dict(zip(wanted, row[1:], strict=True)), labels)
@@ -114,7 +114,7 @@ def told_apart(asked: Collection[Dimension]) -> tuple[str, ...]:
     return tuple(name for name in _QUOTED if name in needed) or ("cluster",)
 
 
-def tell(
+def make_holder_classes(
     cursor: Cursor,
     start_ms: int,
     end_ms: int,

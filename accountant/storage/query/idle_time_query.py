@@ -32,7 +32,7 @@ from accountant.storage.query.usage_sums import Sum, scan
 from accountant.storage.span_plan import TaggedSpan
 from accountant.storage.write import record_columns
 from accountant.storage.write.name_ids import NO_DEVICE, devices, holders
-from accountant.storage.write.rollups import around
+from accountant.storage.write.rollups import row_range
 from accountant.wire.usage_models import Dimension
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
@@ -58,7 +58,7 @@ def idle_phases(
     pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
     device_names = state.devices.read(cursor)
     sums: dict[tuple[str, ...], dict[str, int]] = {}
-    for rows in phased(cursor, state, pieces, most):
+    for rows in idle_time(cursor, state, pieces, most):
         names = holders(cursor, {row.payer for row in rows}, state.fleet.team_labels, users="user" in by)
         for row in rows:
             name, piece = device_names.get(row.device, NO_DEVICE), pieces[row.piece]
@@ -81,7 +81,7 @@ class IdleTime(NamedTuple):
     idle_us: int
 
 
-def phased(
+def idle_time(
     cursor: Cursor, state: State, pieces: Sequence[ConstantSpan], most: int = MOST_HOLDERS
 ) -> Iterator[list[IdleTime]]:
     """Part by part of the holders; pieces ascend and leave nothing out between the first and the last."""
@@ -126,7 +126,7 @@ def _held_in(low_ms: int, high_ms: int, unfolded: Collection[int]) -> dict[str, 
     """What `launches` has to know of (low_ms, high_ms): the whole hours inside, and those without sums."""
     first = min(low_ms - low_ms % MS_PER_HOUR + MS_PER_HOUR, high_ms)
     last = max(first, high_ms - high_ms % MS_PER_HOUR)
-    raw = {f"raw_{name}": at for name, at in around(unfolded).items()}
+    raw = {f"raw_{name}": at for name, at in row_range(unfolded).items()}
     return {"low": low_ms, "first": first, "last": last, "high": high_ms, **raw}
 
 
@@ -179,7 +179,7 @@ MOST_QUARTERS = 50_000
 """Quarter-hours of GPUs looked at together: some 100 MiB."""
 
 
-def lent(
+def lent_time(
     cursor: Cursor,
     state: State,
     start_ms: int,

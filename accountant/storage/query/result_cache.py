@@ -71,14 +71,14 @@ class ResultCache:
             if finer == tuple(by):
                 return list(lines)
             if set(by) <= set(finer):
-                return coarser(lines, by)
+                return coarser_lines(lines, by)
         found = find()
         if len(found) <= MOST_LINES:
             known.append((tuple(by), found))
         return list(found)
 
 
-def coarser(lines: Sequence[UsageLine], by: Sequence[Dimension]) -> list[UsageLine]:
+def coarser_lines(lines: Sequence[UsageLine], by: Sequence[Dimension]) -> list[UsageLine]:
     """Lines of `usage` as they would be by fewer dimensions, all of which they have."""
     groups: dict[tuple[str, ...], list[UsageLine]] = {}
     for line in lines:

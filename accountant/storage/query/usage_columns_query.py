@@ -34,12 +34,12 @@ from accountant.storage.query.grouping import (
     HolderClasses,
     classes,
     key_of,
+    make_holder_classes,
     named,
     pieces_of,
-    tell,
     told_apart,
 )
-from accountant.storage.query.idle_time_query import IdleTime, phased
+from accountant.storage.query.idle_time_query import IdleTime, idle_time
 from accountant.storage.query.result_cache import ResultCache
 from accountant.storage.query.usage_query import unseen
 from accountant.storage.query.usage_sums import accounts
@@ -52,7 +52,7 @@ V = TypeVar("V", str, Place, tuple[str, str], JobName)
 _ASKED: tuple[Dimension, ...] = ("team", "namespace", "job", "user", "cluster")
 
 
-def held(cursor: Cursor, state: State, edges: Sequence[int], timezone: str) -> HeldTime:
+def held_time(cursor: Cursor, state: State, edges: Sequence[int], timezone: str) -> HeldTime:
     """Of each stretch between two neighbouring edges, which ascend."""
     asked, zone = frozenset(("team", *PRICED_BY)), ZoneInfo(timezone)
     stretch_of: list[int] = []
@@ -119,7 +119,7 @@ def hours(cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: st
     )  # fmt: skip
 
 
-def peaks(
+def hourly_peaks(
     cursor: Cursor,
     state: State,
     start_ms: int,
@@ -176,7 +176,7 @@ class _Names(NamedTuple):
 
 def _names(cursor: Cursor, state: State, edges: Sequence[int], payers: Whole) -> _Names:
     labels = state.fleet.team_labels
-    tell(cursor, edges[0], edges[-1], told_apart(_ASKED), {}, labels)
+    make_holder_classes(cursor, edges[0], edges[-1], told_apart(_ASKED), {}, labels)
     look = told_apart(_ASKED[:1])
     columns = {"job": ("namespace", "job"), "cluster": ("cluster",), "user": ('"user"',), "look": look}
     numbers = ", ".join(f"dense_rank() OVER (ORDER BY {', '.join(of)}) - 1 AS n_{name}" for name, of in columns.items())
@@ -223,7 +223,7 @@ def tabled(
         table.add_sums(cursor)
     every = frozenset(dimension for by in cuts for dimension in by) | set(PRICED_BY)
     _, finest = _cut(state, edges, every, zone)
-    for rows in phased(cursor, state, finest):
+    for rows in idle_time(cursor, state, finest):
         for table in tables:
             table.add_phases(rows, finest)
     return [table.answer() for table in tables]

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from accountant.core.accounts import AccountVector, full_us
 from accountant.ledger.protocols import OF_HOLDERS
-from accountant.storage.device_kinds import DeviceKinds, apart
+from accountant.storage.device_kinds import DeviceKinds, device_kinds
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import Fleet, down_in, lives_in
 from accountant.storage.ledger_state import State
@@ -150,7 +150,7 @@ def _contributions(
     spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
     of_devices = asked - OF_HOLDERS - OF_TIME
     seen, gpus = _looked_at(cursor, state, where)
-    told = state.apart(cursor, of_devices) if gpus is None else apart(fleet, seen, of_devices)
+    told = state.apart(cursor, of_devices) if gpus is None else device_kinds(fleet, seen, of_devices)
     labels = fleet.team_labels if "team" in asked else ()
     known, sums = None, None
     if asked & OF_HOLDERS:

@@ -21,8 +21,8 @@ import pyarrow as pa
 from accountant.core import accounts as carving
 from accountant.core.accounts import ACCOUNTS, CELLS, AccountVector, part
 from accountant.storage.device_kinds import Kinds
-from accountant.storage.duckdb_engine import Cursor, Row, once, statement
-from accountant.storage.span_plan import EVERY_GPU, Bucket, SpanPlan, TaggedSpan, cover, near
+from accountant.storage.duckdb_engine import Cursor, Row, statement, streamed
+from accountant.storage.span_plan import EVERY_GPU, Bucket, SpanPlan, TaggedSpan, near, plan_spans
 from accountant.storage.write import record_columns
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
@@ -89,7 +89,7 @@ def summed(
     """`scan`, as cells by the fields of a Sum: where there are many, making them costs as much as adding them up."""
     totals: dict[Key, Sequence[int]] = {}
     apart = _Grouping.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=gpus)
-    for rows in _parts(cursor, cover(spans, unfolded, kept), kept, apart, _rows(cursor)):
+    for rows in _parts(cursor, plan_spans(spans, unfolded, kept), kept, apart, _rows(cursor)):
         _merge(totals, rows)
     return totals
 
@@ -107,7 +107,7 @@ def accounts(
 ) -> Whole:
     """`scan` as columns, where there are very many: tag, device, payer and the accounts of the cells."""
     apart = _Grouping.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=None)
-    parts = _parts(cursor, cover(spans, unfolded, kept), kept, apart, _columns(cursor))
+    parts = _parts(cursor, plan_spans(spans, unfolded, kept), kept, apart, _columns(cursor))
     tables = [np.array(part, np.int64).reshape(-1, len(part[0]))[:, _TOLD] for part in parts if len(part)]
     if len(tables) > 1:
         several = np.concatenate(tables)
@@ -157,14 +157,16 @@ class _SumQuery(Generic[P]):
 
 def _rows(cursor: Cursor) -> _SumQuery[list[Row]]:
     def fetch(sql: str, bounds: Mapping[str, int], incoming: pa.Table, apart: _Grouping) -> list[Row]:
-        return cursor.run(sql, bounds, once(incoming), once(apart.payers_table), once(apart.kinds_table))
+        return cursor.run(sql, bounds, streamed(incoming), streamed(apart.payers_table), streamed(apart.kinds_table))
 
     return _SumQuery(_FIGURES, fetch)
 
 
 def _columns(cursor: Cursor) -> _SumQuery[Whole]:
     def fetch(sql: str, bounds: Mapping[str, int], incoming: pa.Table, apart: _Grouping) -> Whole:
-        found = cursor.columns(sql, bounds, once(incoming), once(apart.payers_table), once(apart.kinds_table))
+        found = cursor.columns(
+            sql, bounds, streamed(incoming), streamed(apart.payers_table), streamed(apart.kinds_table)
+        )
         return np.stack([np.ma.getdata(column).astype(np.int64) for column in found.values()], axis=1)
 
     return _SumQuery(_ACCOUNTS, fetch)

@@ -57,7 +57,7 @@ from accountant.storage.query.window_weights import (
     Lens,
     Place,
     Placement,
-    moves,
+    placement_changes,
     shard_of,
 )
 from accountant.storage.span_plan import EVERY_GPU, TaggedSpan, quarters
@@ -191,7 +191,7 @@ class Windows:
         self, state: State, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float, lens: Lens
     ) -> _Question:
         start, end = self.bounds(spec, at_ms)
-        moved = set() if lens.trivial else {*moves(state.fleet, start, end), *lens.cuts(start, end)}
+        moved = set() if lens.trivial else {*placement_changes(state.fleet, start, end), *lens.cuts(start, end)}
         period = spec.calc_period * MS_PER_SECOND
         ticks = range(start - start % period, end, period) if spec.decay == "slurm" else ()
         slices, policies = _slices(state, start, end, [*moved, *ticks])

@@ -190,7 +190,7 @@ class BySurroundings:
         return Place(cluster, gpu_model, profile, *labels)
 
 
-def moves(fleet: Fleet, start_ms: int, end_ms: int) -> list[int]:
+def placement_changes(fleet: Fleet, start_ms: int, end_ms: int) -> list[int]:
     """Instants strictly inside the span at which a GPU changed its node, or a node what it was."""
     lives = (fleet.life(gpu) for gpu in fleet.tenures)
     moved = {since for life in lives if len(life.nodes) > 1 for since, _ in life.nodes if start_ms < since < end_ms}

@@ -113,7 +113,7 @@ class GpuClaims:
         if owned is None:
             owned = OwnedGpu((), start_ms, end_ms, None, imported)
             self._change(gpu, owned, Ownership(node, start_ms, self.now_ms))
-        elif not owns(owned.owners, node, start_ms, end_ms):
+        elif not owns_span(owned.owners, node, start_ms, end_ms):
             if imported and end_ms <= owned.first_ms:
                 return None  # history from before the first record of all: it displaces nothing and owns nothing
             free_ms = self._free_ms(owned)
@@ -159,7 +159,7 @@ class GpuClaims:
         return max(owned.last_ms + self.register.move_after_ms, self._silent_until_ms(owned))
 
 
-def owns(owners: Iterable[Ownership], node: str, start_ms: int, end_ms: int) -> bool:
+def owns_span(owners: Iterable[Ownership], node: str, start_ms: int, end_ms: int) -> bool:
     """Whether all of the span lies in one ownership of the node. The first one also has all time before it."""
     steps = tuple(owners)
     for number, step in enumerate(steps):

@@ -29,7 +29,7 @@ from accountant.history_import.import_chunks import is_import
 from accountant.inventory import pod_facts
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger import team_assignment
-from accountant.storage.duckdb_engine import Cursor, Row, once, statement
+from accountant.storage.duckdb_engine import Cursor, Row, statement, streamed
 from accountant.storage.gpu_lifetimes import Fleet, Gpu, Tenure
 from accountant.storage.span_plan import quarters
 from accountant.storage.write import record_columns
@@ -45,7 +45,7 @@ from accountant.storage.write.record_columns import (
     Whole,
     add,
 )
-from accountant.storage.write.rollups import DailySums, hours_of, unfold
+from accountant.storage.write.rollups import DailySums, hours_of, unfold_hours
 from agent.wire import PodFacts
 from gputally.base.units import BUCKET_MS
 
@@ -244,7 +244,7 @@ def book(
     newest_ms = fleet.newest_end_ms
     fresh_hours = hours_of(touched) - unfolded
     if fresh_hours:
-        unfold(cursor, fresh_hours, newest_ms, days)
+        unfold_hours(cursor, fresh_hours, newest_ms, days)
     if group.rejected:
         rows = [
             (streams[r.stream], r.seq, r.digest, group.now_ms, r.fault.reason, r.fault.detail, r.content)
@@ -275,7 +275,7 @@ def _book_rows(
     stream = np.array([streams[section.stream] for section in incoming.sections], np.int64)[incoming.section]
     ids = record_columns.RowIds(stream, gpus[incoming.gpu.of_row], parties.device, parties.holder, parties.payer)
     rows = record_columns.received(incoming, cells, ids, booked)
-    cursor.plainly(statement("add_received"), incoming=once(rows))
+    cursor.plainly(statement("add_received"), incoming=streamed(rows))
     added = _added(incoming, cells, parties, booked)
     touched = set(added)
     unsettled: set[tuple[int, str]] = set()

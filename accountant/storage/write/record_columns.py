@@ -31,7 +31,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from accountant.core.accounts import CELLS, split
-from accountant.storage.duckdb_engine import Cursor, once
+from accountant.storage.duckdb_engine import Cursor, streamed
 from agent.wire import Holder, PodFacts, Sharing, Slice, UsageInterval
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -121,7 +121,7 @@ def distinct(values: Sequence[K]) -> DistinctColumn[K]:
     return DistinctColumn(list(seen), of_row)
 
 
-def paired(first: DistinctColumn[K], second: DistinctColumn[L]) -> DistinctColumn[tuple[K, L]]:
+def paired_column(first: DistinctColumn[K], second: DistinctColumn[L]) -> DistinctColumn[tuple[K, L]]:
     """Both columns as one."""
     if len(second.values) == 1:
         return DistinctColumn([(value, second.values[0]) for value in first.values], first.of_row)
@@ -261,7 +261,7 @@ class Incoming:
 
     @cached_property
     def gpu(self) -> DistinctColumn[GpuName]:
-        return paired(self.cluster, distinct(self._columns["gpu_uuid"]))
+        return paired_column(self.cluster, distinct(self._columns["gpu_uuid"]))
 
     @cached_property
     def cluster(self) -> DistinctColumn[str]:
@@ -270,13 +270,13 @@ class Incoming:
     @cached_property
     def device(self) -> DistinctColumn[tuple[tuple[NodeName, GpuName], tuple[str, Slice | None]]]:
         """Where a row's GPU stood, and which part of it the row is of: node and GPU, model and slice."""
-        sort = paired(distinct(self._columns["gpu_model"]), distinct(self._columns["slice"]))
-        return paired(paired(self.node, self.gpu), sort)
+        sort = paired_column(distinct(self._columns["gpu_model"]), distinct(self._columns["slice"]))
+        return paired_column(paired_column(self.node, self.gpu), sort)
 
     @cached_property
     def holder(self) -> DistinctColumn[tuple[str, Holder | None]]:
         """Who holds it, by cluster."""
-        return paired(self.cluster, distinct(self._columns["holder"]))
+        return paired_column(self.cluster, distinct(self._columns["holder"]))
 
     @cached_property
     def sets(self) -> IntervalSets:
@@ -428,4 +428,4 @@ def add(cursor: Cursor, table: str, schema: pa.Schema, rows: Sequence[Sequence[o
         lists = [list(column) for column in zip(*rows, strict=True)]
         cursor.plainly(f"INSERT INTO {table} SELECT {', '.join(['unnest(?)'] * len(lists))}", lists)
     else:
-        cursor.plainly(f"INSERT INTO {table} FROM incoming", incoming=once(column_table(schema, rows)))
+        cursor.plainly(f"INSERT INTO {table} FROM incoming", incoming=streamed(column_table(schema, rows)))

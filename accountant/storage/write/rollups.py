@@ -156,12 +156,12 @@ def hours_of(quarters: Iterable[int]) -> frozenset[int]:
     return frozenset(at - at % MS_PER_HOUR for at in quarters)
 
 
-def around(hours: Collection[int]) -> dict[str, int]:
+def row_range(hours: Collection[int]) -> dict[str, int]:
     """The range of start_ms of rows of these hours; empty where there is none."""
     return {"low": min(hours, default=0), "high": max(hours, default=-MS_PER_HOUR) + MS_PER_HOUR}
 
 
-def unfold(cursor: Cursor, hours: Collection[int], newest_ms: int, days: DailySums) -> None:
+def unfold_hours(cursor: Cursor, hours: Collection[int], newest_ms: int, days: DailySums) -> None:
     """From now on these hours, all of which were folded or new, are summed from their rows.
 
     newest_ms: end of the newest row booked before; hours from there on cannot have been folded. days: as they were."""
@@ -177,12 +177,12 @@ def compact(
 ) -> tuple[frozenset[int], DailySums]:
     """In the caller's transaction: fold the hours that are over by `newest_ms`; those that remain unfolded, and the
     days that have sums then. zone: of days."""
-    cursor.rows("compact_tenures", around(unfolded))
+    cursor.rows("compact_tenures", row_range(unfolded))
     cursor.rows("compact_progress")
     over = frozenset(hour for hour in unfolded if hour + MS_PER_HOUR <= newest_ms)
     if over:
         hours = record_columns.column_table(record_columns.HOUR, [(hour,) for hour in sorted(over)])
-        cursor.rows("fold", around(over), incoming=hours)
+        cursor.rows("fold", row_range(over), incoming=hours)
         cursor.rows("keep_folded", incoming=hours)
     left = unfolded - over
     return left, keep(cursor, replace(days, loose=days.loose | over), left, newest_ms, zone)
