@@ -21,7 +21,7 @@ from typing import Annotated
 import structlog
 import typer
 import yaml
-from pydantic import RootModel
+from pydantic import RootModel, ValidationError
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -278,8 +278,8 @@ def revoke(name: Annotated[str, typer.Argument(help="As `token list` shows it.")
 def new(
     name: Annotated[str, typer.Option(help="Who will hold it.")],
     scope: Annotated[list[str], typer.Option(help="ingest, import, read, progress, policy or admin (repeatable).")],
-    cluster: Annotated[str | None, typer.Option(help="Bind an agent's token to a cluster …")] = None,
-    node: Annotated[str | None, typer.Option(help="… and to a node.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Cluster of the agent; the scope ingest needs it …")] = None,
+    node: Annotated[str | None, typer.Option(help="… and the agent's node.")] = None,
     team: Annotated[list[str] | None, typer.Option(help="Show only these teams (repeatable).")] = None,
     expires: Annotated[datetime | None, typer.Option(help="Last day it is valid (UTC).")] = None,
     file: Annotated[
@@ -297,8 +297,9 @@ def new(
             name, _scopes(scope), cluster=cluster, node=node, teams=tuple(team) if team else None,
             expires=expires.replace(tzinfo=UTC) if expires else None,
         )  # fmt: skip
-    except ValueError as error:
-        raise typer.BadParameter(str(error).splitlines()[0]) from error
+    except ValidationError as error:
+        reasons = (fault["msg"].removeprefix("Value error, ") for fault in error.errors(include_url=False))
+        raise typer.BadParameter("; ".join(reasons)) from error
     if file is not None:
         text = file.read_text(encoding="utf-8") if file.exists() else "tokens: []\n"
         atomic_file.write(file.resolve(), _with(text, entry, file).encode())

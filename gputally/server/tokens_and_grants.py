@@ -18,8 +18,8 @@ issuers:                                     # other clusters, and the company's
      jobs: true}                             # that cluster's pods report the progress of their own job
   - {issuer: https://login, audience: gputally, jwks_url: https://login/keys, user: email, groups: groups,
      login: {client_id: gputally, client_secret_file: /etc/gputally/login/secret}}   # people sign in to the pages
-certificates:                                # client certificates, by the common name of their subject
-  - {name: agents-of-lab, cluster: lab}
+certificates:                                # one agent's client certificate each, by the common name of its subject
+  - {name: lab-n1, cluster: lab, node: n1}
 grants:
   - {groups: [platform], scopes: [read, admin]}
   - {groups: [vision-leads], users: [ann@example.com], scopes: [read], teams: [vision]}
@@ -149,7 +149,7 @@ class OneToken:
 
 
 class TokenEntry(Model):
-    """One token of the file."""
+    """One token of the file. An entry with the scope `ingest` reports for one node of one cluster."""
 
     name: str = Field(min_length=1, max_length=200)
     token_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -158,6 +158,18 @@ class TokenEntry(Model):
     node: str | None = None
     teams: tuple[str, ...] | None = None
     expires: AwareDatetime | None = None
+
+    @model_validator(mode="after")
+    def _bound(self) -> Self:
+        missing = " and ".join(name for name in ("cluster", "node") if not getattr(self, name))
+        if "ingest" in self.scopes and missing:
+            raise ValueError(
+                f"token {self.name!r} has the scope ingest and no {missing}: its holder could report for any node; "
+                "make one token for each node (`gputally accountant token new --scope ingest --cluster CLUSTER "
+                "--node NODE`), or let agents show projected service account tokens (`callers: kubernetes`) and remove "
+                "this entry"
+            )
+        return self
 
     @property
     def principal(self) -> Principal:
@@ -406,11 +418,11 @@ class Issuer(Model):
 
 
 class Certificate(Model):
-    """A client certificate of agents, by the common name of its subject."""
+    """A client certificate of one node's agent, by the common name of its subject."""
 
     name: str = Field(min_length=1)
     cluster: str = Field(min_length=1)
-    node: str | None = None
+    node: str = Field(min_length=1)
 
     @property
     def principal(self) -> Principal:

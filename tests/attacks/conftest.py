@@ -22,7 +22,7 @@ ROLES = {
     "reporter": "scopes: [progress], teams: [vision]",
     "governor": "scopes: [policy]",
     "importer": "scopes: [import]",
-    "agent": "scopes: [ingest]",
+    "agent": "scopes: [ingest], cluster: prod, node: node-1",
     "admin": "scopes: [admin]",
 }
 """The token of each is its name."""

@@ -72,6 +72,9 @@ def test_a_broken_new_version_leaves_the_old_one_in_force(tokens, clock, broken)
     assert str(path) in reported[0]
 
 
+AGENT = f"  - {{name: a, token_sha256: {'a' * 64}, scopes: [read, ingest]}}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
@@ -80,6 +83,19 @@ def test_a_broken_new_version_leaves_the_old_one_in_force(tokens, clock, broken)
         ("tokens:\n" + entry("x", "a").replace("[read]", "[]"), ":2: tokens.0.scopes"),
         ("tokens:\n" + entry("x", "a") + entry("x", "b"), ":1: tokens: token 'x' is listed twice"),
         ("tokens:\n" + entry("x", "a") + entry("y", "a"), ":1: tokens: token 'y' is listed twice"),
+        (
+            "tokens:\n" + entry("r", "b") + AGENT,
+            ":3: tokens.1: token 'a' has the scope ingest and no cluster and node:",
+        ),
+        (
+            "tokens:\n" + AGENT.replace("}", ", cluster: c}"),
+            ":2: tokens.0: token 'a' has the scope ingest and no node:",
+        ),
+        (
+            "tokens:\n" + AGENT.replace("}", ", node: n}"),
+            ":2: tokens.0: token 'a' has the scope ingest and no cluster:",
+        ),
+        ("tokens:\n" + AGENT.replace("}", ", cluster: c, node: ''}"), ":2: tokens.0: token 'a' has the scope ingest"),
         ("tokens:\n" + entry("x", "a", ", token: secret"), ":2: tokens.0.token: unknown key"),
         ("tokens:\n" + entry("x", "a", ", expires: 2026-01-01T00:00:00"), ":2: tokens.0.expires"),
     ],
@@ -102,7 +118,7 @@ def test_a_new_token_works_and_is_not_in_its_entry(tmp_path, clock):
         "agent", frozenset({"ingest"}), cluster="prod", node="n1"
     )
     assert yaml.safe_load(text)[0].keys() == {"name", "token_sha256", "scopes", "cluster", "node"}
-    assert new_token("agent", ("ingest",))[0] != token
+    assert new_token("agent", ("ingest",), cluster="prod", node="n1")[0] != token
 
 
 def test_one_secret_for_a_process_that_asks_itself():
@@ -110,3 +126,11 @@ def test_one_secret_for_a_process_that_asks_itself():
     for token in (None, "", "x"):
         with pytest.raises(Unauthenticated):
             ask(OneToken("s"), token)
+
+
+def test_an_agents_token_for_any_node_says_what_to_do(tmp_path, clock):
+    path = tmp_path / "tokens.yaml"
+    path.write_text("tokens:\n" + AGENT)
+    advice = r"make one token for each node .*--node NODE.* projected service account tokens"
+    with pytest.raises(FileFault, match=advice):
+        TokenFile(path, clock, lambda fault: None)

@@ -30,7 +30,7 @@ ROLES = {
     "lead-who-reports": "scopes: [read, progress], teams: [vision]",
     "reader": "scopes: [read]",
     "admin": "scopes: [admin]",
-    "agent": "scopes: [ingest]",
+    "agent": "scopes: [ingest], cluster: prod, node: node-1",
 }
 
 

@@ -32,7 +32,9 @@ def made(capsys, *arguments):
 def file(tmp_path, capsys):
     """Two tokens between comments; their secrets by name."""
     ann, first = made(capsys, "--name", "ann", "--scope", "read", "--team", "vision", "--expires", "2099-01-01")
-    bot, second = made(capsys, "--name", "bot", "--scope", "ingest", "--scope", "read", "--cluster", "prod")
+    bot, second = made(
+        capsys, "--name", "bot", "--scope", "ingest", "--scope", "read", "--cluster", "prod", "--node", "n1"
+    )
     path = tmp_path / "tokens.yaml"
     path.write_text(f"# whose they are\ntokens:\n{first}# machines\n{second}")
     path.chmod(0o640)
@@ -45,7 +47,7 @@ def test_a_list_says_who_may_what_until_when(file, capsys, monkeypatch):
     assert main(["token", "list", "--file", str(path)]) == 0
     out = capsys.readouterr().out
     assert re.search(r"ann\s+read\s+teams vision\s+2099-01-01 00:00 UTC\s+valid", out)
-    assert re.search(r"bot\s+ingest, read\s+cluster prod\s+no end\s+valid", out)
+    assert re.search(r"bot\s+ingest, read\s+cluster prod, node n1\s+no end\s+valid", out)
     assert not any(secret in out for secret in secrets.values())
 
 
@@ -112,3 +114,13 @@ def test_a_token_goes_into_files_that_nobody_loses(tmp_path: Path, capsys: pytes
         assert main(["token", "new", *words]) == 2
     assert (first.read_text(), tokens.read_text()) == kept
     assert not (tmp_path / "new.token").exists()
+
+
+def test_no_agents_token_is_made_for_any_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, secret = tmp_path / "tokens.yaml", tmp_path / "agents.token"
+    whose = ["--name", "agents", "--scope", "ingest", "--cluster", "prod"]
+    words = [*whose, "--file", str(file), "--token-file", str(secret)]
+    assert main(["token", "new", *words]) == 2
+    assert "the scope ingest and no node" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not file.exists()
+    assert not secret.exists()

@@ -143,7 +143,7 @@ def test_a_metered_interval_goes_through_all_three(built: dict[str, Image], data
     issued = issuer.issue_cert("127.0.0.1")
     digest = hashlib.sha256(secret.encode()).hexdigest()
     files = {
-        "tokens.yaml": f"tokens: [{{name: all, token_sha256: {digest}, scopes: [ingest, read, policy, admin]}}]\n",
+        "tokens.yaml": f"tokens: [{{name: all, token_sha256: {digest}, scopes: [admin]}}]\n",
         "token": secret,
         "scenario.yaml": SCENARIO,
         "prices.yaml": PRICES,

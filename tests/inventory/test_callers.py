@@ -206,7 +206,7 @@ kubernetes: {agents: [gputally/agent], rights: true}
 issuers:
   - {issuer: https://oidc.edge, audience: gputally, jwks_file: edge.json, cluster: edge, agents: [gputally/agent]}
 certificates:
-  - {name: agents-of-lab, cluster: lab}
+  - {name: lab-n1, cluster: lab, node: n1}
 grants:
   - {groups: [platform], scopes: [read, admin]}
 """
@@ -216,13 +216,14 @@ def test_the_file_of_callers(tmp_path: Path) -> None:
     path = tmp_path / "callers.yaml"
     path.write_text(FILE)
     callers = config_models.load_yaml(path, Callers)
-    assert callers.certified("agents-of-lab") == Principal("certificate:agents-of-lab", frozenset({"ingest"}), "lab")
+    assert callers.certified("lab-n1") == Principal("certificate:lab-n1", frozenset({"ingest"}), "lab", "n1")
     assert callers.certified("somebody") is None
     for old, new, fault in [
         ("gputally/agent], rights", "agent], rights", ":2: .*not a service account: 'agent'"),
         ("jwks_file: edge.json, ", "", ":4: .*give jwks_file or jwks_url"),
         ("jwks_file: edge.json", "jwks_url: 'http://edge/keys'", ":4: .*jwks_url"),
         ("cluster: edge, ", "", ":4: .*cluster and agents \\(or jobs\\) go together"),
+        (", node: n1", "", ":6: certificates.0.node: Field required"),
         ("[read, admin]", "[ingest]", ":8: .*scopes"),
         ("platform], ", "platform], may: all, ", ":8: .*may"),
     ]:

@@ -80,7 +80,7 @@ def test_https_bearer_tokens_and_client_certificates_on_one_port(
     authority.write_bytes(ca.cert_pem.bytes())
     tokens, callers = tmp_path / "tokens.yaml", tmp_path / "callers.yaml"
     tokens.write_text(f"tokens:\n  - {{name: root, token_sha256: {sha256('secret')}, scopes: [admin]}}\n")
-    callers.write_text("schema: 1\ncertificates:\n  - {name: lab-agents, cluster: lab}\n")
+    callers.write_text("schema: 1\ncertificates:\n  - {name: lab-agents, cluster: lab, node: n1}\n")
     settings = Settings(
         data=tmp_path, listen="127.0.0.1:0", tokens=tokens, callers=callers, tls_cert=certificate, tls_key=key,
         tls_client_ca=authority,

@@ -232,7 +232,7 @@ def test_the_programs_use_every_right_they_are_given_and_ask_for_no_other(
     token = tmp_path / "all.token"
     token.write_text("everything")
     digest = hashlib.sha256(b"everything").hexdigest()
-    scopes = "ingest, read, policy, admin"
+    scopes = "admin"
     (tmp_path / "tokens.yaml").write_text(f"tokens:\n  - {{name: all, token_sha256: {digest}, scopes: [{scopes}]}}\n")
     callers = {"schema": 1, "kubernetes": {"audience": "https://localhost", "agents": [], "rights": True}}
     (tmp_path / "callers.yaml").write_text(yaml.safe_dump(callers))

@@ -226,7 +226,7 @@ def stage(
     if guarded:
         entries = []
         for scope in ("read", "policy", "ingest", "progress", "admin"):
-            token, entry = new_token(scope, (scope,))
+            token, entry = new_token(scope, (scope,), cluster="prod", node="node-1")
             tokens[scope] = token
             entries.append(entry)
         team, entry = new_token("lead", ("read", "policy"), teams=("vision",))
