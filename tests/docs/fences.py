@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARKS = {
-    "demo": "asks the pages of `make demo`; run by `make test-real` against a demo of a month",
+    "demo": "queries the pages of `make demo`; run by `make test-real` against a demo of a month",
     "slow": "run by `make test-real`, not by `make test`",
     "ci": "run by `.ci/run`",
-    "long": "takes minutes or hours; what it consists of is tested at small size",
+    "long": "takes minutes or hours; its parts are tested at small size",
     "cluster": "run by `make test-real` with kubectl and helm on a real API server, whose nodes run no pods",
     "kubelet": "needs nodes that run pods",
     "gpu": "needs an NVIDIA GPU and its driver; run by `make test-real` on the simulated ones of the tests",
     "host": "changes the machine it runs on, or needs root on it",
-    "elsewhere": "needs what others serve: a Grafana, a registry, mail, a trace to download",
+    "elsewhere": "needs an outside service: a Grafana, a registry, mail, a trace to download",
 }
 COMMANDS = ("sh", "console")
 SHOWN = ("text", "csv", "json", "promql", "jsonc", "python", "ini")
