@@ -60,7 +60,7 @@ from gputally.base.units import MS_PER_SECOND
 from gputally.base.yaml_file import FileFault, read
 from gputally.kubernetes.api_types import Api
 from gputally.server import config_models
-from gputally.server.config_models import Watched
+from gputally.server.config_models import WatchedFile
 from gputally.server.https_server import BadCertificate, Identity, Tls
 from gputally.server.tokens_and_grants import Authenticator
 
@@ -258,7 +258,7 @@ class Service:
         except LedgerUnavailable as error:
             self._log.error("inventory_not_taken", reason=str(error))
 
-    def _later(self, file: Watched[T], error: LedgerUnavailable) -> None:
+    def _later(self, file: WatchedFile[T], error: LedgerUnavailable) -> None:
         file.enforce_again()
         self._stays(str(error))
 
@@ -316,8 +316,8 @@ class Service:
 
     def _watch(
         self, path: Path | None, load: Callable[[Path], T], enforce: Callable[[T], None] | None = None
-    ) -> Watched[T] | None:
-        return None if path is None else Watched(path, load, self._stays, enforce)
+    ) -> WatchedFile[T] | None:
+        return None if path is None else WatchedFile(path, load, self._stays, enforce)
 
     def _stays(self, faults: str) -> None:
         self._log.error("file_refused_running_version_stays", faults=faults.splitlines())

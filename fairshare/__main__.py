@@ -54,11 +54,11 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import adopt as take_over
 from fairshare.controller.weight_writer import advice, release_weights
 from fairshare.core.errors import DivisionError
-from fairshare.core.model import UNLIMITED, Case, Claim, Function
+from fairshare.core.model import UNLIMITED, Claim, DivisionProblem, Function
 from fairshare.core.settings import load
 from fairshare.explain import plan_tables
 from fairshare.laws.division import divide as divide_case
-from fairshare.preemption.unfinished_preemptions import Ended, end_all
+from fairshare.preemption.unfinished_preemptions import FinishedPreemptions, end_all
 from fairshare.targets import ADAPTERS
 from fairshare.targets.kai import shard_advice
 from fairshare.targets.runai import opened
@@ -84,7 +84,7 @@ _FIELDS: dict[str, tuple[str, float | None, float]] = {
 _WHOLE = {"priority": 100, "creation": 0}
 
 
-def parse(text: str | bytes) -> tuple[Case, ...]:
+def parse(text: str | bytes) -> tuple[DivisionProblem, ...]:
     """Every case of a document. Raises DivisionError with the case and the key at fault."""
     try:
         document = json.loads(text)
@@ -98,7 +98,7 @@ def parse(text: str | bytes) -> tuple[Case, ...]:
     return tuple(_case(case, number) for number, case in enumerate(cases, 1))
 
 
-def _case(raw: object, number: int) -> Case:
+def _case(raw: object, number: int) -> DivisionProblem:
     if not isinstance(raw, Mapping):
         raise DivisionError(f"case {number}: expected an object, found {_kind(raw)}")
     name = raw.get("name", f"case {number}")
@@ -112,7 +112,7 @@ def _case(raw: object, number: int) -> Case:
     queues = raw.get("queues")
     if not isinstance(queues, list):
         raise DivisionError(f"{where}: queues: expected a list, found {_kind(queues)}")
-    return Case(
+    return DivisionProblem(
         name,
         _number(raw, "total", None, 0.0, where),
         _number(raw, "kValue", 0.0, 0.0, where),
@@ -351,7 +351,7 @@ def release(
     where, clock = StatusObject.named(status), SystemClock()
     with opened(given, there, runai_credentials, runai_ca_file, where, clock) as elsewhere:
         outcomes = release_weights(given, there, clusters=elsewhere, dry_run=dry_run, left_behind=left_behind)
-    ended = end_all(there, clock.wall_ms()) if not dry_run and not left_behind else Ended()
+    ended = end_all(there, clock.wall_ms()) if not dry_run and not left_behind else FinishedPreemptions()
     for line in ended.told():
         print(for_terminal(line), file=sys.stderr)
     if not outcomes and output == "table":
@@ -375,7 +375,7 @@ def adopt(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it.")] = False,
     output: Printed = "table",
 ) -> None:
-    """Take the weight's field over from whoever owns it (Argo CD, Flux, kubectl), at the value that stands."""
+    """Take the weight's field over from its owner (Argo CD, Flux, kubectl), at the value that stands."""
     wanted = policies.load(policy)[0]
     there, where, clock = composition.open_cluster(cluster, kubeconfig), StatusObject.named(status), SystemClock()
     with opened(wanted, there, runai_credentials, runai_ca_file, where, clock) as elsewhere:

@@ -23,13 +23,13 @@ from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.controller.kube_scheduler_extender import Extender, View
+from fairshare.controller.kube_scheduler_extender import Extender, ExtenderViews
 from fairshare.core.bound_pods import BoundPods
 from fairshare.core.model import Pod
 from fairshare.core.settings import Settings, address
 from fairshare.http_server import Health, serve, serve_extender
 from fairshare.preemption.latency_objectives import Alarms, Prometheus
-from fairshare.preemption.preemption_cycle import nobody
+from fairshare.preemption.preemption_cycle import no_calls
 from fairshare.targets import KINDS
 from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER
 from fairshare.targets.runai import opened
@@ -53,7 +53,7 @@ PAUSE_S = 1.0
 """Until a thread begins again what ended by itself, or failed."""
 
 
-class Elected(Protocol):
+class LeaderStatus(Protocol):
     """Who may act."""
 
     @property
@@ -76,7 +76,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     told = notifier.Reports(events)
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
     mirror = Mirror[Pod](cluster, POD, BoundPods(clock), clock)
-    view = View(mirror.values, clock)
+    view = ExtenderViews(mirror.values, clock)
     scene = ReportCache()
     election = _election(settings, clock)
 
@@ -115,9 +115,9 @@ def run(settings: Settings, stop: threading.Event) -> None:
         )
         if settings.watch_pods:
             mirror.prime()
-            open_.enter_context(beside("fairshare-pods", mirror.run, stop, tasks, WATCH_S + PATIENCE_S))
+            open_.enter_context(run_beside("fairshare-pods", mirror.run, stop, tasks, WATCH_S + PATIENCE_S))
         if election is not None:
-            open_.enter_context(beside("fairshare-lease", election.run, stop, tasks, PATIENCE_S))
+            open_.enter_context(run_beside("fairshare-lease", election.run, stop, tasks, PATIENCE_S))
         extender = Extender(view.room, clock) if settings.extender_listen else None
         if extender is not None:
             open_.enter_context(_extender(settings, extender, metrics))
@@ -147,7 +147,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             unseen=mirror.behind if settings.watch_pods else lambda: None,
             leading=leading,
             acts={KUBE_SCHEDULER: extender.acts} if extender is not None else {},
-            calls=alarms or nobody,
+            calls=alarms or no_calls,
         )
         events.info("serving", url=url, accountant=settings.accountant, policy=str(settings.policy))
         controller.run(stop, lambda: cycles.guarded(_teller("cycle")))
@@ -165,7 +165,7 @@ def open_cluster(name: str, kubeconfig: Path | None) -> Cluster:
     return KubernetesCluster.connect(KINDS, kubeconfig)
 
 
-def _election(settings: Settings, clock: Clock) -> Elected | None:
+def _election(settings: Settings, clock: Clock) -> LeaderStatus | None:
     """Return the leader election; None without a cluster or where it is switched off."""
     if settings.cluster != "kubernetes" or not settings.lease or not settings.status_namespace:
         return None
@@ -189,7 +189,9 @@ Work = Callable[[threading.Event, Callable[[], None]], None]
 
 
 @contextmanager
-def beside(name: str, work: Work, stop: threading.Event, tasks: BackgroundTasks, patience_s: float) -> Iterator[None]:
+def run_beside(
+    name: str, work: Work, stop: threading.Event, tasks: BackgroundTasks, patience_s: float
+) -> Iterator[None]:
     """`work` in a thread, until the context ends, and begun again where it fails. It must look at `stop`; a request
     that hangs is left behind. patience_s: how long it may make no progress."""
     task = tasks.add(name, patience_s)

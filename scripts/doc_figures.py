@@ -20,7 +20,7 @@ from accountant.core.accounts import split
 from accountant.core.window_decay import age_weight
 from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, WindowSpec
 from agent.wire import Gap, Holder, UsageInterval
-from fairshare.core.model import Case, Claim
+from fairshare.core.model import Claim, DivisionProblem
 from fairshare.laws.division import divide
 from fairshare.simulator.engine_division import whole_gpus
 from fairshare.simulator.scheduler_engine import replay
@@ -76,7 +76,7 @@ def accounts(row: UsageInterval | None) -> tuple[int, ...]:
 def share(usage: float, k: float) -> float:
     """GPUs of the first of two equal queues that both want all 16, the other having used a quarter of the window."""
     claims = (Claim("a", POOL, usage=usage), Claim("b", POOL, usage=0.25))
-    return divide(Case("figure", POOL, k, claims)).shares["a"]
+    return divide(DivisionProblem("figure", POOL, k, claims)).shares["a"]
 
 
 def draw_concepts(folder: Path) -> None:

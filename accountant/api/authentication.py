@@ -13,12 +13,20 @@ from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart
 from gputally.kubernetes.api_types import Api
 from gputally.server import config_models
-from gputally.server.config_models import Watched
+from gputally.server.config_models import WatchedFile
 from gputally.server.openid_connect import Issuers
 from gputally.server.rate_bound import RateBound
-from gputally.server.sign_in import People, Seal, key_in, key_of
+from gputally.server.sign_in import CookieSigner, SignInService, key_in, key_of
 from gputally.server.token_review import TokenReviews
-from gputally.server.tokens_and_grants import AnyOf, Authenticator, Callers, Current, Everybody, Principal, TokenFile
+from gputally.server.tokens_and_grants import (
+    AllowAll,
+    AnyOf,
+    Authenticator,
+    Callers,
+    CurrentAuthenticator,
+    Principal,
+    TokenFile,
+)
 
 
 class CallersFile:
@@ -39,13 +47,13 @@ class CallersFile:
         self._api = api
         self._teams = teams
         self._tokens = TokenFile(settings.tokens, clock, report) if settings.tokens is not None else None
-        self._callers: Watched[Callers] | None = None
+        self._callers: WatchedFile[Callers] | None = None
         if settings.callers is not None:
-            self._callers = Watched(
+            self._callers = WatchedFile(
                 settings.callers, lambda path: config_models.load_yaml(path, Callers), report, self._enforce
             )
         self._enforce(self._callers.current if self._callers is not None else Callers())
-        self.authenticator: Authenticator = Current(lambda: self._way)
+        self.authenticator: Authenticator = CurrentAuthenticator(lambda: self._way)
 
     def look(self) -> bool:
         """Put the callers file in force if it changed; True where it did. Raises CannotStart, each time, for one that
@@ -61,7 +69,7 @@ class CallersFile:
         way, people = self._composed(callers), self._signing_in(callers)
         self._way, self._people = way, people
 
-    def people(self) -> People | None:
+    def people(self) -> SignInService | None:
         """Return the sign-in for the pages; None where sign-in is not configured."""
         return self._people
 
@@ -73,7 +81,7 @@ class CallersFile:
 
     def _composed(self, callers: Callers) -> Authenticator:
         if self._settings.auth == "off":
-            return Everybody()
+            return AllowAll()
         ways: list[Authenticator] = [] if self._tokens is None else [self._tokens]
         if callers.issuers:
             ways.append(Issuers(callers.issuers, callers.grants, self._clock))
@@ -86,16 +94,16 @@ class CallersFile:
             )
         return AnyOf(*ways)
 
-    def _signing_in(self, callers: Callers) -> People | None:
+    def _signing_in(self, callers: Callers) -> SignInService | None:
         settings = self._settings
         if settings.auth == "off" or all(issuer.login is None for issuer in callers.issuers):
             return None
         if settings.public_url is None:
             raise CannotStart(f"{settings.callers}: people sign in with an issuer: set public_url, for the way back")
-        return People(
+        return SignInService(
             callers,
             self._clock,
-            Seal(key_of(settings.session_key) if settings.session_key is not None else key_in(settings.data)),
+            CookieSigner(key_of(settings.session_key) if settings.session_key is not None else key_in(settings.data)),
             settings.public_url,
             settings.session,
         )

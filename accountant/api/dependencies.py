@@ -34,7 +34,7 @@ from agent.wire import Batch
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.server.rate_bound import RateBound
-from gputally.server.sign_in import People
+from gputally.server.sign_in import SignInService
 from gputally.server.tokens_and_grants import Authenticator, Principal
 
 
@@ -136,7 +136,7 @@ class Deps:
     failed: Callable[[LedgerFailed], None]
     certified: Callable[[str], Principal | None] = lambda _: None
     deliveries: Dispatcher | None = None
-    people: Callable[[], People | None] = lambda: None
+    people: Callable[[], SignInService | None] = lambda: None
     tasks: BackgroundTasks | None = None
     spent: Callable[[], float] = time.thread_time
     guard: GuardedClock | None = None

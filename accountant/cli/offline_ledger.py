@@ -15,7 +15,7 @@ from gputally.base.clock import SystemClock
 from gputally.base.errors import CannotStart
 from gputally.server import structlog_setup
 from gputally.server.https_server import serve
-from gputally.server.tokens_and_grants import OneToken
+from gputally.server.tokens_and_grants import SingleToken
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def serve_offline(ledger: Path, **given: Any) -> Iterator[AccountantClient]:
     token = secrets.token_urlsafe()
     settings = Settings(data=ledger.parent, ledger=ledger.name, listen="127.0.0.1:0", auth="off", **given)
     with (
-        Service(settings, SystemClock(), authenticator=OneToken(token), trial=True) as service,
+        Service(settings, SystemClock(), authenticator=SingleToken(token), trial=True) as service,
         serve(service.app, settings.host, settings.port) as url,
     ):
         yield AccountantClient(url, token)

@@ -12,14 +12,14 @@ from accountant.api.dependencies import Deps
 from accountant.api.problems import Refusal, retry_later
 from accountant.api.query_parameters import invalid
 from accountant.web import overview_pages
-from gputally.server.sign_in import People
+from gputally.server.sign_in import SignInService
 from gputally.server.sign_in_pages import Kind, sign_in_routes
 
 
 class _Site:
-    """gputally.server.sign_in_pages.Site"""
+    """gputally.server.sign_in_pages.SignInSite"""
 
-    def people(self, request: Request) -> People:
+    def people(self, request: Request) -> SignInService:
         deps = _deps(request)
         bound_address(request, deps)
         people = deps.people()

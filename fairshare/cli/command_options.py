@@ -60,7 +60,7 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 
 
 def console() -> Console:
-    """Wide where nobody watches, so that a table in a file keeps its columns."""
+    """Wide without a terminal, so that a table in a file keeps its columns."""
     return Terminal(width=None if sys.stdout.isatty() else 160)
 
 

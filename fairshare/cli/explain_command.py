@@ -1,6 +1,6 @@
 """Runs `explain`: why a queue has what it has, and why a pod waits.
 
-One cycle as the controller would do it now, on a cluster that is only read: nothing is written, nobody told.
+One cycle as the controller would do it now, on a cluster that is only read: nothing is written or sent.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from fairshare.core.errors import AccountantUnavailable
 from fairshare.core.model import UNLIMITED, Gang, Pod
 from fairshare.explain.plan_tables import indented, lost_words, number
 from fairshare.explain.queue_explanation import (
-    Level,
     PodAccount,
     QueueAccount,
+    QueueLevel,
     explain_pod,
     explain_queue,
     find_pods,
@@ -133,7 +133,7 @@ def pod_json(account: PodAccount) -> dict[str, Any]:
     }
 
 
-def _shares(levels: Sequence[Level]) -> Table:
+def _shares(levels: Sequence[QueueLevel]) -> Table:
     table = _table("Share, GPUs")
     table.add_column("queue")
     for heading in ("guaranteed", "limit", "weight", "without history", "due", "holds", "asks", "left"):
@@ -148,7 +148,7 @@ def _shares(levels: Sequence[Level]) -> Table:
     return table
 
 
-def _arithmetic(levels: Sequence[Level]) -> Table:
+def _arithmetic(levels: Sequence[QueueLevel]) -> Table:
     table = _table("History into weight")
     table.add_column("queue")
     for heading in ("share n", "used U", "law's answer", "bounds", "in force", "after step", "new weight"):
@@ -167,7 +167,7 @@ def _arithmetic(levels: Sequence[Level]) -> Table:
     return table
 
 
-def _steps(levels: Sequence[Level]) -> Iterator[RenderableType]:
+def _steps(levels: Sequence[QueueLevel]) -> Iterator[RenderableType]:
     """The law's own numbers, as it came to them."""
     lines = [
         f"{level.queue.name}: "
@@ -223,7 +223,7 @@ def _lines(lines: Sequence[str]) -> list[RenderableType]:
     return [Padding(Text(f"- {line}", overflow="fold"), (0, 0, 0, 2)) for line in lines]
 
 
-def _level_json(level: Level) -> dict[str, Any]:
+def _level_json(level: QueueLevel) -> dict[str, Any]:
     return {
         "queue": level.queue.name,
         "configured": level.queue.model_dump(mode="json"),
@@ -266,7 +266,7 @@ class ExplainError(FairshareError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Scene:
+class _ExplanationInput:
     """Everything that answers are made of."""
 
     policy: Policy
@@ -337,7 +337,7 @@ def _scene(
     policy: Policy,
     status_object: str,
     back_s: int,
-) -> _Scene:
+) -> _ExplanationInput:
     clock = SystemClock()
     pods = pods_of(cluster)
     report = Controller(
@@ -353,10 +353,10 @@ def _scene(
             raise
         past, budgets = [], []  # the report says already that nobody answers
     modes = {adapter.name: adapter.mode(policy) for adapter in ADAPTERS}
-    return _Scene(policy, report, pods, budgets, past, modes)
+    return _ExplanationInput(policy, report, pods, budgets, past, modes)
 
 
-def _pod(scene: _Scene, subject: str) -> PodAccount:
+def _pod(scene: _ExplanationInput, subject: str) -> PodAccount:
     found = find_pods(scene.pods, subject)
     if len(found) > 1:
         names = ", ".join(f"{pod.namespace}/{pod.name}" for pod in found)

@@ -30,7 +30,7 @@ from fairshare.controller import policy_file as policies
 from fairshare.explain import plan_tables
 from fairshare.preemption.latency_objectives import Prometheus
 from fairshare.preemption.preemption_cycle import by_hand, measured
-from fairshare.preemption.preemption_types import Call
+from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.target_preemption import PreemptionReport
 from fairshare.targets import ADAPTERS
 from fairshare.targets.status_conditions import StatusObject
@@ -77,7 +77,7 @@ def preempt(
             console().print(f"the latency of {job} is not above {threshold}: nobody has to give way")
             return
         there = composition.open_cluster(cluster, kubeconfig)
-        call = Call("", job, why, gpus, "by hand")
+        call = PreemptionCall("", job, why, gpus, "by hand")
         mode: Literal["dry-run", "enforce"] = "dry-run" if dry_run else "enforce"
         where = StatusObject(namespace, name)
         report = by_hand(wanted, client, there, clock, ADAPTERS, pods_of(there), call, mode, where)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from accountant.wire.policy_models import Decision
 from fairshare.cli.command_options import DEFAULT_URL, CaPath, LedgerName, Printed, TokenPath, Url
-from fairshare.explain.decision_replay import Recount, recount
+from fairshare.explain.decision_replay import CycleReplay, recount
 from fairshare.usage.accountant_client import AccountantClient
 from gputally.base.command_output import show
 from gputally.base.errors import FairshareError
@@ -85,7 +85,7 @@ def _nothing(found: Sequence[Decision], wanted: str | None) -> str:
     return "no such decision" if wanted else "nothing was decided then"
 
 
-def _view(counts: Sequence[Recount]) -> RenderableType:
+def _view(counts: Sequence[CycleReplay]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("cycle", "target", "decided", "policy"):
         table.add_column(heading)
@@ -114,7 +114,7 @@ def _view(counts: Sequence[Recount]) -> RenderableType:
     return Group(table, *(Text(line, overflow="fold") for line in lines))
 
 
-def _plain(count: Recount) -> dict[str, object]:
+def _plain(count: CycleReplay) -> dict[str, object]:
     return {
         "cycle": count.cycle.id,
         "at_ms": count.cycle.at_ms,

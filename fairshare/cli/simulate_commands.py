@@ -26,7 +26,16 @@ from fairshare.cli.explain_command import duration
 from fairshare.controller import policy_file as policies
 from fairshare.core.errors import DivisionError
 from fairshare.explain import what_if as comparing
-from fairshare.explain.what_if import HOUR_S, Got, Past, Row, WhatIfError, daily, of_books, of_trace
+from fairshare.explain.what_if import (
+    HOUR_S,
+    ComparedQueue,
+    ReplayedQueue,
+    ReplayHistory,
+    WhatIfError,
+    daily,
+    of_books,
+    of_trace,
+)
 from fairshare.simulator import comparison, comparison_figures, job_traces, kai_scenario_file, scheduling_policies
 from fairshare.simulator.comparison import Result, players
 from fairshare.simulator.job_traces import teams_of
@@ -110,7 +119,7 @@ def _run(
         TextColumn("{task.description:18}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
         console=Terminal(stderr=True), transient=True, disable=not sys.stderr.isatty(),
     )  # fmt: skip
-    with bar, players(comparison.Player(workload, parts)) as replays:
+    with bar, players(comparison.TaskRunner(workload, parts)) as replays:
         task = bar.add_task("replaying", total=1.0)
         return comparison.compare(
             names, stretches, sizes, replays, lambda name, part: bar.update(task, completed=part, description=name)
@@ -217,7 +226,7 @@ def what_if(
             now = policies.load(against)[0] if against is not None else client.policy()
             past = of_books(client, other, duration(since, "--since"), capacity, SystemClock().wall_ms())
     leaves = comparing.leaves(other)
-    told = comparing.assumed(past, now, other)
+    told = comparing.assumptions(past, now, other)
     before, after = _replay(now, past, "as it is"), _replay(other, past, str(policy))
     rows = comparing.rows(leaves, past, before, after)
     assumed = [Text(f"  assumed: {line}", overflow="fold") for line in told]
@@ -230,7 +239,7 @@ def what_if(
         console().print(f"wrote {path}", soft_wrap=True)
 
 
-def _replay(policy: Policy, past: Past, name: str) -> Record:
+def _replay(policy: Policy, past: ReplayHistory, name: str) -> Record:
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
         console=Terminal(stderr=True), transient=True, disable=not sys.stderr.isatty(),
@@ -240,7 +249,7 @@ def _replay(policy: Policy, past: Past, name: str) -> Record:
         return comparing.replayed(policy, past, lambda part: bar.update(task, completed=part))
 
 
-def _table(rows: Sequence[Row], past: Past, name: str) -> Table:
+def _table(rows: Sequence[ComparedQueue], past: ReplayHistory, name: str) -> Table:
     days = (past.end_s - past.from_s) / 86_400
     table = Table(
         title=f"{days:g} days, {past.gpus:,} GPUs, {len(past.workload.submit_s):,} jobs; GPU-hours, waits in hours",
@@ -271,7 +280,7 @@ def _table(rows: Sequence[Row], past: Past, name: str) -> Table:
     return table
 
 
-def _plain(rows: Sequence[Row], past: Past, told: Sequence[str]) -> dict[str, object]:
+def _plain(rows: Sequence[ComparedQueue], past: ReplayHistory, told: Sequence[str]) -> dict[str, object]:
     return {
         "gpus": past.gpus,
         "days": (past.end_s - past.from_s) / 86_400,
@@ -281,8 +290,12 @@ def _plain(rows: Sequence[Row], past: Past, told: Sequence[str]) -> dict[str, ob
     }
 
 
-def _write_comparison(path: Path, rows: Sequence[Row]) -> None:
-    header = ("queue", "had_gpu_h", *(f"{when}_{what}" for when in ("now", "then") for what in Got.__slots__[1:]))
+def _write_comparison(path: Path, rows: Sequence[ComparedQueue]) -> None:
+    header = (
+        "queue",
+        "had_gpu_h",
+        *(f"{when}_{what}" for when in ("now", "then") for what in ReplayedQueue.__slots__[1:]),
+    )
     try:
         with path.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.writer(stream, lineterminator="\n")
@@ -294,7 +307,7 @@ def _write_comparison(path: Path, rows: Sequence[Row]) -> None:
         raise WhatIfError(f"{path}: {error.strerror or error}") from error
 
 
-def _draw(folder: Path, leaves: Sequence[str], past: Past, before: Record, after: Record, name: str) -> Path:
+def _draw(folder: Path, leaves: Sequence[str], past: ReplayHistory, before: Record, after: Record, name: str) -> Path:
     """One panel per queue, the largest first: GPUs held day by day as it was, now and then."""
     place = {queue: q for q, queue in enumerate(before.workload.queues)}
     then, now = daily(after, past.from_s), daily(before, past.from_s)

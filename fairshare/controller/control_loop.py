@@ -19,26 +19,33 @@ from math import fsum
 
 from accountant.wire.policy_models import Decision, Policy, UsageWindow
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
-from fairshare.controller.notifier import Telling
-from fairshare.controller.weight_writer import MOST_WRITES, MOST_WRITES_AT, available, carry_out, judged, reasons
+from fairshare.controller.notifier import Notifier
+from fairshare.controller.weight_writer import (
+    MOST_WRITES,
+    MOST_WRITES_AT,
+    available,
+    carry_out,
+    reasons,
+    with_ownership_verdict,
+)
 from fairshare.core.errors import AccountantUnavailable
 from fairshare.core.model import Condition, Observation, Pod, Value, Weight
-from fairshare.core.queue_objects import referred, say
+from fairshare.core.queue_objects import has_ref, say
 from fairshare.laws.feedback_laws import Memory
 from fairshare.laws.shards import pools, weigh_pools
-from fairshare.laws.weight_calculation import Weighing
-from fairshare.laws.weight_change import Change, Decided, Situation, changes
+from fairshare.laws.weight_calculation import WeightResult
+from fairshare.laws.weight_change import DecidedWeight, WeightChange, WeightInputs, changes
 from fairshare.preemption import target_preemption
 from fairshare.preemption.preemption_claims import free_by_node
-from fairshare.preemption.preemption_cycle import Calls, Preemptions, Tally, nobody
+from fairshare.preemption.preemption_cycle import Calls, PreemptionCounts, Preemptions, no_calls
 from fairshare.preemption.target_preemption import mode_of
-from fairshare.preemption.unfinished_preemptions import NOT_RESUMED, Ended, Resuming
+from fairshare.preemption.unfinished_preemptions import NOT_RESUMED, FinishedPreemptions, Resuming
 from fairshare.targets import ADAPTERS, status_conditions
 from fairshare.targets.status_conditions import StatusObject
 from fairshare.targets.weight_plan import Adapter, Apply, list_if_served, look_at, plan, release
 from fairshare.usage.accountant_client import AccountantPort, Usage
-from fairshare.usage.cluster_capacity import LostGpus, Serving, Unheard, one_unit
-from fairshare.usage.stale_usage_hold import Hold, explained, fresh, within
+from fairshare.usage.cluster_capacity import LostGpus, ServingNodes, UnmeteredNodes, one_unit
+from fairshare.usage.stale_usage_hold import UsageHold, fresh, with_capacity_reason, within
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError, NotFound, Unavailable
 from gputally.base.yaml_file import FileFault
@@ -66,7 +73,7 @@ class Controller:
         silent: bool = False,
         leading: Callable[[], bool] = lambda: True,
         memory: Mapping[str, Memory] | None = None,
-        calls: Calls = nobody,
+        calls: Calls = no_calls,
         acts: Mapping[str, Callable[[], Condition]] | None = None,
     ) -> None:
         """clusters: by adapter, for a target that is not written through `cluster`. pods: those that ask for
@@ -74,11 +81,11 @@ class Controller:
         conditions are kept; None: only in reports and events.
         reload: asked before every cycle of `run` for a new policy; may raise FileFault. observe: is told of every
         report, in the controller's thread.
-        silent: tell nobody, neither the accountant nor the cluster, about policy, conditions and decisions.
+        silent: send nothing to the accountant or the cluster about policy, conditions and decisions.
         leading: whether this instance acts; a standby looks and decides, but writes and tells nothing.
         memory: what the laws remember at the start, by target, where no status object says it.
-        calls: for whom a latency asks for room. acts: by target, what is known in this process of whether its shares
-        act, which goes before what its objects say."""
+        calls: queues for which a latency asks for room. acts: by target, what is known in this process of whether its
+        shares act, which goes before what its objects say."""
         self._policy = policy
         self._accountant = accountant
         self._cluster = cluster
@@ -98,14 +105,14 @@ class Controller:
         self._last: CycleReport | None = None
         self._memory: dict[str, Memory] = dict(memory or {})
         self._usage = Usage(accountant, clock)
-        self._telling = Telling(cluster, accountant, status_object)
-        self._tally = Tally()
+        self._telling = Notifier(cluster, accountant, status_object)
+        self._tally = PreemptionCounts()
         self._preemptions = Preemptions(accountant.pod_usage, calls, status_object)
         self._resuming = Resuming()
         self._acts = dict(acts or {})
         self._lost = LostGpus(accountant.lost_gpus)
-        self._unheard = Unheard(accountant.metered_nodes)
-        self._decided: dict[str, dict[str, Decided]] = {}
+        self._unheard = UnmeteredNodes(accountant.metered_nodes)
+        self._decided: dict[str, dict[str, DecidedWeight]] = {}
 
     @property
     def policy(self) -> Policy:
@@ -151,10 +158,10 @@ class Controller:
         measured = self._usage.ask(self._policy, version, quiet=quiet)
         window, hold = measured.window, measured.hold
         if leads and not self._led:
-            hold = Hold("StateUnread", "what earlier cycles have noted in the status ConfigMap cannot be read")
+            hold = UsageHold("StateUnread", "what earlier cycles have noted in the status ConfigMap cannot be read")
         nodes, unread = self._nodes()
         up = tuple(node for node in nodes if node_up(node))
-        hold = explained(hold, nodes) or unread or self._unheard_of(up, window, now_ms)
+        hold = with_capacity_reason(hold, nodes) or unread or self._unheard_of(up, window, now_ms)
         usable = window if hold is None else None
         serving = self._lost.serving(up, usable, now_ms)
         targets: list[TargetReport] = []
@@ -165,9 +172,9 @@ class Controller:
         ):
             decisions.append(hold_decision(hold, version, now_ms))
         for adapter in self._adapters:
-            if not referred(self._policy, *adapter.prefixes):
+            if not has_ref(self._policy, *adapter.prefixes):
                 continue
-            ended = self._end_what_was_begun(adapter.name, now_ms) if not quiet else Ended()
+            ended = self._end_what_was_begun(adapter.name, now_ms) if not quiet else FinishedPreemptions()
             target, told = self._target(adapter, usable, serving, now_ms, measured.spent, version)
             target = _with_faults(target, ended)
             events += (*told, *ended.events)
@@ -220,31 +227,31 @@ class Controller:
         self._preemptions.restore(standing)
         return True
 
-    def _nodes(self) -> tuple[Sequence[Object], Hold | None]:
+    def _nodes(self) -> tuple[Sequence[Object], UsageHold | None]:
         """Every node, and why neither shares nor room may be reckoned by what is known of the
         cluster: without its nodes capacity would be a guess, without its pods every GPU would be free."""
         unseen = self._unseen()
-        hold = Hold("PodsUnseen", unseen) if unseen is not None else None
+        hold = UsageHold("PodsUnseen", unseen) if unseen is not None else None
         try:
             return list_if_served(self._cluster, NODE), hold
         except ClusterError as error:
-            return (), Hold("NodesUnread", str(error))
+            return (), UsageHold("NodesUnread", str(error))
 
-    def _unheard_of(self, nodes: Sequence[Object], window: UsageWindow | None, now_ms: int) -> Hold | None:
+    def _unheard_of(self, nodes: Sequence[Object], window: UsageWindow | None, now_ms: int) -> UsageHold | None:
         """Why the window does not speak for the whole cluster; None: it does."""
         if window is None:
             return None
         try:
             fault = self._unheard.fault(nodes, window, now_ms, self._policy.min_coverage)
         except AccountantUnavailable as error:
-            return Hold("AccountantUnavailable", str(error))
-        return Hold("NodesUnmetered", fault) if fault is not None else None
+            return UsageHold("AccountantUnavailable", str(error))
+        return UsageHold("NodesUnmetered", fault) if fault is not None else None
 
     def _target(
         self,
         adapter: Adapter,
         window: UsageWindow | None,
-        serving: Serving,
+        serving: ServingNodes,
         now_ms: int,
         spent: frozenset[str],
         version: str,
@@ -263,7 +270,7 @@ class Controller:
         standings = self._tally.count(self._policy, adapter.name, observation.evictions, observation.standings)
         observation = replace(observation, standings=standings)
         report = replace(report, standings=observation.standings, gangs=observation.gangs, quotas=observation.quotas)
-        weighing = Weighing((), ())
+        weighing = WeightResult((), ())
         values: Mapping[str, Value] = {}
         gpus = 0.0
         if window is not None:
@@ -288,7 +295,7 @@ class Controller:
                 devices = None if devices is None else devices * divided / gpus
                 gpus = divided
             report = replace(report, pools=parts, devices=devices)
-            situation = Situation(
+            situation = WeightInputs(
                 self._policy, window, observation.standings, gpus, now_ms, memory, spent, devices, tuple(parts)
             )
             weighing = weigh_pools(
@@ -309,7 +316,7 @@ class Controller:
         if self._leading():
             most = MOST_WRITES_AT.get(adapter.name, MOST_WRITES)
             outcomes = carry_out(cluster, applies, dry_run=mode == "dry-run", leading=self._leading, most=most)
-        conditions = judged([action for action in actions if isinstance(action, Condition)], outcomes)
+        conditions = with_ownership_verdict([action for action in actions if isinstance(action, Condition)], outcomes)
         report = replace(
             report,
             weights=weighing.weights,
@@ -333,8 +340,8 @@ class Controller:
         return replace(observation, conditions=(acts(), *others))
 
     def _changes(
-        self, target: str, now: Situation, weights: Sequence[Weight], applies: Sequence[Apply]
-    ) -> Mapping[str, Change]:
+        self, target: str, now: WeightInputs, weights: Sequence[Weight], applies: Sequence[Apply]
+    ) -> Mapping[str, WeightChange]:
         """What moved the weights that are to be written, each since this controller decided another one."""
         queues = {apply.queue for apply in applies}
         decided = self._decided.setdefault(target, {})
@@ -342,10 +349,10 @@ class Controller:
         found = changes(decided, now, written)
         for weight in written:
             if weight.queue not in decided or decided[weight.queue].value != weight.value:
-                decided[weight.queue] = Decided(now, weight.value)
+                decided[weight.queue] = DecidedWeight(now, weight.value)
         return found
 
-    def _end_what_was_begun(self, target: str, now_ms: int) -> Ended:
+    def _end_what_was_begun(self, target: str, now_ms: int) -> FinishedPreemptions:
         enforces = mode_of(self._policy, target) == "enforce"
         return self._resuming.go_on(self._cluster, target, now_ms, enforces=enforces, leading=self._leading)
 
@@ -371,7 +378,7 @@ class Controller:
         return replace(report, preemption=done), decisions
 
 
-def _with_faults(report: TargetReport, ended: Ended) -> TargetReport:
+def _with_faults(report: TargetReport, ended: FinishedPreemptions) -> TargetReport:
     condition = ended.condition()
     if condition is None:
         return report

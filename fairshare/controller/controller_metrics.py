@@ -21,7 +21,7 @@ from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.core.model import UNLIMITED, Entitlement
 from fairshare.preemption.eviction import STOPPED
 from fairshare.preemption.latency_objectives import Alarms
-from fairshare.preemption.preemption_claims import stranded
+from fairshare.preemption.preemption_claims import unplaceable_gpus
 from fairshare.preemption.target_preemption import troubles
 from fairshare.usage.stale_usage_hold import USAGE_FRESH
 from gputally.base.background_tasks import BackgroundTasks
@@ -124,7 +124,7 @@ def _waiting(report: CycleReport, now_ms: int) -> Iterator[Metric]:
     family = GaugeMetricFamily(
         "gputally_fairshare_stranded_gpus", "GPUs that are free while nothing that waits fits on them."
     )
-    family.add_metric([], stranded(report.free_by_node, gangs))
+    family.add_metric([], unplaceable_gpus(report.free_by_node, gangs))
     yield family
 
 

@@ -14,11 +14,11 @@ from accountant.wire.policy_models import Decision, Policy, UsageWindow
 from fairshare.core.model import Condition, Entitlement, Gang, Quota, Standing, Weight
 from fairshare.laws.feedback_laws import Memory
 from fairshare.laws.shards import Pool, weigh_pools
-from fairshare.laws.weight_calculation import Weighing
-from fairshare.laws.weight_change import Change, told
+from fairshare.laws.weight_calculation import WeightResult
+from fairshare.laws.weight_change import WeightChange, change_sentence
 from fairshare.preemption.target_preemption import RELEASE, PreemptionReport
 from fairshare.targets.weight_plan import Apply, Mode
-from fairshare.usage.stale_usage_hold import Hold
+from fairshare.usage.stale_usage_hold import UsageHold
 from gputally.kubernetes.objects import Event
 
 Result = Literal["applied", "would-apply", "contested", "refused", "gone", "unavailable", "deferred"]
@@ -64,7 +64,7 @@ class TargetReport:
     devices: float | None = None
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     pools: tuple[Pool, ...] = ()
-    changes: Mapping[str, Change] = field(default_factory=dict)
+    changes: Mapping[str, WeightChange] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class CycleReport:
     duration_ms: int
     policy_version: str
     window: UsageWindow | None
-    hold: Hold | None
+    hold: UsageHold | None
     conditions: tuple[Condition, ...]
     targets: tuple[TargetReport, ...] = ()
     events: tuple[Event, ...] = ()
@@ -94,7 +94,7 @@ class CycleReport:
         )
 
 
-def hold_decision(hold: Hold, policy_version: str, at_ms: int) -> Decision:
+def hold_decision(hold: UsageHold, policy_version: str, at_ms: int) -> Decision:
     """The record of a hold."""
     return Decision(
         id=f"{policy_version}/{at_ms}/hold",
@@ -170,21 +170,21 @@ def weight_decisions(
     )
 
 
-def with_change(why: str, change: Change | None, weight: Weight | None) -> str:
+def with_change(why: str, change: WeightChange | None, weight: Weight | None) -> str:
     """Why a weight is what it is, and what moved it since the decision before, where that is known."""
     if change is None or weight is None:
         return why
-    return "; ".join(filter(None, (told(change, weight.value), why)))
+    return "; ".join(filter(None, (change_sentence(change, weight.value), why)))
 
 
-def replay(policy: Policy, cycle: Decision) -> Weighing:
+def replay(policy: Policy, cycle: Decision) -> WeightResult:
     """`again`, for a caller whose policy may be another one: raises ValueError for that too."""
     if cycle.policy_version != policy.version():
         raise ValueError(f"the decision was made under policy {cycle.policy_version}, this is {policy.version()}")
-    return again(policy, cycle)
+    return replay_weights(policy, cycle)
 
 
-def again(policy: Policy, cycle: Decision) -> Weighing:
+def replay_weights(policy: Policy, cycle: Decision) -> WeightResult:
     """Compute a cycle again from its record: the same numbers, bit for bit. policy: the one it was made under.
 
     Raises ValueError for a record that holds no inputs."""

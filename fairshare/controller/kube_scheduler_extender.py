@@ -16,9 +16,9 @@ gangs that need them; one that cannot take the pod scores nothing. Among equal f
 their share gather (a later reclaim then frees whole nodes), and pods within their share keep away from them.
 
 Preemption can be vetoed or narrowed here, never started. A victim is fair game if its queue holds more than
-its share, or is the preemptor's own; pods of no known queue are not ours to protect. Nobody preempts across
-queues for a queue that would itself be above its share. Of the nodes that remain, those with the least loss
-are kept: a victim takes its whole gang with it.
+its share, or is the preemptor's own; pods of no known queue are not ours to protect. No preemption across queues helps
+a queue that would itself be above its share. Of the nodes that remain, those with the least loss are kept: a victim
+takes its whole gang with it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from gputally.kubernetes.objects import Object, gpus
 
 MOST_SCORE = 10
 _FIT, _COMPANY = 8, 2
-"""Parts of the score: how well it fits, and beside whom."""
+"""Parts of the score: how well it fits, and beside which pods."""
 _SLACK = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class QueueShare:
     """A queue's GPUs: what it holds and what it is due."""
 
     allocated: float
@@ -60,29 +60,29 @@ def _nobody(_pod: Pod) -> str | None:
     return None
 
 
-SharesFor = Callable[[Pod], Mapping[str, Share]]
+SharesFor = Callable[[Pod], Mapping[str, QueueShare]]
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ExtenderView:
     """The cluster as the answers see it. gpus: allocatable by node. pods: by uid. queue_of: policy queue of a
     pod, None where it has none. shares: by queue. shares_for: the same with what a pod asks for, which the cycle that
     made the shares may not have known; None: they do not depend on who asks."""
 
     gpus: Mapping[str, float]
     pods: Mapping[str, Pod]
-    shares: Mapping[str, Share] = field(default_factory=dict)
+    shares: Mapping[str, QueueShare] = field(default_factory=dict)
     queue_of: Callable[[Pod], str | None] = _nobody
     shares_for: SharesFor | None = None
 
-    def asked_by(self, pod: Pod) -> Room:
+    def asked_by(self, pod: Pod) -> ExtenderView:
         """As it is for this pod's question."""
         if not self.shares or self.shares_for is None:
             return self
         return replace(self, shares=self.shares_for(pod), shares_for=None)
 
 
-def used(room: Room) -> dict[str, list[Pod]]:
+def used(room: ExtenderView) -> dict[str, list[Pod]]:
     """Pods by the node that has them."""
     on: dict[str, list[Pod]] = {}
     for pod in room.pods.values():
@@ -91,7 +91,9 @@ def used(room: Room) -> dict[str, list[Pod]]:
     return on
 
 
-def scores(pod: Pod, nodes: Sequence[str], room: Room, spent: Callable[[], bool] = lambda: False) -> dict[str, int]:
+def scores(
+    pod: Pod, nodes: Sequence[str], room: ExtenderView, spent: Callable[[], bool] = lambda: False
+) -> dict[str, int]:
     """0..10 for each of `nodes`. spent: whether the time to answer is over; the rest then gets 0."""
     on = used(room)
     queue = room.queue_of(pod)
@@ -112,7 +114,7 @@ def scores(pod: Pod, nodes: Sequence[str], room: Room, spent: Callable[[], bool]
     return scored
 
 
-def _company(borrows: bool | None, there: Sequence[Pod], room: Room) -> float:
+def _company(borrows: bool | None, there: Sequence[Pod], room: ExtenderView) -> float:
     """Part (0..1) of the GPUs held on a node by pods that stand to their share as this one does."""
     if borrows is None or not there:
         return 0.5
@@ -124,7 +126,7 @@ def _company(borrows: bool | None, there: Sequence[Pod], room: Room) -> float:
     return alike / fsum(other.gpus for other in there)
 
 
-def fair_nodes(pod: Pod, victims: Mapping[str, Sequence[str]], room: Room) -> tuple[str, ...]:
+def fair_nodes(pod: Pod, victims: Mapping[str, Sequence[str]], room: ExtenderView) -> tuple[str, ...]:
     """Of the nodes (with the uids of their victims) those where preempting is fair and costs least.
 
     Without a view of the shares every node stays: who knows nothing vetoes nothing."""
@@ -147,7 +149,7 @@ def fair_nodes(pod: Pod, victims: Mapping[str, Sequence[str]], room: Room) -> tu
     return tuple(sorted(node for node, cost in costs.items() if cost <= least + _SLACK))
 
 
-def _fair(pod: Pod, queue: str | None, mine: Share | None, victim: Pod, room: Room) -> bool:
+def _fair(pod: Pod, queue: str | None, mine: QueueShare | None, victim: Pod, room: ExtenderView) -> bool:
     theirs = room.queue_of(victim)
     share = room.shares.get(theirs) if theirs is not None else None
     if share is None or theirs == queue:
@@ -185,7 +187,9 @@ class Answer:
 class Extender:
     """Answers the scheduler's questions. May be called from any thread."""
 
-    def __init__(self, room: Callable[[], Room | None], clock: Clock, *, deadline_ms: int = DEADLINE_MS) -> None:
+    def __init__(
+        self, room: Callable[[], ExtenderView | None], clock: Clock, *, deadline_ms: int = DEADLINE_MS
+    ) -> None:
         """room: the latest view; None while there is none."""
         self._room = room
         self._clock = clock
@@ -242,7 +246,7 @@ class Extender:
             }
         )
 
-    def _with_assumed(self, room: Room, capacity: Mapping[str, float]) -> Room:
+    def _with_assumed(self, room: ExtenderView, capacity: Mapping[str, float]) -> ExtenderView:
         """The view with what we expect to be true by now; pods that the view has bound are forgotten."""
         now = self._clock.monotonic_ms()
         self._assumed = {
@@ -321,10 +325,10 @@ def _victims(args: Mapping[str, Any]) -> dict[str, tuple[list[str], int]]:
 
 
 STALE_MS = 600_000
-"""Entitlements older than this say nothing about who is above his share."""
+"""Entitlements older than this do not show which queues are above their shares."""
 
 
-class View:
+class ExtenderViews:
     """Given every report; asked for a Room at any time, from any thread."""
 
     def __init__(self, pods: Callable[[], Sequence[Pod]], clock: Clock) -> None:
@@ -337,7 +341,7 @@ class View:
         with self._lock:
             self._held = (report, policy)
 
-    def room(self) -> Room | None:
+    def room(self) -> ExtenderView | None:
         """None before the first report. Shares are left out while usage is held back or too old to judge by."""
         with self._lock:
             held = self._held
@@ -347,7 +351,7 @@ class View:
         queue_of = queue_namer(policy)
         pods = {pod.uid: pod for pod in self._pods()}
         if report.hold is not None or self._clock.wall_ms() - report.at_ms > STALE_MS:
-            return Room(report.gpus_by_node, pods, {}, queue_of)
+            return ExtenderView(report.gpus_by_node, pods, {}, queue_of)
         allocated: dict[str, list[float]] = {}
         for pod in pods.values():
             queue = queue_of(pod) if pod.held else None
@@ -355,24 +359,24 @@ class View:
                 allocated.setdefault(queue, []).append(pod.gpus)
         held_by = {queue: fsum(amounts) for queue, amounts in allocated.items()}
 
-        def shares_for(asking: Pod) -> Mapping[str, Share]:
+        def shares_for(asking: Pod) -> Mapping[str, QueueShare]:
             now = {**pods, asking.uid: asking}
-            found: dict[str, Share] = {}
+            found: dict[str, QueueShare] = {}
             for target in report.targets:
                 due = _with_newcomers(target, report, policy, now, queue_of)
                 found |= _shares(target.standings, due, held_by)
             return found
 
-        shares: dict[str, Share] = {}
+        shares: dict[str, QueueShare] = {}
         for target in report.targets:
             shares |= _shares(target.standings, target.entitlements, held_by)
-        return Room(report.gpus_by_node, pods, shares, queue_of, shares_for)
+        return ExtenderView(report.gpus_by_node, pods, shares, queue_of, shares_for)
 
 
 def _shares(
     standings: Mapping[str, Standing], due: Sequence[Entitlement], held: Mapping[str, float]
-) -> dict[str, Share]:
-    return {each.queue: Share(held.get(each.queue, 0.0), each.gpus) for each in due if each.queue in standings}
+) -> dict[str, QueueShare]:
+    return {each.queue: QueueShare(held.get(each.queue, 0.0), each.gpus) for each in due if each.queue in standings}
 
 
 def _with_newcomers(

@@ -34,7 +34,7 @@ MOST_CYCLES = 60
 """Of them the records of a cycle's inputs: in a large cluster each holds every queue, or every pod."""
 
 
-class Telling:
+class Notifier:
     """What was said already, and what is still to be."""
 
     def __init__(self, cluster: Cluster, accountant: AccountantPort, status_object: StatusObject | None) -> None:
@@ -90,14 +90,14 @@ class Telling:
     def turned(self, last: CycleReport | None, report: CycleReport) -> tuple[Event, ...]:
         """An event for every condition that is another one than before."""
         before = last.scoped_conditions() if last is not None and last.leading else self._told
-        return status_conditions.turned(
+        return status_conditions.changed_conditions(
             self._status_object or StatusObject(), before, report.scoped_conditions(), report.at_ms
         )
 
     def say(self, report: CycleReport, state: Mapping[str, str] | None) -> None:
         """The status object with what is to be remembered, then the events: one that is refused keeps no other back.
 
-        state None: the status object is somebody else's by now."""
+        state None: the status object has another owner by now."""
         self._unsaid = None
         if self._status_object is not None and state is not None:
             try:
@@ -180,7 +180,7 @@ def configure(level: Level) -> None:
 
 class Reports:
     """Reports as events: one per write, one per condition that turned, one for each cycle. What stays as it was said is
-    not said again: a dry run plans the same every minute, and a field of somebody else's stays so for weeks."""
+    not said again: a dry run plans the same every minute, and a field of another owner stays so for weeks."""
 
     def __init__(self, log: Any) -> None:
         self._log = log

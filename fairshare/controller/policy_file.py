@@ -3,7 +3,7 @@
 The shape and the rules of the tree stand in `accountant.wire.policy_models.Policy`; here is what only a file and its
 reader need. `advice` is pure.
 
-Nothing is written over what somebody else wrote meanwhile: a write says what it found, and is
+A change that was written meanwhile is never overwritten: a write says what it found, and is
 refused where that is gone.
 """
 
@@ -19,12 +19,12 @@ from typing import Protocol
 
 from accountant.wire.policy_models import MOST, Mode, Policy, QueuePolicy
 from fairshare.core.model import UNLIMITED
-from fairshare.laws.gang_turns import reach
+from fairshare.laws.gang_turns import gang_reach
 from gputally.base import atomic_file
 from gputally.base.errors import ClusterError, FairshareError
 from gputally.base.yaml_file import Document, FileFault, Key, read
 from gputally.kubernetes.objects import CONFIG_MAP, Object, Objects
-from gputally.server.config_models import Renewed, validate
+from gputally.server.config_models import ReloadedFile, validate
 
 _SCHEDULERS = frozenset({"kai", "kueue", "kueue-cohort", "volcano", "slurm", "policy", "runai", "runai-department"})
 
@@ -46,7 +46,7 @@ class PolicyFile:
 
     def __init__(self, path: Path) -> None:
         """Raises FileFault for a file that is faulty from the start."""
-        self._file = Renewed(path, lambda path: load(path)[0])
+        self._file = ReloadedFile(path, lambda path: load(path)[0])
 
     @property
     def policy(self) -> Policy:
@@ -115,7 +115,7 @@ def advice(
     for at, queue in enumerate(policy.queues):
         here = [*_of_queue(queue, children.get(queue.name, ()))]
         if capacity is not None and largest is not None and queue.name in largest:
-            reached = reach(policy, capacity, queue.name, largest[queue.name])
+            reached = gang_reach(policy, capacity, queue.name, largest[queue.name])
             if not reached.admitted:
                 here.append((("name",), reached.sentence()))
         found += [Advice(("queues", at, *path), text) for path, text in here]
@@ -210,11 +210,11 @@ KEY = "policy.yaml"
 """Of the ConfigMap."""
 
 
-class NotKept(FairshareError):
+class PolicyNotWritten(FairshareError):
     """The policy could not be written, and why."""
 
 
-class Changed(NotKept):
+class PolicyFileChanged(PolicyNotWritten):
     """The file is no longer the one that the form was opened on."""
 
 
@@ -223,7 +223,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class Keeper(Protocol):
+class PolicyWriter(Protocol):
     """One way to write it. when: until when the controller has it, for people."""
 
     when: str
@@ -233,10 +233,10 @@ class Keeper(Protocol):
         ...
 
 
-class PolicyPlace:
+class PolicyLocation:
     """The file that the controller reads. keeper None: pages do not write it."""
 
-    def __init__(self, path: Path, keeper: Keeper | None = None) -> None:
+    def __init__(self, path: Path, keeper: PolicyWriter | None = None) -> None:
         self._path = path
         self._keeper = keeper
         self._lock = threading.Lock()
@@ -265,12 +265,12 @@ class PolicyPlace:
     def write(self, text: str, before: str) -> None:
         """As a keeper's, one at a time. Raises NotKept."""
         if self._keeper is None:
-            raise NotKept("pages do not write the policy here: commit the file instead")
+            raise PolicyNotWritten("pages do not write the policy here: commit the file instead")
         with self._lock:
             self._keeper.write(text, before)
 
 
-class FileKeeper:
+class PolicyFileWriter:
     """The file itself, replaced atomically with the rights that it has."""
 
     when = "before its next cycle"
@@ -280,18 +280,18 @@ class FileKeeper:
 
     def write(self, text: str, before: str) -> None:
         if digest(_read(self._path)) != before:
-            raise Changed(f"{self._path} has changed since the form was opened: open it again")
+            raise PolicyFileChanged(f"{self._path} has changed since the form was opened: open it again")
         try:
             # A link stays one: what it leads to is replaced.
             atomic_file.write(self._path.resolve(), text.encode())
         except OSError as error:
-            raise NotKept(f"{self._path}: {error.strerror or error}") from error
+            raise PolicyNotWritten(f"{self._path}: {error.strerror or error}") from error
 
 
-class ConfigMapKeeper:
+class PolicyConfigMapWriter:
     """The ConfigMap that the file is mounted from: a person asks for it, so the field is taken over and then written.
 
-    Both at the version that was read: whoever writes between makes it a conflict."""
+    Both at the version that was read: a write in between makes it a conflict."""
 
     when = "as soon as the kubelet has brought it, about a minute"
 
@@ -306,13 +306,15 @@ class ConfigMapKeeper:
             current = (standing.get("data") or {}).get(KEY)
             if not isinstance(current, str) or digest(current) != before:
                 place = f"ConfigMap {self._namespace}/{self._name}"
-                raise Changed(f"{place}: its {KEY} is not what the form was opened on: open it again in a minute")
+                raise PolicyFileChanged(
+                    f"{place}: its {KEY} is not what the form was opened on: open it again in a minute"
+                )
             taken = self._object(current, standing["metadata"]["resourceVersion"])
             owned = self._cluster.transfer(taken, field_manager=FIELD_MANAGER)
             fresh = self._object(text, owned["metadata"]["resourceVersion"])
             self._cluster.apply(fresh, field_manager=FIELD_MANAGER)
         except ClusterError as error:
-            raise NotKept(str(error)) from error
+            raise PolicyNotWritten(str(error)) from error
 
     def _object(self, text: str, version: str) -> Object:
         return {
@@ -323,13 +325,13 @@ class ConfigMapKeeper:
         }
 
 
-def keeper(setting: str, path: Path, cluster: Objects) -> Keeper | None:
+def keeper(setting: str, path: Path, cluster: Objects) -> PolicyWriter | None:
     """The one that `pages_apply` names."""
     if setting == "file":
-        return FileKeeper(path)
+        return PolicyFileWriter(path)
     if setting:
         namespace, _, name = setting.removeprefix("configmap:").partition("/")
-        return ConfigMapKeeper(cluster, namespace, name)
+        return PolicyConfigMapWriter(cluster, namespace, name)
     return None
 
 
@@ -337,4 +339,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise NotKept(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        raise PolicyNotWritten(f"{path}: {getattr(error, 'strerror', None) or error}") from error

@@ -5,7 +5,7 @@ does not answer, the rest is not tried; what is over the limit of one cycle wait
 changes first, or those that others build on. A lost lease ends everything at once: the new leader may be writing
 already.
 
-The controller never forces: a field of somebody else's stays contested until he lets go of it, or until
+The controller never forces: a field of another owner stays contested until that owner lets go of it, or until
 `gputally fairshare adopt` hands it over. The value does not change by that; the first weight published
 afterwards notes it as the base. A GitOps tool that still has the field in its manifests takes it back at its
 next sync: `advice` says what to tell it.
@@ -20,8 +20,8 @@ from typing import Any
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.cycle_report import Outcome, Result
-from fairshare.core.model import Condition, Held, Observation
-from fairshare.core.queue_objects import referred, say
+from fairshare.core.model import Condition, Observation, TargetQueue
+from fairshare.core.queue_objects import has_ref, say
 from fairshare.targets import ADAPTERS
 from fairshare.targets.weight_plan import FIELD_MANAGER, Adapter, Apply, look_at, release, same, show
 from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
@@ -40,7 +40,7 @@ from gputally.kubernetes.objects import (
 MOST_WRITES = 500
 """Writes of one target in one cycle."""
 MOST_WRITES_AT: Mapping[str, int] = {"runai": 60}
-"""Fewer where every write is two requests to somebody else's service."""
+"""Fewer where every write is two requests to a remote service."""
 WELL: frozenset[Result] = frozenset({"applied", "would-apply", "deferred"})
 _RESULTS: dict[type[ClusterError], Result] = {
     Conflict: "contested",
@@ -120,7 +120,7 @@ def _advice(contested: Sequence[Apply]) -> str:
     )
 
 
-def judged(conditions: Sequence[Condition], outcomes: Sequence[Outcome]) -> tuple[Condition, ...]:
+def with_ownership_verdict(conditions: Sequence[Condition], outcomes: Sequence[Outcome]) -> tuple[Condition, ...]:
     """The adapter's conditions, with `Effective` turned where a field is not ours: its weight cannot act."""
     contested = sorted({outcome.apply.name for outcome in outcomes if outcome.result == "contested"})
     if not contested:
@@ -161,7 +161,7 @@ def release_weights(
     Raises ClusterError where a target cannot be read."""
     planned: list[tuple[Objects, Sequence[Apply]]] = []
     for adapter in adapters:
-        if referred(policy, *adapter.prefixes):
+        if has_ref(policy, *adapter.prefixes):
             there = (clusters or {}).get(adapter.name, cluster)
             planned.append((there, release(adapter, look_at(adapter, policy, there), left_behind=left_behind)))
     return tuple(each for there, applies in planned for each in carry_out(there, applies, dry_run=dry_run))
@@ -206,13 +206,13 @@ def adopt(
     clusters: Mapping[str, Objects] | None = None,
     dry_run: bool = False,
 ) -> tuple[Adoption, ...]:
-    """Every field we publish that somebody else owns (of `queue` alone, if given). clusters: by adapter, for a target
+    """Every field we publish that has another owner (of `queue` alone, if given). clusters: by adapter, for a target
     that is not in `cluster`.
 
     Raises ClusterError where a target cannot be read."""
     found: list[Adoption] = []
     for adapter in adapters:
-        if referred(policy, *adapter.prefixes) and adapter.mode(policy) != "off" and adapter.publishes(policy):
+        if has_ref(policy, *adapter.prefixes) and adapter.mode(policy) != "off" and adapter.publishes(policy):
             there = (clusters or {}).get(adapter.name, cluster)
             observation = look_at(adapter, policy, there)
             for name, held in sorted(observation.held.items()):
@@ -221,7 +221,7 @@ def adopt(
     return tuple(found)
 
 
-def _take_over(adapter: Adapter, cluster: Objects, queue: str, held: Held, dry_run: bool) -> Iterator[Adoption]:
+def _take_over(adapter: Adapter, cluster: Objects, queue: str, held: TargetQueue, dry_run: bool) -> Iterator[Adoption]:
     assert held.kind is not None
     standing = cluster.get(held.kind, held.name, held.namespace)
     annotations = standing["metadata"].get("annotations") or {}

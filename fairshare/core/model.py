@@ -40,7 +40,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class DivisionProblem:
     """One division to be made: `total` units among `claims` with history factor `k`."""
 
     name: str
@@ -52,7 +52,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class RoundOffer:
     """One queue in one round: n its normalised weight, U its usage, P what both make of it, `offered` its
     part of the pool (pool * P / S), `given` what it took: its want, or the offer rounded down."""
 
@@ -66,7 +66,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class DivisionRound:
     """One round of the over-quota phase among the siblings under `parent` that have `priority`."""
 
     parent: str | None
@@ -74,7 +74,7 @@ class Round:
     number: int
     pool: float
     sum_p: float
-    offers: tuple[Offer, ...]
+    offers: tuple[RoundOffer, ...]
     remaining: float
 
 
@@ -91,13 +91,13 @@ class Remainder:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The outcome: fair share per queue, sorted by name; `remaining` of the total went to nobody (at the
-    roots). deserved: what the first phase gave. steps: filled only when an explanation was asked for."""
+    """The outcome: fair share per queue, sorted by name; `remaining` of the total is left over (at the roots).
+    deserved: what the first phase gave. steps: filled only when an explanation was asked for."""
 
     shares: Mapping[str, float]
     remaining: float
     deserved: Mapping[str, float] = field(default_factory=dict)
-    steps: tuple[Round | Remainder, ...] = ()
+    steps: tuple[DivisionRound | Remainder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,14 +271,14 @@ Value = float | str
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TargetQueue:
     """One queue object of a target, with what its field shows and what we noted on it (`fairshare.core.queue_objects`).
 
     weight None: unset. published None: never touched by us; base is then meaningless. base None: the
     operator had left the field unset. kind None: the adapter's only one. static: the scheduler keeps
     history for this object itself, so that it gets the configured weight. field: which of the
     object's fields this is, where there are several. path: the object's place in the target's tree. default: the value
-    that the target's schema fills in where nobody states one. unset: what the scheduler takes where the field is
+    that the target's schema fills in where none is given. unset: what the scheduler takes where the field is
     unset."""
 
     name: str
@@ -302,7 +302,7 @@ class Held:
 class Quota:
     """GPUs that a target admits work to: one node of its tree of quotas (a ClusterQueue, a Cohort).
 
-    parent: from whom it borrows, "" for a root. nominal: its own quota. used: by its own work, children excluded.
+    parent: the node it borrows from, "" for a root. nominal: its own quota. used: by its own work, children excluded.
     borrows, lends: at most, -1 unlimited."""
 
     parent: str
@@ -359,13 +359,13 @@ class Observation:
     that the target can give to these queues, by its quotas; None: as many as there are. shards: parts that are divided
     each by itself; empty: the cluster is one."""
 
-    held: Mapping[str, Held]
+    held: Mapping[str, TargetQueue]
     standings: Mapping[str, Standing]
     issues: tuple[Issue, ...] = ()
     conditions: tuple[Condition, ...] = ()
     gangs: tuple[Gang, ...] = ()
     evictions: tuple[Eviction, ...] = ()
-    left: Mapping[str, Held] = field(default_factory=dict)
+    left: Mapping[str, TargetQueue] = field(default_factory=dict)
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     capacity: float | None = None
     shards: tuple[Shard, ...] = ()

@@ -2,7 +2,7 @@
 
 A pod belongs to a queue by the label that the scheduler reads which places it (`gputally.base.pod_queue_labels`, the
 one rule for bills and shares), or by `gputally.dev/queue` where that has no queues. Finished pods and those that ask
-for no GPU are nobody's demand.
+for no GPU are no demand.
 
 Sources: KAI `kai.scheduler/queue`, `pod-group-name`, `gpu-fraction` (kai-scheduler/KAI-Scheduler);
 Kueue `kueue.x-k8s.io/queue-name` (kubernetes-sigs/kueue); Volcano `scheduling.volcano.sh/queue-name`,

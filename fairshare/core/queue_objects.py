@@ -1,7 +1,7 @@
 """Finds a queue's object by its references, and keeps its base weight in annotations for restore.
 
 The operator's base weight is noted with the first write and given back by `release`. Noting what we
-published last is how a change by somebody else is told from our own. Where a target's field does not
+published last tells a change by another owner from our own. Where a target's field does not
 hold the weight itself but something made of it (a part of the cluster, GPUs), the weight is noted too:
 the next step starts from it. Pure.
 """
@@ -19,7 +19,7 @@ from gputally.kubernetes.objects import Object
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class QueueMatch:
     """found: by policy queue, the one object that carries its weight. strangers: objects no ref names."""
 
     found: Mapping[str, Object]
@@ -34,14 +34,14 @@ def owners(policy: Policy, *prefixes: str) -> dict[str, QueuePolicy]:
     }
 
 
-def referred(policy: Policy, *prefixes: str) -> bool:
+def has_ref(policy: Policy, *prefixes: str) -> bool:
     """Whether any queue has a ref that begins with one of `prefixes`."""
     return bool(owners(policy, *prefixes))
 
 
 def match(
     objects: Iterable[Object], owner: Mapping[str, QueuePolicy], ref: Callable[[Object], str], kind: str
-) -> Match:
+) -> QueueMatch:
     """One object per queue, or an issue. ref: the name by which a policy refers to an object. kind: for people."""
     named: dict[str, list[Object]] = {}
     strangers = []
@@ -65,7 +65,7 @@ def match(
             issues.append(Issue(name, f"{_owner_of(kind)} has no {_noun(kind)} {' or '.join(sorted(refs))}"))
         else:
             found[name] = here[0]
-    return Match(found, tuple(issues), tuple(strangers))
+    return QueueMatch(found, tuple(issues), tuple(strangers))
 
 
 def sum_up(policy: Policy, own: Mapping[str, float]) -> dict[str, float]:
@@ -134,7 +134,7 @@ _WORDS = {1: "up", -1: "down", 0: "none"}
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class WeightAnnotations:
     """base None: the operator had left the field unset. weight None: what is published is the weight."""
 
     base: Value | None
@@ -156,7 +156,7 @@ class Marks:
         }
 
 
-def read(annotations: Mapping[str, str], *, text: bool = False) -> Marks | None:
+def read(annotations: Mapping[str, str], *, text: bool = False) -> WeightAnnotations | None:
     """None where we never wrote, or where what stands there is not ours to understand.
 
     text: the target's field holds text rather than a number."""
@@ -172,10 +172,12 @@ def read(annotations: Mapping[str, str], *, text: bool = False) -> Marks | None:
         return None
     direction = next((sign for sign, word in _WORDS.items() if word == annotations.get(DIRECTION)), 0)
     weight = _number(annotations.get(WEIGHT))
-    return Marks(base, published, _millis(annotations.get(CHANGED)), direction, annotations.get(POLICY, ""), weight)
+    return WeightAnnotations(
+        base, published, _millis(annotations.get(CHANGED)), direction, annotations.get(POLICY, ""), weight
+    )
 
 
-def carries(obj: Object) -> bool:
+def carries_annotations(obj: Object) -> bool:
     """Whether we have written on an object."""
     return PUBLISHED in (obj["metadata"].get("annotations") or {})
 

@@ -69,7 +69,7 @@ class Settings(Model):
     pages_public_url: str = Field(default="", pattern=r"^(https?://[^\s?#]+)?$")
     """Where browsers reach the pages: people come back from signing in to `/sign-in/done` below it."""
     pages_session: Duration = Field(default=8 * 3_600, ge=60)
-    """How long somebody who signed in stays so."""
+    """How long a sign-in lasts."""
     pages_session_key: Path | None = None
     """Secret that sessions are signed with, 32 bytes or more, the same for all replicas."""
     pages_certificate: Path | None = None

@@ -16,8 +16,8 @@ from typing import Any
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.controller import cycle_report
 from fairshare.controller.cycle_report import EVERYTHING, INPUTS, plain, with_change
-from fairshare.laws.weight_calculation import Weighing
-from fairshare.laws.weight_change import Change
+from fairshare.laws.weight_calculation import WeightResult
+from fairshare.laws.weight_change import WeightChange
 from fairshare.preemption import target_preemption
 from fairshare.preemption.preemption_types import Verdict, show
 
@@ -33,7 +33,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Recount:
+class CycleReplay:
     """One cycle of one target. compared: numbers looked at. fault: why it cannot be computed at all.
     reason: what explains the differences, as far as it is known."""
 
@@ -44,7 +44,7 @@ class Recount:
     reason: str = ""
 
 
-def recount(decisions: Sequence[Decision], policies: Mapping[str, Policy], release: str) -> tuple[Recount, ...]:
+def recount(decisions: Sequence[Decision], policies: Mapping[str, Policy], release: str) -> tuple[CycleReplay, ...]:
     """Every cycle whose record is among `decisions`, oldest first, with the weights that refer to it.
     policies: by version. release: of gputally, this one."""
     of_cycle: dict[str, list[Decision]] = {}
@@ -58,20 +58,20 @@ def recount(decisions: Sequence[Decision], policies: Mapping[str, Policy], relea
     )
 
 
-def _again(cycle: Decision, made: Iterable[Decision], policies: Mapping[str, Policy], release: str) -> Recount:
+def _again(cycle: Decision, made: Iterable[Decision], policies: Mapping[str, Policy], release: str) -> CycleReplay:
     policy = policies.get(cycle.policy_version)
     if policy is None:
-        return Recount(cycle, 0, (), f"policy {cycle.policy_version} is not among the accountant's versions")
+        return CycleReplay(cycle, 0, (), f"policy {cycle.policy_version} is not among the accountant's versions")
     try:
         if cycle.kind == "weight":
-            numbers = _weights(cycle, made, cycle_report.again(policy, cycle))
+            numbers = _weights(cycle, made, cycle_report.replay_weights(policy, cycle))
         else:
-            numbers = _preemptions(cycle, made, target_preemption.again(policy, cycle))
+            numbers = _preemptions(cycle, made, target_preemption.replay_verdicts(policy, cycle))
     except (ValueError, TypeError, KeyError, ArithmeticError) as error:
-        return Recount(cycle, 0, (), f"the record cannot be read: {error}")
+        return CycleReplay(cycle, 0, (), f"the record cannot be read: {error}")
     compared = tuple(numbers)
     differences = tuple(number for number in compared if number.recorded != number.recomputed)
-    return Recount(cycle, len(compared), differences, reason=_reason(cycle, release) if differences else "")
+    return CycleReplay(cycle, len(compared), differences, reason=_reason(cycle, release) if differences else "")
 
 
 def _preemptions(cycle: Decision, made: Iterable[Decision], verdicts: Sequence[Verdict]) -> Iterator[Difference]:
@@ -97,7 +97,7 @@ def _expected(cycle: Decision, verdicts: Sequence[Verdict]) -> Iterator[tuple[st
             yield f"{cycle.id}/{n}/{m}", said | target_preemption.facts(victim)
 
 
-def _weights(cycle: Decision, weights: Iterable[Decision], weighing: Weighing) -> Iterator[Difference]:
+def _weights(cycle: Decision, weights: Iterable[Decision], weighing: WeightResult) -> Iterator[Difference]:
     """Every number of the weights, and what each queue was due; equal ones too."""
     for decision in weights:
         for number, recorded, recomputed in _numbers(decision, weighing):
@@ -108,7 +108,7 @@ def _weights(cycle: Decision, weights: Iterable[Decision], weighing: Weighing) -
         yield Difference(cycle.id, f"due.{entitlement.queue}", found, entitlement.gpus)
 
 
-def _numbers(decision: Decision, weighing: Weighing) -> Iterator[tuple[str, object, object]]:
+def _numbers(decision: Decision, weighing: WeightResult) -> Iterator[tuple[str, object, object]]:
     """(name, recorded, recomputed) of the weight and of every step towards it."""
     weight = next((w for w in weighing.weights if w.queue == decision.subject), None)
     yield "value", decision.value, weight.value if weight is not None else None
@@ -116,7 +116,7 @@ def _numbers(decision: Decision, weighing: Weighing) -> Iterator[tuple[str, obje
         return
     yield "previous", decision.previous, weight.previous
     change: Any = decision.inputs.get("change")
-    since = None if change is None else Change(**change)
+    since = None if change is None else WeightChange(**change)
     yield "reason", decision.reason, with_change(weight.why, since, weight)
     recorded: Any = decision.inputs.get("explanation", {})
     fresh = plain(asdict(weight.explanation))

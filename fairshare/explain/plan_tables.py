@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
 from fairshare.controller.weight_writer import Adoption
-from fairshare.core.model import UNLIMITED, Case, Division, Round, Value
+from fairshare.core.model import UNLIMITED, Division, DivisionProblem, DivisionRound, Value
 from fairshare.preemption.target_preemption import PreemptionReport
 from fairshare.usage.stale_usage_hold import USAGE_FRESH
 
@@ -39,7 +39,7 @@ def number(value: Value | None, digits: int = 3) -> str:
     return f"{value:,.{digits}f}".rstrip("0").rstrip(".") if value % 1 else f"{value:,.0f}"
 
 
-def division_table(case: Case, division: Division) -> RenderableType:
+def division_table(case: DivisionProblem, division: Division) -> RenderableType:
     """Shares of one case; children indented under their parents."""
     k = number(case.k)
     table = _table(f"{case.name}   {number(case.total)} {case.resource}, k {k}")
@@ -79,7 +79,7 @@ def steps_table(division: Division) -> RenderableType:
         table.add_column(heading, justify="right")
     for step in division.steps:
         where = f"{step.parent or 'roots'}, priority {step.priority}"
-        if isinstance(step, Round):
+        if isinstance(step, DivisionRound):
             table.add_section()
             pool = Text(f"pool {number(step.pool, 6)}, S {number(step.sum_p, 6)}", "dim")
             table.add_row(f"{where}, round {step.number}", pool)
@@ -190,7 +190,7 @@ def outcomes_table(outcomes: Sequence[Outcome]) -> RenderableType:
 
 
 def adoptions_table(adoptions: Sequence[Adoption]) -> RenderableType:
-    """Fields taken over, and from whom."""
+    """Fields taken over, and their former owners."""
     table = _table("")
     for heading in ("target", "queue", "object", "field", "owned by", "result"):
         table.add_column(heading)
@@ -203,7 +203,7 @@ def adoptions_table(adoptions: Sequence[Adoption]) -> RenderableType:
     return table
 
 
-def division_json(case: Case, division: Division, *, explain: bool) -> dict[str, Any]:
+def division_json(case: DivisionProblem, division: Division, *, explain: bool) -> dict[str, Any]:
     """`{name, shares, remaining}`, and with explain the rounds and remainders."""
     answer: dict[str, Any] = {"name": case.name, "shares": dict(division.shares), "remaining": division.remaining}
     if explain:
@@ -230,12 +230,12 @@ def division_json(case: Case, division: Division, *, explain: bool) -> dict[str,
                 ],
             }
             for step in division.steps
-            if isinstance(step, Round)
+            if isinstance(step, DivisionRound)
         ]
         answer["remainders"] = [
             {"parent": s.parent, "priority": s.priority, "queue": s.queue, "fraction": s.fraction, "given": s.given}
             for s in division.steps
-            if not isinstance(s, Round)
+            if not isinstance(s, DivisionRound)
         ]
     return answer
 
@@ -328,7 +328,7 @@ def adoption(each: Adoption) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def shares(divided: Sequence[tuple[Case, Division]]) -> Iterator[dict[str, Any]]:
+def shares(divided: Sequence[tuple[DivisionProblem, Division]]) -> Iterator[dict[str, Any]]:
     """One queue of a case a line."""
     for case, division in divided:
         for name, share in division.shares.items():

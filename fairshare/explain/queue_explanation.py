@@ -19,14 +19,14 @@ from accountant.wire.policy_models import Decision, Policy, QueuePolicy
 from accountant.wire.usage_models import BudgetState
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.core.model import UNLIMITED, Entitlement, Gang, Pod, Standing, Weight
-from fairshare.laws.gang_turns import reach
+from fairshare.laws.gang_turns import gang_reach
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class QueueLevel:
     """One queue on the way from the root to the one in question. GPUs. left: what it is due and does not
     hold; negative where it holds more. weight None: the target has no object for it."""
 
@@ -40,7 +40,7 @@ class Level:
         return self.entitlement.gpus - self.entitlement.allocated
 
 
-def standing(level: Level) -> str:
+def standing(level: QueueLevel) -> str:
     """Share left, in words."""
     e = level.entitlement
     head = f"due {e.gpus:g} GPUs now, holds {e.allocated:g}, asks for {e.requested:g}"
@@ -54,7 +54,7 @@ def standing(level: Level) -> str:
 
 
 def verdict(
-    policy: Policy, levels: Sequence[Level], gpus: float, free: float, need: float, whole: float
+    policy: Policy, levels: Sequence[QueueLevel], gpus: float, free: float, need: float, whole: float
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Why `need` more GPUs are not there, and what would have to change. The narrowest queue of the path speaks.
     whole: what the gang needs in all, with what it holds already."""
@@ -95,7 +95,13 @@ def verdict(
 
 
 def _cures(
-    policy: Policy, levels: Sequence[Level], gpus: float, free: float, narrow: Level, need: float, short: float
+    policy: Policy,
+    levels: Sequence[QueueLevel],
+    gpus: float,
+    free: float,
+    narrow: QueueLevel,
+    need: float,
+    short: float,
 ) -> Iterator[str]:
     missing = need - free
     yield f"{missing:g} GPUs come free anywhere, or {short:g} GPUs of {narrow.queue.name!r} itself end"
@@ -117,7 +123,7 @@ def _cures(
         steps = narrow.weight.explanation
         yield f"its weight is on the way up from {steps.stepped:g} to {steps.proportional:g}, a step a cycle"
     own = levels[-1]
-    yield reach(policy, gpus, own.queue.name, own.entitlement.allocated + need).sentence(own.entitlement.allocated)
+    yield gang_reach(policy, gpus, own.queue.name, own.entitlement.allocated + need).sentence(own.entitlement.allocated)
 
 
 def _window_words(policy: Policy) -> str:
@@ -185,7 +191,7 @@ MOST_PAST = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedWeight:
     """What became of the weight: in force at the target now, wanted, the mode, and all that stands in the way."""
 
     mode: str
@@ -203,8 +209,8 @@ class QueueAccount:
     gpus: float
     lost: Mapping[str, float]
     free: float
-    levels: tuple[Level, ...]
-    published: Published
+    levels: tuple[QueueLevel, ...]
+    published: PublishedWeight
     gangs: tuple[Gang, ...]
     budgets: tuple[BudgetState, ...]
     sentences: tuple[str, ...]
@@ -212,7 +218,7 @@ class QueueAccount:
     past: tuple[Decision, ...]
 
     @property
-    def own(self) -> Level:
+    def own(self) -> QueueLevel:
         return self.levels[-1]
 
 
@@ -262,7 +268,7 @@ def explain_pod(
     budgets: Sequence[BudgetState] = (),
     past: Sequence[Decision] = (),
 ) -> PodAccount:
-    """pods: everybody's, to know what is free on each node. past: decisions, newest first."""
+    """pods: all pods, to know what is free on each node. past: decisions, newest first."""
     name = f"{pod.namespace}/{pod.name}"
     told = tuple(d for d in past if d.kind == "preemption" and speaks_of(d, _names(pod)))[:MOST_PAST]
     found = [(target, gang) for target in report.targets for gang in target.gangs if _belongs(pod, gang)]
@@ -323,7 +329,7 @@ def _at(
 ) -> QueueAccount:
     due = {entitlement.queue: entitlement for entitlement in target.entitlements}
     weights = {weight.queue: weight for weight in target.weights}
-    levels = tuple(Level(q, due[q.name], target.standings.get(q.name), weights.get(q.name)) for q in path)
+    levels = tuple(QueueLevel(q, due[q.name], target.standings.get(q.name), weights.get(q.name)) for q in path)
     name = path[-1].name
     family = below(policy, name)
     waiting = sorted(
@@ -358,7 +364,7 @@ def _at(
     )  # fmt: skip
 
 
-def _published(target: TargetReport, report: CycleReport, queue: str, modes: Mapping[str, str]) -> Published:
+def _published(target: TargetReport, report: CycleReport, queue: str, modes: Mapping[str, str]) -> PublishedWeight:
     standing = target.standings.get(queue)
     weight = next((w for w in target.weights if w.queue == queue), None)
     obstacles = [*_hold(report)]
@@ -373,7 +379,7 @@ def _published(target: TargetReport, report: CycleReport, queue: str, modes: Map
     mode = modes.get(target.target, target.mode)
     if mode == "dry-run":
         obstacles.append("dry-run: weights are computed and not written")
-    return Published(
+    return PublishedWeight(
         mode, standing.weight if standing else None, weight.value if weight else None, tuple(dict.fromkeys(obstacles))
     )
 

@@ -2,8 +2,8 @@
 
 For the command `what-if` and for the preview of the pages.
 
-The replay has one level: nested queues act as leaves, each with its part of its parents' weight. That is what
-their weights come to while everybody asks. A limit holds for each leaf under it; quotas are the leaves' own, priorities
+The replay has one level: nested queues act as leaves, each with its part of its parents' weight. That is what their
+weights come to while all queues ask. A limit holds for each leaf under it; quotas are the leaves' own, priorities
 between queues are left out.
 """
 
@@ -20,7 +20,7 @@ from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.core.model import UNLIMITED
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.simulator import job_traces
-from fairshare.simulator.job_traces import Held
+from fairshare.simulator.job_traces import HeldHour
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import Feedback
 from fairshare.simulator.simulation_model import CONTROL_S, Pool, Record, Workload, columns
@@ -32,7 +32,7 @@ HOUR_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
+class ReplayedQueue:
     """One queue in [from_s, end) of a replay. Waits in hours, of jobs submitted in it; those that never started
     have waited until the end."""
 
@@ -81,7 +81,7 @@ def bounded_together(policy: Policy) -> list[str]:
     return [q.name for q in policy.queues if below.get(q.name, 0) > 1 and (q.limit > 0 or q.deserved != 0)]
 
 
-def under(
+def replay_under(
     policy: Policy, workload: Workload, gpus: int, end_s: int, progress: Callable[[float], None] | None = None
 ) -> Record:
     """Replay `workload` under `policy` on `gpus` GPUs. The workload's queues are the policy's leaves, in order."""
@@ -96,7 +96,7 @@ def under(
     return replay(workload.fitting(gpus), pool, end_s, steering=Feedback(one_level, targets), progress=progress)
 
 
-def got(record: Record, from_s: int) -> tuple[Got, ...]:
+def replayed_queue(record: Record, from_s: int) -> tuple[ReplayedQueue, ...]:
     """By queue, in the order of the workload."""
     work = record.workload
     first = record.used[-(-from_s // CONTROL_S)]
@@ -108,7 +108,7 @@ def got(record: Record, from_s: int) -> tuple[Got, ...]:
             for i in mine
         ]
         found.append(
-            Got(
+            ReplayedQueue(
                 name, (record.used[-1][q] - first[q]) / HOUR_S, len(mine), fmean(waits) if waits else 0.0,
                 median(waits) if waits else 0.0, sum(record.evicted[i] for i in mine),
             )
@@ -149,7 +149,7 @@ class WhatIfError(FairshareError):
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class ReplayHistory:
     """What is replayed. from_s: where the span that is shown begins. had: GPU-hours by queue in it, and days:
     mean GPUs day by day, as the books have them; None of a trace."""
 
@@ -162,7 +162,7 @@ class Past:
     told: tuple[str, ...]
 
 
-def of_books(client: AccountantClient, policy: Policy, span_s: int, given: int | None, now_ms: int) -> Past:
+def of_books(client: AccountantClient, policy: Policy, span_s: int, given: int | None, now_ms: int) -> ReplayHistory:
     """The last `span_s` seconds of whole hours, and what is replayed before them. given: GPUs, instead of those
     in the books. Raises WhatIfError, AccountantUnavailable."""
     end_ms = now_ms // MS_PER_HOUR * MS_PER_HOUR
@@ -170,7 +170,7 @@ def of_books(client: AccountantClient, policy: Policy, span_s: int, given: int |
     warm = min(WARM_UP_S, policy.window.size) // HOUR_S
     start_ms = end_ms - (hours + warm) * MS_PER_HOUR
     leaves = [queue.name for queue in flat(policy).queues]
-    held: list[Held] = []
+    held: list[HeldHour] = []
     whole = [0] * (hours + warm)
     begin = datetime.fromtimestamp(start_ms / 1000, UTC)
     for line in client.usage(start_ms, end_ms, ("queue", "job", "hour")):
@@ -178,7 +178,7 @@ def of_books(client: AccountantClient, policy: Policy, span_s: int, given: int |
         hour = round((at - begin).total_seconds()) // HOUR_S
         accounts = line.accounts_gpu_us
         whole[hour] += accounts.allocated + accounts.unallocated
-        held.append(Held(line.key["queue"], line.key["job"], hour, accounts.allocated))
+        held.append(HeldHour(line.key["queue"], line.key["job"], hour, accounts.allocated))
     gpus = given or job_traces.capacity(whole)
     known = next((hour for hour, amount in enumerate(whole) if amount > 0), None)
     if gpus <= 0 or known is None:
@@ -205,10 +205,10 @@ def of_books(client: AccountantClient, policy: Policy, span_s: int, given: int |
         told.append(f"the {policy.window.kind} window as a sliding one of its size")
     if workload.left_out:
         told.append(f"{workload.left_out} jobs of no leaf queue of the policy are left out")
-    return Past(workload, gpus, warm * HOUR_S, (hours + warm) * HOUR_S, had, daily_of(amounts), tuple(told))
+    return ReplayHistory(workload, gpus, warm * HOUR_S, (hours + warm) * HOUR_S, had, daily_of(amounts), tuple(told))
 
 
-def of_trace(path: Path, policy: Policy, gpus: int) -> Past:
+def of_trace(path: Path, policy: Policy, gpus: int) -> ReplayHistory:
     """A job trace in whole days. Raises WhatIfError, TraceError."""
     leaves = [queue.name for queue in flat(policy).queues]
     workload = columns(job_traces.load(path, 0), leaves)
@@ -218,17 +218,17 @@ def of_trace(path: Path, policy: Policy, gpus: int) -> Past:
     told = [job_traces.ASSUMED[-1]]
     if workload.left_out:
         told.append(f"{workload.left_out} jobs of no leaf queue of the policy are left out")
-    return Past(workload, gpus, 0, end_s, None, None, tuple(told))
+    return ReplayHistory(workload, gpus, 0, end_s, None, None, tuple(told))
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparedQueue:
     """One queue: GPU-hours as they were, and under the replay of both policies."""
 
     queue: str
     had: float | None
-    now: Got
-    then: Got
+    now: ReplayedQueue
+    then: ReplayedQueue
 
 
 def leaves(policy: Policy) -> list[str]:
@@ -236,7 +236,7 @@ def leaves(policy: Policy) -> list[str]:
     return [queue.name for queue in flat(policy).queues]
 
 
-def assumed(past: Past, now: Policy, then: Policy) -> tuple[str, ...]:
+def assumptions(past: ReplayHistory, now: Policy, then: Policy) -> tuple[str, ...]:
     """What the reader has to know about the comparison."""
     told = list(past.told)
     together = dict.fromkeys((*bounded_together(now), *bounded_together(then)))
@@ -251,9 +251,9 @@ def assumed(past: Past, now: Policy, then: Policy) -> tuple[str, ...]:
     return tuple(told)
 
 
-def replayed(policy: Policy, past: Past, progress: Callable[[float], None] | None = None) -> Record:
+def replayed(policy: Policy, past: ReplayHistory, progress: Callable[[float], None] | None = None) -> Record:
     """The past under `policy`. progress: hears of the part that is done, 0..1."""
-    return under(policy, _sorted_into(past.workload, leaves(policy)), past.gpus, past.end_s, progress)
+    return replay_under(policy, _sorted_into(past.workload, leaves(policy)), past.gpus, past.end_s, progress)
 
 
 def _sorted_into(workload: Workload, leaves: Sequence[str]) -> Workload:
@@ -267,11 +267,11 @@ def _sorted_into(workload: Workload, leaves: Sequence[str]) -> Workload:
     )  # fmt: skip
 
 
-def rows(names: Sequence[str], past: Past, before: Record, after: Record) -> list[Row]:
+def rows(names: Sequence[str], past: ReplayHistory, before: Record, after: Record) -> list[ComparedQueue]:
     """Of the queues `names`, the leaves of the policy that `after` was replayed under."""
-    now = {each.queue: each for each in got(before, past.from_s)}
-    nothing = Got("", 0.0, 0, 0.0, 0.0, 0)
+    now = {each.queue: each for each in replayed_queue(before, past.from_s)}
+    nothing = ReplayedQueue("", 0.0, 0, 0.0, 0.0, 0)
     return [
-        Row(name, past.had[q] if past.had is not None else None, now.get(name, nothing), each)
-        for q, (name, each) in enumerate(zip(names, got(after, past.from_s), strict=True))
+        ComparedQueue(name, past.had[q] if past.had is not None else None, now.get(name, nothing), each)
+        for q, (name, each) in enumerate(zip(names, replayed_queue(after, past.from_s), strict=True))
     ]

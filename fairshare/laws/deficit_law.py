@@ -1,7 +1,7 @@
 """Defines the deficit law: what a queue is owed is repaid over a set time.
 
 In words: *what a queue should have had over the window, against work it really had, less what it used, is
-owed to it; it is repaid over the next days at a rate nobody else suffers from; weights move only when they
+owed to it; it is repaid over the next days at a rate that other queues hardly notice; weights move only when they
 must; who causes many preemptions pays a little; a gang that fits no share gets a turn.*
 
     ledger     e = fill(Σ used, used + horizon · pending; targets) - used                [GPU-hours]
@@ -16,9 +16,9 @@ mean: of the siblings' targets. size = (target / mean) ^ 0.3: that of an average
 
 Weights act only against each other: what moves all of them alike, as prices do, moves none (`common`).
 
-What a queue holds scatters about its due, so a catch-up of that order costs nobody much on the day. Jobs are lumps
-of the same sizes in queues large and small, so it scatters less than in proportion to the target: hence `size`, by
-which small queues are moved further and left in peace longer.
+What a queue holds scatters about its due, so a catch-up of that order costs the others little on the day. Jobs are
+lumps of the same sizes in queues large and small, so it scatters less than in proportion to the target: hence `size`,
+by which small queues are moved further and left in peace longer.
 
 Whose turn it is goes by `credit`: what is owed, and on top the plain integral of fair share less held, so
 that turns are right on the long run however short the window's memory.
@@ -27,7 +27,7 @@ An empty queue's feasible demand is what it used, so it is owed nothing: credit 
 work, and no clamp has to say so. Without gain and rate the configured weights stand. Memory: x, and the
 leaky sums behind the price. Units: GPUs, hours inside. Pure.
 
-To whoever keeps it, it is a `Memory` as any other: numbers by name, by queue, which survive JSON. The law that finds
+It is stored as a `Memory` like any other: numbers by name, by queue, which survive JSON. The law that finds
 its own columns takes them as they are; from anything else (a status object, a decision, the cycle of a turn) it reads
 them by name. Frozen; no clock, no I/O.
 """
@@ -42,15 +42,15 @@ from operator import mul, sub
 
 from accountant.wire.policy_models import DeficitPolicy, TurnPolicy
 from fairshare.laws.division import fill
-from fairshare.laws.feedback_laws import Memory, Siblings, Verdict
-from fairshare.laws.gang_turns import lumps, turn_now, under_way
+from fairshare.laws.feedback_laws import LawQueues, LawResult, Memory
+from fairshare.laws.gang_turns import gang_lumps, turn_now, under_way
 
 Row = tuple[float, float, float, float, float | None]
 """Of a queue: x, evictions, used, integral of what it lacked, and when it was looked at."""
 _NOTHING: Mapping[str, float] = {}
 
 
-class Recalled(Mapping[str, Mapping[str, float]]):
+class DeficitState(Mapping[str, Mapping[str, float]]):
     """names: in their order. rows: of each. logs: of each, the log of its multiplier. It knows of no turn: who has one
     remembers that beside it."""
 
@@ -61,7 +61,7 @@ class Recalled(Mapping[str, Mapping[str, float]]):
         self._places: dict[str, int] | None = None
 
     @classmethod
-    def of(cls, memory: Memory, siblings: Siblings) -> Recalled:
+    def of(cls, memory: Memory, siblings: LawQueues) -> DeficitState:
         """Of these siblings; of a new one nothing."""
         columns = siblings.columns
         if isinstance(memory, cls) and memory.names == columns.names:
@@ -110,7 +110,7 @@ class Deficit:
     turns: TurnPolicy
     relative = False
 
-    def __call__(self, siblings: Siblings, memory: Memory, /) -> Verdict:
+    def __call__(self, siblings: LawQueues, memory: Memory, /) -> LawResult:
         ordered = siblings.by_name()
         if ordered is not siblings:
             verdict = self(ordered, memory)
@@ -119,15 +119,15 @@ class Deficit:
         names, weights, targets, usage, asked, held, _, _, _, _, reclaims = siblings.columns
         pool, settings, now_ms = siblings.pool, self.settings, siblings.now_ms
         if pool <= 0:  # what is above them may have nothing, so that none of them has more or less than his part
-            kept = Recalled.of(memory, siblings)
-            return Verdict(names, list(weights), {}, dict.fromkeys(names, "there is nothing to divide here"), kept)
+            kept = DeficitState.of(memory, siblings)
+            return LawResult(names, list(weights), {}, dict.fromkeys(names, "there is nothing to divide here"), kept)
         gain, price, knee = settings.gain, settings.reclaim_price, settings.price_knee
         repay_h, horizon_h = settings.repay / 3600, settings.horizon / 3600
         most_credit = horizon_h * pool
         fair = fill(pool, asked, targets)
         owed = _owed(usage, asked, held, targets, siblings, horizon_h)
         bounds, zones = _sized(tuple(targets), pool, settings.rate, settings.quiet)
-        before = Recalled.of(memory, siblings)
+        before = DeficitState.of(memory, siblings)
         turning = under_way(memory, now_ms, names) if before is not memory else None
         at_ms, seen_ms, hours, fades, nearer = float(now_ms), None, 0.0, 1.0, 0.0
         rows: list[Row] = []
@@ -166,23 +166,23 @@ class Deficit:
         if turning is None and fsum(asked) > pool:
             logs = _moved(logs, pressures, common, zones)
         wanted = list(map(mul, weights, map(exp, logs)))
-        kept = Recalled(names, rows, logs)
+        kept = DeficitState(names, rows, logs)
         traces: dict[str, dict[str, float]] = {}
         notes: dict[str, str] = {}
         if siblings.explain:
             traces = _traces(siblings, fair, owed, rows, pressures, costs, common)
             notes = {name: _note(mine, rate) for name, mine, (rate, _) in zip(names, owed, costs, strict=True)}
-        if turning is None and not lumps(siblings, self.turns):
-            return Verdict(names, wanted, traces, notes, kept)
+        if turning is None and not gang_lumps(siblings, self.turns):
+            return LawResult(names, wanted, traces, notes, kept)
         credits = {name: mine + row[3] for name, mine, row in zip(names, owed, rows, strict=True)}
         turn = turn_now(siblings, dict(zip(names, wanted, strict=True)), credits, memory, self.turns, turning)
         if turn is None:
-            return Verdict(names, wanted, traces, notes, kept)
+            return LawResult(names, wanted, traces, notes, kept)
         for name in names:
             at = {"turn_until_ms": float(turn.until_ms), "share_gpus": turn.shares[name]}
             traces[name] = {**traces.get(name, {}), **at}
         recalled = {name: {**kept[name], **turn.kept.get(name, {})} for name in names}
-        return Verdict(names, [turn.weights[name] for name in names], traces, turn.notes, recalled, turn.queue)
+        return LawResult(names, [turn.weights[name] for name in names], traces, turn.notes, recalled, turn.queue)
 
 
 def _moved(logs: Sequence[float], pressures: Sequence[float], common: float, zones: Sequence[float]) -> list[float]:
@@ -212,7 +212,7 @@ def _sized(
     return bounds, zones
 
 
-def ledger(siblings: Siblings, horizon_h: float) -> dict[str, float]:
+def ledger(siblings: LawQueues, horizon_h: float) -> dict[str, float]:
     """GPU-hours every queue is owed: its part of what all used, by target, against what it used and could
     use in the next `horizon_h` hours, less what it used. Negative: it had more than its part."""
     siblings = siblings.by_name()
@@ -226,7 +226,7 @@ def _owed(
     asked: Sequence[float],
     held: Sequence[float],
     targets: Sequence[float],
-    siblings: Siblings,
+    siblings: LawQueues,
     horizon_h: float,
 ) -> list[float]:
     pool, whole = siblings.pool, siblings.window_s / 3600
@@ -238,7 +238,7 @@ def _owed(
 
 
 def _traces(
-    siblings: Siblings,
+    siblings: LawQueues,
     fair: Sequence[float],
     owed: Sequence[float],
     kept: Sequence[Row],

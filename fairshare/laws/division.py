@@ -9,11 +9,11 @@ the iteration order of a Go map: its sums and differences are taken one by one, 
 name. By default sums are `math.fsum` (exact, so they do not depend on the order of the queues). In both modes ties go
 by (creation, name); the result depends on the claims alone and never on the order in which they were given.
 
-With `kai_compat` the remainder rule may lift a queue above its request and limit by less than one unit; when
-every P is 0 the pool goes to nobody; and the fractions of a high priority are settled only after the rounds of
-the low ones. By default nobody gets more than it may have, the configured weights decide where no P does, and a
-priority is served to the end before the next. Neither scales quotas down that exceed the total. Whoever predicts
-what KAI will do asks for compatibility; what a queue is due, and our own schedulers, go by the default.
+With `kai_compat` the remainder rule may lift a queue above its request and limit by less than one unit; when every P is
+0 the pool is not divided; and the fractions of a high priority are settled only after the rounds of the low ones. By
+default no queue gets more than its limit, the configured weights decide where no P does, and a priority is served to
+the end before the next. Neither scales quotas down that exceed the total. To predict what KAI will do, ask for
+compatibility; what a queue is due, and our own schedulers, go by the default.
 
 A handful of siblings is divided in plain floats (`fairshare.laws.scalar_division`), thousands by default in numpy's
 columns (`fairshare.laws.division`), to the same bits.
@@ -38,10 +38,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fairshare.core.errors import DivisionError
-from fairshare.core.model import UNLIMITED, Case, Claim, Division, Offer, Remainder, Round
+from fairshare.core.model import UNLIMITED, Claim, Division, DivisionProblem, DivisionRound, Remainder, RoundOffer
 from fairshare.laws.scalar_division import Few
 
-Steps = list[Round | Remainder]
+Steps = list[DivisionRound | Remainder]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
@@ -206,8 +206,8 @@ class Siblings:
                 total = _sum(weight)
                 columns = (weight / total, usage, p, offered, given, fraction)
                 rows = zip([self.names[i] for i in index], *(column.tolist() for column in columns), strict=True)
-                offers = tuple(Offer(*row) for row in rows)
-                self.steps.append(Round(self.parent, level, number, pool, sum_p, offers, left))
+                offers = tuple(RoundOffer(*row) for row in rows)
+                self.steps.append(DivisionRound(self.parent, level, number, pool, sum_p, offers, left))
             pool = left
             unsatisfied = (share < cap).nonzero()[0]
             if len(unsatisfied) < len(index):
@@ -240,7 +240,7 @@ MOST_OF_FEW = 48
 """Siblings that are divided one by one: more are quicker as columns."""
 
 
-def divide(case: Case, *, explain: bool = False, kai_compat: bool = False) -> Division:
+def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = False) -> Division:
     """Divide `case.total`. With `explain` every round is kept in `Division.steps`. kai_compat: with
     KAI's own quirks, see above.
 
@@ -318,11 +318,11 @@ def _siblings(claims: list[Claim], parent: str | None, steps: Steps | None, *, k
 
 
 _AMPLE = 1 - 1e-9
-"""Of the total: where less is asked for, no rounding can make anybody short."""
+"""Of the total: where less is asked for, no rounding can leave a queue short."""
 
 
 def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """`total` by weight, nobody above its cap, what one leaves goes to the others; weight 0 gets nothing."""
+    """`total` by weight, none above its cap, what one leaves goes to the others; weight 0 gets nothing."""
     got = [0.0] * len(caps)
     open_ = [i for i, cap in enumerate(caps) if cap > 0.0 and weights[i] > 0.0]
     while open_ and total > 0.0:
@@ -345,7 +345,7 @@ def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[
 
 
 def fill_from(total: float, caps: Sequence[float], weights: Sequence[float], starts: Sequence[float]) -> list[float]:
-    """`fill` where not everybody begins at the bottom: i gets weight · (level - start), none below 0 or above its
+    """`fill` where not all begin at the bottom: i gets weight · (level - start), none below 0 or above its
     cap, at the one level at which that comes to `total`; all their caps where that is no more than `total`."""
     some = [i for i, cap in enumerate(caps) if cap > 0 and weights[i] > 0]
     if sum([caps[i] for i in some]) <= total:

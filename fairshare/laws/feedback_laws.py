@@ -48,14 +48,14 @@ Memory = Mapping[str, Mapping[str, float]]
 """What a law keeps from one cycle to the next, per queue. Empty at first; losing it only loses momentum."""
 
 
-class Sibling(NamedTuple):
+class LawQueue(NamedTuple):
     """One queue as a law sees it. GPUs unless said otherwise.
 
-    weight: configured, >= 0. target: its part (0..1) of the pool by quota and weight, were everybody to
-    ask for everything. usage: U, its usage in the policy's window over what the siblings had then (as
-    GPU time: usage * pool * window). requested contains allocated; both contain its children's. gang: its
-    smallest pending gang, 0 where it has none. weight_now: the weight in force, None where unset.
-    reclaims: evictions made for its sake since the last cycle, as far as known."""
+    weight: configured, >= 0. target: its part (0..1) of the pool by quota and weight, if all queues asked for
+    everything. usage: U, its usage in the policy's window over what the siblings had then (as GPU time: usage * pool *
+    window). requested contains allocated; both contain its children's. gang: its smallest pending gang, 0 where it has
+    none. weight_now: the weight in force, None where unset. reclaims: evictions made for its sake since the last cycle,
+    as far as known."""
 
     name: str
     weight: float
@@ -70,8 +70,8 @@ class Sibling(NamedTuple):
     reclaims: float = 0.0
 
 
-class Columns(NamedTuple):
-    """Queues as columns, each of a field of `Sibling`, in step: laws look at one thing of all, and a replay has them
+class LawColumns(NamedTuple):
+    """Queues as columns, each of a field of `LawQueue`, in step: laws look at one thing of all, and a replay has them
     so. No row is made for them."""
 
     names: Sequence[str]
@@ -87,7 +87,7 @@ class Columns(NamedTuple):
     reclaims: Sequence[float]
 
     @classmethod
-    def of(cls, members: Sequence[Sibling]) -> Self:
+    def of(cls, members: Sequence[LawQueue]) -> Self:
         """At least one."""
         return cls(*zip(*members, strict=True))
 
@@ -102,37 +102,37 @@ def _picking(which: tuple[bool, ...]) -> Callable[[Sequence[Any]], Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Siblings:
+class LawQueues:
     """Queues that are divided together. pool: GPUs there are for them. window_s: how long the usage
-    window is in effect: its size, or with a half-life the integral of its decay over it. explain: False
-    where nobody reads traces and notes, as in replays, which ask thousands of times."""
+    window is in effect: its size, or with a half-life the integral of its decay over it. explain: False where traces
+    and notes are not read, as in replays, which ask thousands of times."""
 
-    columns: Columns
+    columns: LawColumns
     pool: float
     window_s: float
     now_ms: int
     explain: bool = True
 
     @property
-    def members(self) -> tuple[Sibling, ...]:
-        return tuple(map(Sibling._make, zip(*self.columns, strict=True)))
+    def members(self) -> tuple[LawQueue, ...]:
+        return tuple(map(LawQueue._make, zip(*self.columns, strict=True)))
 
-    def only(self, which: Sequence[bool]) -> Siblings:
+    def only(self, which: Sequence[bool]) -> LawQueues:
         """The same cycle among some of them, in their order."""
-        columns = Columns._make(map(_picking(tuple(which)), self.columns))
-        return Siblings(columns, self.pool, self.window_s, self.now_ms, self.explain)
+        columns = LawColumns._make(map(_picking(tuple(which)), self.columns))
+        return LawQueues(columns, self.pool, self.window_s, self.now_ms, self.explain)
 
-    def by_name(self) -> Siblings:
+    def by_name(self) -> LawQueues:
         """The same in the order of their names."""
         names = self.columns.names
         if all(map(lt, names, names[1:])):
             return self
-        columns = Columns.of(sorted(self.members, key=lambda member: member.name))
-        return Siblings(columns, self.pool, self.window_s, self.now_ms, self.explain)
+        columns = LawColumns.of(sorted(self.members, key=lambda member: member.name))
+        return LawQueues(columns, self.pool, self.window_s, self.now_ms, self.explain)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LawResult:
     """What a law wants. wanted: a weight >= 0 for each of `names`, which are those of the siblings, in their order.
     traces: the numbers on the way, by queue and name, in the order in which they arose. notes: a clause for people, by
     queue. turn: the queue that has its turn now; its weights then go out as they are, past step and clamp."""
@@ -160,11 +160,11 @@ class Law(Protocol):
         False: they are the weights to publish, and the law looks at demand itself."""
         ...
 
-    def __call__(self, siblings: Siblings, memory: Memory, /) -> Verdict: ...
+    def __call__(self, siblings: LawQueues, memory: Memory, /) -> LawResult: ...
 
 
-def normalised(siblings: Siblings) -> list[float]:
-    """n: every one's configured weight over their sum; all 0 where nobody has one."""
+def normalised(siblings: LawQueues) -> list[float]:
+    """n: every one's configured weight over their sum; all 0 where there is none."""
     weights = siblings.columns.weights
     total = fsum(weights)
     return [weight / total for weight in weights] if total > 0 else [0.0] * len(weights)
@@ -176,9 +176,9 @@ class Static:
 
     relative = True
 
-    def __call__(self, siblings: Siblings, _memory: Memory, /) -> Verdict:
+    def __call__(self, siblings: LawQueues, _memory: Memory, /) -> LawResult:
         names, n = siblings.columns.names, normalised(siblings)
-        return Verdict(names, n, {name: {"n": part} for name, part in zip(names, n, strict=True)})
+        return LawResult(names, n, {name: {"n": part} for name, part in zip(names, n, strict=True)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +191,16 @@ class Kai:
     k: float
     relative = True
 
-    def __call__(self, siblings: Siblings, _memory: Memory, /) -> Verdict:
+    def __call__(self, siblings: LawQueues, _memory: Memory, /) -> LawResult:
         k, names, usage = self.k, siblings.columns.names, siblings.columns.usage
         parts = normalised(siblings)
         wanted = [n + k * (n - u) if n > 0.0 else 0.0 for n, u in zip(parts, usage, strict=True)]
         if min(wanted) < 0.0:
             wanted = [max(0.0, p) for p in wanted]
         if not siblings.explain:
-            return Verdict(names, wanted, {})
+            return LawResult(names, wanted, {})
         rows = zip(names, parts, usage, wanted, strict=True)
-        return Verdict(names, wanted, {name: {"n": n, "U": u, "k": k, "P": p} for name, n, u, p in rows})
+        return LawResult(names, wanted, {name: {"n": n, "U": u, "k": k, "P": p} for name, n, u, p in rows})
 
 
 ROOT = "root"
@@ -314,7 +314,7 @@ class FairTree:
 
     relative = True
 
-    def __call__(self, siblings: Siblings, _memory: Memory, /) -> Verdict:
+    def __call__(self, siblings: LawQueues, _memory: Memory, /) -> LawResult:
         names, usage, n = siblings.columns.names, siblings.columns.usage, normalised(siblings)
         levels = [part / u if u > 0 else inf if part > 0 else 0.0 for part, u in zip(n, usage, strict=True)]
         ordered = sorted(zip([-level for level in levels], names, range(len(names)), strict=True))
@@ -327,12 +327,12 @@ class FairTree:
             fairshare[q] = rank / len(ordered)
         wanted = list(map(mul, n, fairshare))
         if not siblings.explain:
-            return Verdict(names, wanted, {})
+            return LawResult(names, wanted, {})
         traces = {
             names[q]: {"n": n[q], "U": usage[q], "LF": min(levels[q], 1e9), "fairshare": fairshare[q]}
             for _, _, q in ordered
         }
-        return Verdict(names, wanted, traces)
+        return LawResult(names, wanted, traces)
 
 
 def _same(one: float, other: float) -> bool:
@@ -428,11 +428,11 @@ class Multifactor:
     dampening: float = 1.0
     relative = True
 
-    def __call__(self, siblings: Siblings, _memory: Memory, /) -> Verdict:
+    def __call__(self, siblings: LawQueues, _memory: Memory, /) -> LawResult:
         names, usage, n = siblings.columns.names, siblings.columns.usage, normalised(siblings)
         factors = [fair_share_factor(max(0.0, u), part, self.dampening) for part, u in zip(n, usage, strict=True)]
         wanted = list(map(mul, n, factors))
         if not siblings.explain:
-            return Verdict(names, wanted, {})
+            return LawResult(names, wanted, {})
         rows = zip(names, n, usage, factors, strict=True)
-        return Verdict(names, wanted, {name: {"n": part, "U": u, "F": factor} for name, part, u, factor in rows})
+        return LawResult(names, wanted, {name: {"n": part, "U": u, "F": factor} for name, part, u, factor in rows})

@@ -1,10 +1,9 @@
 """Gives turns to gangs larger than any share, and computes what would let a gang in.
 
 Fair shares are fluid, gangs are lumps. Where a gang is larger than its queue's share no gain helps: the
-scheduler lets a queue reclaim only while it stays within its share with the gang, so whoever sits there
-first stays. A turn concentrates the weights on one queue, as little as admits its gang and never beyond
-`ratio`, for at least `min_turn`; what is owed then decides whose turn is next. Deserved quotas of the
-others are outside the weights and stay untouched.
+scheduler lets a queue reclaim only while it stays within its share with the gang, so the first gang there stays. A turn
+concentrates the weights on one queue, as little as admits its gang and never beyond `ratio`, for at least `min_turn`;
+what is owed then decides whose turn is next. Deserved quotas of the others are outside the weights and stay untouched.
 
 A turn is checked by the scheduler's own division in whole GPUs (`fairshare.laws.division`). Pure.
 
@@ -23,18 +22,18 @@ from dataclasses import dataclass
 from math import inf
 
 from accountant.wire.policy_models import Policy, QueuePolicy, TurnPolicy
-from fairshare.core.model import UNLIMITED, Case, Claim
+from fairshare.core.model import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide, fair_shares
-from fairshare.laws.feedback_laws import Memory, Sibling, Siblings
+from fairshare.laws.feedback_laws import LawQueue, LawQueues, Memory
 
-Shares = Callable[[Siblings, Mapping[str, float]], dict[str, float]]
+Shares = Callable[[LawQueues, Mapping[str, float]], dict[str, float]]
 _TURN_HALVINGS = 12
 _LEAD = 0.25
 """Of a gang's GPU-hours in one turn: by how much more one must be owed than who would make room."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class GangTurn:
     """Whose turn it is until when. weights: of every sibling. shares: what they come to, GPUs. kept: to be
     remembered, per queue."""
 
@@ -47,19 +46,19 @@ class Turn:
 
 
 def turn_now(
-    siblings: Siblings,
+    siblings: LawQueues,
     weights: Mapping[str, float],
     owed: Mapping[str, float],
     memory: Memory,
     policy: TurnPolicy,
     name: str | None,
-) -> Turn | None:
+) -> GangTurn | None:
     """The turn under way, or one that begins now; None: the smooth `weights` stand. owed: GPU-hours, what
     decides whose turn it is. name: of the queue whose turn is under way by this memory."""
     if name is not None and name in weights:
         before = memory[name]
         return _turn(siblings, weights, name, before["others"], int(before["turn_until_ms"]), policy.ratio)
-    waiting = lumps(siblings, policy)
+    waiting = gang_lumps(siblings, policy)
     if not waiting:
         return None
     smooth = shares_under(siblings, weights)
@@ -78,7 +77,7 @@ def turn_now(
     return None
 
 
-def lumps(siblings: Siblings, policy: TurnPolicy) -> list[Sibling]:
+def gang_lumps(siblings: LawQueues, policy: TurnPolicy) -> list[LawQueue]:
     """The queues whose smallest pending gang is so large that they may need a turn for it."""
     least = policy.lump * siblings.pool
     if max(siblings.columns.gangs) <= least or policy.ratio <= 0:
@@ -92,13 +91,13 @@ def under_way(memory: Memory, now_ms: int, siblings: Collection[str]) -> str | N
     return min([name for name in turning if name in siblings], default=None)
 
 
-def shares_under(siblings: Siblings, weights: Mapping[str, float]) -> dict[str, float]:
+def shares_under(siblings: LawQueues, weights: Mapping[str, float]) -> dict[str, float]:
     """Fair shares in whole GPUs under these weights, as the scheduler divides."""
     claims = tuple(Claim(m.name, m.requested, m.deserved, m.limit, weights[m.name]) for m in siblings.members)
-    return dict(divide(Case("turn", siblings.pool, 0.0, claims), kai_compat=True).shares)
+    return dict(divide(DivisionProblem("turn", siblings.pool, 0.0, claims), kai_compat=True).shares)
 
 
-def fluid_shares(siblings: Siblings, weights: Mapping[str, float]) -> dict[str, float]:
+def fluid_shares(siblings: LawQueues, weights: Mapping[str, float]) -> dict[str, float]:
     """The same without rounding: a gang that fits these fits with room to spare."""
     members = siblings.members
     asked = [m.requested if m.limit < 0 else min(m.requested, m.limit) for m in members]
@@ -107,7 +106,7 @@ def fluid_shares(siblings: Siblings, weights: Mapping[str, float]) -> dict[str, 
     return {m.name: share for m, share in zip(members, shares, strict=True)}
 
 
-def concentrated(weights: Mapping[str, float], queue: str, others: float, ratio: float) -> dict[str, float]:
+def turn_weights(weights: Mapping[str, float], queue: str, others: float, ratio: float) -> dict[str, float]:
     """The largest weight for `queue`; for the rest `others` of their own, but no less than 1 / ratio of it."""
     top = max(weights.values())
     return {
@@ -116,19 +115,19 @@ def concentrated(weights: Mapping[str, float], queue: str, others: float, ratio:
     }
 
 
-def _may_take_turns(member: Sibling, pool: float) -> bool:
+def _may_take_turns(member: LawQueue, pool: float) -> bool:
     """Whether its smallest pending gang could ever be let in by weights."""
     most = pool if member.limit < 0 else min(pool, member.limit)
     return member.weight > 0 and member.allocated + member.gang <= most
 
 
-def _boost(siblings: Siblings, weights: Mapping[str, float], queue: str, wanted: float, ratio: float) -> float | None:
+def _boost(siblings: LawQueues, weights: Mapping[str, float], queue: str, wanted: float, ratio: float) -> float | None:
     """The largest part of their weights that the others may keep while `queue` is due `wanted` GPUs: before
     rounding if that can be, else after it. None: not even at the full ratio."""
     for shares in (fluid_shares, shares_under):
 
         def admits(others: float, shares: Shares = shares) -> bool:
-            return shares(siblings, concentrated(weights, queue, others, ratio))[queue] >= wanted
+            return shares(siblings, turn_weights(weights, queue, others, ratio))[queue] >= wanted
 
         if admits(0.0):
             low, high = 0.0, 1.0
@@ -140,16 +139,16 @@ def _boost(siblings: Siblings, weights: Mapping[str, float], queue: str, wanted:
 
 
 def _turn(
-    siblings: Siblings, weights: Mapping[str, float], queue: str, others: float, until_ms: int, ratio: float
-) -> Turn:
-    out = concentrated(weights, queue, others, ratio)
+    siblings: LawQueues, weights: Mapping[str, float], queue: str, others: float, until_ms: int, ratio: float
+) -> GangTurn:
+    out = turn_weights(weights, queue, others, ratio)
     left_min = max(0, until_ms - siblings.now_ms) // 60_000
     notes = {
         name: f"its turn for {left_min} more min" if name == queue else f"{queue} has its turn for {left_min} more min"
         for name in out
     }
     kept = {queue: {"turn_until_ms": float(until_ms), "others": others}}
-    return Turn(queue, until_ms, out, shares_under(siblings, out), notes, kept)
+    return GangTurn(queue, until_ms, out, shares_under(siblings, out), notes, kept)
 
 
 MOST_K = 1000.0
@@ -157,7 +156,7 @@ _REACH_HALVINGS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class GangReach:
     """What a queue can be due for one gang. static: GPUs with no history at all; best: the most the
     configured law can make of it; needed_k: the least k that admits the gang, None where none does."""
 
@@ -189,9 +188,9 @@ class Reach:
         return f"{head} is never admitted by the configured law: its share reaches at most {self.best:g}; {cure}"
 
 
-def reach(policy: Policy, gpus: float, queue: str, gang: float) -> Reach:
-    """How far the policy's law can lift `queue` in a cluster of `gpus` in which everybody else asks for
-    everything and used everything. Raises KeyError for an unknown queue."""
+def gang_reach(policy: Policy, gpus: float, queue: str, gang: float) -> GangReach:
+    """How far the policy's law can lift `queue` in a cluster of `gpus` in which all other queues ask for everything and
+    used everything. Raises KeyError for an unknown queue."""
     queues = {each.name: each for each in policy.queues}
     own = queues[queue]
     static = _share(policy, gpus, own, gang, 0.0)
@@ -199,7 +198,7 @@ def reach(policy: Policy, gpus: float, queue: str, gang: float) -> Reach:
         "kai": lambda: _share(policy, gpus, own, gang, policy.k),
         "deficit": lambda: max(static, _in_turn(policy, gpus, own, gang)),
     }.get(policy.law, lambda: static)()
-    return Reach(queue, gang, static, best, _least_k(policy, gpus, own, gang), policy.law)
+    return GangReach(queue, gang, static, best, _least_k(policy, gpus, own, gang), policy.law)
 
 
 def _least_k(policy: Policy, gpus: float, own: QueuePolicy, gang: float) -> float | None:
@@ -232,7 +231,7 @@ def _share(policy: Policy, gpus: float, own: QueuePolicy, gang: float, k: float,
                 parent=each.parent,
             )
         )  # fmt: skip
-    return divide(Case("reach", gpus, k, tuple(claims)), kai_compat=True).shares[own.name]
+    return divide(DivisionProblem("reach", gpus, k, tuple(claims)), kai_compat=True).shares[own.name]
 
 
 def _in_turn(policy: Policy, gpus: float, own: QueuePolicy, gang: float) -> float:

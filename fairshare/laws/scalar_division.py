@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from math import fsum
 
-from fairshare.core.model import UNLIMITED, Claim, Offer, Remainder, Round
+from fairshare.core.model import UNLIMITED, Claim, DivisionRound, Remainder, RoundOffer
 
 Owed = list[tuple["_Place", float]]
 """Who is owed which fraction, in the order of service."""
@@ -32,7 +32,12 @@ class Few:
     """`fairshare.laws.division.Siblings` without columns."""
 
     def __init__(
-        self, claims: list[Claim], parent: str | None, steps: list[Round | Remainder] | None, *, kai_compat: bool
+        self,
+        claims: list[Claim],
+        parent: str | None,
+        steps: list[DivisionRound | Remainder] | None,
+        *,
+        kai_compat: bool,
     ) -> None:
         """`claims`: sorted by name."""
         self._by_name = [_Place(claim) for claim in claims]
@@ -143,13 +148,13 @@ class Few:
         p: list[float],
         rows: list[tuple[_Place, float, float, float]],
         left: float,
-    ) -> Round:
+    ) -> DivisionRound:
         total = fsum(place.claim.weight for place, *_ in rows)
         offers = tuple(
-            Offer(place.claim.name, place.claim.weight / total, place.claim.usage, part, offered, given, fraction)
+            RoundOffer(place.claim.name, place.claim.weight / total, place.claim.usage, part, offered, given, fraction)
             for (place, offered, given, fraction), part in zip(rows, p, strict=True)
         )
-        return Round(self.parent, level, number, pool, sum_p, offers, left)
+        return DivisionRound(self.parent, level, number, pool, sum_p, offers, left)
 
     def _remainders(self, pool: float, level: int, owed: Owed) -> float:
         """One unit each, or what is left of one, by largest fraction; ties to the older, then by name."""

@@ -13,7 +13,7 @@ from math import fsum
 from accountant.wire.policy_models import Policy, UsageWindow
 from fairshare.core.model import Entitlement, Shard, Standing, Weight
 from fairshare.laws.feedback_laws import Memory
-from fairshare.laws.weight_calculation import Weighing, weigh
+from fairshare.laws.weight_calculation import WeightResult, calculate_weights
 from gputally.kubernetes.objects import Object, gpus_of_nodes
 
 
@@ -50,10 +50,10 @@ def weigh_pools(
     memory: Memory | None = None,
     exhausted: frozenset[str] = frozenset(),
     devices: float | None = None,
-) -> Weighing:
+) -> WeightResult:
     """As `weigh`, pool by pool. Queues of no pool that have children get what these get together."""
     if not parts:
-        return weigh(policy, window, standings, gpus, now_ms, memory, exhausted, devices)
+        return calculate_weights(policy, window, standings, gpus, now_ms, memory, exhausted, devices)
     due: dict[str, Entitlement] = {}
     kept: dict[str, Mapping[str, float]] = {}
     weights: list[Weight] = []
@@ -67,7 +67,7 @@ def weigh_pools(
         seen = window.model_copy(update={"capacity": round(window.capacity * pool.part)})
         known = {name: standing for name, standing in standings.items() if name in pool.queues}
         behind = None if devices is None else devices * pool.gpus / gpus
-        weighing = weigh(own, seen, known, pool.gpus, now_ms, memory, exhausted, behind)
+        weighing = calculate_weights(own, seen, known, pool.gpus, now_ms, memory, exhausted, behind)
         due |= {each.queue: each for each in weighing.entitlements}
         kept |= weighing.memory
         weights += weighing.weights
@@ -75,7 +75,7 @@ def weigh_pools(
         if queue.name not in due:
             due[queue.name] = _together(policy, queue.name, due, standings)
     weights.sort(key=lambda weight: weight.queue)
-    return Weighing(tuple(due[name] for name in sorted(due)), tuple(weights), kept)
+    return WeightResult(tuple(due[name] for name in sorted(due)), tuple(weights), kept)
 
 
 def _policy_of(policy: Policy, pool: Pool) -> Policy:

@@ -11,7 +11,7 @@ Two repairs of KAI's own arithmetic live here, on purpose:
 - U of a child is relative to its parent's part of the cluster, not to the whole cluster, so that
   history corrects inside a small department as much as among the roots;
 - U is never relative to less than what the siblings used together. Σ U <= 1 then holds, and so Σ P >= 1:
-  the case in which KAI gives the pool to nobody cannot arise while any weight is positive.
+  the case in which KAI does not divide the pool cannot arise while any weight is positive.
 
 Unknown is not exhausted: a budget whose spend has no price stays without effect. Only the over-quota weight
 goes; the deserved quota is a guarantee and stays.
@@ -27,22 +27,22 @@ from math import exp2, fsum, inf, log
 
 from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow, WindowSpec
 from accountant.wire.usage_models import BudgetState
-from fairshare.core.model import UNLIMITED, Case, Claim, Entitlement, Explanation, Standing, Weight
+from fairshare.core.model import UNLIMITED, Claim, DivisionProblem, Entitlement, Explanation, Standing, Weight
 from fairshare.laws.deficit_law import Deficit
 from fairshare.laws.division import divide
 from fairshare.laws.feedback_laws import (
-    Columns,
     FairTree,
     Kai,
     Law,
+    LawColumns,
+    LawQueue,
+    LawQueues,
+    LawResult,
     Memory,
     Multifactor,
-    Sibling,
-    Siblings,
-    Verdict,
     normalised,
 )
-from fairshare.laws.weight_pacing import Move, pace, rescale, settled
+from fairshare.laws.weight_pacing import PacedWeight, pace, rescale, rounded_to_configured
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
 
 _THOUSANDTHS = 1000.0
@@ -50,7 +50,7 @@ _THOUSANDTHS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class UsageRatio:
     """A queue's usage (descendants included), what it is measured against, and the quotient U."""
 
     usage: int
@@ -65,7 +65,7 @@ def effective_s(length_s: float, half_life_s: float | None) -> float:
     return half_life_s / log(2) * (1 - exp2(-length_s / half_life_s))
 
 
-def usage_ratios(policy: Policy, window: UsageWindow, gpus: float) -> dict[str, Ratio]:
+def usage_ratios(policy: Policy, window: UsageWindow, gpus: float) -> dict[str, UsageRatio]:
     """U of every queue: its usage over max(its parent's part of the capacity, what the siblings used)."""
     queues = {queue.name: queue for queue in policy.queues}
     usage = {name: window.usage.get(name, 0) for name in queues}
@@ -77,7 +77,7 @@ def usage_ratios(policy: Policy, window: UsageWindow, gpus: float) -> dict[str, 
     for name, queue in queues.items():
         own = window.capacity * (part[queue.parent] if queue.parent is not None else 1.0)
         capacity = max(own, float(together[queue.parent]))
-        ratios[name] = Ratio(usage[name], capacity, usage[name] / capacity if capacity > 0 else 0.0)
+        ratios[name] = UsageRatio(usage[name], capacity, usage[name] / capacity if capacity > 0 else 0.0)
     return ratios
 
 
@@ -96,7 +96,7 @@ def static_parts(policy: Policy, gpus: float) -> dict[str, float]:
         )
         for queue in policy.queues
     )
-    shares = divide(Case("parts", gpus * _THOUSANDTHS, 0.0, claims)).shares
+    shares = divide(DivisionProblem("parts", gpus * _THOUSANDTHS, 0.0, claims)).shares
     return {name: min(1.0, share / (gpus * _THOUSANDTHS)) for name, share in shares.items()}
 
 
@@ -120,7 +120,7 @@ def requests(queues: Mapping[str, QueuePolicy], standings: Mapping[str, Standing
 
 
 @dataclass(frozen=True, slots=True)
-class Weighing:
+class WeightResult:
     """Outcome of one cycle: entitlements of every queue of the policy, weights of those the target has.
     Both sorted by queue. memory: what the law wants back in the next cycle."""
 
@@ -130,7 +130,7 @@ class Weighing:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class WantedWeight:
     """What one queue should be divided by, before it is paced. competes: it wants more than its quota."""
 
     weight: float
@@ -142,7 +142,7 @@ class Wish:
     turn: bool
 
 
-def weigh(
+def calculate_weights(
     policy: Policy,
     window: UsageWindow,
     standings: Mapping[str, Standing],
@@ -151,7 +151,7 @@ def weigh(
     memory: Memory | None = None,
     exhausted: frozenset[str] = frozenset(),
     devices: float | None = None,
-) -> Weighing:
+) -> WeightResult:
     """standings: by policy queue, of those the target knows. gpus: what there is to divide, > 0. memory:
     of the cycle before; None or empty at the first. exhausted: queues that get their quota and nothing
     over it (`fairshare.laws.weight_calculation`). devices: physical GPUs behind `gpus`, which are listed several times
@@ -172,7 +172,7 @@ def weigh(
     for (parent, _), group in _sibling_sets(queues, standings).items():
         room = parts[parent] if parent is not None else 1.0
         members = [
-            Sibling(
+            LawQueue(
                 queue.name, queue.weight, parts[queue.name] / room if room > 0 else 0.0, ratios[queue.name].u,
                 asked[queue.name], standings[queue.name].allocated, queue.deserved, queue.limit,
                 standings[queue.name].gang, standings[queue.name].weight, standings[queue.name].reclaims,
@@ -180,8 +180,8 @@ def weigh(
             for queue in group
         ]  # fmt: skip
         span_s = _span_s(policy.window, window, ratios[members[0].name], gpus * room / listed)
-        siblings = Siblings(Columns.of(members), gpus * room, span_s, now_ms)
-        wishes, remembered = wish(law, siblings, policy, memory or {})
+        siblings = LawQueues(LawColumns.of(members), gpus * room, span_s, now_ms)
+        wishes, remembered = wanted_weight(law, siblings, policy, memory or {})
         kept |= remembered
         weights += [
             _explain(
@@ -198,7 +198,7 @@ def weigh(
     weights.sort(key=lambda weight: weight.queue)
     claims = _claims(queues, asked, ratios)
     due = _due(law, claims, gpus, weights)
-    without = divide(Case("static", gpus, 0.0, claims)).shares
+    without = divide(DivisionProblem("static", gpus, 0.0, claims)).shares
     entitlements = tuple(
         Entitlement(
             name,
@@ -212,7 +212,7 @@ def weigh(
         )
         for name, queue in queues.items()
     )
-    return Weighing(entitlements, tuple(weights), kept)
+    return WeightResult(entitlements, tuple(weights), kept)
 
 
 def _as_it_stands(queue: QueuePolicy, standing: Standing | None, exhausted: frozenset[str]) -> QueuePolicy:
@@ -238,7 +238,7 @@ def law_of(policy: Policy) -> Law:
     return Kai(policy.k)
 
 
-def _span_s(spec: WindowSpec, window: UsageWindow, ratio: Ratio, gpus: float) -> float:
+def _span_s(spec: WindowSpec, window: UsageWindow, ratio: UsageRatio, gpus: float) -> float:
     """Seconds by which U of `gpus` GPUs is the GPU time that was used. A window reaches no further back than the
     books, and the cluster may have had another size in it: what was possible says how long it is. Where that is not
     counted in GPU time: as if both were as they are now."""
@@ -247,30 +247,32 @@ def _span_s(spec: WindowSpec, window: UsageWindow, ratio: Ratio, gpus: float) ->
     return ratio.capacity / (gpus * US_PER_MS * MS_PER_SECOND)
 
 
-def wish(law: Law, siblings: Siblings, policy: Policy, memory: Memory) -> tuple[dict[str, Wish], Memory]:
+def wanted_weight(
+    law: Law, siblings: LawQueues, policy: Policy, memory: Memory
+) -> tuple[dict[str, WantedWeight], Memory]:
     """What the law wants for every sibling within the policy's multipliers, before pace; and its memory.
 
-    Who does not compete gets from a relative law the weight he would have if all did: the scheduler may
+    A queue that does not compete gets from a relative law the weight it would have if all did: the scheduler may
     need it before the next cycle."""
     wants_more = dict(zip(siblings.columns.names, competing(siblings), strict=True))
-    wishes: dict[str, Wish] = {}
+    wishes: dict[str, WantedWeight] = {}
     kept: dict[str, Mapping[str, float]] = {}
-    for some, verdict, names, values in verdicts(law, siblings, policy, memory):
+    for some, verdict, names, values in law_results(law, siblings, policy, memory):
         kept |= verdict.memory
         weights, n = verdict.weights, dict(zip(some.columns.names, normalised(some), strict=True))
         for name, value in zip(names, values, strict=True):
-            wishes[name] = Wish(
+            wishes[name] = WantedWeight(
                 value, weights[name], n[name], wants_more[name], verdict.traces.get(name, {}),
                 verdict.notes.get(name, ""), verdict.turn is not None,
             )  # fmt: skip
     return wishes, kept
 
 
-Ruling = tuple[Siblings, Verdict, Sequence[str], Sequence[float]]
-"""A law among some siblings: they, its verdict, and for whom of them it is which weight within the multipliers."""
+Ruling = tuple[LawQueues, LawResult, Sequence[str], Sequence[float]]
+"""A law among some siblings: they, its result, and which weights within the multipliers come from it."""
 
 
-def verdicts(law: Law, siblings: Siblings, policy: Policy, memory: Memory) -> Iterator[Ruling]:
+def law_results(law: Law, siblings: LawQueues, policy: Policy, memory: Memory) -> Iterator[Ruling]:
     """Each time the law is asked. Every sibling is in one of the rulings."""
     bounds, columns = policy.bounds, siblings.columns
     if not law.relative:
@@ -283,16 +285,16 @@ def verdicts(law: Law, siblings: Siblings, policy: Policy, memory: Memory) -> It
         verdict = law(some, memory)
         weights = some.columns.weights
         values = rescale(weights, verdict.wanted, bounds)
-        yield some, verdict, some.columns.names, list(map(settled, values, weights))
+        yield some, verdict, some.columns.names, list(map(rounded_to_configured, values, weights))
     if not all(which):
         verdict = law(siblings, memory)
         others = [not wants_more for wants_more in which]
         values = rescale(columns.weights, verdict.wanted, bounds)
-        mine = map(settled, compress(values, others), compress(columns.weights, others))
+        mine = map(rounded_to_configured, compress(values, others), compress(columns.weights, others))
         yield siblings, verdict, list(compress(columns.names, others)), list(mine)
 
 
-def competing(siblings: Siblings) -> list[bool]:
+def competing(siblings: LawQueues) -> list[bool]:
     """Of each, whether it wants more than its quota, and may have it."""
     columns = siblings.columns
     return [
@@ -303,7 +305,7 @@ def competing(siblings: Siblings) -> list[bool]:
     ]
 
 
-def _clamped(verdict: Verdict, configured: Sequence[float], bounds: Bounds) -> Sequence[float]:
+def _clamped(verdict: LawResult, configured: Sequence[float], bounds: Bounds) -> Sequence[float]:
     """What the law wants, within the multipliers of the configured weights; a turn goes out as it is."""
     if verdict.turn is not None:
         return verdict.wanted
@@ -314,7 +316,7 @@ def _clamped(verdict: Verdict, configured: Sequence[float], bounds: Bounds) -> S
 @lru_cache(1024)
 def _within(wanted: float, configured: float, least: float, most: float) -> float:
     """A wanted weight within the multipliers of the configured one. A law with a quiet zone wants the same for long."""
-    return settled(min(max(wanted, configured * least), configured * most), configured)
+    return rounded_to_configured(min(max(wanted, configured * least), configured * most), configured)
 
 
 def _sibling_sets(
@@ -332,14 +334,14 @@ def _due(law: Law, claims: tuple[Claim, ...], gpus: float, weights: Sequence[Wei
     """What history makes of the entitlements: KAI's own division with its k; for the other laws a division
     by the weights that go out."""
     if isinstance(law, Kai):
-        return divide(Case("entitled", gpus, law.k, claims)).shares
+        return divide(DivisionProblem("entitled", gpus, law.k, claims)).shares
     out = {weight.queue: weight.value for weight in weights}
     ours = tuple(replace(claim, weight=out.get(claim.name, claim.weight)) for claim in claims)
-    return divide(Case("entitled", gpus, 0.0, ours)).shares
+    return divide(DivisionProblem("entitled", gpus, 0.0, ours)).shares
 
 
 def _claims(
-    queues: Mapping[str, QueuePolicy], asked: Mapping[str, float], ratios: Mapping[str, Ratio]
+    queues: Mapping[str, QueuePolicy], asked: Mapping[str, float], ratios: Mapping[str, UsageRatio]
 ) -> tuple[Claim, ...]:
     return tuple(
         Claim(
@@ -357,16 +359,23 @@ def _claims(
 
 
 def _explain(
-    queue: QueuePolicy, policy: Policy, ratio: Ratio, wanted: Wish, standing: Standing, now_ms: int, *, exhausted: bool
+    queue: QueuePolicy,
+    policy: Policy,
+    ratio: UsageRatio,
+    wanted: WantedWeight,
+    standing: Standing,
+    now_ms: int,
+    *,
+    exhausted: bool,
 ) -> Weight:
     """The weight with its pace and every reason."""
     bounds = policy.bounds
     lower, upper = queue.weight * bounds.min_multiplier, queue.weight * bounds.max_multiplier
     notes: list[str] = []
     zero = "its budget is exhausted: nothing over its quota" if exhausted else "weight 0 in the policy stays 0"
-    move = Move(0.0, 0.0, (zero,))
+    move = PacedWeight(0.0, 0.0, (zero,))
     if queue.weight > 0:
-        move = Move(wanted.weight, wanted.weight)  # half of a turn admits nobody
+        move = PacedWeight(wanted.weight, wanted.weight)  # half of a turn admits nobody
         if not wanted.turn:
             move = pace(wanted.weight, standing, bounds, now_ms)
         if wanted.n == 1:

@@ -34,7 +34,7 @@ _SHOWN_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class WeightInputs:
     """Everything that `weigh_pools` was given in one cycle."""
 
     policy: Policy
@@ -49,36 +49,38 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class DecidedWeight:
     """What a queue's weight was decided to be, and from what."""
 
-    situation: Situation
+    situation: WeightInputs
     value: float
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class WeightChange:
     """before: the weight that was decided the last time. parts: by cause, adding up to the change since."""
 
     before: float
     parts: Mapping[str, float]
 
 
-def changes(decided: Mapping[str, Decided], now: Situation, weights: Iterable[Weight]) -> dict[str, Change]:
+def changes(
+    decided: Mapping[str, DecidedWeight], now: WeightInputs, weights: Iterable[Weight]
+) -> dict[str, WeightChange]:
     """Of the weights of `now` that differ from what was decided, MOST at most: what changed each since."""
     moved = [
         (decided[one.queue], one)
         for one in sorted(weights, key=lambda one: one.queue)
         if one.queue in decided and decided[one.queue].value != one.value
     ]
-    groups: dict[int, tuple[Situation, list[tuple[float, Weight]]]] = {}
+    groups: dict[int, tuple[WeightInputs, list[tuple[float, Weight]]]] = {}
     for before, weight in moved[:MOST]:
         groups.setdefault(id(before.situation), (before.situation, []))[1].append((before.value, weight))
     newest = sorted(groups.values(), key=lambda group: -group[0].now_ms)[:MOST_SITUATIONS]
     return {queue: change for situation, several in newest for queue, change in _since(situation, now, several).items()}
 
 
-def _since(before: Situation, now: Situation, moved: Iterable[tuple[float, Weight]]) -> dict[str, Change]:
+def _since(before: WeightInputs, now: WeightInputs, moved: Iterable[tuple[float, Weight]]) -> dict[str, WeightChange]:
     policy = replace(
         before, policy=now.policy, exhausted=now.exhausted, standings=_standings(before.standings, now.standings, ())
     )
@@ -87,7 +89,7 @@ def _since(before: Situation, now: Situation, moved: Iterable[tuple[float, Weigh
     others = replace(now, memory=before.memory, now_ms=before.now_ms)
     steps = [_answers(one) for one in (before, policy, capacity)]
     last = [_answers(others), _answers(now)]
-    found: dict[str, Change] = {}
+    found: dict[str, WeightChange] = {}
     for decided, weight in moved:
         queue = weight.queue
         usage = replace(capacity, window=_with_usage(capacity.window, now.window, queue))
@@ -98,11 +100,11 @@ def _since(before: Situation, now: Situation, moved: Iterable[tuple[float, Weigh
             continue  # a queue that was not there before
         parts = {cause: after - answer for (cause, _), answer, after in zip(CAUSES, known, known[1:], strict=False)}
         parts["pace"] = weight.value - decided - fsum(parts.values())
-        found[queue] = Change(decided, parts)
+        found[queue] = WeightChange(decided, parts)
     return found
 
 
-def told(change: Change, value: float) -> str:
+def change_sentence(change: WeightChange, value: float) -> str:
     """One clause for people: the parts that show, the largest first; rounded so that they add up to the change of the
     two weights as people see them, with four digits."""
     size = max(abs(change.before), abs(value))
@@ -133,7 +135,7 @@ def _apportioned(parts: Mapping[str, float], whole: int, scale: float) -> dict[s
     return floors
 
 
-def _answers(one: Situation) -> Mapping[str, float]:
+def _answers(one: WeightInputs) -> Mapping[str, float]:
     """What the law wants for every queue, before pace."""
     found = weigh_pools(
         one.policy, one.window, one.standings, one.pools, one.gpus, one.now_ms, one.memory, one.exhausted, one.devices

@@ -17,7 +17,7 @@ DIGITS = 6
 _FORM = f".{DIGITS}g"
 
 
-class Move(NamedTuple):
+class PacedWeight(NamedTuple):
     """stepped: as far as one cycle may go. value: what to publish. notes: what held it back."""
 
     stepped: float
@@ -25,7 +25,7 @@ class Move(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class Paced(Protocol):
+class WeightInForce(Protocol):
     """Of a `Standing`: the weight in force, None where unset; when it was last changed by us, and which way."""
 
     @property
@@ -38,12 +38,12 @@ class Paced(Protocol):
     def direction(self) -> int: ...
 
 
-def tidy(value: float) -> float:
+def rounded_weight(value: float) -> float:
     """Six significant digits: what people can read, and enough that rounding never decides a share."""
     return float(format(value, _FORM))
 
 
-def pace(target: float, standing: Paced, bounds: Bounds, now_ms: int) -> Move:
+def pace(target: float, standing: WeightInForce, bounds: Bounds, now_ms: int) -> PacedWeight:
     """One cycle's move towards `target` (> 0). An unset or zero weight is no place to step from: it jumps."""
     held = standing.weight
     stepped, value, left_ms = strides(target, held, standing.changed_ms, standing.direction, bounds, now_ms)
@@ -54,7 +54,7 @@ def pace(target: float, standing: Paced, bounds: Bounds, now_ms: int) -> Move:
         notes = (*notes, f"held down for {-(-left_ms // 1000)} s before turning round")
     elif value != stepped:
         notes = (*notes, f"a change below the deadband of {bounds.deadband:.1%}")
-    return Move(stepped, value, notes)
+    return PacedWeight(stepped, value, notes)
 
 
 def unpaced(bounds: Bounds) -> bool:
@@ -75,7 +75,7 @@ def strides(
         return target, target, 0
     step = bounds.max_step
     least, most = held * (1 - step) if step < 1 else 0.0, held * (1 + step)
-    stepped = target if least <= target <= most else tidy(min(max(target, least), most))
+    stepped = target if least <= target <= most else rounded_weight(min(max(target, least), most))
     change = stepped - held
     if not change or abs(change) <= bounds.deadband * held:
         return stepped, held, 0
@@ -124,6 +124,6 @@ def rescale(configured: Sequence[float], wanted: Sequence[float], bounds: Bounds
     return [min(max(c * part, low), high) for part, low, high in rows]
 
 
-def settled(value: float, configured: float) -> float:
+def rounded_to_configured(value: float, configured: float) -> float:
     """Tidy, and exactly the configured weight where only rounding sets them apart."""
-    return configured if abs(value - configured) <= 1e-9 * configured else tidy(value)
+    return configured if abs(value - configured) <= 1e-9 * configured else rounded_weight(value)

@@ -9,7 +9,7 @@ has not opted out, and every disruption budget allows all of its pods to go, not
   `fairshare.preemption.unfinished_preemptions` asks again.
 - everything else: the Eviction API for each pod, with its uid as precondition.
 
-Whoever has to go gets the reason as an annotation and an Event. What this must not do: delete a pod.
+A victim gets the reason as an annotation and an Event. What this must not do: delete a pod.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fairshare.preemption.preemption_types import Victim
-from fairshare.preemption.unfinished_preemptions import PREEMPTION, REASON, Intent, command
+from fairshare.preemption.unfinished_preemptions import PREEMPTION, REASON, PreemptionIntent, command
 from fairshare.targets.weight_plan import FIELD_MANAGER, list_if_served
 from gputally.base.errors import Blocked, ClusterError, Conflict, NotFound, Refused
 from gputally.kubernetes.objects import BUDGET, POD, Cluster, Event, Object, look, selects
@@ -34,7 +34,7 @@ _ORDINARY = {"Pending", "Running"}
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class EvictionResult:
     """detail: the cluster's own words where it failed. cause: of `partly`, what became of the first that stayed."""
 
     result: Done
@@ -43,7 +43,7 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class Veto:
+class EvictionVeto:
     """Why one stays. budget: a disruption budget holds it. refused: the API server or a webhook does. changed:
     it is not what was decided about, or its owner has opted out."""
 
@@ -51,7 +51,7 @@ class Veto:
     reason: str
 
 
-class Vetting:
+class EvictionCheck:
     """One round of looking again. Budgets are read once; what earlier victims of the round cost them counts."""
 
     def __init__(self, cluster: Cluster, *, try_evictions: bool = True) -> None:
@@ -61,21 +61,21 @@ class Vetting:
         self._budgets = list_if_served(cluster, BUDGET)
         self._spent: dict[tuple[str, str], int] = {}
 
-    def refusal(self, victim: Victim) -> Veto | None:
+    def refusal(self, victim: Victim) -> EvictionVeto | None:
         """Why the cluster will not let this one go; None: it will. Raises ClusterError without an answer."""
         if is_whole_object(victim):
             reason = self._object(victim)
-            return Veto("changed", reason) if reason is not None else None
+            return EvictionVeto("changed", reason) if reason is not None else None
         spent: dict[tuple[str, str], int] = {}
         for pod in victim.pods:
             try:
                 obj = self._cluster.get(POD, pod.name, pod.namespace)
             except NotFound:
-                return Veto("changed", f"its pod {pod.name} is gone already")
+                return EvictionVeto("changed", f"its pod {pod.name} is gone already")
             changed = _changed(obj, pod.uid)
             held = self._budget(obj, spent) if changed is None else None
             if changed is not None or held is not None:
-                return Veto("changed" if held is None else "budget", f"its pod {pod.name} {changed or held}")
+                return EvictionVeto("changed" if held is None else "budget", f"its pod {pod.name} {changed or held}")
             if not self._try_evictions:
                 continue
             try:
@@ -84,7 +84,7 @@ class Vetting:
                 kind: Literal["budget", "refused", "changed"] = "changed"
                 if isinstance(error, Blocked | Refused):
                     kind = "budget" if isinstance(error, Blocked) else "refused"
-                return Veto(kind, f"its pod {pod.name} may not be evicted now: {error}")
+                return EvictionVeto(kind, f"its pod {pod.name} may not be evicted now: {error}")
         for budget, count in spent.items():
             self._spent[budget] = self._spent.get(budget, 0) + count
         return None
@@ -124,9 +124,9 @@ class Vetting:
         return None
 
 
-def act(cluster: Cluster, victim: Victim, decision: str, now_ms: int) -> Effect:
+def act(cluster: Cluster, victim: Victim, decision: str, now_ms: int) -> EvictionResult:
     """Stop one victim. decision: the id under which it is recorded."""
-    intent = Intent(decision, now_ms)
+    intent = PreemptionIntent(decision, now_ms)
     if is_whole_object(victim):
         return _act_on_object(cluster, victim, intent)
     return _evict(cluster, victim, decision)
@@ -148,7 +148,7 @@ def events(victim: Victim, now_ms: int, *, dry_run: bool) -> Iterator[Event]:
         yield Event(POD, pod.name, pod.namespace, pod.uid, kind, reason, victim.reason, now_ms)
 
 
-def _act_on_object(cluster: Cluster, victim: Victim, intent: Intent) -> Effect:
+def _act_on_object(cluster: Cluster, victim: Victim, intent: PreemptionIntent) -> EvictionResult:
     gang = victim.gang
     noted = {PREEMPTION: intent.text(), REASON: victim.reason}
     change: dict[str, object] = {"metadata": {"uid": gang.uid, "annotations": noted}}
@@ -161,10 +161,10 @@ def _act_on_object(cluster: Cluster, victim: Victim, intent: Intent) -> Effect:
             cluster.create(command(gang.name, gang.namespace, gang.uid, victim.reason), field_manager=FIELD_MANAGER)
     except ClusterError as error:
         return _failed(error)
-    return Effect("stopped")
+    return EvictionResult("stopped")
 
 
-def _evict(cluster: Cluster, victim: Victim, decision: str) -> Effect:
+def _evict(cluster: Cluster, victim: Victim, decision: str) -> EvictionResult:
     """Every pod, the first refusal before any went ending it: nothing is lost then."""
     gone, faults = 0, []
     for pod in victim.pods:
@@ -182,8 +182,10 @@ def _evict(cluster: Cluster, victim: Victim, decision: str) -> Effect:
             continue
         gone += 1
     if faults:
-        return Effect("partly", f"{gone} of {len(victim.pods)} pods have gone: {faults[0].detail}", faults[0].result)
-    return Effect("stopped") if gone else Effect("gone", "every pod had ended before")
+        return EvictionResult(
+            "partly", f"{gone} of {len(victim.pods)} pods have gone: {faults[0].detail}", faults[0].result
+        )
+    return EvictionResult("stopped") if gone else EvictionResult("gone", "every pod had ended before")
 
 
 def _changed(pod: Object, uid: str) -> str | None:
@@ -199,11 +201,11 @@ def _changed(pod: Object, uid: str) -> str | None:
     return None
 
 
-def _failed(error: ClusterError) -> Effect:
+def _failed(error: ClusterError) -> EvictionResult:
     results: Sequence[tuple[type[ClusterError], Done]] = (
         (NotFound, "gone"),
         (Conflict, "another"),
         (Blocked, "blocked"),
         (Refused, "refused"),
     )
-    return Effect(next((done for kind, done in results if isinstance(error, kind)), "unavailable"), str(error))
+    return EvictionResult(next((done for kind, done in results if isinstance(error, kind)), "unavailable"), str(error))

@@ -8,10 +8,11 @@ What this must not do: look at an average over pods, one of which works.
 
 The accountant is asked what every pod did lately (`preempting.idle` says who is idle by it), each owner new to it
 gets an annotation and an Event, and the instant is kept: in memory, and over restarts in the status ConfigMap. Who
-is no longer idle is forgiven, and told. Where the accountant does not answer nobody is idle, and nobody forgiven.
+is no longer idle is forgiven, and told. While the accountant does not answer, no workload counts as idle, and no
+warning is withdrawn.
 
 A warning that could not be written was none: its grace does not begin. A warning of a dry run says so and does not
-count once the rule is enforced. What this must not do: stop anybody.
+count once the rule is enforced. What this must not do: stop a workload.
 """
 
 from __future__ import annotations
@@ -30,7 +31,15 @@ from fairshare.core.model import Gang, Pod
 from fairshare.core.queue_objects import instant
 from fairshare.preemption.eviction import OPT_OUT
 from fairshare.preemption.preemption_rules import Budget
-from fairshare.preemption.preemption_types import Idleness, Outcome, Situation, Spared, Use, Verdict, Victim
+from fairshare.preemption.preemption_types import (
+    Idleness,
+    Outcome,
+    PodUse,
+    PreemptionInputs,
+    SparedWorkload,
+    Verdict,
+    Victim,
+)
 from fairshare.preemption.victim_candidates import Bundle, bundles, counted_from, for_good, past_of, protected, teams
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.errors import ClusterError, NotFound
@@ -41,7 +50,7 @@ CLAIMANT = "Idle/"
 """Beginning of what stands for a claimant where the rule itself asks."""
 
 
-def most_busy(pod: Pod, use: Use | None, span_ms: int) -> float:
+def most_busy(pod: Pod, use: PodUse | None, span_ms: int) -> float:
     """The largest part of the span that its GPUs can have been busy, 0..1; 1 where nothing was measured."""
     if use is None:
         return 1.0
@@ -78,7 +87,7 @@ def idle_parts(rule: IdleReclaimPolicy, gangs: Iterable[Gang], idleness: Idlenes
             yield from (part for part in quiet if not part.whole)
 
 
-def ripe(rule: IdleReclaimPolicy, part: Bundle, warned: Mapping[str, int], now_ms: int) -> bool:
+def grace_is_over(rule: IdleReclaimPolicy, part: Bundle, warned: Mapping[str, int], now_ms: int) -> bool:
     """Whether the owner of every pod has known for the grace."""
     return all(pod.uid in warned and now_ms - warned[pod.uid] >= rule.grace * MS_PER_SECOND for pod in part.pods)
 
@@ -94,7 +103,7 @@ def exemption(exempt: IdleExemptions, pod: Object) -> str | None:
     return None
 
 
-def verdicts(policy: Policy, situation: Situation, budget: Budget, taken: set[str]) -> tuple[Verdict, ...]:
+def verdicts(policy: Policy, situation: PreemptionInputs, budget: Budget, taken: set[str]) -> tuple[Verdict, ...]:
     """A verdict per gang of which idle parts are ripe, those warned first coming first. budget: grows smaller with
     each. taken: pods and whole gangs that other claims have already."""
     rule, idleness = policy.preemption.idle, situation.idle
@@ -103,7 +112,7 @@ def verdicts(policy: Policy, situation: Situation, budget: Budget, taken: set[st
     parts: dict[str, list[Bundle]] = {}
     for part in idle_parts(rule, situation.gangs, idleness, situation.now_ms):
         mine = part.key in taken or any(pod.uid in taken for pod in part.pods)
-        if not mine and ripe(rule, part, idleness.warned, situation.now_ms):
+        if not mine and grace_is_over(rule, part, idleness.warned, situation.now_ms):
             parts.setdefault(part.key, []).append(part)
     since = {key: min(idleness.warned[pod.uid] for part in here for pod in part.pods) for key, here in parts.items()}
     payers = teams(policy)
@@ -116,7 +125,7 @@ def verdicts(policy: Policy, situation: Situation, budget: Budget, taken: set[st
 def _verdict(
     policy: Policy,
     rule: IdleReclaimPolicy,
-    situation: Situation,
+    situation: PreemptionInputs,
     idleness: Idleness,
     parts: list[Bundle],
     budget: Budget,
@@ -125,7 +134,7 @@ def _verdict(
     gang, key = parts[0].gang, parts[0].key
     team = payers.get(gang.queue, gang.queue)
     victims: list[Victim] = []
-    kept: Spared | None = None
+    kept: SparedWorkload | None = None
     for found in sorted(parts, key=lambda part: tuple(pod.uid for pod in part.pods)):
         part = replace(found, lost_gpu_hours=_lost(found, idleness))
         reason, limit = protected(policy, situation, part), None
@@ -134,7 +143,7 @@ def _verdict(
             if denial is not None:
                 reason, limit = denial.reason, denial.limit
         if reason is not None:
-            kept = Spared(key, gang.queue, reason, limit)
+            kept = SparedWorkload(key, gang.queue, reason, limit)
             continue
         budget.spend(past_of(team, part, situation.now_ms))
         victims.append(_victim(team, rule, part, idleness, situation.now_ms))
@@ -152,13 +161,13 @@ def _victim(team: str, rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness
     ago = (now_ms - max(idleness.warned[pod.uid] for pod in part.pods)) / MS_PER_SECOND / 60
     since = counted_from(part, now_ms)
     reason = (
-        f"{what} {shown(rule, part, idleness)}; its owner was warned {ago:.0f} min ago;"
+        f"{what} {idleness_text(rule, part, idleness)}; its owner was warned {ago:.0f} min ago;"
         f" {part.lost_gpu_hours:.1f} GPU-hours of work since {since} are lost{for_good(part)}"
     )
     return Victim(part.gang, part.pods, part.gpus, part.lost_gpu_hours, part.whole, "idle", team, reason)
 
 
-def shown(rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness) -> str:
+def idleness_text(rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness) -> str:
     """busy at most 1.2 % of the last 120 min, below the 5 % allowed."""
     span_ms = rule.sustained * MS_PER_SECOND
     busy = max(most_busy(pod, idleness.lasting.get(pod.uid), span_ms) for pod in part.pods)
@@ -173,7 +182,7 @@ def work_since(part: Bundle) -> int | None:
     return saved if since is not None and saved is not None and saved > since else since
 
 
-def worked(pod: Pod, use: Use | None, since_ms: int, end_ms: int) -> float:
+def gpu_hours_worked(pod: Pod, use: PodUse | None, since_ms: int, end_ms: int) -> float:
     """GPU-hours that it held in [since_ms, end_ms) and that were not measured idle."""
     held_us = pod.gpus * max(0, end_ms - since_ms) * US_PER_MS
     return max(0.0, held_us - (use.idle_us if use is not None else 0)) / US_PER_HOUR
@@ -208,7 +217,7 @@ PodUsage = Callable[[int, int, Sequence[tuple[str, str]]], Mapping[tuple[str, st
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class IdleReport:
     """idleness: of who may be idle. events: for the owners. faults: warnings that could not be written."""
 
     idleness: Idleness | None = None
@@ -253,20 +262,20 @@ class IdleWatch:
         gangs: Sequence[Gang],
         end_ms: int,
         now_ms: int,
-    ) -> Look:
-        """mode: of the rule at this target. end_ms: up to when usage is metered. Between two looks nobody is warned,
-        forgiven or reclaimed."""
+    ) -> IdleReport:
+        """mode: of the rule at this target. end_ms: up to when usage is metered. Between two checks no workload is
+        warned, forgiven or reclaimed."""
         if rule is None or mode == "off":
             self._warned.pop(target, None)
-            return Look()
+            return IdleReport()
         if now_ms - self._looked_ms.get(target, -rule.grace * MS_PER_SECOND) < rule.grace * MS_PER_SECOND // LOOKS:
-            return Look()
+            return IdleReport()
         before = {uid: at for uid, (at, noted) in self._warned.get(target, {}).items() if noted == mode}
         self._exempt = {uid: at for uid, at in self._exempt.items() if now_ms - at < AGAIN_MS}
         try:
             measured = self._measured(rule, gangs, end_ms)
         except AccountantUnavailable:
-            return Look()
+            return IdleReport()
         self._looked_ms[target] = now_ms
         parts = tuple(idle_parts(rule, gangs, measured, now_ms))
         still = {pod.uid for part in parts for pod in part.pods}
@@ -281,7 +290,7 @@ class IdleWatch:
                 new = pod.uid not in warned and pod.uid not in self._exempt and len(warned) < MOST_WARNED
                 if new and round_.warn(part, pod):
                     warned[pod.uid] = now_ms
-        due = [part for part in parts if ripe(rule, part, warned, now_ms)][:MOST_RIPE]
+        due = [part for part in parts if grace_is_over(rule, part, warned, now_ms)][:MOST_RIPE]
         for part in due:
             round_.look_again(part)
         self._exempt |= dict.fromkeys(round_.exempt, now_ms)
@@ -295,14 +304,14 @@ class IdleWatch:
             {uid: why for uid, why in round_.exempt.items() if uid in known},
             self._work(due, end_ms),
         )
-        return Look(idleness, tuple(round_.events), tuple(round_.faults))
+        return IdleReport(idleness, tuple(round_.events), tuple(round_.faults))
 
     def warned(self, target: str) -> int:
         """Pods whose grace runs."""
         return len(self._warned.get(target, {}))
 
     def _measured(self, rule: IdleReclaimPolicy, gangs: Sequence[Gang], end_ms: int) -> Idleness:
-        """Of pods that could be idle by how long they have been ready. Nobody such: nobody asks."""
+        """Of pods that could be idle by how long they have been ready. No such workload: nobody asks."""
         longest_ms = max(rule.sustained, rule.grace) * MS_PER_SECOND
         pods = {
             (pod.namespace, pod.name): pod.uid
@@ -330,7 +339,7 @@ class IdleWatch:
                 continue
             for pod in part.pods:
                 held = usage.get((pod.namespace, pod.name))
-                found[pod.uid] = worked(pod, _use(held) if held is not None else None, since, end_ms)
+                found[pod.uid] = gpu_hours_worked(pod, _use(held) if held is not None else None, since, end_ms)
         return found
 
 
@@ -353,7 +362,7 @@ class _Round:
             return False
         until = instant(self._now_ms + self._rule.grace * MS_PER_SECOND)
         does = "its GPUs are reclaimed" if self._enforce else "its GPUs would be reclaimed (dry run)"
-        text = f"it was {shown(self._rule, part, self._measured)}: {does} after {until} unless they are used"
+        text = f"it was {idleness_text(self._rule, part, self._measured)}: {does} after {until} unless they are used"
         if self._enforce and not self._note(pod, text):
             return False
         self._tell(pod, "Warning", "Idle" if self._enforce else "WouldBeIdle", text)
@@ -401,5 +410,5 @@ class _Round:
         self.events.append(Event(POD, pod.name, pod.namespace, pod.uid, kind, reason, text, self._now_ms))
 
 
-def _use(found: Accounts) -> Use:
-    return Use(found.busy, found.allocated_idle, found.allocated_unknown)
+def _use(found: Accounts) -> PodUse:
+    return PodUse(found.busy, found.allocated_idle, found.allocated_unknown)

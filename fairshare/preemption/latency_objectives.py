@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 
 from accountant.wire.policy_models import Policy, SloPolicy
-from fairshare.preemption.preemption_types import Call
+from fairshare.preemption.preemption_types import PreemptionCall
 from gputally.base import http_calls
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_SECOND
@@ -77,14 +77,14 @@ class Alarms:
         self._latency = latency
         self._since: dict[str, int] = {}
         self._asked: tuple[str, int] | None = None
-        self._calls: tuple[Call, ...] = ()
+        self._calls: tuple[PreemptionCall, ...] = ()
         self.readings: dict[str, float] = {}
         """Seconds by SLO, as last read; those unknown are left out."""
         self.faults: dict[str, str] = {}
         """Why an SLO could not be read, by name."""
 
-    def __call__(self, policy: Policy, now_ms: int) -> Sequence[Call]:
-        """For whom to make room now."""
+    def __call__(self, policy: Policy, now_ms: int) -> Sequence[PreemptionCall]:
+        """The queues to make room for now."""
         if self._asked != (policy.version(), now_ms):
             self._asked = (policy.version(), now_ms)
             self.readings, self.faults = {}, {}
@@ -93,7 +93,7 @@ class Alarms:
             self._calls = tuple(call for call in calls if call is not None)
         return self._calls
 
-    def _look(self, slo: SloPolicy, now_ms: int) -> Call | None:
+    def _look(self, slo: SloPolicy, now_ms: int) -> PreemptionCall | None:
         try:
             value = self._latency(slo.query, now_ms)
         except LatencyUnknown as error:
@@ -110,11 +110,11 @@ class Alarms:
         return call_for(slo, value, lasted_ms)
 
 
-def call_for(slo: SloPolicy, value: float, lasted_ms: int) -> Call:
+def call_for(slo: SloPolicy, value: float, lasted_ms: int) -> PreemptionCall:
     """What a broken SLO asks for, with its sentence."""
     lasted = f" for {lasted_ms / MS_PER_SECOND / 60:.0f} min" if lasted_ms else ""
     why = f"the latency of {slo.name} is {shown(value)}, above {shown(slo.above)}{lasted}"
-    return Call(slo.queue or "", slo.workload or "", why, slo.gpus)
+    return PreemptionCall(slo.queue or "", slo.workload or "", why, slo.gpus)
 
 
 def shown(seconds: float) -> str:

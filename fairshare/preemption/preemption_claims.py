@@ -21,16 +21,16 @@ from fairshare.preemption.preemption_rules import (
     EPSILON,
     Account,
     Accounts,
-    Asker,
-    Past,
-    Stock,
-    kept,
+    Claimant,
+    PastPreemption,
+    QueueResource,
     may_reclaim,
     path,
     ratio,
+    still_limiting,
     within_quota,
 )
-from fairshare.preemption.preemption_types import Call, Situation, Trigger
+from fairshare.preemption.preemption_types import PreemptionCall, PreemptionInputs, Trigger
 from fairshare.preemption.victim_candidates import key_of
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.objects import Object, gpus_of_nodes
@@ -58,8 +58,8 @@ class Claim:
     why: str
 
     @property
-    def asker(self) -> Asker:
-        return Asker(self.queue, {GPU: self.gpus}, self.preemptible)
+    def asker(self) -> Claimant:
+        return Claimant(self.queue, {GPU: self.gpus}, self.preemptible)
 
     @property
     def like(self) -> Hashable:
@@ -72,7 +72,7 @@ class Claim:
         return self.trigger != "waits"
 
 
-def claims(policy: Policy, situation: Situation) -> tuple[Claim, ...]:
+def claims(policy: Policy, situation: PreemptionInputs) -> tuple[Claim, ...]:
     """In the order in which they are served: calls, then within quota, then by priority, then who has least of
     its share, then who waits longest."""
     found = [*_called(situation), *(() if situation.calls_only else _waiting(policy.preemption, situation))]
@@ -106,7 +106,7 @@ def over_limit(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
 
 
 def refusal(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
-    """Why nobody has to give way for this claim, in words; None: it may take. now, expected: see `over_limit`."""
+    """Why no workload has to give way for this claim, in words; None: it may take. now, expected: see `over_limit`."""
     if claim.called or may_reclaim(claim.asker, expected):
         return None
     stock = expected[claim.queue].stocks[GPU]
@@ -123,7 +123,7 @@ def _holds(queue: str, now: Accounts, expected: Accounts) -> str:
     return f"holds {held:g} GPUs" + (f" and is to get {then - held:g} already" if then > held + EPSILON else "")
 
 
-def _called(situation: Situation) -> Sequence[Claim]:
+def _called(situation: PreemptionInputs) -> Sequence[Claim]:
     found = []
     for call in situation.calls:
         mine = [gang for gang in situation.gangs if call.queue in ("", gang.queue) and _meant(gang, call)]
@@ -141,7 +141,7 @@ def _called(situation: Situation) -> Sequence[Claim]:
     return found
 
 
-def _waiting(rules: PreemptionPolicy, situation: Situation) -> Sequence[Claim]:
+def _waiting(rules: PreemptionPolicy, situation: PreemptionInputs) -> Sequence[Claim]:
     never = {each.value for each in rules.classes if not each.preempts}
     found = []
     for gang in situation.gangs:
@@ -157,7 +157,7 @@ def _waiting(rules: PreemptionPolicy, situation: Situation) -> Sequence[Claim]:
     return found
 
 
-def _claim(gang: Gang, situation: Situation, trigger: Trigger, why: str) -> Claim:
+def _claim(gang: Gang, situation: PreemptionInputs, trigger: Trigger, why: str) -> Claim:
     key = key_of(gang)
     return Claim(
         key,
@@ -174,7 +174,7 @@ def _claim(gang: Gang, situation: Situation, trigger: Trigger, why: str) -> Clai
     )
 
 
-def _meant(gang: Gang, call: Call) -> bool:
+def _meant(gang: Gang, call: PreemptionCall) -> bool:
     return not call.workload or named_by(gang, call.workload)
 
 
@@ -213,12 +213,12 @@ def situation(
     pods: Sequence[Pod],
     now_ms: int,
     *,
-    past: Sequence[Past] = (),
-    calls: Sequence[Call] = (),
+    past: Sequence[PastPreemption] = (),
+    calls: Sequence[PreemptionCall] = (),
     quotas: Mapping[str, Quota] = NO_QUOTAS,
-) -> Situation:
-    """nodes: those that may be given work. pods: of the whole cluster; who is on his way out leaves room. quotas: by
-    which the target admits work."""
+) -> PreemptionInputs:
+    """nodes: those that may be given work. pods: of the whole cluster; a pod that is being stopped leaves room. quotas:
+    by which the target admits work."""
     known = {queue.name for queue in policy.queues}
     mine = tuple(gang for gang in gangs if gang.queue in known)
     usable = {}
@@ -236,14 +236,14 @@ def situation(
                     )
                 )
             )
-    return Situation(
+    return PreemptionInputs(
         now_ms,
         target,
         mine,
         _accounts(policy, mine, entitlements),
         free_by_node(nodes, pods),
         usable,
-        kept(past, now_ms, policy.preemption.cool_down),
+        still_limiting(past, now_ms, policy.preemption.cool_down),
         tuple(calls),
         quotas=quotas,
     )
@@ -265,7 +265,7 @@ def _accounts(policy: Policy, gangs: Sequence[Gang], entitlements: Sequence[Enti
             queue.name,
             queue.parent or "",
             {
-                GPU: Stock(
+                GPU: QueueResource(
                     queue.deserved,
                     shares[queue.name],
                     queue.limit,
@@ -280,7 +280,7 @@ def _accounts(policy: Policy, gangs: Sequence[Gang], entitlements: Sequence[Enti
 
 
 def free_by_node(nodes: Sequence[Object], pods: Sequence[Pod]) -> Mapping[str, float]:
-    """GPUs that no pod holds. pods: of the whole cluster; who is on his way out leaves room."""
+    """GPUs that no pod holds. pods: of the whole cluster; a pod that is being stopped leaves room."""
     used: dict[str, list[Pod]] = {}
     for pod in pods:
         if pod.held:
@@ -295,14 +295,14 @@ def free_by_node(nodes: Sequence[Object], pods: Sequence[Pod]) -> Mapping[str, f
 SLACK = 1e-9
 
 
-class Room:
+class FreeGpus:
     """Free GPUs by node. Not made for threads."""
 
     def __init__(self, free: Mapping[str, float]) -> None:
         self._free = dict(free)
 
     def give(self, amounts: Mapping[str, float]) -> None:
-        """Free GPUs on nodes; those of unknown nodes are of no use to anybody."""
+        """Free GPUs on nodes; those of unknown nodes are of no use."""
         for node, amount in amounts.items():
             if node in self._free:
                 self._free[node] += amount
@@ -340,16 +340,16 @@ class Room:
             left -= part
         return taken if left <= SLACK else None
 
-    def trial(self, sizes: Sequence[float], total: float, nodes: Collection[str] | None = None) -> Trial:
+    def trial(self, sizes: Sequence[float], total: float, nodes: Collection[str] | None = None) -> PlacementTrial:
         """For asking again and again whether `place` would succeed, were this or that given."""
-        return Trial({node: self._free[node] for node in self._usable(nodes)}, sizes, total)
+        return PlacementTrial({node: self._free[node] for node in self._usable(nodes)}, sizes, total)
 
 
-class Trial:
+class PlacementTrial:
     """Whether pods fit, while parts are given to the room by number and taken out again. The room stays as it is.
 
-    It answers as `Room.place` does. Pods of one size, as in nearly every gang, are only counted: how many have a place
-    on each node, of which a part changes few."""
+    It answers as `FreeGpus.place` does. Pods of one size, as in nearly every gang, are only counted: how many have a
+    place on each node, of which a part changes few."""
 
     def __init__(self, free: dict[str, float], sizes: Sequence[float], total: float) -> None:
         """free: of the nodes that come into question. Changed in place."""
@@ -432,11 +432,11 @@ def fit(sizes: Sequence[float], amounts: Mapping[str, float]) -> dict[str, float
     return free
 
 
-def stranded(free: Mapping[str, float], gangs: Iterable[Gang]) -> float:
+def unplaceable_gpus(free: Mapping[str, float], gangs: Iterable[Gang]) -> float:
     """GPUs left free once every waiting gang that fits has been placed, the largest first.
 
-    0 where nobody is left waiting after that: such room is simply free. free: by node."""
-    room = Room({node: max(0.0, amount) for node, amount in free.items()})
+    0 where nothing is left waiting after that: such room is simply free. free: by node."""
+    room = FreeGpus({node: max(0.0, amount) for node, amount in free.items()})
     waiting = sorted(
         (gang for gang in gangs if gang.waits > 0),
         key=lambda gang: (-gang.waits, gang.queue, gang.namespace, gang.name),

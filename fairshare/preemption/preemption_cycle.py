@@ -1,14 +1,14 @@
 """Runs preemption for all targets in a cycle, or for one workload by hand, and keeps what limits need.
 
 Kept: who gave way in the last day (for the limits), whose owners were warned that they are idle, what was said
-already (so that it is said once), whom the cluster keeps, and since when a latency is too high. The first two survive
-a restart in the status ConfigMap; losing them would make the limits generous, and a grace begin anew.
+already (so that it is said once), which victims the cluster keeps, and since when a latency is too high. The first two
+survive a restart in the status ConfigMap; losing them would make the limits generous, and a grace begin anew.
 
 Counted are workloads, not pods, and only those taken from another queue: acts of the target's scheduler that are
 new since the last look (`Observation.evictions`), and our own. The first look counts none: whatever stands there
 then is of unknown age. Kept in memory alone; a restart forgets at most one cycle's.
 
-Volcano's scheduler does not say for whom it evicts: there only our own are known.
+Volcano's scheduler does not say for which queue it evicts: there only our own are known.
 
 The decision is the controller's own, with the same rules and limits, for this one workload alone; its class
 and wait do not matter. Old or thin usage is refused here as there.
@@ -24,22 +24,22 @@ from typing import Any, Literal
 
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.core.model import Entitlement, Eviction, Gang, Pod, Quota, Standing
-from fairshare.core.queue_objects import referred, sum_up
+from fairshare.core.queue_objects import has_ref, sum_up
 from fairshare.laws.shards import pools, weigh_pools
 from fairshare.preemption import target_preemption
-from fairshare.preemption.eviction import STOPPED, Veto
-from fairshare.preemption.idle_reclaim import IdleWatch, Look, PodUsage
+from fairshare.preemption.eviction import STOPPED, EvictionVeto
+from fairshare.preemption.idle_reclaim import IdleReport, IdleWatch, PodUsage
 from fairshare.preemption.latency_objectives import Latency, shown
 from fairshare.preemption.preemption_claims import NO_QUOTAS, named_by, situation
-from fairshare.preemption.preemption_rules import Past, kept
-from fairshare.preemption.preemption_types import Call
-from fairshare.preemption.target_preemption import PreemptionReport, Said, Unsettled
+from fairshare.preemption.preemption_rules import PastPreemption, still_limiting
+from fairshare.preemption.preemption_types import PreemptionCall
+from fairshare.preemption.target_preemption import ClaimsUnsettled, PreemptionReport, Said
 from fairshare.preemption.victim_candidates import key_of
 from fairshare.targets.status_conditions import StatusObject
 from fairshare.targets.weight_plan import Adapter, list_if_served, look_at
 from fairshare.usage.accountant_client import AccountantPort
-from fairshare.usage.cluster_capacity import LostGpus, Unheard
-from fairshare.usage.stale_usage_hold import gate, within
+from fairshare.usage.cluster_capacity import LostGpus, UnmeteredNodes
+from fairshare.usage.stale_usage_hold import usage_gate, within
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError, Conflict, FairshareError, NotFound
 from gputally.base.units import MS_PER_MINUTE
@@ -49,14 +49,15 @@ KEY = "preempted"
 IDLE_KEY = "warned-idle"
 """The ConfigMap's entries."""
 HAND_KEY, BY_HAND = "preempted-by-hand", "gputally-by-hand"
-"""The entry of whoever preempts by hand, and his field manager: the controller leaves both alone."""
+"""The entry of a preemption by hand, and its field manager: the controller leaves both alone."""
 MOST_KEPT = 1_000
 FORGOTTEN_MS = 10 * MS_PER_MINUTE
-"""Whom the cluster keeps is asked again after this time, where so many are kept that one cycle cannot ask all."""
-Calls = Callable[[Policy, int], Sequence[Call]]
+"""A victim that the cluster keeps is tried again after this time, where so many are kept that one cycle cannot ask
+all."""
+Calls = Callable[[Policy, int], Sequence[PreemptionCall]]
 
 
-def nobody(_policy: Policy, _now_ms: int) -> Sequence[Call]:
+def no_calls(_policy: Policy, _now_ms: int) -> Sequence[PreemptionCall]:
     """No latency is watched."""
     return ()
 
@@ -64,14 +65,14 @@ def nobody(_policy: Policy, _now_ms: int) -> Sequence[Call]:
 class Preemptions:
     """Belongs to one controller; not made for threads."""
 
-    def __init__(self, usage: PodUsage, calls: Calls = nobody, where: StatusObject | None = None) -> None:
+    def __init__(self, usage: PodUsage, calls: Calls = no_calls, where: StatusObject | None = None) -> None:
         """usage: what pods did lately, for the idle rule. where: what was done by hand stands there too."""
         self._calls = calls
         self._where = where
         self._idle = IdleWatch(usage)
-        self._past: tuple[Past, ...] = ()
+        self._past: tuple[PastPreemption, ...] = ()
         self._said: dict[str, Said] = {}
-        self._vetoed: dict[str, dict[str, tuple[Veto, int]]] = {}
+        self._vetoed: dict[str, dict[str, tuple[EvictionVeto, int]]] = {}
 
     def restore(self, standing: Object) -> None:
         """Go on with what stands in the ConfigMap."""
@@ -104,7 +105,7 @@ class Preemptions:
         mode = target_preemption.mode_of(policy, target)
         if mode == "off" or not leading():
             return None, ()
-        look = Look()
+        look = IdleReport()
         if metered_ms is not None:
             at_target = target_preemption.idle_mode(policy, mode)
             look = self._idle.look(
@@ -118,33 +119,35 @@ class Preemptions:
         known = self._known(target, now_ms)
         try:
             report = target_preemption.preempt(policy, cluster, replace(here, idle=look.idleness), mode, leading, known)
-        except Unsettled as unsettled:
+        except ClaimsUnsettled as unsettled:
             new = {key: (veto, now_ms) for key, veto in unsettled.vetoes.items() if key not in known}
             self._vetoed[target] = self._vetoed[target] | new
             raise
         report = replace(report, warned=self._idle.warned(target), faults=look.faults)
         news = target_preemption.decisions(policy, report, self._said.get(target, {}))
-        self._said[target] = target_preemption.said(report)
-        self._past = kept((*self._past, *report.past), now_ms, policy.preemption.cool_down)
+        self._said[target] = target_preemption.outcome_of(report)
+        self._past = still_limiting((*self._past, *report.past), now_ms, policy.preemption.cool_down)
         return replace(report, events=(*look.events, *(report.events if news else ()))), news
 
-    def _known(self, target: str, now_ms: int) -> dict[str, Veto]:
+    def _known(self, target: str, now_ms: int) -> dict[str, EvictionVeto]:
         """Vetoes of earlier cycles that did not come to an end."""
         held = {key: veto for key, veto in self._vetoed.get(target, {}).items() if now_ms - veto[1] < FORGOTTEN_MS}
         self._vetoed[target] = held
         return {key: veto for key, (veto, _) in held.items()}
 
 
-def recent(cluster: Cluster, where: StatusObject) -> tuple[Past, ...]:
+def recent(cluster: Cluster, where: StatusObject) -> tuple[PastPreemption, ...]:
     """Who gave way of late, to the controller and by hand, as they have noted it; none where that cannot be read."""
     return _noted(cluster, where, KEY, HAND_KEY)
 
 
-def note_by_hand(cluster: Cluster, where: StatusObject, past: Sequence[Past], now_ms: int, cool_down_s: int) -> None:
+def note_by_hand(
+    cluster: Cluster, where: StatusObject, past: Sequence[PastPreemption], now_ms: int, cool_down_s: int
+) -> None:
     """Let the limits of the controller, and of who comes next, know who gave way by hand. Raises ClusterError."""
     for left in range(2, -1, -1):
         metadata = {"name": where.name, "namespace": where.namespace}
-        before: tuple[Past, ...] = ()
+        before: tuple[PastPreemption, ...] = ()
         try:
             standing = cluster.get(CONFIG_MAP, where.name, where.namespace)
         except NotFound:
@@ -152,7 +155,7 @@ def note_by_hand(cluster: Cluster, where: StatusObject, past: Sequence[Past], no
         else:
             before = _read((standing.get("data") or {}).get(HAND_KEY, ""))
             metadata["resourceVersion"] = standing["metadata"].get("resourceVersion", "")
-        text = _text(kept((*before, *past), now_ms, cool_down_s))
+        text = _text(still_limiting((*before, *past), now_ms, cool_down_s))
         noted = {
             "apiVersion": CONFIG_MAP.api_version,
             "kind": CONFIG_MAP.kind,
@@ -168,7 +171,7 @@ def note_by_hand(cluster: Cluster, where: StatusObject, past: Sequence[Past], no
             return
 
 
-def _noted(cluster: Cluster, where: StatusObject, *keys: str) -> tuple[Past, ...]:
+def _noted(cluster: Cluster, where: StatusObject, *keys: str) -> tuple[PastPreemption, ...]:
     try:
         data = cluster.get(CONFIG_MAP, where.name, where.namespace).get("data") or {}
     except ClusterError:
@@ -176,16 +179,17 @@ def _noted(cluster: Cluster, where: StatusObject, *keys: str) -> tuple[Past, ...
     return tuple(past for key in keys for past in _read(data.get(key, "")))
 
 
-def _text(past: Sequence[Past]) -> str:
+def _text(past: Sequence[PastPreemption]) -> str:
     return json.dumps([astuple(each) for each in past[-MOST_KEPT:]], separators=(",", ":"))
 
 
-def _read(text: str) -> tuple[Past, ...]:
+def _read(text: str) -> tuple[PastPreemption, ...]:
     """What `state` wrote; anything else is forgotten."""
     try:
         rows: Any = json.loads(text or "[]")
         return tuple(
-            Past(int(r[0]), str(r[1]), str(r[2]), str(r[3]), float(r[4]), float(r[5]), str(r[6])) for r in rows
+            PastPreemption(int(r[0]), str(r[1]), str(r[2]), str(r[3]), float(r[4]), float(r[5]), str(r[6]))
+            for r in rows
         )
     except (ValueError, TypeError, IndexError, KeyError):
         return ()
@@ -195,7 +199,7 @@ Taken = frozenset[tuple[str, str]]
 """(for which queue, which workload)."""
 
 
-class Tally:
+class PreemptionCounts:
     """By target. Not made for threads."""
 
     def __init__(self) -> None:
@@ -259,7 +263,7 @@ def by_hand(
     clock: Clock,
     adapters: Sequence[Adapter],
     pods: Sequence[Pod],
-    call: Call,
+    call: PreemptionCall,
     mode: Literal["dry-run", "enforce"],
     where: StatusObject = _HERE,
 ) -> PreemptionReport:
@@ -269,11 +273,11 @@ def by_hand(
     Raises NotPossible, AccountantUnavailable or ClusterError."""
     now_ms = clock.wall_ms()
     window = accountant.window(policy.window, policy.measure, now_ms, policy.min_coverage)
-    hold = gate(policy, window, now_ms)
+    hold = usage_gate(policy, window, now_ms)
     if hold is not None:
         raise NotPossible(f"{hold.reason}: {hold.message}: nobody is preempted on such usage")
     nodes = tuple(node for node in list_if_served(cluster, NODE) if node_up(node))
-    unheard = Unheard(accountant.metered_nodes).fault(nodes, window, now_ms, policy.min_coverage)
+    unheard = UnmeteredNodes(accountant.metered_nodes).fault(nodes, window, now_ms, policy.min_coverage)
     if unheard is not None:
         raise NotPossible(f"{unheard}: nobody is preempted on such usage")
     serving = LostGpus(accountant.lost_gpus).serving(nodes, window, now_ms)
@@ -282,7 +286,7 @@ def by_hand(
         raise NotPossible("no node shows GPUs, and the measure does not tell their number")
     for adapter in adapters:
         unread = adapter.name in target_preemption.UNREAD
-        if unread or not referred(policy, *adapter.prefixes) or adapter.mode(policy) == "off":
+        if unread or not has_ref(policy, *adapter.prefixes) or adapter.mode(policy) == "off":
             continue
         observation = look_at(adapter, policy, cluster, pods)
         if not any(named_by(gang, call.workload) for gang in observation.gangs):

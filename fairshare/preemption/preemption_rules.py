@@ -1,4 +1,4 @@
-"""Defines who may reclaim from whom, and how much preemption is allowed.
+"""Defines which queue may reclaim from which, and how much preemption is allowed.
 
 A queue may reclaim up to its fair share. It takes from queues above what they may hold, or, while it is
 within its deserved quota itself, from queues above theirs. Queues are compared at the children of their
@@ -38,7 +38,7 @@ def allocatable(deserved: float, share: float, limit: float = UNLIMITED) -> floa
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class QueueResource:
     """One resource of one queue. deserved, share, limit: -1 unlimited. fixed: the part of `allocated` that
     cannot be preempted."""
 
@@ -60,12 +60,12 @@ class Account:
 
     queue: str
     parent: str
-    stocks: Mapping[str, Stock]
+    stocks: Mapping[str, QueueResource]
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
-    """Who wants `required`, for which leaf queue. preemptible: he may be preempted himself."""
+class Claimant:
+    """Who wants `required`, for which leaf queue. preemptible: it may be preempted itself."""
 
     queue: str
     required: Amounts
@@ -75,7 +75,7 @@ class Asker:
 Accounts = Mapping[str, Account]
 
 
-def may_reclaim(asker: Asker, accounts: Accounts) -> bool:
+def may_reclaim(asker: Claimant, accounts: Accounts) -> bool:
     """Whether the asker's queue stays within its fair share, and who is not preemptible within its quota."""
     return all(
         _sum(stock.allocated, asker.required, name) <= _open(stock.share) + EPSILON
@@ -84,9 +84,9 @@ def may_reclaim(asker: Asker, accounts: Accounts) -> bool:
     )
 
 
-def may_lose(asker: Asker, victim: str, accounts: Accounts) -> bool:
+def may_lose(asker: Claimant, victim: str, accounts: Accounts) -> bool:
     """Whether a leaf queue's jobs come into question at all."""
-    mine, theirs = levelled(asker.queue, victim, accounts)
+    mine, theirs = queues_to_compare(asker.queue, victim, accounts)
     stocks = accounts[theirs].stocks
     if not within_quota(asker, accounts[mine]):
         return any(stock.allocated > stock.allocatable + EPSILON for stock in stocks.values())
@@ -97,7 +97,7 @@ def may_lose(asker: Asker, victim: str, accounts: Accounts) -> bool:
     return over or not any(stock.allocated < stock.deserved - EPSILON for stock in asked)
 
 
-def right_to_take(asker: Asker, mine: Account, theirs: Account, remaining: Amounts) -> Right | None:
+def right_to_take(asker: Claimant, mine: Account, theirs: Account, remaining: Amounts) -> Right | None:
     """By which rule the next bundle may be taken from `theirs`, which still holds `remaining`; None: by none."""
     held = {name: remaining.get(name, 0.0) for name in theirs.stocks}
     if within_quota(asker, mine) and any(
@@ -114,7 +114,7 @@ def above_share(theirs: Account, remaining: Amounts) -> bool:
     return any(remaining.get(name, 0.0) > stock.allocatable + EPSILON for name, stock in theirs.stocks.items())
 
 
-def within_quota(asker: Asker, mine: Account) -> bool:
+def within_quota(asker: Claimant, mine: Account) -> bool:
     """Whether what is asked stays within the queue's deserved quota in every resource."""
     return all(
         _sum(stock.allocated, asker.required, name) <= _open(stock.deserved) + EPSILON
@@ -122,7 +122,7 @@ def within_quota(asker: Asker, mine: Account) -> bool:
     )
 
 
-def levelled(one: str, other: str, accounts: Accounts) -> tuple[str, str]:
+def queues_to_compare(one: str, other: str, accounts: Accounts) -> tuple[str, str]:
     """The two queues to compare: the first in which the paths from the roots differ, else the last pair."""
     pairs = list(zip(path(one, accounts), path(other, accounts), strict=False))
     return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
@@ -136,10 +136,10 @@ def path(queue: str, accounts: Accounts) -> tuple[str, ...]:
     return tuple(reversed(found))
 
 
-class Taking:
+class TakenBundles:
     """Bundles taken one by one from queues, and whether the whole still is fair. Not shared between threads."""
 
-    def __init__(self, asker: Asker, accounts: Accounts) -> None:
+    def __init__(self, asker: Claimant, accounts: Accounts) -> None:
         self._asker = asker
         self._accounts = accounts
         self._levelled: dict[str, tuple[str, str]] = {}
@@ -156,7 +156,7 @@ class Taking:
         """The asker's queue and this one where they are compared."""
         known = self._levelled.get(queue)
         if known is None:
-            known = self._levelled[queue] = levelled(self._asker.queue, queue, self._accounts)
+            known = self._levelled[queue] = queues_to_compare(self._asker.queue, queue, self._accounts)
         return known
 
     def path(self, queue: str) -> tuple[str, ...]:
@@ -221,10 +221,10 @@ class Taking:
 
 
 def reclaimable(
-    asker: Asker, victims: Sequence[tuple[str, Sequence[Amounts]]], accounts: Accounts, saturation: float = 1.0
+    asker: Claimant, victims: Sequence[tuple[str, Sequence[Amounts]]], accounts: Accounts, saturation: float = 1.0
 ) -> bool:
     """Whether these bundles, in this order, may all be taken for the asker. victims: by leaf queue."""
-    taking = Taking(asker, accounts)
+    taking = TakenBundles(asker, accounts)
     for queue, bundles in victims:
         for bundle in bundles:
             if taking.right(queue) is None:
@@ -255,7 +255,7 @@ DAY_MS = 24 * HOUR_MS
 
 
 Limit = Literal["cool-down", "per-team", "per-cluster", "lost-hours"]
-"""What kept somebody from being stopped."""
+"""What kept a workload from being stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class Denial:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastPreemption:
     """One workload (or a part of it) that gave way. team: who pays for it, its queue where none is named.
     decision: by whose id it was made."""
 
@@ -280,7 +280,7 @@ class Past:
     decision: str = ""
 
 
-def kept(past: Sequence[Past], now_ms: int, cool_down_s: int) -> tuple[Past, ...]:
+def still_limiting(past: Sequence[PastPreemption], now_ms: int, cool_down_s: int) -> tuple[PastPreemption, ...]:
     """What any limit still asks for, oldest first."""
     since = now_ms - max(DAY_MS, cool_down_s * MS_PER_SECOND)
     return tuple(sorted((each for each in past if each.at_ms > since), key=lambda each: (each.at_ms, each.key)))
@@ -292,7 +292,7 @@ class Budget:
     It is asked for every workload that comes into question, thousands of times a cycle: everything a limit compares
     is kept added up, the lost work as exactly as `math.fsum` of all its parts."""
 
-    def __init__(self, rules: PreemptionPolicy, past: Sequence[Past], now_ms: int) -> None:
+    def __init__(self, rules: PreemptionPolicy, past: Sequence[PastPreemption], now_ms: int) -> None:
         self._rules = rules
         self.now_ms = now_ms
         self._last_ms: dict[str, int] = {}
@@ -300,7 +300,7 @@ class Budget:
         self._hour: set[tuple[str, int]] = set()
         self._by_team: dict[str, set[tuple[str, int]]] = {}
         self._lost: list[float] = []
-        for each in kept(past, now_ms, rules.cool_down):
+        for each in still_limiting(past, now_ms, rules.cool_down):
             self.spend(each)
 
     def copy(self) -> Budget:
@@ -310,7 +310,7 @@ class Budget:
         other._lost = list(self._lost)
         return other
 
-    def spend(self, past: Past) -> None:
+    def spend(self, past: PastPreemption) -> None:
         act = (past.key, past.at_ms)
         if past.at_ms < self.now_ms:
             self._last_ms[past.key] = max(past.at_ms, self._last_ms.get(past.key, past.at_ms))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from fairshare.core.model import Gang, Pod, Quota
-from fairshare.preemption.preemption_rules import Account, Limit, Past
+from fairshare.preemption.preemption_rules import Account, Limit, PastPreemption
 
 Trigger = Literal["waits", "latency", "by hand", "idle"]
 Ground = Literal["within quota", "above share", "latency", "lower class", "idle"]
@@ -21,9 +21,9 @@ Outcome = Literal["room", "preempts", "denied"]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """Somebody for whom a latency, or a person, asks for room at once. workload: namespace/name, or "" for all
-    of the queue; a workload alone says its queue itself. gpus: to be freed where nothing of it waits. why: one
+class PreemptionCall:
+    """A workload for which a latency objective, or a person, asks for room at once. workload: namespace/name, or "" for
+    all of the queue; a workload alone says its queue itself. gpus: to be freed where nothing of it waits. why: one
     sentence."""
 
     queue: str
@@ -34,7 +34,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class PodUse:
     """GPU-microseconds that a pod held in some span. unknown_us: held, and nothing is known of it."""
 
     busy_us: int
@@ -51,20 +51,20 @@ class Idleness:
     not measured idle."""
 
     end_ms: int
-    lasting: Mapping[str, Use]
-    recent: Mapping[str, Use]
+    lasting: Mapping[str, PodUse]
+    recent: Mapping[str, PodUse]
     warned: Mapping[str, int] = field(default_factory=dict)
     exempt: Mapping[str, str] = field(default_factory=dict)
     worked: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class PreemptionInputs:
     """Everything a decision is made from, beside the policy.
 
     accounts: GPUs by queue. free: GPUs by node, those of pods on their way out included. usable: nodes by
     workload, where it cannot run on all. vetoed: workload to the reason why the cluster will not let it go.
-    calls_only: nobody else may claim. idle: of pods that may not use what they hold; None: nobody asked. quotas: by
+    calls_only: no other claim may take. idle: of pods that may not use what they hold; None: nobody asked. quotas: by
     which the target admits work, by the pools that gangs name; empty where it counts in nodes alone."""
 
     now_ms: int
@@ -73,8 +73,8 @@ class Situation:
     accounts: Mapping[str, Account]
     free: Mapping[str, float]
     usable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    past: tuple[Past, ...] = ()
-    calls: tuple[Call, ...] = ()
+    past: tuple[PastPreemption, ...] = ()
+    calls: tuple[PreemptionCall, ...] = ()
     vetoed: Mapping[str, str] = field(default_factory=dict)
     calls_only: bool = False
     idle: Idleness | None = None
@@ -96,7 +96,7 @@ class Victim:
 
 
 @dataclass(frozen=True, slots=True)
-class Spared:
+class SparedWorkload:
     """A running workload that was looked at and stays, and why. limit: the one that spares it, if one does."""
 
     key: str
@@ -116,20 +116,20 @@ class Verdict:
     outcome: Outcome
     reason: str
     victims: tuple[Victim, ...] = ()
-    spared: tuple[Spared, ...] = ()
+    spared: tuple[SparedWorkload, ...] = ()
 
 
-_SITUATION: TypeAdapter[Situation] = TypeAdapter(Situation)
+_SITUATION: TypeAdapter[PreemptionInputs] = TypeAdapter(PreemptionInputs)
 _VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 
-def write(value: Situation) -> dict[str, Any]:
+def write(value: PreemptionInputs) -> dict[str, Any]:
     """As JSON, complete: `read` gives the same value back."""
     plain: dict[str, Any] = _SITUATION.dump_python(value, mode="json")
     return plain
 
 
-def read(plain: Mapping[str, Any]) -> Situation:
+def read(plain: Mapping[str, Any]) -> PreemptionInputs:
     """Raises ValueError for what `write` did not write."""
     return _SITUATION.validate_python(plain)
 

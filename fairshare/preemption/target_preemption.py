@@ -4,8 +4,8 @@ Level-triggered: nothing is remembered between cycles but who gave way when (`pr
 in the status ConfigMap. Decisions carry everything they were made from; `replay` makes them again. In a dry
 run everything is looked at and told, and nothing is stopped.
 
-Somebody who waits although the policy would let others give way is told here why: the API server or a webhook
-refuses, disruption budgets hold everybody who could go, or a limit of the policy is reached. Whom a rule itself
+Explains why a workload waits although the policy would let others give way: the API server or a webhook
+refuses, disruption budgets hold every possible victim, or a limit of the policy is reached. A workload that a rule
 spares is no trouble. The same in a dry run, where only evictions are not tried.
 """
 
@@ -19,9 +19,9 @@ from typing import Any, Final, Literal
 from accountant.wire.policy_models import Decision, Mode, Policy
 from fairshare.core.model import Condition
 from fairshare.core.queue_objects import say
-from fairshare.preemption.eviction import STOPPED, Done, Effect, Veto, Vetting, act, events
-from fairshare.preemption.preemption_rules import Limit, Past
-from fairshare.preemption.preemption_types import Situation, Verdict, Victim, read, show, write
+from fairshare.preemption.eviction import STOPPED, Done, EvictionCheck, EvictionResult, EvictionVeto, act, events
+from fairshare.preemption.preemption_rules import Limit, PastPreemption
+from fairshare.preemption.preemption_types import PreemptionInputs, Verdict, Victim, read, show, write
 from fairshare.preemption.victim_candidates import key_of
 from fairshare.preemption.victim_selection import decide
 from gputally.base.errors import Unavailable
@@ -31,23 +31,23 @@ RELEASE = version("gputally")
 """Of the code that decides: looked up once, for it means reading the package's metadata."""
 _BOLDNESS: tuple[Mode, ...] = ("off", "dry-run", "enforce")
 ROUNDS = 5
-"""How often it is decided anew because the cluster keeps somebody."""
+"""How often the decision is repeated because the cluster keeps a victim."""
 UNREAD = frozenset({"runai"})
-"""Targets of which no workloads are read: nobody can be chosen there."""
+"""Targets of which no workloads are read: no victim can be chosen there."""
 EVERYTHING = "*"
 """Subject of the record that holds a cycle's inputs."""
 INPUTS = frozenset({"situation", "release"})
 """What that record holds."""
-_NONE: Mapping[str, Veto] = {}
+_NONE: Mapping[str, EvictionVeto] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class VictimStop:
     """One victim and what became of it. claimant: for whom."""
 
     claimant: str
     victim: Victim
-    effect: Effect
+    effect: EvictionResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class PreemptionReport:
 
     target: str
     mode: Mode
-    situation: Situation
+    situation: PreemptionInputs
     verdicts: tuple[Verdict, ...] = ()
-    stops: tuple[Stop, ...] = ()
+    stops: tuple[VictimStop, ...] = ()
     events: tuple[Event, ...] = ()
-    past: tuple[Past, ...] = ()
-    vetoes: Mapping[str, Veto] = field(default_factory=dict)
+    past: tuple[PastPreemption, ...] = ()
+    vetoes: Mapping[str, EvictionVeto] = field(default_factory=dict)
     warned: int = 0
     faults: tuple[str, ...] = ()
 
@@ -83,10 +83,10 @@ def idle_mode(policy: Policy, mode: Mode) -> Mode:
     return min(rule.mode, mode, key=_BOLDNESS.index) if rule is not None else "off"
 
 
-class Unsettled(Unavailable):
-    """After `ROUNDS` the cluster still kept somebody of whom was chosen. vetoes: all that are known by then."""
+class ClaimsUnsettled(Unavailable):
+    """After `ROUNDS` the cluster still kept one of the chosen victims. vetoes: all that are known by then."""
 
-    def __init__(self, vetoes: Mapping[str, Veto]) -> None:
+    def __init__(self, vetoes: Mapping[str, EvictionVeto]) -> None:
         super().__init__(f"{len(vetoes)} workloads were chosen one after the other and may not go; others come next")
         self.vetoes = vetoes
 
@@ -94,36 +94,36 @@ class Unsettled(Unavailable):
 def preempt(
     policy: Policy,
     cluster: Cluster,
-    situation: Situation,
+    situation: PreemptionInputs,
     mode: Mode,
     leading: Callable[[], bool] = lambda: True,
-    known: Mapping[str, Veto] = _NONE,
+    known: Mapping[str, EvictionVeto] = _NONE,
 ) -> PreemptionReport:
     """known: vetoes that still hold. Raises ClusterError where the cluster does not answer before anything was done,
     Unsettled where it keeps too many."""
     settled, verdicts, vetoes = _vetted(policy, cluster, situation, mode, known)
     cycle = cycle_id(policy, settled)
-    stops: list[Stop] = []
+    stops: list[VictimStop] = []
     told: list[Event] = []
     silent = False
     for n, verdict in enumerate(verdicts):
         enforce = _verdict_mode(policy, verdict, mode) == "enforce"
         for m, victim in enumerate(verdict.victims):
             if not enforce:
-                effect = Effect("would-stop")
+                effect = EvictionResult("would-stop")
             elif silent or not leading():
-                effect = Effect(
+                effect = EvictionResult(
                     "unavailable",
                     "not tried: " + ("the API server does not answer" if silent else "no longer the leader"),
                 )
             else:
                 effect = act(cluster, victim, f"{cycle}/{n}/{m}", settled.now_ms)
                 silent = effect.result == "unavailable"
-            stops.append(Stop(verdict.claimant, victim, effect))
+            stops.append(VictimStop(verdict.claimant, victim, effect))
             if effect.result in STOPPED or effect.result == "would-stop":
                 told += events(victim, settled.now_ms, dry_run=not enforce)
     past = tuple(
-        Past(
+        PastPreemption(
             settled.now_ms, key_of(stop.victim.gang), stop.victim.gang.queue, stop.victim.team, stop.victim.gpus,
             stop.victim.lost_gpu_hours, cycle,
         )
@@ -138,8 +138,8 @@ def _verdict_mode(policy: Policy, verdict: Verdict, mode: Mode) -> Mode:
 
 
 def _vetted(
-    policy: Policy, cluster: Cluster, situation: Situation, mode: Mode, known: Mapping[str, Veto]
-) -> tuple[Situation, tuple[Verdict, ...], Mapping[str, Veto]]:
+    policy: Policy, cluster: Cluster, situation: PreemptionInputs, mode: Mode, known: Mapping[str, EvictionVeto]
+) -> tuple[PreemptionInputs, tuple[Verdict, ...], Mapping[str, EvictionVeto]]:
     vetoes = dict(known)
     situation = replace(situation, vetoed={key: veto.reason for key, veto in known.items()} | dict(situation.vetoed))
     for _ in range(ROUNDS):
@@ -147,7 +147,7 @@ def _vetted(
         vetoed: dict[str, str] = {}
         vetting = None
         if any(verdict.victims for verdict in verdicts):
-            vetting = Vetting(cluster, try_evictions=mode == "enforce")
+            vetting = EvictionCheck(cluster, try_evictions=mode == "enforce")
         for verdict in verdicts:
             for victim in verdict.victims:
                 veto = vetting.refusal(victim) if vetting is not None else None
@@ -157,10 +157,10 @@ def _vetted(
         if not vetoed:
             return situation, verdicts, vetoes
         situation = replace(situation, vetoed={**situation.vetoed, **vetoed})
-    raise Unsettled(vetoes)
+    raise ClaimsUnsettled(vetoes)
 
 
-def cycle_id(policy: Policy, situation: Situation) -> str:
+def cycle_id(policy: Policy, situation: PreemptionInputs) -> str:
     return f"{policy.version()}/{situation.now_ms}/{situation.target}/preemption"
 
 
@@ -168,7 +168,7 @@ Said = Mapping[str, tuple[object, ...]]
 """What was last recorded of each claim."""
 
 
-def said(report: PreemptionReport) -> dict[str, tuple[object, ...]]:
+def outcome_of(report: PreemptionReport) -> dict[str, tuple[object, ...]]:
     """What makes a verdict news: its outcome, and who goes."""
     effects = {(stop.claimant, key_of(stop.victim.gang)): stop.effect.result for stop in report.stops}
     return {
@@ -182,7 +182,7 @@ def said(report: PreemptionReport) -> dict[str, tuple[object, ...]]:
 
 def decisions(policy: Policy, report: PreemptionReport, before: Said) -> tuple[Decision, ...]:
     """The inputs, each verdict and each victim; empty where nothing is other than it was said before."""
-    now = said(report)
+    now = outcome_of(report)
     stopped = {stop.claimant for stop in report.stops if stop.effect.result in STOPPED}
     news = {
         verdict.claimant
@@ -264,10 +264,10 @@ def replay(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
     """`again`, for a caller whose policy may be another one: raises ValueError for that too."""
     if cycle.policy_version != policy.version():
         raise ValueError(f"the decision was made under policy {cycle.policy_version}, this is {policy.version()}")
-    return again(policy, cycle)
+    return replay_verdicts(policy, cycle)
 
 
-def again(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
+def replay_verdicts(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
     """Decide a recorded cycle again: the same verdicts, bit for bit. policy: the one it was made under. Raises
     ValueError for a record that holds no inputs."""
     recorded: Any = cycle.inputs.get("situation")
@@ -311,7 +311,7 @@ def troubles(report: PreemptionReport) -> dict[Trouble, tuple[str, ...]]:
 
 
 def condition(report: PreemptionReport) -> Condition:
-    """`Preemption`: True where whoever was to go has gone (or would have, in a dry run)."""
+    """`Preemption`: True where every chosen victim has gone (or would have, in a dry run)."""
     found = troubles(report)
     if not found:
         return Condition(CONDITION, "True", "AsDecided", f"mode {report.mode}: nothing stands in the way")

@@ -4,9 +4,9 @@ The intent stands as an annotation on the object itself, written in the patch th
 switched off is switched on again once Kueue has taken its quota back (sooner would race); a Volcano Job whose
 Command was lost gets another. Every cycle looks at every object, so a crash delays and forgets nothing.
 
-Nothing of it depends on usage, or on preemption still being switched on: a Workload that was switched off for
-somebody must come back even if the accountant is away, or preemption or the target have been switched off since.
-What this must not do: stop anybody.
+Nothing of it depends on usage, or on preemption still being switched on: a Workload that was switched off must come
+back even if the accountant is away, or preemption or the target have been switched off since. What this must not do:
+stop a workload.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Intent:
+class PreemptionIntent:
     """decision: the id under which it is recorded. attempts: Commands issued so far."""
 
     decision: str
@@ -54,12 +54,12 @@ class Resumed:
     uid: str = ""
 
 
-def read(obj: Object) -> Intent | None:
+def read(obj: Object) -> PreemptionIntent | None:
     """The intent on an object; None where there is none of ours."""
     text = (obj["metadata"].get("annotations") or {}).get(PREEMPTION)
     try:
         plain: Any = json.loads(text or "")
-        return Intent(str(plain["decision"]), int(plain["at_ms"]), int(plain.get("attempts", 1)))
+        return PreemptionIntent(str(plain["decision"]), int(plain["at_ms"]), int(plain.get("attempts", 1)))
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -124,7 +124,7 @@ def _workload(obj: Object) -> _Step | None:
     return "switched on again", {**_DONE, "spec": {"active": True}}, None
 
 
-def _job(obj: Object, intent: Intent, commands: Sequence[Object], now_ms: int) -> _Step | None:
+def _job(obj: Object, intent: PreemptionIntent, commands: Sequence[Object], now_ms: int) -> _Step | None:
     uid = obj["metadata"].get("uid")
     if any(look(each, ("target", "uid")) == uid for each in commands):
         return None
@@ -150,14 +150,14 @@ def _later(text: str, at_ms: int) -> bool:
 
 
 SELDOM_MS: Final = 5 * MS_PER_MINUTE
-"""Where the controller itself stops nobody, a person still may (`gputally fairshare preempt`)."""
+"""Where the controller itself stops no workload, a person still may (`gputally fairshare preempt`)."""
 _KINDS: Final[Mapping[str, tuple[Kind, ...]]] = {"kueue": WORKLOADS, "volcano": (JOB,)}
 """What carries intents, by target; versions of one kind show the same objects."""
 NOT_RESUMED = "NotResumed"
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class FinishedPreemptions:
     """By namespace/name: `resumed` runs again as it may, `left` is still being stopped. faults: what could not be
     ended yet, and why."""
 
@@ -179,10 +179,10 @@ class Ended:
         )
 
 
-def end_all(cluster: Cluster, now_ms: int) -> Ended:
+def end_all(cluster: Cluster, now_ms: int) -> FinishedPreemptions:
     """Of every target, once, because a person switches everything off. Raises ClusterError."""
     each = [_end(cluster, kinds, now_ms, lambda: True)[1] for kinds in _KINDS.values()]
-    return Ended(
+    return FinishedPreemptions(
         tuple(name for ended in each for name in ended.resumed),
         tuple(name for ended in each for name in ended.left),
         tuple(event for ended in each for event in ended.events),
@@ -198,20 +198,22 @@ class Resuming:
 
     def go_on(
         self, cluster: Cluster, target: str, now_ms: int, *, enforces: bool, leading: Callable[[], bool]
-    ) -> Ended:
+    ) -> FinishedPreemptions:
         """enforces: whether the target's preemption stops people now, so that there may be news in every cycle."""
         kinds = _KINDS.get(target, ())
         if not kinds or (not enforces and now_ms < self._next_ms.get(target, now_ms)):
-            return Ended()
+            return FinishedPreemptions()
         try:
             found, ended = _end(cluster, kinds, now_ms, leading)
         except ClusterError as error:
-            return Ended(faults=(str(error),))
+            return FinishedPreemptions(faults=(str(error),))
         self._next_ms[target] = now_ms + (0 if found else SELDOM_MS)
         return ended
 
 
-def _end(cluster: Cluster, kinds: Sequence[Kind], now_ms: int, leading: Callable[[], bool]) -> tuple[bool, Ended]:
+def _end(
+    cluster: Cluster, kinds: Sequence[Kind], now_ms: int, leading: Callable[[], bool]
+) -> tuple[bool, FinishedPreemptions]:
     """Whether there was anything to end, and what came of it."""
     for kind in kinds:
         begun = [obj for obj in list_if_served(cluster, kind) if read(obj) is not None]
@@ -232,5 +234,7 @@ def _end(cluster: Cluster, kinds: Sequence[Kind], now_ms: int, leading: Callable
                 namespace, _, name = step.name.partition("/")
                 events.append(Event(kind, name, namespace, step.uid, "Warning", "NotRestarted", text, now_ms))
         names = {f"{obj['metadata'].get('namespace', '')}/{obj['metadata']['name']}" for obj in begun}
-        return True, Ended(tuple(resumed), tuple(sorted(names.difference(resumed))), tuple(events), tuple(faults))
-    return False, Ended()
+        return True, FinishedPreemptions(
+            tuple(resumed), tuple(sorted(names.difference(resumed))), tuple(events), tuple(faults)
+        )
+    return False, FinishedPreemptions()

@@ -14,8 +14,8 @@ from math import fsum
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.model import Gang, Pod
-from fairshare.preemption.preemption_rules import EPSILON, Past
-from fairshare.preemption.preemption_types import Situation
+from fairshare.preemption.preemption_rules import EPSILON, PastPreemption
+from fairshare.preemption.preemption_types import PreemptionInputs
 from gputally.base.units import MS_PER_SECOND
 
 _INDIVISIBLE = ("kueue.x-k8s.io/", "batch.volcano.sh/")
@@ -101,7 +101,7 @@ def lost(gang: Gang, gpus: float, started_ms: int | None, now_ms: int) -> float:
 
 
 def _saved(gang: Gang, since_ms: int, now_ms: int) -> int | None:
-    """Its last checkpoint, where there is one of this start: one from the future is somebody's slip."""
+    """Its last checkpoint, where there is one of this start: one from the future is a mistake."""
     at = gang.checkpoint_ms
     return at if at is not None and since_ms < at <= now_ms else None
 
@@ -119,7 +119,7 @@ def _lost_by(gang: Gang, pods: Sequence[Pod], now_ms: int) -> float:
 
 
 def for_good(bundle: Bundle) -> str:
-    """What its owner has to know beside the reason: bare pods are not made anew by anybody. Empty for all others."""
+    """What its owner has to know beside the reason: bare pods are not recreated. Empty for all others."""
     bare = sum(not pod.owner for pod in bundle.pods)
     return (
         f"; no controller will start {'it' if len(bundle.pods) == 1 else f'{bare} of its pods'} again" if bare else ""
@@ -160,8 +160,8 @@ _STAYS = {"DaemonSet": "a DaemonSet, which starts it again at once on the same n
 """Whose pods make no room by going."""
 
 
-def protected(policy: Policy, situation: Situation, bundle: Bundle) -> str | None:
-    """Why this part is left alone whoever asks; None: it is not."""
+def protected(policy: Policy, situation: PreemptionInputs, bundle: Bundle) -> str | None:
+    """Why this part is protected from every claim; None: it is not."""
     gang = bundle.gang
     if bundle.key in situation.vetoed:
         return situation.vetoed[bundle.key]
@@ -198,9 +198,9 @@ def teams(policy: Policy) -> Mapping[str, str]:
     return {name: team(name) for name in queues}
 
 
-def past_of(team: str, bundle: Bundle, now_ms: int) -> Past:
+def past_of(team: str, bundle: Bundle, now_ms: int) -> PastPreemption:
     """What stopping it now will have been. team: whose limit it counts to."""
-    return Past(now_ms, bundle.key, bundle.gang.queue, team, bundle.gpus, bundle.lost_gpu_hours)
+    return PastPreemption(now_ms, bundle.key, bundle.gang.queue, team, bundle.gpus, bundle.lost_gpu_hours)
 
 
 def class_name(policy: Policy, priority: int) -> str:

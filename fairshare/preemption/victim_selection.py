@@ -26,15 +26,15 @@ from fairshare.preemption.preemption_claims import (
     GPU,
     MOST_CLAIMS,
     Claim,
-    Room,
-    Trial,
+    FreeGpus,
+    PlacementTrial,
     claims,
     over_limit,
     refusal,
     saturations,
 )
-from fairshare.preemption.preemption_rules import EPSILON, Account, Accounts, Budget, Limit, Taking, path
-from fairshare.preemption.preemption_types import Ground, Outcome, Situation, Spared, Verdict, Victim
+from fairshare.preemption.preemption_rules import EPSILON, Account, Accounts, Budget, Limit, TakenBundles, path
+from fairshare.preemption.preemption_types import Ground, Outcome, PreemptionInputs, SparedWorkload, Verdict, Victim
 from fairshare.preemption.victim_candidates import (
     Bundle,
     bundles,
@@ -59,7 +59,7 @@ class State:
     accounts: dict[str, Account]
     expected: dict[str, Account]
     """The same with those claims that find room by themselves: what counts for who asks, not for who may lose."""
-    room: Room
+    room: FreeGpus
     budget: Budget
     taken: set[str]
     """Pods and whole gangs that have gone already."""
@@ -72,7 +72,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
+class PickedBundle:
     """A part that would be taken, and by what right."""
 
     bundle: Bundle
@@ -81,14 +81,14 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Whom any claim may look at: those unprotected in two orders, and why the others are left alone.
+    """The candidates for every claim: those unprotected in two orders, and why the others are left alone.
 
     parts: the unprotected of every gang. named: all gangs that run, in the order in which they are told. quotas,
     teams: by queue."""
 
-    orders: tuple[Order, ...]
+    orders: tuple[BundleOrder, ...]
     parts: Mapping[str, Sequence[Bundle]]
-    protected: Mapping[str, Spared]
+    protected: Mapping[str, SparedWorkload]
     named: Sequence[str]
     quotas: Mapping[str, float]
     teams: Mapping[str, str]
@@ -99,7 +99,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class BundleOrder:
     """One way through the unprotected. surplus: of them, by gang, what can go without the gang."""
 
     bundles: Sequence[Bundle]
@@ -115,10 +115,10 @@ class Search:
         self._field = field
         self._state = state
         self._accounts = state.books(claim.queue)
-        self._reasons: dict[str, Spared] = {}
+        self._reasons: dict[str, SparedWorkload] = {}
         self._unfair = False
 
-    def cheapest(self) -> tuple[Pick, ...] | None:
+    def cheapest(self) -> tuple[PickedBundle, ...] | None:
         """Of the ways tried the one that loses least work, then the fewest GPUs; None where none leads there."""
         found = [picks for order in self._field.orders if (picks := self._gather(order)) is not None]
         return min(found, key=_cost, default=None)
@@ -136,19 +136,19 @@ class Search:
             )
         return "all that may be taken would not make room for it"
 
-    def spared(self, picks: Sequence[Pick], claimant: str) -> tuple[Spared, ...]:
-        """Everybody who runs and was not picked, as far as anybody reads."""
+    def spared(self, picks: Sequence[PickedBundle], claimant: str) -> tuple[SparedWorkload, ...]:
+        """The running workloads that were not picked, up to a limit."""
         silent = {claimant, *(pick.bundle.key for pick in picks)}
         told = (self._spared(key, bool(picks)) for key in self._field.named if key not in silent)
         return tuple(islice((each for each in told if each is not None), MOST_SPARED))
 
-    def _spared(self, key: str, enough: bool) -> Spared | None:
+    def _spared(self, key: str, enough: bool) -> SparedWorkload | None:
         known = self._reasons.get(key) or self._field.protected.get(key)
         if known is not None:
             return known
         found = next(filter(self._open, self._field.parts[key]), None)
         text = "others give way who lose less, and that is enough" if enough else "it alone would not make room"
-        return Spared(key, found.gang.queue, text) if found is not None else None
+        return SparedWorkload(key, found.gang.queue, text) if found is not None else None
 
     def _open(self, bundle: Bundle) -> bool:
         """Whether it comes into question: another's, of a known queue, and still there."""
@@ -159,12 +159,12 @@ class Search:
             and not (taken and (bundle.key in taken or any(pod.uid in taken for pod in bundle.pods)))
         )
 
-    def _gather(self, order: Order) -> tuple[Pick, ...] | None:
+    def _gather(self, order: BundleOrder) -> tuple[PickedBundle, ...] | None:
         """Take until it fits, then give back what was not needed. None: it never fits, or not fairly."""
         claim, state = self._claim, self._state
-        taking, budget = Taking(claim.asker, self._accounts), state.budget.copy()
-        trial = _Fitting(claim, state.room.trial(claim.sizes, claim.gpus, claim.nodes), state.quotas.copy())
-        picks: list[Pick] = []
+        taking, budget = TakenBundles(claim.asker, self._accounts), state.budget.copy()
+        trial = _ClaimPlacement(claim, state.room.trial(claim.sizes, claim.gpus, claim.nodes), state.quotas.copy())
+        picks: list[PickedBundle] = []
         missing = claim.gpus - state.room.free(claim.nodes)
         left: dict[str, list[Bundle]] = {}
         gone: set[str] = set()
@@ -178,7 +178,7 @@ class Search:
             if ground is None:
                 continue
             trial.give(len(picks), bundle)
-            picks.append(Pick(bundle, ground))
+            picks.append(PickedBundle(bundle, ground))
             if part.whole:
                 gone.add(part.key)
             else:
@@ -199,13 +199,13 @@ class Search:
     def _team(self, bundle: Bundle) -> str:
         return self._field.team(bundle.gang.queue)
 
-    def _fair(self, picks: Sequence[Pick]) -> bool:
-        taking = Taking(self._claim.asker, self._accounts)
+    def _fair(self, picks: Sequence[PickedBundle]) -> bool:
+        taking = TakenBundles(self._claim.asker, self._accounts)
         for pick in picks:
             taking.take(pick.bundle.gang.queue, {GPU: pick.bundle.gpus})
         return taking.fair(self._policy.preemption.saturation)
 
-    def _ground(self, bundle: Bundle, taking: Taking, budget: Budget, *, note: bool = True) -> Ground | None:
+    def _ground(self, bundle: Bundle, taking: TakenBundles, budget: Budget, *, note: bool = True) -> Ground | None:
         """By what right this part may be taken now; None, and the reason noted."""
         found = self._right(bundle, taking)
         reason = found[1] if found[0] is None else None
@@ -216,11 +216,11 @@ class Search:
                 reason, limit = denial.reason, denial.limit
         if reason is not None:
             if note:
-                self._reasons[bundle.key] = Spared(bundle.key, bundle.gang.queue, reason, limit)
+                self._reasons[bundle.key] = SparedWorkload(bundle.key, bundle.gang.queue, reason, limit)
             return None
         return found[0]
 
-    def _right(self, bundle: Bundle, taking: Taking) -> tuple[Ground | None, str]:
+    def _right(self, bundle: Bundle, taking: TakenBundles) -> tuple[Ground | None, str]:
         claim, rules, queue = self._claim, self._policy.preemption, bundle.gang.queue
         accounts = self._accounts
         if queue == claim.queue:
@@ -250,10 +250,10 @@ class Search:
         return None, f"queue {theirs} is not above its fair share of {accounts[theirs].stocks[GPU].share:g} GPUs"
 
 
-class _Fitting:
+class _ClaimPlacement:
     """Whether a claim's pods fit, on the nodes and in the quota by which its target admits work."""
 
-    def __init__(self, claim: Claim, trial: Trial, quotas: Quotas) -> None:
+    def __init__(self, claim: Claim, trial: PlacementTrial, quotas: Quotas) -> None:
         """trial, quotas: changed in place."""
         self._claim = claim
         self._trial = trial
@@ -292,11 +292,11 @@ class _Fitting:
         return admitted
 
 
-def _needed(picks: Sequence[Pick], trial: _Fitting) -> tuple[Pick, ...]:
-    """Those without whom it would not fit. Who loses most is asked first whether the rest is enough. A core keeps the
+def _needed(picks: Sequence[PickedBundle], trial: _ClaimPlacement) -> tuple[PickedBundle, ...]:
+    """Those without which it would not fit. Who loses most is asked first whether the rest is enough. A core keeps the
     surplus taken before it.
 
-    Who stays keeps his ground: without those given back others hold more and less is spent."""
+    A candidate that stays keeps its ground: without those given back others hold more and less is spent."""
     kept = dict(enumerate(picks))
     cores = {pick.bundle.key for pick in picks if pick.bundle.whole}
     for number, pick in sorted(kept.items(), key=lambda item: _most_lost(item[1].bundle)):
@@ -313,28 +313,28 @@ def _most_lost(bundle: Bundle) -> tuple[float, float, str]:
     return -bundle.lost_gpu_hours, -bundle.gpus, bundle.key
 
 
-def taking_above(taking: Taking, queue: str, accounts: Accounts) -> bool:
+def taking_above(taking: TakenBundles, queue: str, accounts: Accounts) -> bool:
     """Whether a queue still holds more than it may."""
     return taking.held(queue)[GPU] > accounts[queue].stocks[GPU].allocatable + EPSILON
 
 
-def field_of(policy: Policy, situation: Situation) -> Field:
-    """Whom the claims of a cycle may look at, from what runs."""
+def field_of(policy: Policy, situation: PreemptionInputs) -> Field:
+    """The candidates for the claims of a cycle, from what runs."""
     allowed: list[Bundle] = []
-    left_alone: dict[str, Spared] = {}
+    left_alone: dict[str, SparedWorkload] = {}
     for gang in situation.gangs:
         for bundle in bundles(gang, situation.now_ms):
             reason = protected(policy, situation, bundle)
             if reason is None:
                 allowed.append(bundle)
             elif bundle.whole:
-                left_alone[bundle.key] = Spared(bundle.key, gang.queue, reason)
+                left_alone[bundle.key] = SparedWorkload(bundle.key, gang.queue, reason)
     prefer = by_preference(saturations(situation.accounts))
     preferred = sorted(allowed, key=prefer)
     parts = _by_gang(preferred)
     return Field(
         tuple(
-            Order(order, _by_gang([bundle for bundle in order if not bundle.whole]))
+            BundleOrder(order, _by_gang([bundle for bundle in order if not bundle.whole]))
             for order in (preferred, by_node(preferred, prefer))
         ),
         parts,
@@ -356,32 +356,32 @@ def _below(top: str, way: Sequence[str]) -> Sequence[str]:
     return way[way.index(top) :]
 
 
-def _cost(picks: Sequence[Pick]) -> tuple[object, ...]:
+def _cost(picks: Sequence[PickedBundle]) -> tuple[object, ...]:
     hard = fsum(pick.bundle.lost_gpu_hours for pick in picks if not pick.bundle.spot)
     gpus = fsum(pick.bundle.gpus for pick in picks)
     return round(hard, 6), gpus, len(picks), tuple(sorted(pick.bundle.key for pick in picks))
 
 
-def decide(policy: Policy, situation: Situation) -> tuple[Verdict, ...]:
+def decide(policy: Policy, situation: PreemptionInputs) -> tuple[Verdict, ...]:
     """A verdict per claim, in the order in which they were served."""
     state = State(
         dict(situation.accounts),
         dict(situation.accounts),
-        Room(situation.free),
+        FreeGpus(situation.free),
         Budget(policy.preemption, situation.past, situation.now_ms),
         set(),
         Quotas(situation.quotas),
     )
     asked = claims(policy, situation)
-    verdicts = _Court(policy, situation, field_of(policy, situation), state).judge(asked) if asked else []
+    verdicts = _ClaimDecisions(policy, situation, field_of(policy, situation), state).judge(asked) if asked else []
     return (*verdicts, *idle_reclaim.verdicts(policy, situation, state.budget, state.taken))
 
 
-class _Court:
-    """Claims of one cycle, judged one after the other. It looks for victims `MOST_CLAIMS` times at most; who needs no
-    search, because he may not ask or asks like one that found nobody, keeps nobody behind him waiting."""
+class _ClaimDecisions:
+    """Claims of one cycle, judged one after the other. It looks for victims `MOST_CLAIMS` times at most; a claim that
+    needs no search, because it may not preempt or equals one that found no victims, does not delay those behind it."""
 
-    def __init__(self, policy: Policy, situation: Situation, field: Field, state: State) -> None:
+    def __init__(self, policy: Policy, situation: PreemptionInputs, field: Field, state: State) -> None:
         self._policy = policy
         self._situation = situation
         self._field = field
@@ -425,7 +425,7 @@ class _Court:
         return self._granted(claim, needs, search, picks), True
 
     def _placed(self, claim: Claim) -> bool:
-        """Whether it finds room as things are; who asks for the same finds none either, until somebody goes."""
+        """Whether it finds room as things are; an equal claim finds none either, until a workload goes."""
         wanted = (claim.sizes, claim.gpus, claim.nodes)
         if (claim.pool, *wanted) in self._full:
             return False
@@ -434,7 +434,7 @@ class _Court:
             self._full.add((claim.pool, *wanted))
         return placed
 
-    def _granted(self, claim: Claim, needs: str, search: Search, picks: Sequence[Pick]) -> Verdict:
+    def _granted(self, claim: Claim, needs: str, search: Search, picks: Sequence[PickedBundle]) -> Verdict:
         state, now_ms = self._state, self._situation.now_ms
         victims = tuple(_victim(self._policy, claim, pick, self._field, state.accounts, now_ms) for pick in picks)
         spared = search.spared(picks, claim.key)
@@ -451,7 +451,7 @@ class _Court:
 
 
 def _victim(
-    policy: Policy, claim: Claim, pick: Pick, field: Field, accounts: Mapping[str, Account], now_ms: int
+    policy: Policy, claim: Claim, pick: PickedBundle, field: Field, accounts: Mapping[str, Account], now_ms: int
 ) -> Victim:
     bundle, queue = pick.bundle, pick.bundle.gang.queue
     stock = accounts[queue].stocks[GPU]
@@ -482,7 +482,9 @@ def _victim(
     )
 
 
-def _settle(field: Field, situation: Situation, claim: Claim, picks: Sequence[Pick], state: State) -> None:
+def _settle(
+    field: Field, situation: PreemptionInputs, claim: Claim, picks: Sequence[PickedBundle], state: State
+) -> None:
     """The books as they are once the claim has what it takes."""
     for pick in picks:
         bundle = pick.bundle
@@ -508,5 +510,5 @@ def _book(accounts: dict[str, Account], queue: str, gpus: float, *, fixed: float
         accounts[name] = replace(accounts[name], stocks={**accounts[name].stocks, GPU: changed})
 
 
-def _verdict(claim: Claim, outcome: Outcome, reason: str, spared: tuple[Spared, ...] = ()) -> Verdict:
+def _verdict(claim: Claim, outcome: Outcome, reason: str, spared: tuple[SparedWorkload, ...] = ()) -> Verdict:
     return Verdict(claim.key, claim.queue, claim.gpus, claim.trigger, outcome, reason, (), spared)

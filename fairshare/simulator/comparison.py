@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 from accountant.wire.policy_models import DeficitPolicy
 from fairshare.simulator import fairness_measures, scheduling_policies
-from fairshare.simulator.fairness_measures import Score
+from fairshare.simulator.fairness_measures import PolicyScore
 from fairshare.simulator.scheduling_policies import Setup
 from fairshare.simulator.simulation_model import SNAPSHOT_S, Record, Workload, capacity_for
 
@@ -49,7 +49,7 @@ class Result:
     load: float
     capacity: int
     window: Window
-    score: Score
+    score: PolicyScore
     record: Record
     contended: dict[int, frozenset[int]]
 
@@ -82,7 +82,7 @@ Replays: TypeAlias = Callable[[Sequence[Task], Heard], Iterable[Result]]
 
 
 @dataclass(frozen=True, slots=True)
-class Player:
+class TaskRunner:
     """Plays one task after the other."""
 
     workload: Workload
@@ -152,14 +152,14 @@ class Summary:
     capacity: int
     policy: str
     windows: int
-    mean: Score
+    mean: PolicyScore
     week_range: tuple[float, float]
     week_interval: tuple[float, float]
 
 
 def summarise(results: Sequence[Result]) -> list[Summary]:
     """In the order in which (load, policy) first come. Windows without contention count in all but errors."""
-    groups: dict[tuple[float, int, str], list[Score]] = {}
+    groups: dict[tuple[float, int, str], list[PolicyScore]] = {}
     for result in results:
         groups.setdefault((result.load, result.capacity, result.score.policy), []).append(result.score)
     summaries = []
@@ -191,12 +191,12 @@ def _orders(drawn: Sequence[int]) -> int:
     return factorial(len(drawn)) // prod(factorial(count) for count in Counter(drawn).values())
 
 
-def _mean(scores: Sequence[Score]) -> Score:
-    def mean(of: Callable[[Score], float], some: Sequence[Score] = scores) -> float:
+def _mean(scores: Sequence[PolicyScore]) -> PolicyScore:
+    def mean(of: Callable[[PolicyScore], float], some: Sequence[PolicyScore] = scores) -> float:
         return fmean(of(score) for score in some) if some else 0.0
 
     tight = [score for score in scores if score.contended]
-    return Score(
+    return PolicyScore(
         scores[0].policy,
         (mean(lambda s: s.week[0], tight), mean(lambda s: s.week[1], tight)),
         (mean(lambda s: s.day[0], tight), mean(lambda s: s.day[1], tight)),
@@ -222,12 +222,12 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 _NO_JOBS = Workload((), (), (), (), ())
-_player: list[Player] = []
+_player: list[TaskRunner] = []
 """In a process of the pool: the one that plays."""
 
 
 @contextmanager
-def players(player: Player, most: int | None = None) -> Iterator[Replays]:
+def players(player: TaskRunner, most: int | None = None) -> Iterator[Replays]:
     """Plays as `player` does, several at once. most: processes; None: as many as this one may use cores."""
     count = len(os.sched_getaffinity(0)) if most is None else most
     if count < 2:
@@ -253,7 +253,7 @@ def players(player: Player, most: int | None = None) -> Iterator[Replays]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _begin(player: Player) -> None:
+def _begin(player: TaskRunner) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _player[:] = [player]
 

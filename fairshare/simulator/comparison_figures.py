@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fairshare.simulator import fairness_measures
 from fairshare.simulator.comparison import Result, Summary, summarise
-from fairshare.simulator.fairness_measures import Score
+from fairshare.simulator.fairness_measures import PolicyScore
 from fairshare.simulator.scheduling_policies import LAWS
 from gputally.base.errors import FairshareError
 
@@ -36,7 +36,7 @@ DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MOST_DRAWN = len(COLOURS)
 _LEVELS = 401
 """Of a distribution: as finely as it is drawn."""
-_PRICES: tuple[tuple[str, Callable[[Score], float], float], ...] = (
+_PRICES: tuple[tuple[str, Callable[[PolicyScore], float], float], ...] = (
     ("share error of a day, %", lambda score: 100 * score.day[0], 0.1),
     ("preemptions", lambda score: score.preemptions, 1000.0),
     ("weights move, per day", lambda score: score.move_per_day, 0.01),
@@ -55,7 +55,7 @@ def available() -> None:
         raise PlotsMissing("plots need matplotlib: install gputally[plots]")
 
 
-def cells(score: Score) -> list[str]:
+def cells(score: PolicyScore) -> list[str]:
     """One row for people, in the order of the headings."""
     return [
         f"{100 * score.week[0]:.2f}", f"{100 * score.week[1]:.2f}", f"{100 * score.day[0]:.2f}",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fairshare.core.model import UNLIMITED, Case, Claim
+from fairshare.core.model import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide
-from fairshare.simulator.simulation_model import Dividing, View
+from fairshare.simulator.simulation_model import ControllerView, Dividing
 
 
 def whole_gpus(
@@ -14,7 +14,7 @@ def whole_gpus(
 ) -> Dividing:
     """KAI's division without history (k = 0), by the weights in force."""
 
-    def dividing(view: View, weights: Sequence[float]) -> list[float]:
+    def dividing(view: ControllerView, weights: Sequence[float]) -> list[float]:
         claims = tuple(
             Claim(
                 name,
@@ -27,7 +27,7 @@ def whole_gpus(
             )
             for q, name in enumerate(names)
         )
-        shares = divide(Case("cycle", view.capacity, 0.0, claims), kai_compat=True).shares
+        shares = divide(DivisionProblem("cycle", view.capacity, 0.0, claims), kai_compat=True).shares
         return [shares[name] for name in names]
 
     return dividing

@@ -14,7 +14,15 @@ from dataclasses import dataclass
 
 from fairshare.core.model import UNLIMITED
 from fairshare.preemption.preemption_claims import GPU
-from fairshare.preemption.preemption_rules import Accounts, Asker, Taking, above_share, levelled, path, ratio
+from fairshare.preemption.preemption_rules import (
+    Accounts,
+    Claimant,
+    TakenBundles,
+    above_share,
+    path,
+    queues_to_compare,
+    ratio,
+)
 from fairshare.simulator.engine_state import Placement
 from fairshare.simulator.simulation_model import Flavour, Job, Slot
 
@@ -47,13 +55,13 @@ def levels(asking: str, queue: str, accounts: Accounts) -> tuple[str, ...]:
     """The queues that have to agree when a leaf gives back to another: from the child of their lowest common
     ancestor down to the leaf."""
     way = path(queue, accounts)
-    return way[way.index(levelled(asking, queue, accounts)[1]) :]
+    return way[way.index(queues_to_compare(asking, queue, accounts)[1]) :]
 
 
 def choose(
     job: Job, placement: Placement, debtors: Sequence[Debtor], accounts: Accounts
 ) -> tuple[Flavour, list[Run]] | None:
-    """The flavour to run on and whom to stop, with as few GPUs as possible; None where nothing helps."""
+    """The flavour to run on and the jobs to stop, with as few GPUs as possible; None where nothing helps."""
     best: tuple[int, int, Flavour, list[Run]] | None = None
     for order, flavour in enumerate(placement.flavours(job)):
         victims = collect(job, job.gpus - placement.free(flavour), flavour, debtors, accounts)
@@ -65,9 +73,9 @@ def choose(
 
 
 def collect(job: Job, missing: int, flavour: Flavour, debtors: Sequence[Debtor], accounts: Accounts) -> list[Run]:
-    """Whom to stop for `missing` GPUs of a flavour; nobody where it is not enough, or where the gang's queue or one
+    """The jobs to stop for `missing` GPUs of a flavour; none where it is not enough, or where the gang's queue or one
     above it would then be fuller than those it takes from."""
-    taking = Taking(Asker(job.queue, {GPU: float(job.gpus)}, job.preemptible), accounts)
+    taking = TakenBundles(Claimant(job.queue, {GPU: float(job.gpus)}, job.preemptible), accounts)
     rows = [
         (levels(job.queue, debtor.queue, accounts), [run for run in debtor.runs if run.flavour == flavour])
         for debtor in debtors
@@ -112,7 +120,7 @@ def _keeps_quotas(way: Sequence[str], held: Sequence[float], gpus: int, accounts
 
 
 def _without_surplus(victims: list[Run], surplus: int) -> list[Run]:
-    """Spare whom the gang can do without, those who would lose most first: the longest running."""
+    """Spare the jobs that the gang can do without, those who would lose most first: the longest running."""
     spared: set[int] = set()
     for i in sorted(range(len(victims)), key=lambda i: (victims[i].start_ms, victims[i].job.id)):
         if victims[i].job.gpus <= surplus:

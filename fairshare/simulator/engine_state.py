@@ -5,16 +5,16 @@ decide; `replay` says who starts and who stops. Deterministic, no clock, no I/O.
 
 Three things are kept so that a tick costs only what changed in it:
 
-- `fresh_work` says whether somebody may start, or take GPUs back, who could not when the scheduler last looked. A
+- `fresh_work` says whether a job may start, or take GPUs back, that could not when the scheduler last looked. A
   job for which there is no room and no claim makes none.
 - *Ends* come in groups, one per tick at which they are noticed, and the order within a group decides nothing. A run
   that is stopped stays in its group; it is known there by `end`, which says when a job's present run ends.
 - *Use* of a queue up to t is held · t - origin, origin being Σ gang · start of its runs less what past runs
   delivered: whole GPU-seconds, in whatever order jobs start and end, and nothing to add up in between.
 
-Jobs are numbers in the order of their submission. Who may be looked at stands apart from those behind him, so that
-neither a look nor a start costs more where thousands wait. Invariants: `jobs` rises, everyone behind is later than
-all of them, and nobody is behind while there is room in front. No clock, no I/O.
+Jobs are numbers in the order of their submission. Jobs that may be examined are stored apart from those behind them, so
+that neither a look nor a start costs more where thousands wait. Invariants: `jobs` rises, all jobs behind are later
+than all of them, and no job is behind while there is room in front. No clock, no I/O.
 
 Shares are KAI's division without history (k = 0) over the weights in force; a controller that wants
 history to count changes the weights. Whole GPUs only. No clock, no I/O.
@@ -36,12 +36,13 @@ from math import inf
 
 import numpy as np
 
-from fairshare.core.model import UNLIMITED, Case, Claim
+from fairshare.core.model import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide
 from fairshare.preemption.preemption_claims import GPU
-from fairshare.preemption.preemption_rules import Account, Stock
+from fairshare.preemption.preemption_rules import Account, QueueResource
 from fairshare.simulator.simulation_model import (
     TICK_S,
+    ControllerView,
     Dividing,
     Flavour,
     Job,
@@ -50,13 +51,12 @@ from fairshare.simulator.simulation_model import (
     Ranking,
     Record,
     Slot,
-    View,
     Workload,
     slots_of,
 )
 
 NOBODY = (1 << 30) - 1
-"""The smallest gang where nobody waits: more than any pool has."""
+"""The smallest gang where none waits: more than any pool has."""
 
 
 class Line:
@@ -265,9 +265,9 @@ class State:
         for noticed in sorted(self.ending):
             yield from sorted({(self.end[i], i) for i in self.ending[noticed] if self.end[i] <= noticed})
 
-    def view(self, now: int, used: list[int]) -> View:
+    def view(self, now: int, used: list[int]) -> ControllerView:
         gang = [0 if least == NOBODY else least for least in self.least]
-        return View(now, self.pool.capacity, used, self.held, self.asked, gang, self.reclaims)
+        return ControllerView(now, self.pool.capacity, used, self.held, self.asked, gang, self.reclaims)
 
     def backlog(self, now: int) -> tuple[array[int], array[int]]:
         """Every job that waits or runs, and the seconds that it has left. Thousands wait: hence columns of numpy's."""
@@ -295,7 +295,7 @@ class QueueTree:
 
     def __init__(self, claims: Sequence[Claim]) -> None:
         """Raises fairshare.core.errors.DivisionError for a tree that cannot be divided."""
-        divide(Case("check", 0.0, 0.0, tuple(claims)))
+        divide(DivisionProblem("check", 0.0, 0.0, tuple(claims)))
         self._claims = {claim.name: claim for claim in sorted(claims, key=lambda c: c.name)}
         parents = {claim.parent for claim in claims}
         self.leaves = tuple(name for name in self._claims if name not in parents)
@@ -368,7 +368,7 @@ class QueueTree:
             for name, claim in self._claims.items():
                 if claim.request != self.requested[name]:
                     self._claims[name] = replace(claim, request=self.requested[name])
-            self._shares = divide(Case("cycle", total, 0.0, tuple(self._claims.values()))).shares
+            self._shares = divide(DivisionProblem("cycle", total, 0.0, tuple(self._claims.values()))).shares
             self._divided = total
         return self._shares
 
@@ -398,7 +398,7 @@ class QueueTree:
                 name,
                 claim.parent or "",
                 {
-                    GPU: Stock(
+                    GPU: QueueResource(
                         claim.deserved, shares[name], claim.limit, self.allocated[name], self._non_preemptible[name]
                     )
                 },

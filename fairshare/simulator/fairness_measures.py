@@ -2,7 +2,7 @@
 
 Feasible demand of a queue in a window: what its jobs could use there with unlimited GPUs, each limited to
 its own gang and to the time left. Entitlement: what was actually delivered in the window, water-filled by
-configured weight, nobody above his feasible demand; so the target depends neither on how efficient a
+configured weight, no queue above its feasible demand; so the target depends neither on how efficient a
 policy is nor on work that no policy could run. Share error: the largest distance of a queue from its
 entitlement, as a part of what the cluster could do in the window. Only contended windows count (demand
 above capacity), and which those are is settled once, by the first-come-first-served run. Pure.
@@ -58,7 +58,7 @@ class Span:
 
     @property
     def jain(self) -> float | None:
-        """(Σx)² / (n Σx²) of used over due; None where nobody is due anything."""
+        """(Σx)² / (n Σx²) of used over due; None where nothing is due."""
         some = self.due > _COUNTS * self.possible
         if not some.any():
             return None
@@ -67,7 +67,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class PolicyScore:
     """One policy on one cluster. Errors, utilisation and lost: parts (0..1). Waits: hours, submission to
     first start, of jobs submitted after the warm-up (not started: until the end). move_per_day: ½ Σ |Δw|
     of normalised weights. swing: the widest ratio of one queue's largest to its smallest weight. slowdown:
@@ -138,7 +138,7 @@ def contended(reference: Record, from_s: int = WARM_UP_S) -> dict[int, frozenset
     }
 
 
-def score(policy: str, record: Record, windows: dict[int, frozenset[int]], from_s: int = WARM_UP_S) -> Score:
+def score(policy: str, record: Record, windows: dict[int, frozenset[int]], from_s: int = WARM_UP_S) -> PolicyScore:
     """Every figure of one run. windows: of `contended`, of the first-come-first-served run."""
     weeks, days = spans(record, 168, from_s), spans(record, 24, from_s)
     used = np.array(record.used[record.end_s // CONTROL_S], float) - np.array(record.used[from_s // CONTROL_S], float)
@@ -152,7 +152,7 @@ def score(policy: str, record: Record, windows: dict[int, frozenset[int]], from_
     move, swing = movement(record, from_s)
     ratio = [a / b for a, b in zip(taken, due, strict=True) if b > 0]
     met = [a / b for a, b in zip(taken, demand, strict=True) if a > 0]
-    return Score(
+    return PolicyScore(
         policy,
         _mean_p95([s.error for s in weeks if s.start_s in windows[168]]),
         _mean_p95([s.error for s in days if s.start_s in windows[24]]),
@@ -225,7 +225,7 @@ def feasible_demand(
 
 
 def entitlement(total: int, demand: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
-    """Water-filling: `total` by weight, nobody above his demand, what one leaves goes to the others.
+    """Water-filling: `total` by weight, none above its demand, what one leaves goes to the others.
 
     Exact inside (fractions), so the result does not depend on the order of the queues. A queue without
     weight gets what the others leave, which is nothing while one of them still wants."""

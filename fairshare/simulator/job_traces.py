@@ -50,7 +50,7 @@ class Fault:
         return f"{self.place}: {self.reason}"
 
 
-class _Bad(ValueError):
+class _BadCell(ValueError):
     """One cell that cannot be read."""
 
 
@@ -67,7 +67,7 @@ def parse_jobs(rows: Iterable[tuple[str, Mapping[str, object]]], start_ms: int) 
     for place, row in rows:
         try:
             job = _job(row, start_ms)
-        except _Bad as error:
+        except _BadCell as error:
             faults.append(Fault(place, str(error)))
             continue
         if job.id in seen:
@@ -90,7 +90,7 @@ def _job(row: Mapping[str, object], start_ms: int) -> Job:
     duration = _number(row, "duration_s", 0.001, _LARGEST_S)
     gpus = _number(row, "gpus", 1, _LARGEST_GANG)
     if gpus != int(gpus):
-        raise _Bad(f"gpus: {gpus:g} is not a whole number (parts of a GPU are not replayed)")
+        raise _BadCell(f"gpus: {gpus:g} is not a whole number (parts of a GPU are not replayed)")
     return Job(
         id=job_id,
         queue=team,
@@ -112,22 +112,22 @@ def _given(row: Mapping[str, object], name: str) -> bool:
 def _text(row: Mapping[str, object], name: str) -> str:
     value = str(row.get(name, "") if _given(row, name) else "").strip()
     if not value:
-        raise _Bad(f"{name}: is empty")
+        raise _BadCell(f"{name}: is empty")
     if len(value) > 200 or not value.isprintable():
-        raise _Bad(f"{name}: must be at most 200 printable characters")
+        raise _BadCell(f"{name}: must be at most 200 printable characters")
     return value
 
 
 def _number(row: Mapping[str, object], name: str, least: float, most: float) -> float:
     if not _given(row, name):
-        raise _Bad(f"{name}: is empty")
+        raise _BadCell(f"{name}: is empty")
     value = row[name]
     try:
         number = float(str(value))
     except ValueError:
-        raise _Bad(f"{name}: {str(value)[:40]!r} is not a number") from None
+        raise _BadCell(f"{name}: {str(value)[:40]!r} is not a number") from None
     if not isfinite(number) or not least <= number <= most:
-        raise _Bad(f"{name}: {number:g} is outside {least:g} … {most:g}")
+        raise _BadCell(f"{name}: {number:g} is outside {least:g} … {most:g}")
     return number
 
 
@@ -145,7 +145,7 @@ def _kind(row: Mapping[str, object]) -> JobKind:
     for kind in kinds:
         if row["kind"] == kind:
             return kind
-    raise _Bad(f"kind: {str(row['kind'])[:40]!r} is none of {', '.join(kinds)}")
+    raise _BadCell(f"kind: {str(row['kind'])[:40]!r} is none of {', '.join(kinds)}")
 
 
 def _flag(row: Mapping[str, object], name: str, *, default: bool) -> bool:
@@ -153,7 +153,7 @@ def _flag(row: Mapping[str, object], name: str, *, default: bool) -> bool:
         return default
     value = _TRUTH.get(str(row[name]).strip().lower())
     if value is None:
-        raise _Bad(f"{name}: {str(row[name])[:40]!r} is neither true nor false")
+        raise _BadCell(f"{name}: {str(row[name])[:40]!r} is neither true nor false")
     return value
 
 
@@ -191,7 +191,7 @@ def load_with_faults(path: Path, start_ms: int, *, team: str = "team") -> tuple[
 
 
 def _told(path: Path, faults: Sequence[Fault]) -> str:
-    """A line per fault, as many as anybody reads."""
+    """A line per fault, up to a limit."""
     shown = [str(fault) for fault in faults[:SHOWN_FAULTS]]
     if len(faults) > SHOWN_FAULTS:
         shown.append(f"{path}: and {len(faults) - SHOWN_FAULTS} more rows like these")
@@ -295,7 +295,7 @@ ASSUMED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldHour:
     """GPU-microseconds that a job of a queue held in the hour that begins at `hour` (hours since the start)."""
 
     queue: str
@@ -305,7 +305,10 @@ class Held:
 
 
 def jobs(
-    held: Iterable[Held], queues: Sequence[str], gpus_of: Mapping[tuple[str, str], int], waits_s: Mapping[str, float]
+    held: Iterable[HeldHour],
+    queues: Sequence[str],
+    gpus_of: Mapping[tuple[str, str], int],
+    waits_s: Mapping[str, float],
 ) -> Workload:
     """The workload of `queues`. gpus_of: how many different GPUs a (queue, job) held. waits_s: median wait by
     queue. Jobs of other queues are left out and counted."""

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, WindowSpec
 from fairshare.core.errors import DivisionError
-from fairshare.core.model import UNLIMITED, Case, Claim
+from fairshare.core.model import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide, fair_shares
 from fairshare.simulator.engine_division import whole_gpus
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import Feedback, Usage
-from fairshare.simulator.simulation_model import Dividing, Pool, Record, View, Workload
+from fairshare.simulator.simulation_model import ControllerView, Dividing, Pool, Record, Workload
 
 LAWS = ("static", "kai", "fairtree", "multifactor", "deficit")
 _FOREVER_S = 10**9
@@ -157,7 +157,7 @@ def _with_history(scenario: Scenario) -> Dividing:
     """KAI's own division, its usage over its window as a part of the cluster."""
     usage = Usage(len(scenario.queues), scenario.window_s, scenario.half_life_s)
 
-    def dividing(view: View, weights: Sequence[float]) -> list[float]:
+    def dividing(view: ControllerView, weights: Sequence[float]) -> list[float]:
         used, possible = usage.at(view)
         claims = tuple(
             Claim(
@@ -166,7 +166,7 @@ def _with_history(scenario: Scenario) -> Dividing:
             )
             for q, queue in enumerate(scenario.queues)
         )  # fmt: skip
-        shares = divide(Case("cycle", view.capacity, scenario.k, claims), kai_compat=True).shares
+        shares = divide(DivisionProblem("cycle", view.capacity, scenario.k, claims), kai_compat=True).shares
         return [shares[queue.name] for queue in scenario.queues]
 
     return dividing

@@ -38,7 +38,7 @@ from math import inf
 from fairshare.core.model import Claim
 from fairshare.laws.division import fair_shares
 from fairshare.preemption.preemption_claims import GPU
-from fairshare.preemption.preemption_rules import Accounts, above_share, levelled
+from fairshare.preemption.preemption_rules import Accounts, above_share, queues_to_compare
 from fairshare.simulator.engine_reclaim import Debtor, Run, choose, loss_ms
 from fairshare.simulator.engine_state import NEVER, NOBODY, Placement, QueueState, QueueTree, State
 from fairshare.simulator.simulation_model import (
@@ -59,11 +59,10 @@ from fairshare.simulator.simulation_model import (
     Ranking,
     Record,
     Rules,
+    SimulatedController,
     Started,
-    Steering,
     Stopped,
     StopReason,
-    View,
     Workload,
 )
 
@@ -345,7 +344,7 @@ class Engine:
         for leaf in self._tree.leaves:
             if leaf == reclaimer or not self._running.get(leaf):
                 continue
-            top = accounts[levelled(reclaimer, leaf, accounts)[1]]
+            top = accounts[queues_to_compare(reclaimer, leaf, accounts)[1]]
             if not above_share(top, {GPU: top.stocks[GPU].allocated}):
                 continue
             runs: list[Run] = []
@@ -397,7 +396,7 @@ def replay(
     pool: Pool,
     end_s: int,
     *,
-    steering: Steering | None = None,
+    steering: SimulatedController | None = None,
     dividing: Dividing | None = None,
     ranking: Ranking | None = None,
     control_s: int = CONTROL_S,
@@ -435,15 +434,15 @@ and gang of the one who would start."""
 
 
 _ABOVE = 2
-"""The standing of who holds more than his share, and from there on."""
+"""The rank of the first that holds more than its share, and from there on."""
 
 
 class _Scheduler(State):
-    """Who starts, and who is stopped for whom."""
+    """The job that starts, and those stopped for it."""
 
     __slots__ = ()
 
-    def control(self, now: int, steering: Steering | None, *, snapshot: bool) -> None:
+    def control(self, now: int, steering: SimulatedController | None, *, snapshot: bool) -> None:
         record, used = self.record, self.used(now)
         record.used.append(used)
         if snapshot:
@@ -542,7 +541,7 @@ class _Scheduler(State):
             least[lane] = lines[lane].smallest()
 
     def _bid(self, lane: int, place: int, free: int) -> Bid | None:
-        """Of the first, from a place on, who may start on `free` GPUs; None: nobody within the scan depth."""
+        """Of the first, from a place on, who may start on `free` GPUs; None: none within the scan depth."""
         line = self.lines[lane]
         for gang in line.gangs[place:] if place else line.gangs:
             if gang <= free and not (self.limited and self._walled(line.jobs[place])):
@@ -556,7 +555,7 @@ class _Scheduler(State):
         return self.held[q] + self.gpus[i] > self.limits[q]
 
     def _backfill(self, now: int) -> None:
-        """In the order of the lanes, past who does not fit only as his reservation allows."""
+        """In the order of the lanes, past a job that does not fit only as its reservation allows."""
         reservation = None
         lanes = [lane for lane, gang in enumerate(self.least) if gang < NOBODY]
         for lane in sorted(lanes, key=lambda lane: (self.rank[lane], lane)):
@@ -613,7 +612,7 @@ class _Scheduler(State):
             self.least[q] = line.smallest()
 
     def _victims(self, reclaimer: int, missing: int, now: int) -> list[int] | None:
-        """Whom to stop for `missing` GPUs: most over its share first, its newest first. None: not enough."""
+        """The jobs to stop for `missing` GPUs: most over its share first, its newest first. None: not enough."""
         if missing <= 0:
             return []
         held, shares, whole, deserved = list(self.held), self.shares, self.whole, self.deserved
@@ -656,7 +655,7 @@ class _Scheduler(State):
         return -1
 
     def _needed(self, victims: list[int], surplus: int) -> list[int]:
-        """Spare whom the gang can do without, the longest running first."""
+        """Spare the jobs that the gang can do without, the longest running first."""
         if surplus > 0:
             for i in sorted(victims, key=lambda i: (self.running[self.queue[i]][i], i)):
                 if self.gpus[i] <= surplus:

@@ -2,7 +2,7 @@
 
 Feedback laws (`static`, `kai-K[-HALFLIFE]`, `fairtree`, `multifactor`, `deficit`) publish weights through
 the controller's own code. The others are sketches of a way of scheduling, not of a product: `fifo` one
-line for all, `easy` the same with EASY backfilling; `partition` everybody his fixed part; `order-multifactor`,
+line for all, `easy` the same with EASY backfilling; `partition` gives each queue its fixed part; `order-multifactor`,
 `order-fairtree` (with EASY backfilling, as on Slurm) and `order-kueue` serve queues by past usage and never preempt;
 `karma`, `sdrf` and the all-knowing `oracle` are those of `baselines`. Pure.
 
@@ -12,7 +12,7 @@ published mechanisms on one resource with fluid shares, not those systems.
 
 What the accountant would answer (usage over the policy's window) is kept here as running sums, so a
 control period costs microseconds; `tests/demo/test_same_weights.py` holds it against
-`fairshare.laws.weight_calculation.weigh` on the accountant's own words. Pure.
+`fairshare.laws.weight_calculation.calculate_weights` on the accountant's own words. Pure.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ import numpy.typing as npt
 
 from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, WindowSpec
 from fairshare.laws.division import fill, fill_from
-from fairshare.laws.feedback_laws import Columns, Memory, Siblings, fair_share_factor
-from fairshare.laws.weight_calculation import law_of, verdicts
+from fairshare.laws.feedback_laws import LawColumns, LawQueues, Memory, fair_share_factor
+from fairshare.laws.weight_calculation import law_of, law_results
 from fairshare.laws.weight_pacing import strides, unpaced
 from fairshare.simulator.scheduler_engine import replay
-from fairshare.simulator.simulation_model import CONTROL_S, Dividing, Pool, Ranking, Record, View, Workload
+from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Dividing, Pool, Ranking, Record, Workload
 from gputally.base.units import apportion
 from gputally.server.config_models import parse_duration
 
@@ -46,9 +46,10 @@ AHEAD_H = (24, 60, 96, 132)
 
 
 class Karma:
-    """Who lends what he does not need earns a credit per GPU and quantum; who borrows pays one; most credits first.
+    """A queue that lends what it does not need earns a credit per GPU and quantum; who borrows pays one; most credits
+    first.
 
-    Of every fair share a part is guaranteed, the rest is everybody's to borrow, and its worth comes as free credits.
+    Of every fair share a part is guaranteed, the rest can be borrowed by all, and its worth comes as free credits.
     With unequal shares a GPU costs a queue 1 / (n · share), so that all earn the same for nothing; this weighting is
     our own reading. Quantum: a control period.
 
@@ -62,7 +63,7 @@ class Karma:
         self._due: list[float] | None = None
         self._at_s = 0
 
-    def __call__(self, view: View, _weights: Sequence[float]) -> list[float]:
+    def __call__(self, view: ControllerView, _weights: Sequence[float]) -> list[float]:
         if self._due is None or view.now_s >= self._at_s + CONTROL_S:
             self._at_s = view.now_s
             self._due = self._quantum(view.asked)
@@ -100,7 +101,7 @@ class StatefulDrf:
         self._at_s = 0
         self.commitment = [0.0] * len(share)
 
-    def __call__(self, view: View, _weights: Sequence[float]) -> list[float]:
+    def __call__(self, view: ControllerView, _weights: Sequence[float]) -> list[float]:
         self._remember(view)
         base = [min(ask, quota) for ask, quota in zip(view.asked, self._deserved, strict=True)]
         starts = [(c + b) / part for c, b, part in zip(self.commitment, base, self._share, strict=True)]
@@ -108,7 +109,7 @@ class StatefulDrf:
         extra = fill_from(self._capacity - sum(base), more, self._share, starts)
         return [given + above for given, above in zip(base, extra, strict=True)]
 
-    def _remember(self, view: View) -> None:
+    def _remember(self, view: ControllerView) -> None:
         span = view.now_s - self._at_s
         if span < CONTROL_S:
             return
@@ -124,7 +125,7 @@ class Oracle:
     which this moment belongs, some of them just begun, some nearly over. No controller can do that; it shows how near
     one comes.
 
-    Due in a week is `fill` of all that it delivers by share, nobody above what it used and could still use."""
+    Due in a week is `fill` of all that it delivers by share, none above what it used and could still use."""
 
     def __init__(
         self, workload: Workload, capacity: int, share: Sequence[float], ahead_h: Sequence[int] = AHEAD_H
@@ -137,7 +138,7 @@ class Oracle:
         self._come = 0
         self._used: list[Floats] = []
 
-    def __call__(self, view: View) -> list[float]:
+    def __call__(self, view: ControllerView) -> list[float]:
         now = np.array(view.used, float)
         self._used.append(now)
         fresh = slice(self._come, int(np.searchsorted(self._submit, view.now_s, side="right")))
@@ -174,7 +175,7 @@ class Usage:
         self._last_s = 0
         self._slices: deque[tuple[int, list[float]]] = deque()
 
-    def at(self, view: View) -> tuple[list[float], float]:
+    def at(self, view: ControllerView) -> tuple[list[float], float]:
         """(per queue, of the capacity), including what was used since the last call."""
         span = view.now_s - self._last_s
         now = [*view.used, self._last[-1] + view.capacity * span]
@@ -216,19 +217,19 @@ class Feedback:
         self._direction = [0] * len(queues)
         self._reclaims = [0] * len(queues)
 
-    def __call__(self, view: View) -> Sequence[float]:
+    def __call__(self, view: ControllerView) -> Sequence[float]:
         now_ms = view.now_s * 1000
         used, possible = self._usage.at(view)
         whole = max(possible, sum(used))
         usage = [mine / whole for mine in used] if whole > 0 else [0.0] * len(used)
         reclaims = list(map(sub, view.reclaims, self._reclaims))
         self._reclaims = list(view.reclaims)
-        columns = Columns(
+        columns = LawColumns(
             self._names, self._weights, self._targets, usage, view.asked,
             list(map(float, view.held)), self._deserved, self._limits, view.gang, self._in_force, reclaims,
         )  # fmt: skip
-        siblings = Siblings(columns, float(view.capacity), whole / view.capacity, now_ms, explain=False)
-        rulings = list(verdicts(self._law, siblings, self._policy, self._memory))
+        siblings = LawQueues(columns, float(view.capacity), whole / view.capacity, now_ms, explain=False)
+        rulings = list(law_results(self._law, siblings, self._policy, self._memory))
         in_force = list(self._in_force)
         for _, verdict, names, values in rulings:
             if self._unpaced:
@@ -363,7 +364,7 @@ def _ranking(name: str, setup: Setup) -> Ranking:
     usage = Usage(queues, 3 * _ORDER_HALF_LIFE_S, _ORDER_HALF_LIFE_S)
     waited: list[int] = [0] * queues
 
-    def rank(view: View) -> list[float]:
+    def rank(view: ControllerView) -> list[float]:
         used, possible = usage.at(view)
         parts = [mine / possible if possible > 0 else 0.0 for mine in used]
         if name == "order-fairtree":

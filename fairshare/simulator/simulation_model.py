@@ -156,7 +156,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """`job` holds its slots no longer. for_queue: for whom it was reclaimed."""
+    """`job` holds its slots no longer. for_queue: the queue it was reclaimed for."""
 
     at_ms: int
     job: Job
@@ -271,7 +271,7 @@ class Pool:
 
 
 @dataclass(slots=True)
-class View:
+class ControllerView:
     """What a controller sees every `CONTROL_S`. used: GPU-seconds since the start; gang: smallest that
     waits within the scan depth; reclaims: evictions made for the queue since the start."""
 
@@ -284,17 +284,17 @@ class View:
     reclaims: list[int]
 
 
-class Steering(Protocol):
+class SimulatedController(Protocol):
     """A policy in the loop."""
 
-    def __call__(self, view: View) -> Sequence[float] | None:
+    def __call__(self, view: ControllerView) -> Sequence[float] | None:
         """Weights from now on; None leaves them."""
         ...
 
 
-Dividing = Callable[[View, Sequence[float]], list[float]]
+Dividing = Callable[[ControllerView, Sequence[float]], list[float]]
 """Fair shares from a view and the weights in force."""
-Ranking = Callable[[View], Sequence[float]]
+Ranking = Callable[[ControllerView], Sequence[float]]
 """Queues in the order in which they are served, lowest first, where fair shares do not decide it."""
 
 

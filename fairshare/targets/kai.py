@@ -24,18 +24,18 @@ from fairshare.core.model import (
     Condition,
     Eviction,
     Gang,
-    Held,
     Issue,
     Observation,
     Pod,
     Shard,
     Standing,
+    TargetQueue,
     Value,
     Weight,
 )
 from fairshare.core.pods import CHECKPOINT, by_gang, in_order, millis, named, with_pods
 from fairshare.core.queue_objects import differences, in_sync, match, owners, sum_up
-from fairshare.targets.weight_plan import Read, Seen
+from fairshare.targets.weight_plan import ObjectQuery, Seen
 from gputally.kubernetes.objects import EVENT, GPU, NODE, PRIORITY_CLASS, Kind, Object, gpus, look, node_up, quantity
 
 QUEUE = Kind("scheduling.run.ai/v2", "Queue", "queues")
@@ -82,15 +82,15 @@ class KaiAdapter:
     name = "kai"
     prefixes = (PREFIX,)
 
-    def reads(self, policy: Policy) -> tuple[Read, ...]:
-        evictions = (Read((EVENT,), fields="reason=Evict"),) if policy.law == "deficit" else ()
-        config = (Read((CONFIG,), name=CONFIG_NAME),) if policy.targets.kai.mode == "usage" else ()
+    def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:
+        evictions = (ObjectQuery((EVENT,), fields="reason=Evict"),) if policy.law == "deficit" else ()
+        config = (ObjectQuery((CONFIG,), name=CONFIG_NAME),) if policy.targets.kai.mode == "usage" else ()
         return (
-            Read((QUEUE,), required=True),
-            Read((SHARD,)),
-            Read((POD_GROUP,)),
-            Read((PRIORITY_CLASS,)),
-            Read((NODE,)),
+            ObjectQuery((QUEUE,), required=True),
+            ObjectQuery((SHARD,)),
+            ObjectQuery((POD_GROUP,)),
+            ObjectQuery((PRIORITY_CLASS,)),
+            ObjectQuery((NODE,)),
             *config,
             *evictions,
         )
@@ -107,7 +107,7 @@ class KaiAdapter:
         owner = owners(policy, PREFIX)
         found = match(seen.get(QUEUE, ()), owner, lambda obj: f"{PREFIX}:{obj['metadata']['name']}", "KAI queue")
         issues = list(found.issues)
-        held: dict[str, Held] = {}
+        held: dict[str, TargetQueue] = {}
         standings: dict[str, Standing] = {}
         differing: list[str] = []
         for queue in sorted(policy.queues, key=lambda queue: queue.name):
@@ -132,7 +132,7 @@ class KaiAdapter:
             sized = _bound_to_pools(sized, owner, labels)
         gangs = _gangs(owner, seen.get(POD_GROUP, ()), sized, seen.get(PRIORITY_CLASS))
         taken = tuple(_evictions(owner, seen.get(POD_GROUP, ()), seen.get(EVENT, ())))
-        behind = {o["metadata"]["name"]: read_queue(o) for o in found.strangers if queue_objects.carries(o)}
+        behind = {o["metadata"]["name"]: read_queue(o) for o in found.strangers if queue_objects.carries_annotations(o)}
         left = {name: read[0] for name, read in behind.items() if not isinstance(read, Issue)}
         return Observation(held, standings, tuple(issues), (acts, in_sync(differing)), gangs, taken, left, shards=apart)
 
@@ -142,7 +142,7 @@ class KaiAdapter:
         """KAI takes the law's weights as they are: they only matter relative to siblings'."""
         return {weight.queue: weight.value for weight in weights}
 
-    def patch(self, held: Held, value: Value | None, annotations: Mapping[str, str]) -> Object:
+    def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
         """The uid keeps the write from making a queue that has gone meanwhile."""
         metadata: dict[str, Any] = {"name": held.name}
         if held.uid:
@@ -155,7 +155,7 @@ class KaiAdapter:
         return patch
 
 
-def read_queue(obj: Object) -> tuple[Held, Standing] | Issue:
+def read_queue(obj: Object) -> tuple[TargetQueue, Standing] | Issue:
     """One Queue object. Unset quantities of its status are zero: nothing runs, nothing waits."""
     metadata = obj["metadata"]
     name = metadata["name"]
@@ -174,8 +174,8 @@ def read_queue(obj: Object) -> tuple[Held, Standing] | Issue:
     value = None if weight is None else float(weight)
     identity = (name, metadata.get("uid", ""), metadata.get("resourceVersion", ""), value)
     if noted is None:
-        return Held(*identity, kind=QUEUE), Standing(requested, allocated, value)
-    held = Held(*identity, noted.published, noted.base, noted.changed_ms, noted.direction, QUEUE)
+        return TargetQueue(*identity, kind=QUEUE), Standing(requested, allocated, value)
+    held = TargetQueue(*identity, noted.published, noted.base, noted.changed_ms, noted.direction, QUEUE)
     return held, Standing(requested, allocated, value, noted.changed_ms, noted.direction)
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from accountant.wire.policy_models import Policy
-from fairshare.core.model import Condition, Eviction, Held, Observation, Pod, Standing, Value, Weight
+from fairshare.core.model import Condition, Eviction, Observation, Pod, Standing, TargetQueue, Value, Weight
 from fairshare.core.pods import LABELLED, amounts, labelled, queue_namer
 from fairshare.core.queue_objects import owners
-from fairshare.targets.weight_plan import Read, Seen
+from fairshare.targets.weight_plan import ObjectQuery, Seen
 from gputally.kubernetes.objects import EVENT, Object
 
 NAME = "kube-scheduler"
@@ -26,8 +26,8 @@ class KubeSchedulerAdapter:
     name = NAME
     prefixes = (LABELLED,)
 
-    def reads(self, policy: Policy) -> tuple[Read, ...]:
-        return (Read((EVENT,), fields="reason=Preempted"),) if policy.law == "deficit" else ()
+    def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:
+        return (ObjectQuery((EVENT,), fields="reason=Preempted"),) if policy.law == "deficit" else ()
 
     def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
         return "off" if policy.targets.kube_scheduler.mode == "off" else "enforce"
@@ -50,7 +50,7 @@ class KubeSchedulerAdapter:
     ) -> Mapping[str, Value]:
         return {}
 
-    def patch(self, held: Held, value: Value | None, annotations: Mapping[str, str]) -> Object:
+    def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
         raise AssertionError(f"nothing is ever written for {held.name}: {value}, {annotations}")
 
 

@@ -33,12 +33,12 @@ from fairshare.core.model import (
     Condition,
     Eviction,
     Gang,
-    Held,
     Issue,
     Observation,
     Pod,
     Quota,
     Standing,
+    TargetQueue,
     Value,
     Weight,
 )
@@ -46,7 +46,7 @@ from fairshare.core.pods import CHECKPOINT, amounts, by_gang, in_order, millis, 
 from fairshare.core.queue_objects import differences, in_sync, match, owners, say
 from fairshare.core.quotas import Quotas, capacity
 from fairshare.targets.kueue_configuration import Configuration, admission_lines, fair_sharing_lines, read_configuration
-from fairshare.targets.weight_plan import Read, Seen
+from fairshare.targets.weight_plan import ObjectQuery, Seen
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed_point, gpus, look, quantity
 
 _GROUP = "kueue.x-k8s.io"
@@ -77,14 +77,14 @@ class KueueAdapter:
     name = "kueue"
     prefixes = (QUEUE_PREFIX, COHORT_PREFIX)
 
-    def reads(self, policy: Policy) -> tuple[Read, ...]:
+    def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:
         namespace, _, name = policy.targets.kueue.config.partition("/")
         return (
-            Read(CLUSTER_QUEUES, required=True),
-            Read(COHORTS),
-            Read(LOCAL_QUEUES),
-            Read(WORKLOADS),
-            Read((CONFIG_MAP,), namespace=namespace, name=name),
+            ObjectQuery(CLUSTER_QUEUES, required=True),
+            ObjectQuery(COHORTS),
+            ObjectQuery(LOCAL_QUEUES),
+            ObjectQuery(WORKLOADS),
+            ObjectQuery((CONFIG_MAP,), namespace=namespace, name=name),
         )
 
     def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
@@ -108,7 +108,7 @@ class KueueAdapter:
         gangs, stopped = _gangs(owner, workloads, locals_, queues, nodes, pods)
         asked = amounts(policy, gangs)
         issues = list(found.issues)
-        held: dict[str, Held] = {}
+        held: dict[str, TargetQueue] = {}
         standings: dict[str, Standing] = {}
         carried: dict[str, Object] = {}
         for name, obj in sorted(found.found.items()):
@@ -139,7 +139,8 @@ class KueueAdapter:
         left = {
             _ref(obj).partition(":")[2]: _held(obj, _kind_of(obj), quantity(weight), False)
             for obj in found.strangers
-            if queue_objects.carries(obj) and (weight := look(obj, ("spec", "fairSharing", "weight"))) is not None
+            if queue_objects.carries_annotations(obj)
+            and (weight := look(obj, ("spec", "fairSharing", "weight"))) is not None
         }
         can_give = capacity(quotas, map(_pool, carried.values()))
         return Observation(held, standings, tuple(issues), conditions, gangs, taken, left, nodes, can_give)
@@ -158,7 +159,7 @@ class KueueAdapter:
             values[weight.queue] = 0.0 if wanted == 0 and not local else max(LEAST, round(wanted, 6))
         return values
 
-    def patch(self, held: Held, value: Value | None, annotations: Mapping[str, str]) -> Object:
+    def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
         assert held.kind is not None, "every object of Kueue is shown with its kind"
         metadata: dict[str, Any] = {"name": held.name}
         if held.namespace:
@@ -259,10 +260,10 @@ def _title(obj: Object) -> str:
     return f"{obj['kind']} {namespace + '/' if namespace else ''}{obj['metadata']['name']}"
 
 
-def _held(obj: Object, kind: Kind, weight: float | None, static: bool) -> Held:
+def _held(obj: Object, kind: Kind, weight: float | None, static: bool) -> TargetQueue:
     metadata = obj["metadata"]
     noted = queue_objects.read(metadata.get("annotations") or {})
-    return Held(
+    return TargetQueue(
         metadata["name"],
         metadata.get("uid", ""),
         metadata.get("resourceVersion", ""),

@@ -8,12 +8,12 @@ notes.
 
 Weights act only where *Over quota weight* is switched on in Run:ai's general settings, and history must not be
 counted by a node pool's own time-based fair share as well. What this must not do: read workloads; what a unit asks
-for and holds is Run:ai's word, and nobody is preempted here.
+for and holds comes from Run:ai, and nothing is preempted here.
 
 Source: Run:ai REST API, organizations/projects and departments ("node pool resources"), node-pools.
 
 Run:ai knows no owner of a field. So what we last wrote is the claim to it: where another value stands than that,
-somebody set it since, and the write is a Conflict, reported and never forced, until a person takes the field over
+it was set since, and the write is a Conflict, reported and never forced, until a person takes the field over
 (`gputally fairshare adopt`). The look and the write are two requests; who comes between them is found at the next.
 
 Notes are written before the weight, with the value that stood till then, so that a crash in between leaves either
@@ -30,11 +30,11 @@ from typing import Any, Literal
 
 from accountant.wire.policy_models import Policy
 from fairshare.core import queue_objects
-from fairshare.core.model import Condition, Held, Issue, Observation, Pod, Standing, Value, Weight
-from fairshare.core.queue_objects import match, owners, referred
+from fairshare.core.model import Condition, Issue, Observation, Pod, Standing, TargetQueue, Value, Weight
+from fairshare.core.queue_objects import has_ref, match, owners
 from fairshare.targets.runai_api import DEPARTMENT, PROJECT, RunaiApi
 from fairshare.targets.status_conditions import StatusObject
-from fairshare.targets.weight_plan import Read, Seen, same
+from fairshare.targets.weight_plan import ObjectQuery, Seen, same
 from gputally.base.clock import Clock
 from gputally.base.errors import Conflict, FairshareError, NotFound
 from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Kind, Object, Objects, look, quantity, to_fields_v1
@@ -52,8 +52,8 @@ class RunaiAdapter:
     name = NAME
     prefixes = (PROJECT_PREFIX, DEPARTMENT_PREFIX)
 
-    def reads(self, _policy: Policy) -> tuple[Read, ...]:
-        return (Read((PROJECT,), required=True), Read((DEPARTMENT,)), Read((NODE_POOL,)))
+    def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:
+        return (ObjectQuery((PROJECT,), required=True), ObjectQuery((DEPARTMENT,)), ObjectQuery((NODE_POOL,)))
 
     def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
         target = policy.targets.runai
@@ -68,7 +68,7 @@ class RunaiAdapter:
         units = [obj for kind in UNITS for obj in seen.get(kind, ())]
         found = match(units, owner, ref_of, "Run:ai unit")
         issues = list(found.issues)
-        held: dict[str, Held] = {}
+        held: dict[str, TargetQueue] = {}
         standings: dict[str, Standing] = {}
         for name, obj in sorted(found.found.items()):
             number = look(obj, WEIGHT)
@@ -85,7 +85,7 @@ class RunaiAdapter:
         left = {
             obj["metadata"]["name"]: _held(obj, quantity(number))
             for obj in found.strangers
-            if queue_objects.carries(obj) and (number := look(obj, WEIGHT)) is not None
+            if queue_objects.carries_annotations(obj) and (number := look(obj, WEIGHT)) is not None
         }
         acts = effective(seen.get(NODE_POOL, ()), pools)
         return Observation(held, standings, tuple(issues), (acts,), left=left)
@@ -96,7 +96,7 @@ class RunaiAdapter:
         """A number, as Run:ai has it; weights matter only relative to siblings'."""
         return {weight.queue: weight.value for weight in weights}
 
-    def patch(self, held: Held, value: Value | None, annotations: Mapping[str, str]) -> Object:
+    def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
         assert held.kind is not None, "every unit of Run:ai is shown with its kind"
         metadata: dict[str, Any] = {"name": held.name, "uid": held.uid}
         if annotations:
@@ -133,14 +133,14 @@ def _full(ref: str, default: str) -> str:
     return ref if "/" in ref else f"{ref}/{default}"
 
 
-def _held(obj: Object, weight: float | None) -> Held:
+def _held(obj: Object, weight: float | None) -> TargetQueue:
     metadata = obj["metadata"]
     kind = next(kind for kind in UNITS if kind.kind == obj["kind"])
     identity = (metadata["name"], metadata.get("uid", ""), metadata.get("resourceVersion", ""), weight)
     noted = queue_objects.read(metadata.get("annotations") or {})
     if noted is None:
-        return Held(*identity, kind=kind)
-    return Held(*identity, noted.published, noted.base, noted.changed_ms, noted.direction, kind)
+        return TargetQueue(*identity, kind=kind)
+    return TargetQueue(*identity, noted.published, noted.base, noted.changed_ms, noted.direction, kind)
 
 
 ELSEWHERE = "run.ai"
@@ -294,7 +294,7 @@ __all__ = ["RunaiApi", "RunaiCluster"]
 
 
 class RunaiFault(FairshareError):
-    """The policy speaks of Run:ai and nobody has said how to get there."""
+    """The policy names Run:ai, and its address is not configured."""
 
 
 @contextmanager
@@ -304,7 +304,7 @@ def opened(
     """By adapter: Run:ai, or nothing where the policy leaves it out. where: our ConfigMap; what is noted on Run:ai's
     units stands beside it. Raises RunaiFault."""
     target = policy.targets.runai
-    if target.mode == "off" or target.url is None or not referred(policy, *RunaiAdapter.prefixes):
+    if target.mode == "off" or target.url is None or not has_ref(policy, *RunaiAdapter.prefixes):
         yield {}
         return
     if credentials is None:

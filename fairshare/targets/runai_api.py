@@ -2,7 +2,7 @@
 
 Authenticated as a service account: its client id and secret are files of a mounted Secret, read whenever a token is
 asked for and never logged; the token is kept until shortly before it ends. HTTPS alone, but for this machine. A
-server that says 429 or 503 with Retry-After is left alone for so long, whoever asks meanwhile.
+server that says 429 or 503 with Retry-After gets no request for so long.
 
 Source: Run:ai REST API v2.2x and v3.0; `/api/v2/token` is OAuth 2.0's client credentials grant, `/api/v1/token` its
 older form.

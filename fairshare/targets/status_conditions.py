@@ -79,7 +79,7 @@ def remember(memories: Mapping[str, Memory], policy_version: str) -> dict[str, s
 
 
 def memories(standing: Object) -> dict[str, Memory]:
-    """What `remember` wrote, as far as it can be read. Of another policy, too: whoever takes a new one up while it runs
+    """What `remember` wrote, as far as it can be read. Of another policy, too: a new one that is adopted while it runs
     goes on with its numbers, and a law asks for those of its queues alone."""
     found: dict[str, Memory] = {}
     for key, text in (standing.get("data") or {}).items():
@@ -95,7 +95,9 @@ def memories(standing: Object) -> dict[str, Memory]:
     return found
 
 
-def turned(where: StatusObject, before: Sequence[Scoped], now: Sequence[Scoped], now_ms: int) -> tuple[Event, ...]:
+def changed_conditions(
+    where: StatusObject, before: Sequence[Scoped], now: Sequence[Scoped], now_ms: int
+) -> tuple[Event, ...]:
     """An event for every condition whose status or reason is another than before; at first only for bad news."""
     old = {(scope, condition.type): condition for scope, condition in before}
     events = []

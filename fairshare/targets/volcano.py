@@ -23,22 +23,22 @@ from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.core import queue_objects
 from fairshare.core.model import (
     UNLIMITED,
-    Case,
     Claim,
     Condition,
+    DivisionProblem,
     Gang,
-    Held,
     Issue,
     Observation,
     Pod,
     Standing,
+    TargetQueue,
     Value,
     Weight,
 )
 from fairshare.core.pods import CHECKPOINT, amounts, by_gang, in_order, millis, named, request, with_pods
 from fairshare.core.queue_objects import match, owners
 from fairshare.laws.division import divide
-from fairshare.targets.weight_plan import Read, Seen, same
+from fairshare.targets.weight_plan import ObjectQuery, Seen, same
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed_point, gpus, look, quantity
 
@@ -57,7 +57,7 @@ _CONFIGURATION, _ENABLE_HIERARCHY = "volcano-scheduler.conf", "enableHierarchy"
 _LINE = {"hierarchy": f"- {{name: drf, {_ENABLE_HIERARCHY}: true}}"}
 _ROOT = "root"
 _DEFAULT_WEIGHT = 1.0
-"""The CRD fills it in, and the API server books it to whoever created the Queue."""
+"""The CRD fills it in, and the API server records the Queue's creator as its owner."""
 _FINE = 1000.0
 """Parts are taken of thousandths of a GPU, so that rounding to whole units does not show in them."""
 _PLUGIN = {"weight": "proportion", "deserved": "capacity", "hierarchy": "drf"}
@@ -70,13 +70,13 @@ class VolcanoAdapter:
     name = "volcano"
     prefixes = (PREFIX,)
 
-    def reads(self, policy: Policy) -> tuple[Read, ...]:
+    def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:
         namespace, _, name = policy.targets.volcano.config.partition("/")
         return (
-            Read((QUEUE,), required=True),
-            Read((POD_GROUP,)),
-            Read((JOB,)),
-            Read((CONFIG_MAP,), namespace=namespace, name=name),
+            ObjectQuery((QUEUE,), required=True),
+            ObjectQuery((POD_GROUP,)),
+            ObjectQuery((JOB,)),
+            ObjectQuery((CONFIG_MAP,), namespace=namespace, name=name),
         )
 
     def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
@@ -95,7 +95,7 @@ class VolcanoAdapter:
         issues = list(found.issues)
         gangs = _gangs(owner, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods)
         asked = amounts(policy, gangs)
-        held: dict[str, Held] = {}
+        held: dict[str, TargetQueue] = {}
         standings: dict[str, Standing] = {}
         for name, obj in sorted(found.found.items()):
             read = _held(obj, mode, parents)
@@ -110,7 +110,11 @@ class VolcanoAdapter:
             )
         config = policy.targets.volcano.config
         conditions = (_effective(mode, config, seen.get(CONFIG_MAP, ()), found.strangers),)
-        behind = {o["metadata"]["name"]: _held(o, mode, parents) for o in found.strangers if queue_objects.carries(o)}
+        behind = {
+            o["metadata"]["name"]: _held(o, mode, parents)
+            for o in found.strangers
+            if queue_objects.carries_annotations(o)
+        }
         left = {name: read[0] for name, read in behind.items() if not isinstance(read, Issue)}
         return Observation(held, standings, tuple(issues), conditions, gangs, left=left)
 
@@ -136,7 +140,7 @@ class VolcanoAdapter:
             if name in shares
         }
 
-    def patch(self, held: Held, value: Value | None, annotations: Mapping[str, str]) -> Object:
+    def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
         metadata: dict[str, Any] = {"name": held.name}
         if held.uid:
             metadata["uid"] = held.uid
@@ -153,7 +157,7 @@ class VolcanoAdapter:
         return patch
 
 
-def _held(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[Held, float | None] | Issue:
+def _held(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[TargetQueue, float | None] | Issue:
     """One Queue as the mode sees it, and the weight in force (None: none of ours). parents: of all Queues."""
     metadata = obj["metadata"]
     name, annotations = metadata["name"], metadata.get("annotations") or {}
@@ -171,7 +175,7 @@ def _held(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[Held, flo
         number = look(obj, ("spec", "weight"))
         value = None if number is None else quantity(number)
     noted = queue_objects.read(annotations, text=mode == "hierarchy")
-    held = Held(
+    held = TargetQueue(
         name,
         metadata.get("uid", ""),
         metadata.get("resourceVersion", ""),
@@ -213,10 +217,10 @@ def _whole(policy: Policy, weights: Mapping[str, float], gpus: float, scale: flo
         )
         for queue in policy.queues
     )
-    return dict(divide(Case("whole", gpus * scale, 0.0, claims)).shares)
+    return dict(divide(DivisionProblem("whole", gpus * scale, 0.0, claims)).shares)
 
 
-def _along(held: Held, queue: str, weights: Mapping[str, float], owner: Mapping[str, QueuePolicy]) -> str:
+def _along(held: TargetQueue, queue: str, weights: Mapping[str, float], owner: Mapping[str, QueuePolicy]) -> str:
     """The weights of a path such as `root/eng/team-a`; a part that no queue stands for keeps its number."""
     parts = held.path.split("/")
     shown = str(held.weight).split("/") if held.weight is not None else []

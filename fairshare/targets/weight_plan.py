@@ -4,7 +4,7 @@ A plan is values only; `fairshare.controller.control_loop` carries it out or sho
 nothing the second time: what already stands is not planned again.
 
 The operator's base weight: the first write notes the weight it replaces. A weight that is later found
-to be neither ours nor the base was set by somebody: it is the new base. A weight found back at the
+to be neither ours nor the base was set by another owner: it is the new base. A weight found back at the
 base was reset, by a GitOps sync for example: the base stays, and ours is published again. Who applies
 with ownership then makes that a conflict, which is reported and never forced.
 """
@@ -17,9 +17,9 @@ from math import isclose
 from typing import Literal, Protocol
 
 from accountant.wire.policy_models import Policy
-from fairshare.core.model import Condition, Held, Observation, Pod, Value, Weight
+from fairshare.core.model import Condition, Observation, Pod, TargetQueue, Value, Weight
 from fairshare.core.pods import smallest_waiting
-from fairshare.core.queue_objects import Marks, say
+from fairshare.core.queue_objects import WeightAnnotations, say
 from gputally.base.errors import ClusterError, NotFound, Refused
 from gputally.kubernetes.objects import Event, Kind, Object, ObjectReader
 
@@ -32,7 +32,7 @@ Seen = Mapping[Kind, Sequence[Object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ObjectQuery:
     """What an adapter wants to see: all objects of the first of `kinds` that is served, or the one named.
 
     required: without it there is nothing to publish to; else it is read for advice or demand alone. fields: only
@@ -56,7 +56,7 @@ class Adapter(Protocol):
         """What the refs of its queues begin with."""
         ...
 
-    def reads(self, policy: Policy, /) -> tuple[Read, ...]: ...
+    def reads(self, policy: Policy, /) -> tuple[ObjectQuery, ...]: ...
 
     def mode(self, policy: Policy) -> Mode: ...
 
@@ -74,7 +74,7 @@ class Adapter(Protocol):
         """What each queue's field should show for its weight, in the target's own terms. gpus: of the cluster, > 0."""
         ...
 
-    def patch(self, held: Held, value: Value | None, annotations: Mapping[str, str]) -> Object:
+    def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
         """The fields we own, for server-side apply. value None: leave it unset."""
         ...
 
@@ -82,7 +82,7 @@ class Adapter(Protocol):
 @dataclass(frozen=True, slots=True)
 class Apply:
     """One server-side apply. value: what the field gets; None leaves it unset. why: for people. order: writes of one
-    target are made in this order, see `write_order`. default: what stands there where nobody states a value."""
+    target are made in this order, see `write_order`. default: its value where none is given."""
 
     target: str
     queue: str
@@ -127,7 +127,7 @@ def plan(
     return tuple(actions)
 
 
-def _behind(name: str, held: Held) -> str:
+def _behind(name: str, held: TargetQueue) -> str:
     return (
         f"{name} carries our weight {show(held.weight)} (its own: {show(_base(held))}) and belongs to no queue of the"
         " policy any more: `gputally fairshare release --left-behind` gives it its own back"
@@ -157,7 +157,7 @@ def release(adapter: Adapter, observation: Observation, *, left_behind: bool = F
     return tuple(sorted(applies, key=lambda apply: apply.order))
 
 
-def write_order(held: Held, value: Value | None) -> tuple[int, int]:
+def write_order(held: TargetQueue, value: Value | None) -> tuple[int, int]:
     """Shrink children before parents, then grow parents before children: where the scheduler's webhook checks at every
     write that children stay within their parent, every step on the way is valid if the first and the last state are."""
     if not held.path or isinstance(value, str) or isinstance(held.weight, str):
@@ -183,7 +183,7 @@ def _numbers(value: Value | None, unset: float) -> list[float] | None:
         return None
 
 
-def _base(held: Held) -> Value | None:
+def _base(held: TargetQueue) -> Value | None:
     """The operator's value, as far as we can know it."""
     unset = held.unset
     if held.published is None or not (same(held.weight, held.published, unset) or same(held.weight, held.base, unset)):
@@ -192,7 +192,7 @@ def _base(held: Held) -> Value | None:
 
 
 def _plan_one(
-    adapter: Adapter, weight: Weight, value: Value, held: Held, policy_version: str, now_ms: int
+    adapter: Adapter, weight: Weight, value: Value, held: TargetQueue, policy_version: str, now_ms: int
 ) -> list[Action]:
     base = _base(held)
     reset = held.published is not None and not same(held.weight, held.published, held.unset)
@@ -202,9 +202,9 @@ def _plan_one(
     direction = (weight.value > (weight.previous or 0.0)) - (weight.value < (weight.previous or 0.0))
     law = None if value == weight.value else weight.value
     noted = (
-        Marks(base, value, now_ms, direction, policy_version, law)
+        WeightAnnotations(base, value, now_ms, direction, policy_version, law)
         if changed and not same(value, held.published, held.unset)
-        else Marks(base, value, held.changed_ms, held.direction, policy_version, law)
+        else WeightAnnotations(base, value, held.changed_ms, held.direction, policy_version, law)
     )
     why = "the scheduler keeps history here itself: the configured weight" if held.static else weight.why
     actions: list[Action] = [
@@ -236,7 +236,7 @@ def show(value: Value | None) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _event(held: Held, reason: str, message: str, now_ms: int) -> Event:
+def _event(held: TargetQueue, reason: str, message: str, now_ms: int) -> Event:
     assert held.kind is not None, "an adapter says the kind of every object it shows"
     return Event(held.kind, held.name, held.namespace, held.uid, "Normal", reason, message, now_ms)
 
@@ -269,11 +269,11 @@ def look_at(adapter: Adapter, policy: Policy, cluster: ObjectReader, pods: Seque
 
 def list_if_served(cluster: ObjectReader, kind: Kind) -> Sequence[Object]:
     """Objects that are read for advice: none where the kind is unknown or not for us to read."""
-    found = _read(cluster, Read((kind,)), [])
+    found = _read(cluster, ObjectQuery((kind,)), [])
     return found[1] if found is not None else ()
 
 
-def _read(cluster: ObjectReader, read: Read, refused: list[str]) -> tuple[Kind, Sequence[Object]] | None:
+def _read(cluster: ObjectReader, read: ObjectQuery, refused: list[str]) -> tuple[Kind, Sequence[Object]] | None:
     """Objects of the first kind that is served; None: of none, or not for us to read, which is noted in `refused`.
     Raises for what is required."""
     absent: ClusterError | None = None

@@ -28,7 +28,7 @@ from accountant.wire.usage_models import Accounts, BudgetState, Dimension, Usage
 from fairshare.core.errors import AccountantRefused, AccountantUnavailable
 from fairshare.core.queue_objects import instant
 from fairshare.laws import weight_calculation
-from fairshare.usage.stale_usage_hold import Hold, gate
+from fairshare.usage.stale_usage_hold import UsageHold, usage_gate
 from gputally.base import http_calls
 from gputally.base.atomic_file import Stamp, stamp
 from gputally.base.clock import Clock
@@ -317,16 +317,16 @@ def _lost(line: UsageLine) -> int:
 
 
 LONGEST_MS = 6 * MS_PER_HOUR
-"""Between two announcements of one policy where somebody else's replaces it every time."""
+"""Between two announcements of one policy where another policy replaces it every time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class UsageReading:
     """window: None where there was no answer. hold: why it may not be acted on. spent: queues whose budget is
     exhausted."""
 
     window: UsageWindow | None
-    hold: Hold | None
+    hold: UsageHold | None
     spent: frozenset[str] = frozenset()
 
 
@@ -341,7 +341,7 @@ class Usage:
         self._effective_ms = 0
         self._contests = 0
 
-    def ask(self, policy: Policy, version: str, *, quiet: bool) -> Measured:
+    def ask(self, policy: Policy, version: str, *, quiet: bool) -> UsageReading:
         """version: of the policy. quiet: announce nothing. Never raises for what the accountant answers."""
         try:
             if self._announced != version and not quiet:
@@ -361,26 +361,26 @@ class Usage:
                 else frozenset()
             )
         except AccountantUnavailable as error:
-            return Measured(None, Hold("AccountantUnavailable", str(error)))
+            return UsageReading(None, UsageHold("AccountantUnavailable", str(error)))
         counted_alike = window.policy_version == version or window.policy_counting == policy.counting()
         if not counted_alike and not quiet:
-            return Measured(window, self._counted_otherwise(window, version, now_ms))
+            return UsageReading(window, self._counted_otherwise(window, version, now_ms))
         if now_ms - self._announced_ms > 2 * LONGEST_MS:
             self._contests = 0
-        return Measured(window, gate(policy, window, now_ms), spent)
+        return UsageReading(window, usage_gate(policy, window, now_ms), spent)
 
-    def _counted_otherwise(self, window: UsageWindow, version: str, now_ms: int) -> Hold:
+    def _counted_otherwise(self, window: UsageWindow, version: str, now_ms: int) -> UsageHold:
         """Its queues are not ours: another controller's, or a ledger that was restored. Announced again when it is
         time."""
         if now_ms < self._effective_ms:  # nobody else's doing, and announcing it again would change nothing
-            return Hold("PolicyNotInForce", _behind(self._effective_ms, now_ms))
+            return UsageHold("PolicyNotInForce", _behind(self._effective_ms, now_ms))
         told = window.policy_version or "none"
         text = f"usage was counted by policy {told}, ours is {version}"
         if self._contests > 1:
             text = f"{text}, announced {self._contests} times: another controller tells this accountant of its own"
         if now_ms >= self._announced_ms + min(MS_PER_MINUTE << self._contests, LONGEST_MS):
             self._announced, self._contests = None, self._contests + 1
-        return Hold("PolicyNotInForce", text)
+        return UsageHold("PolicyNotInForce", text)
 
 
 def _behind(effective_ms: int, now_ms: int) -> str:

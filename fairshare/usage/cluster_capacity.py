@@ -9,8 +9,8 @@ A node is shown to the rest of the cycle as if it had stopped listing the GPU, s
 preemption and the extender's answers agree.
 
 The ledger knows a GPU from its first record on, so that its coverage says nothing of those without one: usage on
-them would count as none, and whoever runs there would seem to be owed what others hold. A node is given an hour to
-be metered (a cluster that grows is no fault); one that was metered and is silent now lowers the coverage itself.
+them would count as none, and the queues that run there would seem to be owed what others hold. A node is given an hour
+to be metered (a cluster that grows is no fault); one that was metered and is silent now lowers the coverage itself.
 
 What is compared are nodes, weighed by the GPUs they list: a time-sliced GPU is listed several times.
 
@@ -97,7 +97,7 @@ AskLostGpus = Callable[[int, int], Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServingNodes:
     """Nodes that may be given work, listing only what works. lost: GPUs that were left out, by node; only nodes
     that listed them."""
 
@@ -129,7 +129,7 @@ def none_lost(window: UsageWindow, start_ms: int, end_ms: int) -> bool:
     return covered and window.lost_ms is not None and window.lost_ms <= start_ms
 
 
-def leave_out(nodes: Sequence[Object], lost: Mapping[str, int]) -> Serving:
+def leave_out(nodes: Sequence[Object], lost: Mapping[str, int]) -> ServingNodes:
     """The nodes without their lost GPUs. lost: by name of the node.
 
     A node with `capacity` c that lists a as allocatable and has lost n keeps min(a, c - n): what its device
@@ -152,7 +152,7 @@ def leave_out(nodes: Sequence[Object], lost: Mapping[str, int]) -> Serving:
             for key, text in resources.items()
         }
         shown.append({**node, "status": {**node["status"], "allocatable": fewer}})
-    return Serving(tuple(shown), out)
+    return ServingNodes(tuple(shown), out)
 
 
 class LostGpus:
@@ -164,17 +164,17 @@ class LostGpus:
         self._asked: tuple[int, int] | None = None
         self._found: Mapping[str, int] = {}
 
-    def serving(self, nodes: Sequence[Object], window: UsageWindow | None, now_ms: int) -> Serving:
+    def serving(self, nodes: Sequence[Object], window: UsageWindow | None, now_ms: int) -> ServingNodes:
         """window: one that is good enough to act on; None: nothing is known."""
         span = quarter(window, now_ms) if window is not None else None
         if window is None or window.watermark_ms is None or span is None:
-            return Serving(tuple(nodes))
+            return ServingNodes(tuple(nodes))
         state = (window.watermark_ms, span[1])
         if self._asked != state:
             try:
                 self._found = {} if none_lost(window, *span) else self._ask(*span)
             except AccountantUnavailable:
-                return Serving(tuple(nodes))
+                return ServingNodes(tuple(nodes))
             self._asked = state
         return leave_out(nodes, self._found)
 
@@ -185,7 +185,7 @@ SETTLED_MS: Final = MS_PER_HOUR
 """How long a new node may take until its agent is heard of."""
 
 
-class Unheard:
+class UnmeteredNodes:
     """Asks the accountant only while there is a node it has not told of. Belongs to one controller; not made for
     threads."""
 

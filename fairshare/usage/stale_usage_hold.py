@@ -25,31 +25,31 @@ _NONE = frozenset({"NoCapacity", "NoUsage"})
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class UsageHold:
     """Why the last good weights stay. reason: one word; message: with the figures."""
 
     reason: str
     message: str
 
 
-def gate(policy: Policy, window: UsageWindow, now_ms: int) -> Hold | None:
+def usage_gate(policy: Policy, window: UsageWindow, now_ms: int) -> UsageHold | None:
     """None where the window is good enough to act on."""
     if window.capacity <= 0:
         of = f" of cluster {window.cluster!r}: is that what its agents call it?" if window.cluster else ""
-        return Hold("NoCapacity", f"the window holds no capacity{of}")
+        return UsageHold("NoCapacity", f"the window holds no capacity{of}")
     if window.watermark_ms is None:
-        return Hold("NoUsage", "the ledger knows of no GPU in service")
+        return UsageHold("NoUsage", "the ledger knows of no GPU in service")
     age_s = max(0, now_ms - window.watermark_ms) / MS_PER_SECOND
     if age_s > policy.max_staleness:
-        return Hold("StaleUsage", f"usage is {age_s:.0f} s old, allowed are {policy.max_staleness} s")
+        return UsageHold("StaleUsage", f"usage is {age_s:.0f} s old, allowed are {policy.max_staleness} s")
     if window.coverage < policy.min_coverage:
-        return Hold(
+        return UsageHold(
             "LowCoverage", f"{window.coverage:.2%} of the window is metered, needed are {policy.min_coverage:.0%}"
         )
     return None
 
 
-def explained(hold: Hold | None, nodes: Sequence[Object]) -> Hold | None:
+def with_capacity_reason(hold: UsageHold | None, nodes: Sequence[Object]) -> UsageHold | None:
     """The same hold, told apart from a cluster that has no GPU to give now: one that was scaled to nothing for the
     weekend, or drained. Where the books say nothing against it, nodes that list GPUs and may all be given no work do:
     the window's average would be divided as if it were there. nodes: all of the cluster; none where they cannot be
@@ -58,14 +58,14 @@ def explained(hold: Hold | None, nodes: Sequence[Object]) -> Hold | None:
         return hold
     if hold is None and not any(map(_lists_gpus, nodes)):
         return None  # other nodes than these have them, or they are given in another way
-    return Hold(NOTHING_IN_SERVICE, "no node lists a GPU that may be given work: there is nothing to divide")
+    return UsageHold(NOTHING_IN_SERVICE, "no node lists a GPU that may be given work: there is nothing to divide")
 
 
 def _lists_gpus(node: Object) -> bool:
     return any(gpus(look(node, ("status", what))) > 0 for what in ("allocatable", "capacity"))
 
 
-def fresh(hold: Hold | None) -> Condition:
+def fresh(hold: UsageHold | None) -> Condition:
     """The gate's answer as a condition."""
     if hold is None:
         return Condition(USAGE_FRESH, "True", "Fresh", "usage is recent and complete enough to act on")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from fairshare.controller.policy_file import PolicyPlace, keeper
+from fairshare.controller.policy_file import PolicyLocation, keeper
 from fairshare.core.settings import Settings, address
 from fairshare.http_server import LIMITS
 from fairshare.usage.accountant_client import AccountantClient
@@ -35,7 +35,7 @@ class PagesMissing(FairshareError):
     """What pages are made with is not installed."""
 
 
-class NobodyComesIn(FairshareError):
+class NoCallers(FairshareError):
     """The files of tokens and callers admit no one."""
 
 
@@ -47,7 +47,7 @@ def pages(
     and FileFault for tokens and callers."""
     if find_spec("jinja2") is None:
         raise PagesMissing("pages_listen: pages need jinja2: install gputally[fairshare]")
-    from fairshare.web.page_context import PageContext, Site
+    from fairshare.web.page_context import PageContext, PagesApp
     from fairshare.web.route_table import ROUTES
 
     events = structlog.get_logger("fairshare.pages")
@@ -82,11 +82,11 @@ def pages(
     )
     people = _sign_ins(settings, clock, refused("callers_refused"))
     if tokens is None and people is not None and people() is None:
-        raise NobodyComesIn(f"pages_callers: {settings.pages_callers}: no issuer has a login, so nobody can sign in")
+        raise NoCallers(f"pages_callers: {settings.pages_callers}: no issuer has a login, so nobody can sign in")
     tls = None
     if settings.pages_certificate is not None and settings.pages_key is not None:
         tls = Tls(Identity(settings.pages_certificate, settings.pages_key))
-    place = PolicyPlace(settings.policy, keeper(settings.pages_apply, settings.policy, cluster))
+    place = PolicyLocation(settings.policy, keeper(settings.pages_apply, settings.policy, cluster))
     source = Source(settings.accountant, settings.token_file, settings.ca_file, settings.cluster_name)
     previews = Previews(Worker(source, settings.pages_memory_mib))
     house = PageContext(
@@ -94,7 +94,7 @@ def pages(
         settings.interval, applied, settings.pages_accountant,
     )  # fmt: skip
     host, port = address(settings.pages_listen)
-    site = Site(house, PageAuthentication(tokens, people), ROUTES)
+    site = PagesApp(house, PageAuthentication(tokens, people), ROUTES)
     ready = threading.Thread(target=site.make_ready, name="templates", daemon=True)
     with ExitStack() as open_:
         open_.callback(previews.close)

@@ -24,8 +24,8 @@ from fairshare.web.http_messages import Fields, Refusal, sent
 from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart, FairshareError
 from gputally.server import config_models
-from gputally.server.config_models import Watched
-from gputally.server.sign_in import People, Seal, key_of
+from gputally.server.config_models import WatchedFile
+from gputally.server.sign_in import CookieSigner, SignInService, key_of
 from gputally.server.sign_in_pages import MARK
 from gputally.server.tokens_and_grants import (
     SCOPES,
@@ -65,19 +65,19 @@ class SignIns:
         report: Callable[[str], None],
     ) -> None:
         try:
-            self._seal = Seal(key_of(key), HOUSE)
+            self._seal = CookieSigner(key_of(key), HOUSE)
         except CannotStart as error:
             raise NoSessions(f"pages_session_key: {error}") from error
         self._clock = clock
         self._public_url = public_url
         self._session_seconds = session_seconds
         self._lock = threading.Lock()
-        self._file = Watched(callers, lambda path: config_models.load_yaml(path, Callers), report, self._enforce)
+        self._file = WatchedFile(callers, lambda path: config_models.load_yaml(path, Callers), report, self._enforce)
         self._looked_ms = clock.monotonic_ms()
-        self._people: People | None = None
+        self._people: SignInService | None = None
         self._enforce(self._file.current)
 
-    def __call__(self) -> People | None:
+    def __call__(self) -> SignInService | None:
         """None where no issuer of the file has a login."""
         with self._lock:
             now = self._clock.monotonic_ms()
@@ -90,7 +90,7 @@ class SignIns:
         if all(issuer.login is None for issuer in callers.issuers):
             self._people = None
         else:
-            self._people = People(callers, self._clock, self._seal, self._public_url, self._session_seconds)
+            self._people = SignInService(callers, self._clock, self._seal, self._public_url, self._session_seconds)
 
 
 _BASIC = 'Basic realm="gputally: any name, the token as password", charset="UTF-8"'
@@ -99,7 +99,7 @@ _BEARER = 'Bearer realm="gputally"'
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. mark: what his forms carry. person: who signed in; None for who showed a token."""
+    """Who asks. mark: what the caller's forms carry. person: who signed in; None for who showed a token."""
 
     principal: Principal
     mark: str
@@ -110,7 +110,7 @@ class Caller:
 
     @property
     def teams(self) -> frozenset[str] | None:
-        """The only ones whose queues he sees; None: all."""
+        """The only teams whose queues the caller sees; None: all."""
         return self.principal.teams
 
 
@@ -121,12 +121,12 @@ class PageAuthentication:
     admitted, and no other.
     """
 
-    def __init__(self, tokens: TokenFile | None, people: Callable[[], People | None] | None = None) -> None:
+    def __init__(self, tokens: TokenFile | None, people: Callable[[], SignInService | None] | None = None) -> None:
         self._tokens = tokens
         self._people = people
         self._own = secrets.token_bytes(32)
 
-    def people(self) -> People | None:
+    def people(self) -> SignInService | None:
         """Return the sign-in for the pages; None where sign-in is not configured."""
         return self._people() if self._people is not None else None
 

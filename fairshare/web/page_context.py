@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from fairshare.controller.policy_file import PolicyPlace
+from fairshare.controller.policy_file import PolicyLocation
 from fairshare.core.errors import AccountantUnavailable
 from fairshare.explain.plan_tables import number
 from fairshare.explain.queue_explanation import span
@@ -44,7 +44,7 @@ from gputally.server.sign_in_pages import PATHS, sign_in_routes
 from gputally.server.tokens_and_grants import Scope
 
 if TYPE_CHECKING:
-    from gputally.server.sign_in import People
+    from gputally.server.sign_in import SignInService
 
 NAVIGATION = (("/", "Shares"), ("/decisions", "Decisions"), ("/policy", "Policy"))
 OF_TEAMS = NAVIGATION[:1]
@@ -64,7 +64,7 @@ class PageContext:
     scene: ReportCache
     history: History
     previews: Previews
-    place: PolicyPlace
+    place: PolicyLocation
     clock: Clock
     interval_s: float = 60.0
     applied: Applied = field(default=lambda *_: None)
@@ -75,7 +75,7 @@ class PageContext:
 class RequestContext:
     """One admitted request. rest: the part of the path after the route's prefix."""
 
-    site: Site
+    site: PagesApp
     request: Request
     form: Fields
     caller: Caller
@@ -110,12 +110,12 @@ class Page:
     for_teams: bool = False
 
 
-class Site:
+class PagesApp:
     """The pages as an ASGI application. Handlers run in threads."""
 
     def __init__(self, house: PageContext, doors: PageAuthentication, pages: Sequence[Page]) -> None:
         self.house = house
-        self.people: Callable[[], People | None] = doors.people
+        self.people: Callable[[], SignInService | None] = doors.people
         self._doors = doors
         self._threads = CapacityLimiter(MOST_AT_ONCE)
         signing_in = sign_in_routes(SignInPages(doors.people, self.page))
@@ -128,7 +128,7 @@ class Site:
         return RequestLog(self.app, "fairshare.pages", headers=page_layout.headers(script=True), answered=answered)
 
     def make_ready(self) -> None:
-        """What would take the first reader's time; whoever does not wait for it only waits longer."""
+        """What would take the first reader's time; a client that does not wait for it only waits longer."""
         page_layout.make_ready(_environment(), "fairshare.web")
 
     def page(

@@ -387,7 +387,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PolicyText:
     """The file as it stands. name: as people know it."""
 
     text: str
@@ -395,7 +395,7 @@ class Standing:
     data: dict[str, Any] = field(repr=False, default_factory=dict)
 
     @classmethod
-    def of(cls, text: str, name: str) -> Standing:
+    def of(cls, text: str, name: str) -> PolicyText:
         """Raises FileFault for what is no YAML."""
         data = parse(text, name).data
         return cls(text, name, data if isinstance(data, dict) else {})
@@ -406,7 +406,7 @@ class Standing:
         return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
-def form_of(standing: Standing) -> Form:
+def form_of(standing: PolicyText) -> Form:
     """The fields as the file fills them; what it leaves out is empty."""
     values = {each.name: shown(each, look(standing.data, each.path)) for each in SCALARS}
     rows = tuple(
@@ -444,7 +444,7 @@ def with_new_row(form: Form) -> Form:
     return Form(form.values, (*form.rows, Row(None, {each.name: "" for each in QUEUE})))
 
 
-def draft(standing: Standing, form: Form, capacity: float | None = None) -> Draft:
+def draft(standing: PolicyText, form: Form, capacity: float | None = None) -> Draft:
     """The file that the form asks for, and what is wrong with it. capacity: GPUs, to compare quotas with. Raises
     ValueError for rows that the file does not have."""
     revision, numbers = _revision(standing, form)
@@ -488,7 +488,7 @@ def names(form: Form) -> tuple[str, ...]:
     return tuple(dict.fromkeys(row.values["name"] for row in form.rows if row.values["name"] and not row.gone))
 
 
-def _revision(standing: Standing, form: Form) -> tuple[Revision, tuple[int, ...]]:
+def _revision(standing: PolicyText, form: Form) -> tuple[Revision, tuple[int, ...]]:
     """The changes, and the form's row of every queue that is left."""
     values: dict[tuple[Key, ...], Plain] = {}
     for each in SCALARS:

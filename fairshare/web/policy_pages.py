@@ -9,21 +9,21 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.controller.policy_file import Changed, NotKept, digest, loaded
+from fairshare.controller.policy_file import PolicyFileChanged, PolicyNotWritten, digest, loaded
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.web import policy_form, queue_pages
 from fairshare.web.http_messages import Refusal
-from fairshare.web.page_context import RequestContext, Site, link, redirect
-from fairshare.web.policy_form import GROUPS, QUEUE, Draft, Finding, Form, Standing
+from fairshare.web.page_context import PagesApp, RequestContext, link, redirect
+from fairshare.web.policy_form import GROUPS, QUEUE, Draft, Finding, Form, PolicyText
 from fairshare.web.svg_plots import Line, bullet, over_time
-from fairshare.web.what_if_previews import MOST_DAYS, Busy, Comparison, Order
+from fairshare.web.what_if_previews import MOST_DAYS, Busy, Comparison, PreviewOrder
 from gputally.base.units import MS_PER_DAY
 from gputally.base.yaml_file import FileFault, parse
 
 PREVIEW_DAYS = (3, 7, 14, 30)
 YAML = "application/yaml; charset=utf-8"
 _FALLBACK_GPUS = 100.0
-"""Parts of a cluster nobody knows the size of are shown as of one hundred GPUs."""
+"""Parts of a cluster of unknown size are shown as of one hundred GPUs."""
 
 
 def form(visit: RequestContext) -> Response:
@@ -77,7 +77,7 @@ def preview(visit: RequestContext) -> Response:
     days = visit.sent("days")
     if not days.isascii() or not days.isdigit() or not 1 <= int(days) <= MOST_DAYS:
         raise Refusal(422, "How many days?", f"a preview looks back 1 to {MOST_DAYS} days")
-    order = Order(visit.site.snapshot().policy, policy, int(days), visit.house.clock.wall_ms())
+    order = PreviewOrder(visit.site.snapshot().policy, policy, int(days), visit.house.clock.wall_ms())
     try:
         key = visit.house.previews.start(order, text, edited=visit.sent("edited") != "no")
     except Busy as busy:
@@ -111,34 +111,34 @@ def cancel(visit: RequestContext) -> Response:
 
 
 def apply(visit: RequestContext) -> Response:
-    """POST `/policy/apply`: write the file, where the operator allows it and nobody was faster."""
+    """POST `/policy/apply`: write the file, where the operator allows it and no other change came first."""
     text, policy = _text(visit)
     if not visit.house.place.writable:
         raise Refusal(403, "Not from here", "pages do not write the policy here: commit the file instead")
     before = _version(visit.site)
     try:
         visit.house.place.write(text, visit.sent("base"))
-    except Changed as error:
+    except PolicyFileChanged as error:
         raise Refusal(409, "Somebody was faster", str(error)) from error
-    except NotKept as error:
+    except PolicyNotWritten as error:
         raise Refusal(500, "It could not be written", str(error)) from error
     visit.house.applied(visit.caller.principal.name, before, policy.version())
     return visit.page("applied.html", "/policy", before=before, version=policy.version())
 
 
-def _standing(site: Site) -> Standing:
+def _standing(site: PagesApp) -> PolicyText:
     try:
         text = site.house.place.read()
-        return Standing.of(text, site.house.place.name)
-    except (NotKept, FileFault) as error:
+        return PolicyText.of(text, site.house.place.name)
+    except (PolicyNotWritten, FileFault) as error:
         raise Refusal(503, "The policy file cannot be read", str(error)) from error
 
 
-def _version(site: Site) -> str:
+def _version(site: PagesApp) -> str:
     """Of the file as it stands; "faulty" where it is no policy."""
     try:
         return loaded(parse(site.house.place.read(), site.house.place.name)).version()
-    except (NotKept, FileFault):
+    except (PolicyNotWritten, FileFault):
         return "faulty"
 
 
@@ -149,7 +149,7 @@ def _sent(visit: RequestContext) -> Form:
         raise Refusal(400, "Not a form of ours", str(error)) from error
 
 
-def _draft(site: Site, standing: Standing, sent: Form) -> Draft:
+def _draft(site: PagesApp, standing: PolicyText, sent: Form) -> Draft:
     snapshot = site.house.scene.now()
     try:
         return policy_form.draft(standing, sent, snapshot.gpus if snapshot is not None else None)
@@ -167,7 +167,7 @@ def _text(visit: RequestContext) -> tuple[str, Policy]:
 
 
 def _form_page(
-    visit: RequestContext, standing: Standing, shown: Form, found: Draft | None, status: int = 200
+    visit: RequestContext, standing: PolicyText, shown: Form, found: Draft | None, status: int = 200
 ) -> Response:
     if found is None:
         found = _draft(visit.site, standing, shown)
@@ -182,7 +182,7 @@ def _form_page(
     )  # fmt: skip
 
 
-def _review_page(visit: RequestContext, standing: Standing, found: Draft, base: str) -> Response:
+def _review_page(visit: RequestContext, standing: PolicyText, found: Draft, base: str) -> Response:
     assert found.policy is not None
     try:
         before: Policy | None = loaded(parse(standing.text, standing.name))
@@ -196,7 +196,7 @@ def _review_page(visit: RequestContext, standing: Standing, found: Draft, base: 
     )  # fmt: skip
 
 
-def _parts_html(site: Site, policy: Policy | None) -> str:
+def _parts_html(site: PagesApp, policy: Policy | None) -> str:
     """What quotas and weights come to under a draft, as a list to be put into the page."""
     if policy is None:
         return ""

@@ -29,7 +29,7 @@ ByHour = Mapping[int, int]
 """Beginning of an hour (milliseconds UTC): GPU-microseconds held in it."""
 
 
-class Books(Protocol):
+class HistoryQuestions(Protocol):
     """What is asked of the accountant (`fairshare.usage.accountant_client.AccountantClient`). Raises
     AccountantUnavailable."""
 
@@ -47,7 +47,7 @@ class Books(Protocol):
 class History:
     """Asked from any thread; one question at a time goes to the accountant."""
 
-    def __init__(self, books: Books, clock: Clock) -> None:
+    def __init__(self, books: HistoryQuestions, clock: Clock) -> None:
         self._books = books
         self._clock = clock
         self._lock = threading.Lock()
@@ -55,7 +55,7 @@ class History:
 
     def held(self, policy: Policy, name: str, hours: int) -> list[tuple[float, float]]:
         """GPUs held by a queue and all below it, (hour, mean), oldest first, of the last whole hours, at most a month
-        of them. Hours of which the books know nothing of anybody are left out. Raises AccountantUnavailable."""
+        of them. Hours without any records are left out. Raises AccountantUnavailable."""
         hours = max(1, min(hours, MOST_HOURS))
         with self._lock:
             known = self._by_hour(hours)
@@ -66,7 +66,7 @@ class History:
         return [(float(at), sum(part.get(at, 0) for part in parts) / US_PER_HOUR) for at in sorted(known)]
 
     def _by_hour(self, hours: int, *queues: str) -> ByHour:
-        """Held by these queues together; without any, by whoever there is. Holding the lock."""
+        """Held by these queues together; without any, by what there is. Holding the lock."""
         now_ms = self._clock.wall_ms()
         kept = self._kept.get((hours, queues))
         if kept is not None and now_ms - kept[0] < KEPT_MS:

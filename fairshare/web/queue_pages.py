@@ -4,7 +4,7 @@ Numbers are those of the cycle (`fairshare.controller.cycle_report`); here they 
 
 A queue belongs to a team that it or the nearest queue above it names, as the accountant's books have it. It is shown
 to who sees some teams only where all below it is theirs too, because its figures contain those. Sentences of the cycle
-speak of siblings, parents and whoever waits; they are left out rather than read.
+name siblings, parents and waiting workloads; they are left out rather than read.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from fairshare.web.http_messages import Fields, Refusal, read_form
 from fairshare.web.page_authentication import same_site
 
 if TYPE_CHECKING:
-    from gputally.server.sign_in import People
+    from gputally.server.sign_in import SignInService
     from gputally.server.sign_in_pages import Kind
 
 _REFUSED = {
@@ -25,13 +25,13 @@ _REFUSED = {
 
 
 class SignInPages:
-    """gputally.server.sign_in_pages.Site"""
+    """gputally.server.sign_in_pages.SignInSite"""
 
-    def __init__(self, people: Callable[[], People | None], page: Callable[..., Response]) -> None:
+    def __init__(self, people: Callable[[], SignInService | None], page: Callable[..., Response]) -> None:
         self._people = people
         self._page = page
 
-    def people(self, _: Request) -> People:
+    def people(self, _: Request) -> SignInService:
         found = self._people()
         if found is None:
             raise Refusal(404, "No such page", "nobody signs in here: ask with a token")

@@ -3,7 +3,7 @@
 A preview replays the same days under the policy in force and under the draft. How that is carried out is a constructor
 argument: in a process of its own (`fairshare.web.what_if_previews`), or right here for who can wait.
 
-The process is niced, may not grow beyond its memory, and is ended when its time is over or somebody asks. What it says
+The process is niced, may not grow beyond its memory, and is ended when its time is over or on request. What it says
 comes through a pipe: ("progress", part, doing), then ("done", Comparison) or ("failed", reason).
 """
 
@@ -24,7 +24,7 @@ from typing import Literal
 
 from accountant.wire.policy_models import Policy
 from fairshare.explain import what_if
-from fairshare.explain.what_if import Days, Row, daily, of_books
+from fairshare.explain.what_if import ComparedQueue, Days, daily, of_books
 from fairshare.usage.accountant_client import AccountantClient
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_HOUR
@@ -45,7 +45,7 @@ class Cancelled(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PreviewOrder:
     """Replay `days` whole days up to the hour before `at_ms` under both policies."""
 
     now: Policy
@@ -68,7 +68,7 @@ class Comparison:
     jobs: int
     start_ms: int
     end_ms: int
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedQueue, ...]
     series: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
     told: tuple[str, ...]
 
@@ -77,7 +77,7 @@ class Comparison:
 class Preview:
     """part: of the work that is done. text: the policy file as it would be. fault: why it failed."""
 
-    order: Order
+    order: PreviewOrder
     text: str
     edited: bool
     state: State = "running"
@@ -87,7 +87,7 @@ class Preview:
     fault: str = ""
 
 
-Work = Callable[[Order, Told, threading.Event], Comparison]
+Work = Callable[[PreviewOrder, Told, threading.Event], Comparison]
 """Raises Cancelled soon after the event is set, and an Exception with a sentence for whatever else goes wrong."""
 
 
@@ -100,7 +100,7 @@ class Previews:
         self._known: OrderedDict[str, Preview] = OrderedDict()
         self._stops: dict[str, threading.Event] = {}
 
-    def start(self, order: Order, text: str, *, edited: bool) -> str:
+    def start(self, order: PreviewOrder, text: str, *, edited: bool) -> str:
         """Its key. One that is running, or has come out well, is not made again. Raises Busy."""
         key = order.key
         with self._lock:
@@ -140,7 +140,7 @@ class Previews:
         for stop in stops:
             stop.set()
 
-    def _make(self, key: str, order: Order, stop: threading.Event) -> None:
+    def _make(self, key: str, order: PreviewOrder, stop: threading.Event) -> None:
         def told(part: float, doing: str) -> None:
             self._change(key, part=min(1.0, part), doing=doing)
 
@@ -161,7 +161,7 @@ class Previews:
                 self._known[key] = replace(self._known[key], **changes)  # type: ignore[arg-type]  # checked by replace
 
 
-def compare(order: Order, client: AccountantClient, told: Told) -> Comparison:
+def compare(order: PreviewOrder, client: AccountantClient, told: Told) -> Comparison:
     """The work itself. Raises WhatIfError and AccountantUnavailable."""
     told(0.0, "reading the books")
     past = of_books(client, order.then, order.days * 86_400, None, order.at_ms)
@@ -185,7 +185,7 @@ def compare(order: Order, client: AccountantClient, told: Told) -> Comparison:
     end_ms = order.at_ms // MS_PER_HOUR * MS_PER_HOUR
     start_ms = end_ms - (past.end_s - past.from_s) * 1000
     rows = tuple(what_if.rows(names, past, before, after))
-    told_ = what_if.assumed(past, order.now, order.then)
+    told_ = what_if.assumptions(past, order.now, order.then)
     return Comparison(past.gpus, len(past.workload.submit_s), start_ms, end_ms, rows, series, told_)
 
 
@@ -227,9 +227,9 @@ class Worker:
     source: Source
     most_mib: int = 768
     most_s: float = 600.0
-    compare: Callable[[Order, AccountantClient, Told], Comparison] = compare
+    compare: Callable[[PreviewOrder, AccountantClient, Told], Comparison] = compare
 
-    def __call__(self, order: Order, told: Told, stop: threading.Event) -> Comparison:
+    def __call__(self, order: PreviewOrder, told: Told, stop: threading.Event) -> Comparison:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe(duplex=False)
         plain = (order.now.model_dump_json(by_alias=True), order.then.model_dump_json(by_alias=True))
@@ -275,7 +275,7 @@ class Worker:
 
 
 def _work(
-    compare: Callable[[Order, AccountantClient, Told], Comparison],
+    compare: Callable[[PreviewOrder, AccountantClient, Told], Comparison],
     source: Source,
     policies: tuple[str, str],
     days: int,
@@ -298,7 +298,7 @@ def _work(
 
     try:
         with source.open() as client:
-            result = compare(Order(now, then, days, at_ms), client, told)
+            result = compare(PreviewOrder(now, then, days, at_ms), client, told)
     except MemoryError:
         pipe.send(("failed", f"it needs more than {most_mib} MiB: take fewer days"))
     except Exception as error:  # noqa: BLE001  # the page says it; there is nobody else to tell

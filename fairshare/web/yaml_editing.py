@@ -75,10 +75,10 @@ def revise(text: str, revision: Revision) -> tuple[str, bool]:
             return edited, True
     except (YAMLError, FileFault, LookupError, TypeError, ValueError, AttributeError):
         pass  # a structure that cannot be edited in place
-    return anew(wanted, _heading(text)), False
+    return policy_text(wanted, _heading(text)), False
 
 
-def anew(data: Mapping[str, Any], heading: str = "") -> str:
+def policy_text(data: Mapping[str, Any], heading: str = "") -> str:
     """The data as a file, one queue a line."""
     parts = [heading] if heading else []
     for key, value in data.items():

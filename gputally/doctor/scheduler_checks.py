@@ -12,7 +12,7 @@ from fairshare.controller.kube_scheduler_extender import REMEDY
 from fairshare.controller.policy_file import advice
 from fairshare.core.model import UNLIMITED, Condition, Gang, Issue, Pod
 from fairshare.core.pods import read_pod
-from fairshare.laws.gang_turns import reach
+from fairshare.laws.gang_turns import gang_reach
 from fairshare.targets import ADAPTERS, kai, kueue, volcano
 from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER
 from fairshare.targets.status_conditions import StatusObject, conditions
@@ -442,7 +442,7 @@ def _gangs(policy: Policy, capacity: float, gangs: Sequence[Gang]) -> Iterator[F
         elif capacity > 0:
             key = gang.queue, gang.minimum
             if key not in shares:
-                reached = reach(policy, capacity, *key)
+                reached = gang_reach(policy, capacity, *key)
                 shares[key] = "" if reached.admitted else reached.sentence()
             if shares[key]:
                 yield Finding(

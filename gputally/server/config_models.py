@@ -70,24 +70,24 @@ def at(key: str, message: str) -> ValueError:
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _GivenValue:
     path: tuple[str, ...]
     value: object
     place: str
 
 
-def _from_environment(prefix: str, environ: Mapping[str, str]) -> list[_Given]:
+def _from_environment(prefix: str, environ: Mapping[str, str]) -> list[_GivenValue]:
     names = sorted(name for name in environ if name.startswith(prefix))
     keys = {name: name.removeprefix(prefix) for name in names}
     return [
-        _Given(tuple(key.lower().split("__")), environ[name], name)
+        _GivenValue(tuple(key.lower().split("__")), environ[name], name)
         for name, key in keys.items()
         if not _SERVICE_LINK.fullmatch(key)
     ]
 
 
-def _from_flags(flags: Mapping[str, object]) -> list[_Given]:
-    return [_Given(tuple(key.split(".")), flags[key], "--" + re.sub("[_.]", "-", key)) for key in sorted(flags)]
+def _from_flags(flags: Mapping[str, object]) -> list[_GivenValue]:
+    return [_GivenValue(tuple(key.split(".")), flags[key], "--" + re.sub("[_.]", "-", key)) for key in sorted(flags)]
 
 
 def _line(document: Document, origin: Mapping[tuple[Key, ...], str], fault: Any) -> str:
@@ -222,7 +222,7 @@ def bare_off(value: object) -> object:
 T = TypeVar("T")
 
 
-class Renewed(Generic[T]):
+class ReloadedFile(Generic[T]):
     """What `load` makes of a file, as of its last good version. Raises FileFault for a bad first one.
 
     enforce: puts a later version in force; the first one is its owner's. Whatever it raises leaves the version before
@@ -263,7 +263,7 @@ class Renewed(Generic[T]):
                 self._again_after_enforcing(value)
         except FileFault as fault:
             self.refused = True
-            self._again = isinstance(fault, (Unreadable, NotInForce))
+            self._again = isinstance(fault, (Unreadable, FileNotInForce))
             told, self._raised = self._raised, str(fault)
             if str(fault) == told:
                 return False
@@ -280,14 +280,14 @@ class Renewed(Generic[T]):
         try:
             self._enforce(value)
         except FileFault as fault:
-            raise NotInForce(fault.faults) from fault
+            raise FileNotInForce(fault.faults) from fault
 
 
-class NotInForce(FileFault):
+class FileNotInForce(FileFault):
     """The file can be read, and is refused by what it has to agree with, which may change."""
 
 
-class Watched(Renewed[T]):
+class WatchedFile(ReloadedFile[T]):
     """One whose faults are reported instead of raised.
 
     report: called with the faults (`file:line: reason`) of a version that is not put in force."""

@@ -140,7 +140,7 @@ class Issuers:
                 fault = error
         raise fault
 
-    def _verified(self, token: str, said: tokens_and_grants.Unverified, issuer: Issuer, keys: Keys) -> Principal:
+    def _verified(self, token: str, said: tokens_and_grants.UnverifiedToken, issuer: Issuer, keys: Keys) -> Principal:
         claims = verified(token, said, issuer.issuer, issuer.audience, keys, self._clock.wall_ms())
         if issuer.cluster is not None:
             return _of_cluster(claims, issuer)
@@ -151,7 +151,7 @@ class Issuers:
 
 
 def verified(
-    token: str, said: tokens_and_grants.Unverified, issuer: str, audience: str, keys: Keys, now_ms: int
+    token: str, said: tokens_and_grants.UnverifiedToken, issuer: str, audience: str, keys: Keys, now_ms: int
 ) -> Mapping[str, Any]:
     """The claims of a token that this issuer made for this audience. Raises Unauthenticated, AuthorityUnavailable."""
     if said.algorithm not in ALGORITHMS:

@@ -61,7 +61,7 @@ class Session:
     id: str
 
 
-class Seal:
+class CookieSigner:
     """Signs and opens. key: secret, the same over restarts. house: whose pages these are; in the cookies' names too."""
 
     def __init__(self, key: bytes, house: str = "gputally") -> None:
@@ -170,7 +170,7 @@ class Cookie:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Redirect:
     """The answer 303: where a browser goes next, and what it keeps or forgets on the way."""
 
     to: str
@@ -212,14 +212,14 @@ class Person:
         return secrets.compare_digest(self.form_token.encode(), form_token.encode())
 
 
-class People:
+class SignInService:
     """callers: the file in force. public_url: where browsers reach us. provider: how to speak with an issuer."""
 
     def __init__(
         self,
         callers: Callers,
         clock: Clock,
-        seal: Seal,
+        seal: CookieSigner,
         public_url: str,
         session_seconds: int,
         keys: Callable[[openid_connect.Fetch, Clock], Keys] = Keys,
@@ -235,15 +235,15 @@ class People:
         self.providers = tuple(Provider(one, one.login) for one in callers.issuers if one.login is not None)
         self._keys = {one.issuer.issuer: keys(openid_connect.source(one.issuer), clock) for one in self.providers}
 
-    def leave(self, provider: Provider, following: str) -> Move:
+    def leave(self, provider: Provider, following: str) -> Redirect:
         """To the provider; afterwards to `following`, where that is a path of ours. Raises AuthorityUnavailable."""
         state, nonce, verifier = (secrets.token_urlsafe(_CHANCE_BYTES) for _ in range(3))
         under_way = SignIn(provider.issuer.issuer, state, nonce, verifier, own_path(following))
         address = provider.leave_for(self._redirect, state, nonce, verifier)
         sealed = self._seal.sign_in(under_way, self._clock.wall_ms(), UNDER_WAY_SECONDS)
-        return Move(address, (self._under_way(sealed, UNDER_WAY_SECONDS),))
+        return Redirect(address, (self._under_way(sealed, UNDER_WAY_SECONDS),))
 
-    def arrive(self, cookies: Mapping[str, str], state: str, code: str) -> Move:
+    def arrive(self, cookies: Mapping[str, str], state: str, code: str) -> Redirect:
         """Back from the provider, with a session. code: "" where the provider gave none.
 
         Raises Unauthenticated, AuthorityUnavailable."""
@@ -270,7 +270,7 @@ class People:
             under_way.issuer, user, tuple(sorted(known.intersection(groups))), secrets.token_urlsafe(_CHANCE_BYTES)
         )
         kept = self._session(self._seal.session(session, now, self._session_seconds), self._session_seconds)
-        return Move(as_address(under_way.next), (kept, self._under_way("", 0)))
+        return Redirect(as_address(under_way.next), (kept, self._under_way("", 0)))
 
     def person(self, cookies: Mapping[str, str]) -> Person | None:
         """Who is signed in; None for a browser without a session. Raises Unauthenticated for a session that is over."""
@@ -282,7 +282,7 @@ class People:
         scopes, teams = granted(self._grants, session.user, session.groups)
         return Person(Principal(session.user, scopes, teams=teams), self._seal.form_token(session))
 
-    def sign_out(self, cookies: Mapping[str, str], form_token: str) -> Move:
+    def sign_out(self, cookies: Mapping[str, str], form_token: str) -> Redirect:
         """Forget the session in this browser. Raises CrossSite.
 
         Not at the provider: it would sign the person in again."""
@@ -292,7 +292,7 @@ class People:
             found = None
         if found is not None and not found.allows(form_token):
             raise CrossSite("this form does not belong to this session")
-        return Move(LEFT, (self._session("", 0),))
+        return Redirect(LEFT, (self._session("", 0),))
 
     def _session(self, value: str, seconds: int) -> Cookie:
         return Cookie(self._session_name, value, seconds, "/", self._secure)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gputally.server.sign_in import CALLBACK, LEAVE, LEFT, LONGEST, OUT, CrossSite, Move, People, own_path
+from gputally.server.sign_in import CALLBACK, LEAVE, LEFT, LONGEST, OUT, CrossSite, Redirect, SignInService, own_path
 from gputally.server.tokens_and_grants import AuthorityUnavailable, Unauthenticated
 
 MARK = "form_token"
@@ -22,10 +22,10 @@ PATHS = frozenset({LEAVE, CALLBACK, OUT, LEFT})
 Kind = Literal["no-provider", "too-long", "unauthenticated", "cross-site", "authority-unavailable"]
 
 
-class Site(Protocol):
+class SignInSite(Protocol):
     """What these pages need of a program."""
 
-    def people(self, request: Request, /) -> People:
+    def people(self, request: Request, /) -> SignInService:
         """Raises a refusal where sign-in is not configured."""
         ...
 
@@ -40,7 +40,7 @@ class Site(Protocol):
         ...
 
 
-def sign_in_routes(site: Site) -> list[Route]:
+def sign_in_routes(site: SignInSite) -> list[Route]:
     """The routes of all sign-in pages."""
 
     def parameter(request: Request, name: str, default: str = "") -> str:
@@ -98,7 +98,7 @@ def sign_in_routes(site: Site) -> list[Route]:
     ]
 
 
-def _moved(move: Move) -> Response:
+def _moved(move: Redirect) -> Response:
     answer = Response(status_code=303, headers={"Location": move.to})
     for cookie in move.cookies:
         answer.headers.append("Set-Cookie", cookie.header())

@@ -48,7 +48,7 @@ from pydantic import AwareDatetime, Field, field_validator, model_validator
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 from gputally.server import config_models
-from gputally.server.config_models import Model, Watched
+from gputally.server.config_models import Model, WatchedFile
 
 Scope = Literal["ingest", "import", "read", "progress", "policy", "admin"]
 SCOPES: tuple[Scope, ...] = ("ingest", "import", "read", "progress", "policy", "admin")
@@ -119,7 +119,7 @@ class AnyOf:
         raise unsure or fault
 
 
-class Current:
+class CurrentAuthenticator:
     """Delegates to the authentication of the newest configuration, which is read again when it changes."""
 
     def __init__(self, way: Callable[[], Authenticator]) -> None:
@@ -129,14 +129,14 @@ class Current:
         return await self._way().authenticate(token, address)
 
 
-class Everybody:
+class AllowAll:
     """No tokens at all: for a loopback address only (accountant.core.settings sees to that)."""
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
         return Principal("anonymous", frozenset(SCOPES))
 
 
-class OneToken:
+class SingleToken:
     """A single secret for everything: for a process that asks itself."""
 
     def __init__(self, token: str) -> None:
@@ -200,7 +200,7 @@ class TokenFile:
     report: called with the faults of a later version that is not taken into force."""
 
     def __init__(self, path: Path, clock: Clock, report: Callable[[str], None]) -> None:
-        self._file = Watched(path, lambda p: config_models.load_yaml(p, TokenList).tokens, report)
+        self._file = WatchedFile(path, lambda p: config_models.load_yaml(p, TokenList).tokens, report)
         self._clock = clock
         self._looked_ms = clock.monotonic_ms()
 
@@ -295,7 +295,7 @@ _SERVICE_ACCOUNT = "system:serviceaccount:"
 
 
 @dataclass(frozen=True, slots=True)
-class Unverified:
+class UnverifiedToken:
     """A token's own words; nothing of it is trusted; it only says which issuer to ask."""
 
     issuer: str
@@ -304,7 +304,7 @@ class Unverified:
     expires_ms: int
 
 
-def unverified(token: str) -> Unverified | None:
+def unverified(token: str) -> UnverifiedToken | None:
     """None for what is no JWT with an end."""
     if len(token) > MOST_BYTES or token.count(".") != 2:
         return None
@@ -316,7 +316,7 @@ def unverified(token: str) -> Unverified | None:
     issuer, key, end = claims.get("iss"), header.get("kid", ""), _instant(claims.get("exp"))
     if not isinstance(issuer, str) or not isinstance(key, str) or end is None:
         return None
-    return Unverified(issuer, key, str(header.get("alg", "")), end)
+    return UnverifiedToken(issuer, key, str(header.get("alg", "")), end)
 
 
 def check_times(claims: Mapping[str, Any], now_ms: int) -> None:

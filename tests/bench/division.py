@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import random
 
-from fairshare.core.model import Case, Claim
+from fairshare.core.model import Claim, DivisionProblem
 from fairshare.laws.division import divide
 from tests.bench.figure import Figure, median_cpu_seconds
 
 KAI_GO_MS = {1_000: 1.6, 10_000: 18.0}
 
 
-def case(queues: int) -> Case:
+def case(queues: int) -> DivisionProblem:
     """Quotas, weights, requests and usage drawn at random; about half of the requests can be met."""
     chance = random.Random(queues)
     claims = tuple(
@@ -28,7 +28,7 @@ def case(queues: int) -> Case:
         )
         for i in range(queues)
     )
-    return Case(name="bench", total=16.0 * queues, k=1.0, claims=claims, function="setResourceShare")
+    return DivisionProblem(name="bench", total=16.0 * queues, k=1.0, claims=claims, function="setResourceShare")
 
 
 def measure() -> list[Figure]:

@@ -33,7 +33,7 @@ from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_models import Dimension, UsageLine
 from fairshare.web.page_authentication import PageAuthentication
-from fairshare.web.page_context import Site
+from fairshare.web.page_context import PagesApp
 from fairshare.web.queue_history import History
 from fairshare.web.route_table import ROUTES
 from gputally.base.clock import VirtualClock
@@ -213,7 +213,7 @@ def _timed(name: str, ask: Callable[[], int]) -> dict[str, float]:
 
 
 class _Books:
-    """fairshare.web.queue_history.Books of the ledger itself."""
+    """fairshare.web.queue_history.HistoryQuestions of the ledger itself."""
 
     def __init__(self, ledger: DuckLedger) -> None:
         self._ledger = ledger
@@ -235,7 +235,7 @@ def _controller(folder: Path, ledger: DuckLedger) -> Stage:
     """The controller's pages with the ledger's history."""
     here = stage(folder)
     house = replace(here.site.house, history=History(_Books(ledger), VirtualClock(ledger.extent()[1])))
-    return replace(here, site=Site(house, PageAuthentication(None), ROUTES))
+    return replace(here, site=PagesApp(house, PageAuthentication(None), ROUTES))
 
 
 if __name__ == "__main__":

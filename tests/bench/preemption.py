@@ -15,7 +15,7 @@ import random
 from accountant.wire.policy_models import Policy
 from fairshare.core.model import Entitlement, Gang, Pod
 from fairshare.preemption.preemption_claims import situation
-from fairshare.preemption.preemption_types import Situation
+from fairshare.preemption.preemption_types import PreemptionInputs
 from fairshare.preemption.victim_selection import decide
 from fairshare.targets.kai import POD_GROUP
 from gputally.kubernetes.objects import GPU, Object
@@ -49,7 +49,7 @@ def gang(number: int) -> Gang:
     )  # fmt: skip
 
 
-def crowded() -> tuple[Policy, Situation]:
+def crowded() -> tuple[Policy, PreemptionInputs]:
     policy = Policy.model_validate(
         {
             "queues": [{"name": f"q{i}", "deserved": 4} for i in range(QUEUES)],
@@ -66,7 +66,7 @@ def crowded() -> tuple[Policy, Situation]:
     return policy, situation(policy, "kai", gangs, due, nodes, [pod for each in gangs for pod in each.pods], NOW_MS)
 
 
-def scattered() -> tuple[Policy, Situation]:
+def scattered() -> tuple[Policy, PreemptionInputs]:
     """The first of 40 queues hold most of 250 nodes, one GPU at a time; ten others wait."""
     queues, nodes, jobs, waiting = 40, 250, 2_000, 50
     due = SIZE * nodes / queues

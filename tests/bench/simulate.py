@@ -34,7 +34,7 @@ def measure() -> list[Figure]:
         scheduling_policies.run(name, workload, setup, length)
         figures.append(Figure(f"Philly, six weeks, {name}", time.process_time() - begin, "s CPU", "goal", 2.0))
     begin = time.perf_counter()
-    with players(comparison.Player(workload, setup.share)) as replays:
+    with players(comparison.TaskRunner(workload, setup.share)) as replays:
         comparison.compare(SIDE_BY_SIDE, [comparison.Window(0, length)], [(1.13, GPUS)], replays)
     wall = (time.perf_counter() - begin) / len(SIDE_BY_SIDE)
     figures.append(Figure(f"{len(SIDE_BY_SIDE)} policies side by side, each", wall, "s wall", "goal", 2.0))

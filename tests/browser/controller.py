@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accountant.wire.policy_models import Policy
-from fairshare.controller.policy_file import FileKeeper, PolicyPlace
+from fairshare.controller.policy_file import PolicyFileWriter, PolicyLocation
 from fairshare.usage.accountant_client import AccountantClient
 from fairshare.web.page_authentication import PageAuthentication
-from fairshare.web.page_context import PageContext, Site, link
+from fairshare.web.page_context import PageContext, PagesApp, link
 from fairshare.web.queue_history import History, ReportCache
 from fairshare.web.route_table import ROUTES
-from fairshare.web.what_if_previews import Order, Previews, Source, Worker
-from fairshare.web.yaml_editing import anew
+from fairshare.web.what_if_previews import PreviewOrder, Previews, Source, Worker
+from fairshare.web.yaml_editing import policy_text
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
 from tests.fairshare.web.staging import settled
@@ -38,17 +38,17 @@ def controller_pages(
 ) -> Iterator[ControllerPages]:
     """Serve them until the block ends; with a preview of `days` that is done."""
     file = folder / "policy.yaml"
-    file.write_text(anew(policy.model_dump(mode="json", by_alias=True, exclude_defaults=True), HEADING))
+    file.write_text(policy_text(policy.model_dump(mode="json", by_alias=True, exclude_defaults=True), HEADING))
     clock = VirtualClock(now_ms)
     with AccountantClient(accountant) as client, contextlib.ExitStack() as after:
         previews = Previews(Worker(Source(accountant)))
         after.callback(previews.close)
-        place = PolicyPlace(file, FileKeeper(file))
+        place = PolicyLocation(file, PolicyFileWriter(file))
         house = PageContext(scene, History(client, clock), previews, place, clock, 3600.0, accountant=accountant)
-        url = after.enter_context(serve(Site(house, PageAuthentication(None), ROUTES).observed(), "127.0.0.1", 0))
+        url = after.enter_context(serve(PagesApp(house, PageAuthentication(None), ROUTES).observed(), "127.0.0.1", 0))
         other = policy.model_copy(update={"k": policy.k / 2, "queues": tuple(_heavier(policy))})
-        text = anew(other.model_dump(mode="json", by_alias=True, exclude_defaults=True), HEADING)
-        key = previews.start(Order(policy, other, days, now_ms), text, edited=True)
+        text = policy_text(other.model_dump(mode="json", by_alias=True, exclude_defaults=True), HEADING)
+        key = previews.start(PreviewOrder(policy, other, days, now_ms), text, edited=True)
         found = settled(previews, key, calm_s=120)
         assert found.state == "done", found.fault
         first = policy.queues[0].name

@@ -12,7 +12,7 @@ from accountant.wire.policy_models import IdleReclaimPolicy, Policy
 from agent.wire import Batch, Holder, UsageInterval
 from fairshare.core.model import Pod
 from fairshare.preemption.idle_reclaim import is_idle
-from fairshare.preemption.preemption_types import Idleness, Use
+from fairshare.preemption.preemption_types import Idleness, PodUse
 from fairshare.usage.accountant_client import AccountantClient
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
@@ -67,13 +67,13 @@ def test_only_who_was_measured_idle_is_idle(client: AccountantClient) -> None:
     spans = []
     for minutes in (120, 30):
         found = client.pod_usage(END_MS - minutes * 60_000, END_MS)
-        spans.append({name: Use(a.busy, a.allocated_idle, a.allocated_unknown) for (_, name), a in found.items()})
+        spans.append({name: PodUse(a.busy, a.allocated_idle, a.allocated_unknown) for (_, name), a in found.items()})
     idleness = Idleness(END_MS, spans[0], spans[1])
     pods = [Pod(name, "ns", name, 1.0, "n", held=True, ready_ms=START_MS) for name in BUSY_US]
     alone = {"idle"} if client.clusters == 1 else set()  # type: ignore[attr-defined]
     assert {pod.name for pod in pods if is_idle(rule, pod, idleness)} == alone
-    assert spans[0]["blind"] == spans[0]["left"] == Use(0, 0, 2 * 3_600_000_000)
-    assert spans[0]["short"] == Use(0, 3_600_000_000, 0)
+    assert spans[0]["blind"] == spans[0]["left"] == PodUse(0, 0, 2 * 3_600_000_000)
+    assert spans[0]["short"] == PodUse(0, 3_600_000_000, 0)
 
 
 def test_some_pods_are_asked_for_by_name(client: AccountantClient) -> None:

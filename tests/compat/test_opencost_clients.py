@@ -18,7 +18,7 @@ from accountant.app import create_app
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.settings import Settings
 from accountant.runtime.service_metrics import Metrics
-from gputally.server.tokens_and_grants import Everybody
+from gputally.server.tokens_and_grants import AllowAll
 from tests.compat.opencost_day import START_MS
 from tests.compat.opencost_listener import DAY, HOUR_MS, Port
 from tests.http.conftest import DirectIngest
@@ -41,7 +41,7 @@ def api(port: Port) -> Iterator[TestClient]:
     assert port.book is not None
     keeper.prices.take(port.book, "file", "prices.yaml", "", port.clock.wall_ms())
     ingest = DirectIngest(port.ledger, port.clock)  # type: ignore[arg-type]
-    deps = Deps(settings, port.clock, port.ledger, ingest, Everybody(), Metrics(), keeper, lambda _: None)
+    deps = Deps(settings, port.clock, port.ledger, ingest, AllowAll(), Metrics(), keeper, lambda _: None)
     with TestClient(create_app(deps), base_url="http://127.0.0.1") as client:
         yield client
 

@@ -18,7 +18,7 @@ from agent.simulation.simulated_node import H100
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.simulator.scheduling_policies import Feedback
-from fairshare.simulator.simulation_model import Event, GpuSpec, Job, NodeSpec, Started, Stopped, View
+from fairshare.simulator.simulation_model import ControllerView, Event, GpuSpec, Job, NodeSpec, Started, Stopped
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 from gputally.demo.cluster_and_workload import FaultPlan
 from gputally.demo.pipeline import Pipeline
@@ -108,7 +108,7 @@ def _in_process(scenario: Scenario) -> list[Mapping[str, float]]:
         used = held.until(START_MS + hour * MS_PER_HOUR)
         if hour < HOURS:
             held.see(engine.run_until(START_MS + (hour + 1) * MS_PER_HOUR))
-        view = View(
+        view = ControllerView(
             hour * 3600, gpus, used, [states[team].allocated for team in TEAMS],
             [states[team].requested for team in TEAMS], [0] * len(TEAMS), [0] * len(TEAMS),
         )  # fmt: skip

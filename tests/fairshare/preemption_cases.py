@@ -9,8 +9,8 @@ from typing import Any
 from accountant.wire.policy_models import Policy
 from fairshare.core.model import Gang, Pod
 from fairshare.core.queue_objects import sum_up
-from fairshare.preemption.preemption_rules import Account, Stock
-from fairshare.preemption.preemption_types import Situation
+from fairshare.preemption.preemption_rules import Account, QueueResource
+from fairshare.preemption.preemption_types import PreemptionInputs
 from gputally.kubernetes.objects import Kind
 
 NOW_MS = 1_790_812_800_000
@@ -87,7 +87,7 @@ def situation(
     gangs: Sequence[Gang],
     shares: Mapping[str, float] | None = None,
     **more: Any,
-) -> Situation:
+) -> PreemptionInputs:
     """Books that agree with the gangs. shares: fair shares, else the quotas."""
     own: dict[str, float] = {}
     fixed: dict[str, float] = {}
@@ -106,7 +106,7 @@ def situation(
             queue.name,
             queue.parent or "",
             {
-                "gpu": Stock(
+                "gpu": QueueResource(
                     queue.deserved,
                     (shares or {}).get(queue.name, queue.deserved),
                     queue.limit,
@@ -117,4 +117,4 @@ def situation(
         )
         for queue in rules.queues
     }
-    return Situation(NOW_MS, "kai", tuple(gangs), accounts, free, **more)
+    return PreemptionInputs(NOW_MS, "kai", tuple(gangs), accounts, free, **more)

@@ -8,7 +8,7 @@ import pytest
 
 from accountant.wire.policy_models import Policy, QueuePolicy, TurnPolicy
 from fairshare.__main__ import main
-from fairshare.laws.gang_turns import reach
+from fairshare.laws.gang_turns import gang_reach
 
 
 def _equal(queues: int, **policy: object) -> Policy:
@@ -21,32 +21,32 @@ def _equal(queues: int, **policy: object) -> Policy:
     [(16, 2, 16, 0.938), (16, 3, 12, 1.125), (100, 2, 60, 0.191), (64, 4, 32, 0.985), (64, 8, 16, 0.985)],
 )
 def test_the_least_k_is_the_one_known_for_the_scheduler(gpus: int, queues: int, gang: int, least_k: float) -> None:
-    found = reach(_equal(queues, k=0.0), gpus, "q0", gang)
+    found = gang_reach(_equal(queues, k=0.0), gpus, "q0", gang)
     assert found.needed_k == pytest.approx(least_k, abs=0.0015)
     assert not found.admitted
     assert f"k >= {found.needed_k:.3f} would do" in found.sentence()
-    assert reach(_equal(queues, k=least_k + 0.002), gpus, "q0", gang).admitted
+    assert gang_reach(_equal(queues, k=least_k + 0.002), gpus, "q0", gang).admitted
 
 
 def test_a_gang_within_its_share_needs_nothing() -> None:
-    found = reach(_equal(2), 16, "q0", 8)
+    found = gang_reach(_equal(2), 16, "q0", 8)
     assert (found.static, found.needed_k) == (8, 0.0)
     assert found.sentence() == "a gang of 8 GPUs in 'q0' fits its share of 8"
 
 
 def test_guarantees_of_others_are_out_of_reach() -> None:
     policy = Policy(queues=(QueuePolicy(name="a"), QueuePolicy(name="b", deserved=8)), k=50.0)
-    found = reach(policy, 16, "a", 12)
+    found = gang_reach(policy, 16, "a", 12)
     assert (found.best, found.needed_k) == (8, None)
     assert found.sentence().startswith("a gang of 12 GPUs in 'a' can never be admitted")
 
 
 def test_turns_reach_what_no_gain_does() -> None:
-    assert reach(_equal(3, law="deficit"), 16, "q0", 16).admitted
-    short = reach(_equal(3, law="deficit", turns=TurnPolicy(ratio=3)), 16, "q0", 16)
+    assert gang_reach(_equal(3, law="deficit"), 16, "q0", 16).admitted
+    short = gang_reach(_equal(3, law="deficit", turns=TurnPolicy(ratio=3)), 16, "q0", 16)
     assert not short.admitted
     assert "law `kai` would need k >=" in short.sentence()
-    assert not reach(_equal(3, law="fairtree"), 16, "q0", 16).admitted
+    assert not gang_reach(_equal(3, law="fairtree"), 16, "q0", 16).admitted
 
 
 def test_departments_bound_what_a_team_can_reach() -> None:
@@ -54,7 +54,7 @@ def test_departments_bound_what_a_team_can_reach() -> None:
         QueuePolicy(name="big", weight=3), QueuePolicy(name="small"), QueuePolicy(name="x", parent="small"),
         QueuePolicy(name="y", parent="small"),
     )  # fmt: skip
-    found = reach(Policy(queues=tree, k=1.0), 64, "x", 16)
+    found = gang_reach(Policy(queues=tree, k=1.0), 64, "x", 16)
     assert found.static == 8
     assert found.best > 16 - 1
 

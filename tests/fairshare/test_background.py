@@ -10,7 +10,7 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from fairshare.composition import beside
+from fairshare.composition import run_beside
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.http_server import Health
 from gputally.base.background_tasks import BackgroundTasks
@@ -85,7 +85,7 @@ def test_work_that_ends_is_begun_again(clock: VirtualClock, raises: bool) -> Non
         if raises:
             raise ValueError("not an object")
 
-    with structlog.testing.capture_logs() as logs, beside("watch", work, stop, tasks, 60):
+    with structlog.testing.capture_logs() as logs, run_beside("watch", work, stop, tasks, 60):
         assert begun.acquire(timeout=30)
         assert begun.acquire(timeout=30)
         assert (tasks.states()["watch"].failures > 0) == raises

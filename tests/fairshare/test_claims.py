@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fairshare.preemption.preemption_claims import MOST_CLAIMS
-from fairshare.preemption.preemption_rules import Past
+from fairshare.preemption.preemption_rules import PastPreemption
 from fairshare.preemption.victim_selection import decide
 from tests.fairshare.preemption_cases import NOW_MS, gang, policy, situation
 
@@ -76,6 +76,6 @@ def test_words_at_the_edge_of_a_time() -> None:
         gangs = [gang("a0", "a", [("n0", 4)], hours=seconds / 3600), gang("b0", "b", waiting=[4])]
         (verdict,) = decide(rules, situation(rules, {"n0": 4}, gangs))
         assert [each.reason for each in verdict.spared] == [words] * bool(words)
-    past = (Past(NOW_MS - 80_000, "Gang/ns/a0", "a", "a", 4, 1),)
+    past = (PastPreemption(NOW_MS - 80_000, "Gang/ns/a0", "a", "a", 4, 1),)
     (verdict,) = decide(rules, situation(rules, {"n0": 4}, gangs, past=past))
     assert verdict.spared[0].reason == "it was preempted 1 min ago, and is left alone for 1.5 min"

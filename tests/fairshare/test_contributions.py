@@ -15,7 +15,7 @@ from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.explain.decision_replay import recount
-from fairshare.laws.weight_change import CAUSES, Change, told
+from fairshare.laws.weight_change import CAUSES, WeightChange, change_sentence
 from gputally.base.clock import VirtualClock
 from tests.fairshare.conftest import Accountant
 
@@ -89,7 +89,7 @@ def test_a_replay_finds_the_same_sentence(cycles: Callable[..., CycleReport], po
 )
 def test_what_is_said_adds_up_for_any_parts(parts: dict[str, float], before: float) -> None:
     value = before + fsum(parts.values())
-    said = told(Change(before, parts), value)
+    said = change_sentence(WeightChange(before, parts), value)
     if said:
         whole, *shown = [float(figure) for figure in FIGURE.findall(said)]
         assert fsum(shown) == pytest.approx(whole, rel=1e-9, abs=1e-9)

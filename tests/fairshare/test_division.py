@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fairshare.__main__ import parse
 from fairshare.core.errors import DivisionError
-from fairshare.core.model import Case, Claim, Remainder, Round
+from fairshare.core.model import Claim, DivisionProblem, DivisionRound, Remainder
 from fairshare.explain.plan_tables import division_table
 from fairshare.laws.division import divide, first_round
 
@@ -51,7 +51,7 @@ def test_an_explanation_changes_nothing_and_accounts_for_every_unit(golden_text:
         assert explained.shares == divide(case, kai_compat=True).shares
         given = dict(explained.deserved) or {claim.name: claim.initial for claim in case.claims}
         for step in explained.steps:
-            if isinstance(step, Round):
+            if isinstance(step, DivisionRound):
                 for offer in step.offers:
                     given[offer.queue] += offer.given
             else:
@@ -61,9 +61,9 @@ def test_an_explanation_changes_nothing_and_accounts_for_every_unit(golden_text:
 
 def test_a_round_shows_its_numbers() -> None:
     claims = (Claim("heavy", 100, usage=0.6), Claim("light", 100, usage=0.1))
-    division = divide(Case("two", 15, 1.0, claims), explain=True)
+    division = divide(DivisionProblem("two", 15, 1.0, claims), explain=True)
     (first, remainder) = division.steps
-    assert isinstance(first, Round)
+    assert isinstance(first, DivisionRound)
     assert (first.pool, first.sum_p) == (15, pytest.approx(1.3))
     heavy, light = first.offers
     assert (heavy.n, heavy.usage, heavy.p) == (0.5, 0.6, pytest.approx(0.4))
@@ -76,15 +76,15 @@ def test_a_round_shows_its_numbers() -> None:
 
 def test_the_pool_goes_to_nobody_when_every_p_is_zero() -> None:
     claims = (Claim("a", 10, usage=1.0), Claim("b", 10, usage=1.0))
-    division = divide(Case("spent", 8, 1.0, claims), kai_compat=True)
+    division = divide(DivisionProblem("spent", 8, 1.0, claims), kai_compat=True)
     assert dict(division.shares) == {"a": 0, "b": 0}
     assert division.remaining == 8
 
 
 def test_weightless_queues_with_negative_usage_count_in_the_sum_alone() -> None:
     claims = (Claim("a", 10, weight=1.0), Claim("b", 10, weight=0.0, usage=-2.0))
-    division = divide(Case("phantom", 4, 1.0, claims), explain=True, kai_compat=True)
-    assert isinstance(division.steps[0], Round)
+    division = divide(DivisionProblem("phantom", 4, 1.0, claims), explain=True, kai_compat=True)
+    assert isinstance(division.steps[0], DivisionRound)
     assert division.steps[0].sum_p == 4.0
     assert division.shares["b"] == 0.0
 
@@ -100,20 +100,20 @@ def test_weightless_queues_with_negative_usage_count_in_the_sum_alone() -> None:
 )
 def test_an_impossible_tree_is_refused(claims: tuple[Claim, ...], message: str) -> None:
     with pytest.raises(DivisionError) as refused:
-        divide(Case("bad", 4, 0.0, claims))
+        divide(DivisionProblem("bad", 4, 0.0, claims))
     assert str(refused.value) == message
 
 
 def test_the_first_round_is_what_the_division_begins_with() -> None:
     claims = (Claim("a", 100, weight=1, usage=0.3), Claim("b", 100, weight=3, usage=0.5), Claim("c", 100, weight=2))
-    step = divide(Case("x", 64, 2.0, claims), explain=True).steps[0]
-    assert isinstance(step, Round)
+    step = divide(DivisionProblem("x", 64, 2.0, claims), explain=True).steps[0]
+    assert isinstance(step, DivisionRound)
     assert first_round(claims, 2.0) == {offer.queue: offer.p for offer in step.offers}
     assert first_round([replace(claim, weight=0.0) for claim in claims], 2.0) == dict.fromkeys("abc", 0.0)
 
 
 def test_by_default_nobody_gets_more_than_it_may_have() -> None:
-    case = Case("tiny", 1, 0.0, (Claim("a", 0.7), Claim("b", 0.7)))
+    case = DivisionProblem("tiny", 1, 0.0, (Claim("a", 0.7), Claim("b", 0.7)))
     assert dict(divide(case, kai_compat=True).shares) == {"a": 1.0, "b": 0.0}
     mended = divide(case)
     assert dict(mended.shares) == pytest.approx({"a": 0.7, "b": 0.3})
@@ -122,12 +122,12 @@ def test_by_default_nobody_gets_more_than_it_may_have() -> None:
 
 def test_by_default_the_pool_goes_by_weight_where_history_leaves_nobody() -> None:
     claims = (Claim("a", 10, usage=2.0, weight=3.0), Claim("b", 10, usage=2.0))
-    assert dict(divide(Case("spent", 8, 1.0, claims)).shares) == {"a": 6, "b": 2}
+    assert dict(divide(DivisionProblem("spent", 8, 1.0, claims)).shares) == {"a": 6, "b": 2}
 
 
 def test_by_default_a_priority_is_served_to_the_end_before_the_next() -> None:
     claims = (Claim("a", 9, priority=2), Claim("b", 9, priority=2), Claim("late", 9, priority=1))
-    case = Case("odd", 9, 0.0, claims)
+    case = DivisionProblem("odd", 9, 0.0, claims)
     assert dict(divide(case, kai_compat=True).shares) == {"a": 4, "b": 4, "late": 1}
     assert dict(divide(case).shares) == {"a": 5, "b": 4, "late": 0}
 
@@ -136,14 +136,14 @@ def test_ten_thousand_queues_divide_to_the_last_unit_in_any_order() -> None:
     claims = tuple(
         Claim(f"q{i:05d}", i % 64, i % 8, weight=1 + i % 9, usage=i / 5e7, creation=i) for i in range(10_000)
     )
-    division = divide(Case("wide", 160_000.0, 1.0, claims))
+    division = divide(DivisionProblem("wide", 160_000.0, 1.0, claims))
     assert sum(division.shares.values()) + division.remaining == pytest.approx(160_000.0)
-    assert divide(Case("wide", 160_000.0, 1.0, claims[::-1])).shares == division.shares
+    assert divide(DivisionProblem("wide", 160_000.0, 1.0, claims[::-1])).shares == division.shares
 
 
 def test_names_deep_in_a_tree_are_still_to_be_read() -> None:
     claims = [Claim(f"q{depth:02}", 10, parent=f"q{depth - 1:02}" if depth else None) for depth in range(50)]
-    case = Case("deep", 10, 0.0, tuple(claims))
+    case = DivisionProblem("deep", 10, 0.0, tuple(claims))
     printed = StringIO()
     Console(width=120, file=printed).print(division_table(case, divide(case)))
     assert "q49" in printed.getvalue()
@@ -157,5 +157,5 @@ def test_kais_sums_round_at_every_step_and_decide_at_exact_boundaries() -> None:
         Claim(f"q{i}", request, quota, weight=weight, priority=priority)
         for i, (request, quota, weight, priority) in enumerate(rows)
     )
-    shares = divide(Case("boundary", 16.0, 0.0, claims), kai_compat=True).shares
+    shares = divide(DivisionProblem("boundary", 16.0, 0.0, claims), kai_compat=True).shares
     assert list(shares.values()) == pytest.approx([0.3, 15.3, 0.3, 0.1, 0.0], abs=1e-9)

@@ -10,7 +10,7 @@ import pytest
 
 from fairshare.core.model import Gang, Pod
 from fairshare.preemption import unfinished_preemptions
-from fairshare.preemption.eviction import OPT_OUT, Effect, Veto, Vetting, act
+from fairshare.preemption.eviction import OPT_OUT, EvictionCheck, EvictionResult, EvictionVeto, act
 from fairshare.preemption.preemption_types import Victim
 from fairshare.preemption.unfinished_preemptions import MOST_ATTEMPTS, PREEMPTION, REASON, REISSUE_MS
 from fairshare.targets.kueue import WORKLOADS
@@ -36,7 +36,7 @@ ANSWERS = {
 }
 
 
-def _kept(vetting: Vetting, victim: Victim) -> str | None:
+def _kept(vetting: EvictionCheck, victim: Victim) -> str | None:
     """Why one stays that is not what was decided about."""
     veto = vetting.refusal(victim)
     assert veto is None or veto.kind == "changed"
@@ -68,7 +68,7 @@ def test_whoever_goes_carries_the_reason() -> None:
 
 def test_another_pod_of_the_same_name_is_never_touched() -> None:
     cluster = cluster_with(pod_object("p", uid="uid-new"))
-    assert _kept(Vetting(cluster), _victim("p")) == "its pod p is another one by now"
+    assert _kept(EvictionCheck(cluster), _victim("p")) == "its pod p is another one by now"
     assert act(cluster, _victim("p"), "d1", NOW_MS).result == "another"
     assert "annotations" not in cluster.get(POD, "p", "ns")["metadata"]
 
@@ -78,12 +78,12 @@ def test_a_budget_that_allows_one_keeps_a_gang_of_two() -> None:
     cluster = cluster_with(
         *(pod_object(name, labels={"app": "x"}) for name in "pqr"), budget_object("b", 1, {"app": "x"})
     )
-    assert Vetting(cluster).refusal(_victim("p")) is None
+    assert EvictionCheck(cluster).refusal(_victim("p")) is None
     held = "its pod q is held by the disruption budget b, which allows 1 at a time"
-    assert Vetting(cluster).refusal(_victim("p", "q")) == Veto("budget", held)
-    vetting = Vetting(cluster)
+    assert EvictionCheck(cluster).refusal(_victim("p", "q")) == EvictionVeto("budget", held)
+    vetting = EvictionCheck(cluster)
     assert vetting.refusal(_victim("p")) is None
-    assert vetting.refusal(_victim("q")) == Veto("budget", held)
+    assert vetting.refusal(_victim("q")) == EvictionVeto("budget", held)
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_a_budget_that_allows_one_keeps_a_gang_of_two() -> None:
     ],
 )
 def test_looking_again_cancels(change: dict[str, Any], reason: str) -> None:
-    assert _kept(Vetting(cluster_with(pod_object("p", **change))), _victim("p")) == reason
-    assert _kept(Vetting(cluster_with()), _victim("p")) == "its pod p is gone already"
+    assert _kept(EvictionCheck(cluster_with(pod_object("p", **change))), _victim("p")) == reason
+    assert _kept(EvictionCheck(cluster_with()), _victim("p")) == "its pod p is gone already"
 
 
 def test_a_gang_of_which_some_had_ended_goes_on_going() -> None:
     cluster = cluster_with(pod_object("q"))
-    assert act(cluster, _victim("p", "q"), "d1", NOW_MS) == Effect("stopped")
+    assert act(cluster, _victim("p", "q"), "d1", NOW_MS) == EvictionResult("stopped")
     with pytest.raises(NotFound):
         cluster.get(POD, "q", "ns")
 
@@ -131,12 +131,12 @@ def _uid(cluster: Cluster, kind: Kind) -> str:
 def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back(either_of: Make, others_of: Make) -> None:
     cluster = either_of([_workload()])
     victim = _victim(kind=WORKLOAD, uid=_uid(cluster, WORKLOAD))
-    assert Vetting(cluster).refusal(victim) is None
+    assert EvictionCheck(cluster).refusal(victim) is None
     assert act(cluster, victim, "d1", NOW_MS).result == "stopped"
     off = cluster.get(WORKLOAD, "x", "ns")
     assert off["spec"]["active"] is False
-    assert unfinished_preemptions.read(off) == unfinished_preemptions.Intent("d1", NOW_MS)
-    assert _kept(Vetting(cluster), victim) == "it is switched off already"
+    assert unfinished_preemptions.read(off) == unfinished_preemptions.PreemptionIntent("d1", NOW_MS)
+    assert _kept(EvictionCheck(cluster), victim) == "it is switched off already"
     assert list(unfinished_preemptions.resume(cluster, WORKLOAD, [off], (), NOW_MS)) == []
     gone = {**off, "status": {"conditions": [_reserved("False")]}}
     others_of(cluster).put(gone, field_manager="kueue", subresource="status")
@@ -183,7 +183,7 @@ def test_a_job_that_restarted_is_done(either_of: Make) -> None:
     job = {
         "apiVersion": JOB.api_version, "kind": "Job",
         "metadata": {"name": "x", "namespace": "ns", "uid": "uid-x",
-                     "annotations": {PREEMPTION: unfinished_preemptions.Intent("d1", NOW_MS).text()}},
+                     "annotations": {PREEMPTION: unfinished_preemptions.PreemptionIntent("d1", NOW_MS).text()}},
         "spec": {}, "status": {"state": {"phase": "Restarting"}},
     }  # fmt: skip
     cluster = either_of([job])

@@ -27,8 +27,8 @@ from fairshare.controller.kube_scheduler_extender import (
     MOST_SCORE,
     BadRequest,
     Extender,
-    Room,
-    Share,
+    ExtenderView,
+    QueueShare,
     fair_nodes,
     scores,
 )
@@ -45,8 +45,8 @@ def _pod(uid: str, gpus: float, *, node: str = "", ref: str = "", gang: str = ""
     return Pod(uid, "ns", uid, gpus, node=node, ref=ref, gang=gang, held=bool(node))
 
 
-def _room(*pods: Pod, **shares: Share) -> Room:
-    return Room(NODES, {pod.uid: pod for pod in pods}, shares, lambda pod: pod.ref or None)
+def _room(*pods: Pod, **shares: QueueShare) -> ExtenderView:
+    return ExtenderView(NODES, {pod.uid: pod for pod in pods}, shares, lambda pod: pod.ref or None)
 
 
 def _object(uid: str, gpus: int = 2) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def test_best_fit_leaves_whole_nodes_whole() -> None:
 def test_borrowed_pods_gather_and_the_rest_keep_away_from_them() -> None:
     room = _room(
         _pod("a", 4, node="n1", ref="over"), _pod("b", 4, node="n2", ref="within"),
-        over=Share(8, 4), within=Share(4, 8),
+        over=QueueShare(8, 4), within=QueueShare(4, 8),
     )  # fmt: skip
     borrowing = scores(_pod("new", 2, ref="over"), list(NODES), room)
     entitled = scores(_pod("new", 2, ref="within"), list(NODES), room)
@@ -102,7 +102,7 @@ def test_scores_keep_their_range_and_do_not_depend_on_order(
 def test_only_who_is_above_his_share_is_a_victim_of_others() -> None:
     room = _room(
         _pod("v1", 4, node="n1", ref="over"), _pod("v2", 4, node="n2", ref="within"), _pod("v3", 4, node="n3"),
-        over=Share(8, 4), within=Share(4, 8), mine=Share(0, 8),
+        over=QueueShare(8, 4), within=QueueShare(4, 8), mine=QueueShare(0, 8),
     )  # fmt: skip
     victims = {"n1": ["v1"], "n2": ["v2"], "n3": ["v3"]}
     assert fair_nodes(_pod("new", 4, ref="mine"), victims, room) == ("n1", "n3")
@@ -115,7 +115,7 @@ def test_a_victim_costs_its_whole_gang() -> None:
     room = _room(
         _pod("g1", 2, node="n1", ref="over", gang="G"), _pod("g2", 6, node="n3", ref="over", gang="G"),
         _pod("s", 4, node="n2", ref="over"),
-        over=Share(12, 0), mine=Share(0, 8),
+        over=QueueShare(12, 0), mine=QueueShare(0, 8),
     )  # fmt: skip
     assert fair_nodes(_pod("new", 2, ref="mine"), {"n1": ["g1"], "n2": ["s"]}, room) == ("n2",)
 
@@ -141,7 +141,7 @@ def test_whole_nodes_and_whole_victims_are_read_too(clock: VirtualClock) -> None
     body = json.dumps({"Pod": _object("new"), "Nodes": {"items": items}, "NodeNames": None}).encode()
     found = {each["Host"]: each["Score"] for each in extender.prioritize(body).body}
     assert found["x"] > found["y"]
-    room = _room(_pod("v", 4, node="n1", ref="within"), within=Share(4, 8))
+    room = _room(_pod("v", 4, node="n1", ref="within"), within=QueueShare(4, 8))
     victims = {"n1": {"Pods": [_object("v")], "NumPDBViolations": 1}, "n2": {"Pods": [_object("w")]}}
     body = json.dumps({"Pod": _object("new"), "NodeNameToVictims": victims, "NodeNameToMetaVictims": None}).encode()
     assert Extender(lambda: room, clock).preempt(body).body == {
@@ -158,7 +158,7 @@ def test_who_knows_nothing_decides_nothing(clock: VirtualClock) -> None:
 
 
 def test_an_answer_that_takes_too_long_is_given_unfinished(clock: VirtualClock) -> None:
-    def room() -> Room:
+    def room() -> ExtenderView:
         clock.advance(301)
         return _room()
 

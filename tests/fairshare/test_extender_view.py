@@ -9,7 +9,7 @@ import pytest
 
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.controller.kube_scheduler_extender import Extender, View, fair_nodes
+from fairshare.controller.kube_scheduler_extender import Extender, ExtenderViews, fair_nodes
 from fairshare.core.model import Pod
 from fairshare.core.pods import read_pod
 from gputally.base.clock import VirtualClock
@@ -26,11 +26,11 @@ def _pods(cluster: MemoryCluster) -> Sequence[Pod]:
 
 
 @pytest.fixture
-def seen(policy_of: Make, accountant: Any, clock: VirtualClock) -> tuple[MemoryCluster, View]:
+def seen(policy_of: Make, accountant: Any, clock: VirtualClock) -> tuple[MemoryCluster, ExtenderViews]:
     """a holds all 8 GPUs with a quota of 4; b asked for nothing when the last cycle looked."""
     cluster = cluster_with(node_object("n0", 8), pod_object("a0"), pod_object("a1"))
     policy = policy_of(QUEUES)
-    view = View(lambda: _pods(cluster), clock)
+    view = ExtenderViews(lambda: _pods(cluster), clock)
 
     def observe(report: CycleReport) -> None:
         view.observe(report, policy)
@@ -46,7 +46,9 @@ def _asking(name: str, **fields: Any) -> Pod:
 
 
 @pytest.mark.parametrize("watched", [False, True])
-def test_the_first_question_of_a_queue_counts_its_own_demand(seen: tuple[MemoryCluster, View], watched: bool) -> None:
+def test_the_first_question_of_a_queue_counts_its_own_demand(
+    seen: tuple[MemoryCluster, ExtenderViews], watched: bool
+) -> None:
     """b was due nothing, as it asked for nothing: what it asks for now is within its quota."""
     cluster, view = seen
     if watched:  # the watch may have shown the pod already
@@ -57,7 +59,7 @@ def test_the_first_question_of_a_queue_counts_its_own_demand(seen: tuple[MemoryC
     assert fair_nodes(_asking("b0"), {"n0": ["uid-a0"]}, room) == ("n0",)
 
 
-def test_what_is_above_its_share_stays_refused(seen: tuple[MemoryCluster, View]) -> None:
+def test_what_is_above_its_share_stays_refused(seen: tuple[MemoryCluster, ExtenderViews]) -> None:
     _, view = seen
     room = view.room()
     assert room is not None
@@ -65,7 +67,7 @@ def test_what_is_above_its_share_stays_refused(seen: tuple[MemoryCluster, View])
 
 
 def test_whether_the_scheduler_asks_is_heard(
-    policy_of: Make, accountant: Any, clock: VirtualClock, seen: tuple[MemoryCluster, View]
+    policy_of: Make, accountant: Any, clock: VirtualClock, seen: tuple[MemoryCluster, ExtenderViews]
 ) -> None:
     cluster, view = seen
     extender = Extender(view.room, clock)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from accountant.wire.policy_models import IdleReclaimPolicy, Policy
 from fairshare.core.model import Gang, Pod
 from fairshare.preemption import idle_reclaim
-from fairshare.preemption.preemption_types import Idleness, Situation, Use, read, write
+from fairshare.preemption.preemption_types import Idleness, PodUse, PreemptionInputs, read, write
 from fairshare.preemption.victim_selection import decide
 from tests.effort import examples
 from tests.fairshare.preemption_cases import NOW_MS, gang, policy, situation
@@ -29,9 +29,9 @@ def _ready(each: Gang, since_ms: int = NOW_MS - 10 * LONG_MS) -> Gang:
     return replace(each, pods=tuple(replace(pod, ready_ms=since_ms) for pod in each.pods))
 
 
-def _use(pod: Pod, span_ms: int, busy: float, unknown: float = 0.0) -> Use:
+def _use(pod: Pod, span_ms: int, busy: float, unknown: float = 0.0) -> PodUse:
     held = pod.gpus * span_ms * 1000
-    return Use(round(held * busy), round(held * (1 - busy - unknown)), round(held * unknown))
+    return PodUse(round(held * busy), round(held * (1 - busy - unknown)), round(held * unknown))
 
 
 def _idleness(gangs: list[Gang], busy: Mapping[str, float] | None = None, **more: Any) -> Idleness:
@@ -46,7 +46,7 @@ def _idleness(gangs: list[Gang], busy: Mapping[str, float] | None = None, **more
     return Idleness(END_MS, **fields | more)
 
 
-def _here(rules: Policy, gangs: list[Gang], idleness: Idleness) -> Situation:
+def _here(rules: Policy, gangs: list[Gang], idleness: Idleness) -> PreemptionInputs:
     return situation(rules, {"n0": 16}, gangs, {"a": 16}, idle=idleness)
 
 
@@ -77,9 +77,9 @@ def test_without_a_rule_nobody_is_idle() -> None:
     [
         {"lasting": {}},  # no row at all
         {"recent": {}},
-        {"lasting": {"nb-0": Use(0, 0, 2 * LONG_MS * 1000)}},  # held, allocation only
-        {"lasting": {"nb-0": Use(0, LONG_MS * 1000, 0)}},  # half of its GPUs, or of the time
-        {"recent": {"nb-0": Use(0, 0, 2 * GRACE_MS * 1000)}},
+        {"lasting": {"nb-0": PodUse(0, 0, 2 * LONG_MS * 1000)}},  # held, allocation only
+        {"lasting": {"nb-0": PodUse(0, LONG_MS * 1000, 0)}},  # half of its GPUs, or of the time
+        {"recent": {"nb-0": PodUse(0, 0, 2 * GRACE_MS * 1000)}},
         {"warned": {}},
         {"warned": {"nb-0": NOW_MS - GRACE_MS + 1}},
         {"exempt": {"nb-0": "its label x exempts it"}},
@@ -183,7 +183,7 @@ def test_never_without_measured_idle_time(case: tuple[list[Gang], Idleness], bel
         for span, uses in ((LONG_MS, idleness.lasting), (GRACE_MS, idleness.recent)):
             assert uses[uid].idle_us > (1 - below) * pods[uid].gpus * span * 1000 - 1
         assert NOW_MS - idleness.warned[uid] >= GRACE_MS
-    blind = {uid: Use(0, 0, use.busy_us + use.idle_us + use.unknown_us) for uid, use in idleness.lasting.items()}
+    blind = {uid: PodUse(0, 0, use.busy_us + use.idle_us + use.unknown_us) for uid, use in idleness.lasting.items()}
     assert _gone(rules, gangs, replace(idleness, lasting=blind)) == set()
 
 
@@ -200,7 +200,7 @@ def test_monotone(case: tuple[list[Gang], Idleness], data: st.DataObject) -> Non
         moved = data.draw(st.integers(0, uses[uid].idle_us))
         known = data.draw(st.booleans())
         use = uses[uid]
-        uses[uid] = Use(use.busy_us + moved * known, use.idle_us - moved, use.unknown_us + moved * (not known))
+        uses[uid] = PodUse(use.busy_us + moved * known, use.idle_us - moved, use.unknown_us + moved * (not known))
     busier = replace(idleness, **{name: uses})
     rules = policy({"a": 16}, idle=RULE)
     whole = {pod.uid for each in gangs for pod in each.pods}

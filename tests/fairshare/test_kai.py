@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fairshare.core import queue_objects
-from fairshare.core.model import Held, Issue, Pod
+from fairshare.core.model import Issue, Pod, TargetQueue
 from fairshare.core.pods import read_pod
 from fairshare.preemption.victim_candidates import bundles
 from fairshare.targets.kai import POD_GROUP, SHARD, KaiAdapter, effective, read_queue, usage_read
@@ -35,7 +35,7 @@ def test_no_quantities(text: object) -> None:
 
 
 def test_a_queue_is_read_with_what_we_noted_on_it(queue_object: Make) -> None:
-    noted = queue_objects.Marks(2.0, 3.5, 1_000, 1, "v1").annotations()
+    noted = queue_objects.WeightAnnotations(2.0, 3.5, 1_000, 1, "v1").annotations()
     read = read_queue(queue_object("a", 3.5, requested="12", allocated="7500m", annotations=noted, uid="u"))
     assert not isinstance(read, Issue)
     held, standing = read
@@ -73,14 +73,14 @@ def test_what_cannot_be_read_is_an_issue(queue_object: Make, change: dict[str, A
 
 
 def test_only_the_weight_and_our_annotations_are_patched() -> None:
-    patch = KaiAdapter().patch(Held("a", "u-1", "7", 1.0), 2.5, {queue_objects.BASE: "1"})
+    patch = KaiAdapter().patch(TargetQueue("a", "u-1", "7", 1.0), 2.5, {queue_objects.BASE: "1"})
     assert patch == {
         "apiVersion": "scheduling.run.ai/v2",
         "kind": "Queue",
         "metadata": {"name": "a", "uid": "u-1", "annotations": {queue_objects.BASE: "1"}},
         "spec": {"resources": {"gpu": {"overQuotaWeight": 2.5}}},
     }
-    assert "spec" not in KaiAdapter().patch(Held("a", "", "7", 1.0), None, {})
+    assert "spec" not in KaiAdapter().patch(TargetQueue("a", "", "7", 1.0), None, {})
 
 
 def test_queues_find_their_objects_and_the_rest_is_left_alone(
@@ -443,10 +443,10 @@ def test_modes(policy_of: Make) -> None:
 
 
 def test_marks_that_are_not_ours_are_none() -> None:
-    whole = queue_objects.Marks(None, 1.5, 1_790_812_800_123, -1, "v").annotations()
-    assert queue_objects.read(whole) == queue_objects.Marks(None, 1.5, 1_790_812_800_123, -1, "v")
+    whole = queue_objects.WeightAnnotations(None, 1.5, 1_790_812_800_123, -1, "v").annotations()
+    assert queue_objects.read(whole) == queue_objects.WeightAnnotations(None, 1.5, 1_790_812_800_123, -1, "v")
     for broken in ({queue_objects.PUBLISHED: "x"}, {queue_objects.BASE: ""}, {queue_objects.PUBLISHED: "nan"}):
         assert queue_objects.read(whole | broken) is None
     lenient = queue_objects.read(whole | {queue_objects.CHANGED: "yesterday", queue_objects.DIRECTION: "sideways"})
-    assert lenient == queue_objects.Marks(None, 1.5, None, 0, "v")
+    assert lenient == queue_objects.WeightAnnotations(None, 1.5, None, 0, "v")
     assert queue_objects.read({}) is None

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import release_weights
 from fairshare.core import queue_objects
-from fairshare.core.model import Held, Issue
+from fairshare.core.model import Issue, TargetQueue
 from fairshare.preemption.preemption_cycle import NotPossible, by_hand
-from fairshare.preemption.preemption_types import Call
+from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.targets import ADAPTERS, KINDS
 from fairshare.targets.kueue import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS, KueueAdapter
 from fairshare.targets.weight_plan import look_at
@@ -232,7 +232,7 @@ def test_a_local_queue_keeps_history_out_of_its_weight_where_kueue_keeps_it(
 
 
 def test_weights_are_texts_and_only_our_fields_are_written() -> None:
-    held = Held("a", "u", "7", None, kind=LQ, namespace="ns")
+    held = TargetQueue("a", "u", "7", None, kind=LQ, namespace="ns")
     patch = KueueAdapter().patch(held, 0.75, {queue_objects.BASE: "unset"})
     assert patch == {
         "apiVersion": "kueue.x-k8s.io/v1beta2",
@@ -584,9 +584,9 @@ def test_a_quota_that_nothing_frees_is_named(policy_of: Make, accountant: Any, c
 def test_a_job_is_meant_by_its_own_name(halves: Any, accountant: Any, clock: Any) -> None:
     cluster = MemoryCluster(KINDS, _borrowed())
     for name in ("ns/wants", "ns/job-wants-1a2b3"):
-        call = Call("", name, "somebody asked for it by hand", trigger="by hand")
+        call = PreemptionCall("", name, "somebody asked for it by hand", trigger="by hand")
         report = by_hand(halves, accountant, cluster, clock, ADAPTERS, (), call, "dry-run")
         assert [verdict.claimant for verdict in report.verdicts] == ["Workload/ns/job-wants-1a2b3"]
-    unknown = Call("", "ns/other", "", trigger="by hand")
+    unknown = PreemptionCall("", "ns/other", "", trigger="by hand")
     with pytest.raises(NotPossible):
         by_hand(halves, accountant, cluster, clock, ADAPTERS, (), unknown, "dry-run")

@@ -7,7 +7,7 @@ import pytest
 
 from accountant.wire.policy_models import Policy
 from fairshare.preemption.latency_objectives import Alarms, LatencyUnknown, Prometheus, shown
-from fairshare.preemption.preemption_types import Call
+from fairshare.preemption.preemption_types import PreemptionCall
 
 SLO = {"name": "chat", "queue": "serving", "query": "p99", "above": "50ms", "sustained": "5m", "gpus": 2}
 MINUTE_MS = 60_000
@@ -38,7 +38,7 @@ def test_it_asks_once_it_has_lasted() -> None:
     alarms = _alarms(dict.fromkeys(range(8), 0.08))
     assert _minutes(alarms, _policy(), 8) == [5, 6, 7]
     why = "the latency of chat is 80 ms, above 50 ms for 7 min"
-    assert alarms(_policy(), 7 * MINUTE_MS) == (Call("serving", "", why, 2.0),)
+    assert alarms(_policy(), 7 * MINUTE_MS) == (PreemptionCall("serving", "", why, 2.0),)
 
 
 @pytest.mark.parametrize("between", [0.05, None])

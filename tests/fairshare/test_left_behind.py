@@ -54,7 +54,7 @@ def test_what_a_policy_lets_go_of_is_said_and_given_back_alone(
     before = weights()
     assert [o.result for o in release_weights(policies[-1], cluster, left_behind=True)] == ["applied"]
     assert weights() == {**before, "a": 1}
-    assert not queue_objects.carries(cluster.get(QUEUE, "a"))
+    assert not queue_objects.carries_annotations(cluster.get(QUEUE, "a"))
     assert release_weights(policies[-1], cluster, left_behind=True) == ()
     clock.advance(60_000)
     assert {c.status for c in controller.cycle().targets[0].conditions if c.type == "Mapped"} == {"True"}
@@ -71,7 +71,7 @@ def test_every_target_knows_what_it_left_behind(
     kind: Any, ref: str, spec: dict[str, Any], accountant: Accountant, policy_of: Make, clock: VirtualClock
 ) -> None:
     published = 0.5 if ref == "kueue" else 5000.0
-    noted = queue_objects.Marks(1.0, published, None, 0, "f" * 16).annotations()
+    noted = queue_objects.WeightAnnotations(1.0, published, None, 0, "f" * 16).annotations()
     objects = [
         {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name, **more}, "spec": spec}
         for name, more in (("a", {"annotations": noted}), ("b", {}), ("stranger", {}))
@@ -87,7 +87,7 @@ def test_every_target_knows_what_it_left_behind(
 def test_the_command_gives_back_what_was_left_alone(
     tmp_path: Path, queue_object: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    noted = queue_objects.Marks(1.0, 0.5, None, 0, "f" * 16).annotations()
+    noted = queue_objects.WeightAnnotations(1.0, 0.5, None, 0, "f" * 16).annotations()
     objects = [queue_object("a", 0.5, annotations=noted), queue_object("b", 0.5, annotations=noted)]
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(objects))
     (tmp_path / "policy.yaml").write_text("queues: [{name: b, refs: [kai:b]}]")

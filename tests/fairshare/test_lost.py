@@ -14,7 +14,7 @@ from fairshare.controller import cycle_report
 from fairshare.core.errors import AccountantUnavailable
 from fairshare.core.model import Standing
 from fairshare.explain.plan_tables import lost_words
-from fairshare.laws.weight_calculation import weigh
+from fairshare.laws.weight_calculation import calculate_weights
 from fairshare.targets import kai, kueue, volcano
 from fairshare.usage.cluster_capacity import LostGpus, devices, leave_out, one_unit, quarter
 from gputally.base.clock import VirtualClock
@@ -220,7 +220,7 @@ def test_what_is_owed_is_the_same_however_often_gpus_are_listed(policy_of: Make)
             capacity=1000 * hours, watermark_ms=604_800_000, coverage=1.0, policy_version=None,
         )  # fmt: skip
         standings = {queue: Standing(8.0 * times, 2.0 * times, 1.0) for queue in usage}
-        weighing = weigh(policy, window, standings, 8.0 * times, 604_800_000, {}, devices=devices)
+        weighing = calculate_weights(policy, window, standings, 8.0 * times, 604_800_000, {}, devices=devices)
         return [(weight.value, weight.explanation.trace["owed_gpu_h"]) for weight in weighing.weights]
 
     once, often = owed(1, None), owed(4, 8.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fairshare.controller.controller_metrics import families
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.core.model import UNLIMITED, Entitlement, Gang
-from fairshare.preemption.preemption_claims import stranded
+from fairshare.preemption.preemption_claims import unplaceable_gpus
 from tests.fairshare.preemption_cases import HOUR_MS, NOW_MS, gang
 
 
@@ -45,12 +45,12 @@ def test_an_unlimited_guarantee_is_no_number() -> None:
 
 def test_what_is_free_is_stranded_only_where_somebody_is_left_waiting() -> None:
     free = {"n1": 3.0, "n2": 5.0}
-    assert stranded(free, []) == 0
-    assert stranded(free, [gang("fits", "a", waiting=(5,))]) == 0
-    assert stranded(free, [gang("whole-node", "a", waiting=(8,))]) == 8
-    assert stranded(free, [gang("whole-node", "a", waiting=(8,)), gang("small", "b", waiting=(4,))]) == 4
-    assert stranded(free, [gang("runs", "a", on=(("n3", 8),))]) == 0
-    assert stranded({"n1": -1.0}, [gang("any", "a", waiting=(1,))]) == 0
+    assert unplaceable_gpus(free, []) == 0
+    assert unplaceable_gpus(free, [gang("fits", "a", waiting=(5,))]) == 0
+    assert unplaceable_gpus(free, [gang("whole-node", "a", waiting=(8,))]) == 8
+    assert unplaceable_gpus(free, [gang("whole-node", "a", waiting=(8,)), gang("small", "b", waiting=(4,))]) == 4
+    assert unplaceable_gpus(free, [gang("runs", "a", on=(("n3", 8),))]) == 0
+    assert unplaceable_gpus({"n1": -1.0}, [gang("any", "a", waiting=(1,))]) == 0
 
 
 def test_the_families_show_it() -> None:

@@ -17,7 +17,7 @@ from accountant.wire.policy_models import Decision, Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.controller.notifier import MOST_CYCLES, Reports, Telling
+from fairshare.controller.notifier import MOST_CYCLES, Notifier, Reports
 from fairshare.core.errors import AccountantRefused
 from fairshare.core.model import Pod
 from fairshare.core.pods import read_pod
@@ -216,7 +216,7 @@ def test_what_waits_to_be_recorded_is_bounded_by_whole_cycles(accountant: Accoun
             reason="", policy_version="v", inputs=inputs,
         )  # fmt: skip
 
-    telling = Telling(MemoryCluster([]), accountant, None)
+    telling = Notifier(MemoryCluster([]), accountant, None)
     accountant.takes_decisions = False
     for cycle in range(MOST_CYCLES + 20):
         inputs, *others = (decision(cycle, subject, of=str(cycle)) for subject in ("*", "a", "b"))

@@ -18,7 +18,7 @@ from fairshare.core.model import Pod
 from fairshare.core.pods import read_pod
 from fairshare.preemption.latency_objectives import Alarms
 from fairshare.preemption.preemption_cycle import NotPossible, by_hand, measured
-from fairshare.preemption.preemption_types import Call
+from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.targets import ADAPTERS, KINDS
 from fairshare.targets.status_conditions import StatusObject
 from gputally.base.clock import VirtualClock
@@ -66,7 +66,7 @@ def _ask(
     mode: Any,
     job: str = "ns/chat",
 ) -> Any:
-    call = Call("", job, "the latency of ns/chat is 80 ms, above 50 ms", 0.0, "by hand")
+    call = PreemptionCall("", job, "the latency of ns/chat is 80 ms, above 50 ms", 0.0, "by hand")
     return by_hand(rules, accountant, cluster, clock, ADAPTERS, _seen(cluster), call, mode)
 
 

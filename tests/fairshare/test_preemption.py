@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.explain.decision_replay import recount
-from fairshare.preemption.eviction import Effect
-from fairshare.preemption.preemption_rules import DAY_MS, Past
-from fairshare.preemption.preemption_types import Call, Situation, Verdict, read, write
-from fairshare.preemption.target_preemption import PreemptionReport, Stop, decisions
+from fairshare.preemption.eviction import EvictionResult
+from fairshare.preemption.preemption_rules import DAY_MS, PastPreemption
+from fairshare.preemption.preemption_types import PreemptionCall, PreemptionInputs, Verdict, read, write
+from fairshare.preemption.target_preemption import PreemptionReport, VictimStop, decisions
 from fairshare.preemption.victim_selection import decide
 from tests.effort import examples
 from tests.fairshare.preemption_cases import HOUR_MS, NOW_MS, gang, policy, situation
@@ -25,7 +25,7 @@ LOST = "0.0 GPU-hours of work were lost within the day, and with its 4.0 that wo
 NODES = {f"n{i}": 8.0 for i in range(3)}
 
 
-def _one(rules: Policy, here: Situation) -> Verdict:
+def _one(rules: Policy, here: PreemptionInputs) -> Verdict:
     (verdict,) = decide(rules, here)
     return verdict
 
@@ -154,9 +154,9 @@ def test_whose_pods_nobody_makes_anew_is_told_so() -> None:
 def test_a_workload_is_left_alone_after_it_was_preempted() -> None:
     rules = policy({"a": 0, "b": 8}, cool_down=7200)
     gangs = [gang("a0", "a", [("n0", 4)]), gang("b0", "b", waiting=[4])]
-    past = (Past(NOW_MS - HOUR_MS, "Gang/ns/a0", "a", "a", 4, 1),)
+    past = (PastPreemption(NOW_MS - HOUR_MS, "Gang/ns/a0", "a", "a", 4, 1),)
     assert "preempted 60 min ago" in _why(_one(rules, situation(rules, {"n0": 4}, gangs, past=past)), "a0")
-    old = (Past(NOW_MS - DAY_MS, "Gang/ns/a0", "a", "a", 4, 1),)
+    old = (PastPreemption(NOW_MS - DAY_MS, "Gang/ns/a0", "a", "a", 4, 1),)
     assert _one(rules, situation(rules, {"n0": 4}, gangs, past=old)).outcome == "preempts"
 
 
@@ -187,7 +187,7 @@ def test_a_latency_takes_what_is_borrowed_whoever_is_above_his_share() -> None:
     gangs = [gang("a0", "a", [("n0", 4)]), gang("a1", "a", [("n0", 4)]), gang("b0", "b", waiting=[4])]
     calm = situation(rules, {"n0": 8}, gangs, {"a": 8, "b": 0})
     assert _one(rules, calm).outcome == "denied"
-    call = Call("b", "ns/b0", "p99 latency is 80 ms, above 50 ms for 5 min")
+    call = PreemptionCall("b", "ns/b0", "p99 latency is 80 ms, above 50 ms for 5 min")
     verdict = _one(rules, situation(rules, {"n0": 8}, gangs, {"a": 8, "b": 0}, calls=(call,)))
     assert [victim.ground for victim in verdict.victims] == ["latency"]
     assert "p99 latency is 80 ms" in verdict.victims[0].reason
@@ -210,7 +210,7 @@ def test_two_claims_never_take_the_same_pod() -> None:
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> tuple[Policy, Situation]:
+def clusters(draw: st.DrawFn) -> tuple[Policy, PreemptionInputs]:
     """Some queues, two levels deep, with gangs on a few nodes, and some that wait."""
     names = ["a", "b", "c", "d"]
     quota = st.sampled_from([4, 0, 2, 8, 6, 16])
@@ -248,14 +248,14 @@ def clusters(draw: st.DrawFn) -> tuple[Policy, Situation]:
             gang(f"w{i}", draw(st.sampled_from("ccdda")), waiting=waiting, **draw(fields) | {"preemptible": True})
         )
     shares = {name: float(draw(st.sampled_from([16, 8, 4, 0]))) for name in queues}
-    calls = (Call("a", "", "the latency is high"),) if draw(st.booleans()) else ()
+    calls = (PreemptionCall("a", "", "the latency is high"),) if draw(st.booleans()) else ()
     return rules, situation(rules, dict.fromkeys(nodes, 8.0), gangs, shares, calls=calls)
 
 
 @pytest.mark.thorough
 @settings(max_examples=examples(30, 300), deadline=None)
 @given(clusters())
-def test_no_queue_falls_below_its_quota(case: tuple[Policy, Situation]) -> None:
+def test_no_queue_falls_below_its_quota(case: tuple[Policy, PreemptionInputs]) -> None:
     """Nor does any above it that is not the claimant's own: a department may move GPUs within itself."""
     rules, here = case
     queues = {queue.name: queue for queue in rules.queues}
@@ -283,7 +283,7 @@ def test_no_queue_falls_below_its_quota(case: tuple[Policy, Situation]) -> None:
 @pytest.mark.thorough
 @settings(max_examples=examples(20, 200), deadline=None)
 @given(clusters())
-def test_gangs_go_whole_or_keep_their_minimum(case: tuple[Policy, Situation]) -> None:
+def test_gangs_go_whole_or_keep_their_minimum(case: tuple[Policy, PreemptionInputs]) -> None:
     rules, here = case
     gone: dict[str, float] = {}
     whole: set[str] = set()
@@ -300,7 +300,7 @@ def test_gangs_go_whole_or_keep_their_minimum(case: tuple[Policy, Situation]) ->
 @pytest.mark.thorough
 @settings(max_examples=examples(20, 200), deadline=None)
 @given(clusters())
-def test_limits_hold(case: tuple[Policy, Situation]) -> None:
+def test_limits_hold(case: tuple[Policy, PreemptionInputs]) -> None:
     rules, here = case
     victims = [victim for verdict in decide(rules, here) for victim in verdict.victims]
     assert len({victim.gang.name for victim in victims}) <= rules.preemption.per_cluster
@@ -312,22 +312,24 @@ def test_limits_hold(case: tuple[Policy, Situation]) -> None:
 @pytest.mark.thorough
 @settings(max_examples=examples(20, 200), deadline=None)
 @given(clusters(), st.randoms(use_true_random=False))
-def test_order_of_the_list_is_no_input(case: tuple[Policy, Situation], chance: random.Random) -> None:
+def test_order_of_the_list_is_no_input(case: tuple[Policy, PreemptionInputs], chance: random.Random) -> None:
     rules, here = case
     gangs = list(here.gangs)
     chance.shuffle(gangs)
-    shuffled = Situation(NOW_MS, here.target, tuple(gangs), here.accounts, here.free, calls=here.calls)
+    shuffled = PreemptionInputs(NOW_MS, here.target, tuple(gangs), here.accounts, here.free, calls=here.calls)
     assert decide(rules, shuffled) == decide(rules, here)
 
 
 @pytest.mark.thorough
 @settings(max_examples=examples(15, 100), deadline=None)
 @given(clusters())
-def test_a_recorded_situation_is_decided_again_the_same(case: tuple[Policy, Situation]) -> None:
+def test_a_recorded_situation_is_decided_again_the_same(case: tuple[Policy, PreemptionInputs]) -> None:
     """From the record of the cycle as the accountant keeps it, and every number and sentence of it."""
     rules, here = case
     verdicts = decide(rules, here)
-    stops = tuple(Stop(each.claimant, victim, Effect("would-stop")) for each in verdicts for victim in each.victims)
+    stops = tuple(
+        VictimStop(each.claimant, victim, EvictionResult("would-stop")) for each in verdicts for victim in each.victims
+    )
     made = decisions(rules, PreemptionReport("kai", "dry-run", here, verdicts, stops), {})
     kept = [Decision.model_validate_json(each.model_dump_json()) for each in made]
     counts = recount(kept, {rules.version(): rules}, version("gputally"))
@@ -338,7 +340,7 @@ def test_a_recorded_situation_is_decided_again_the_same(case: tuple[Policy, Situ
 @pytest.mark.thorough
 @settings(max_examples=examples(20, 200), deadline=None)
 @given(clusters())
-def test_everybody_who_runs_has_a_reason(case: tuple[Policy, Situation]) -> None:
+def test_everybody_who_runs_has_a_reason(case: tuple[Policy, PreemptionInputs]) -> None:
     rules, here = case
     running = {f"Gang/ns/{each.name}" for each in here.gangs if each.allocated > 0}
     for verdict in decide(rules, here):

@@ -9,8 +9,8 @@ import pytest
 
 from fairshare.preemption.preemption_rules import (
     Account,
-    Asker,
-    Stock,
+    Claimant,
+    QueueResource,
     above_share,
     may_lose,
     may_reclaim,
@@ -29,7 +29,7 @@ def _document() -> dict[str, Any]:
 
 def _account(row: dict[str, Any], name: str = "", parent: str = "") -> Account:
     stocks = {
-        r: Stock(
+        r: QueueResource(
             row[r]["deserved"],
             row[r]["fairShare"],
             row[r]["limit"],
@@ -44,7 +44,7 @@ def _account(row: dict[str, Any], name: str = "", parent: str = "") -> Account:
 def _verdict(row: dict[str, Any]) -> bool:
     accounts = {queue["uid"]: _account(queue) for queue in row["queues"]}
     asked = row["reclaimer"]
-    asker = Asker(asked["queue"], asked["required"], asked["preemptible"])
+    asker = Claimant(asked["queue"], asked["required"], asked["preemptible"])
     if row["function"] == "CanReclaimResources":
         return may_reclaim(asker, accounts)
     if row["function"] == "FilterVictim":
@@ -63,7 +63,7 @@ def test_every_strategy_vector() -> None:
     assert len(rows) == 17
     wrong = []
     for row in rows:
-        asker = Asker("mine", row["required"])
+        asker = Claimant("mine", row["required"])
         mine, theirs = _account(row["reclaimerQueue"], "mine"), _account(row["reclaimeeQueue"], "theirs")
         if row["strategy"] == "MaintainFairShare":
             allowed = above_share(theirs, row["reclaimeeRemaining"])
@@ -79,7 +79,7 @@ def test_a_larger_multiplier_never_allows_more(saturation: float) -> None:
     for row in _document()["vectors"]:
         if row["function"] == "Reclaimable":
             accounts = {queue["uid"]: _account(queue) for queue in row["queues"]}
-            asker = Asker(row["reclaimer"]["queue"], row["reclaimer"]["required"], row["reclaimer"]["preemptible"])
+            asker = Claimant(row["reclaimer"]["queue"], row["reclaimer"]["required"], row["reclaimer"]["preemptible"])
             victims = list(row["victimsByQueue"].items())
             if reclaimable(asker, victims, accounts, row["saturationMultiplier"] * saturation):
                 assert reclaimable(asker, victims, accounts, row["saturationMultiplier"])

@@ -11,7 +11,7 @@ from accountant.wire.policy_models import Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.core.model import Eviction, Pod, Standing
 from fairshare.core.pods import read_pod
-from fairshare.preemption.preemption_cycle import Tally
+from fairshare.preemption.preemption_cycle import PreemptionCounts
 from fairshare.targets import KINDS
 from fairshare.targets.kai import POD_GROUP, KaiAdapter
 from fairshare.targets.kube_scheduler import KubeSchedulerAdapter
@@ -159,7 +159,7 @@ def test_events_are_read_only_where_the_law_asks_for_them() -> None:
 
 
 def test_what_is_new_counts_once_per_workload_and_for_every_queue_above() -> None:
-    tally, policy = Tally(), _policy()
+    tally, policy = PreemptionCounts(), _policy()
     standings = {name: Standing(8.0, 4.0) for name in ("org", "a", "b")}
     old = (Eviction("e0", "b", "ns/x"),)
     assert tally.count(policy, "kai", old, standings)["b"].reclaims == 0.0  # of unknown age

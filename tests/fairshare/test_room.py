@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import PreemptionPolicy
-from fairshare.preemption.preemption_claims import Room
-from fairshare.preemption.preemption_rules import DAY_MS, HOUR_MS, Budget, Past
+from fairshare.preemption.preemption_claims import FreeGpus
+from fairshare.preemption.preemption_rules import DAY_MS, HOUR_MS, Budget, PastPreemption
 from tests.effort import examples
 from tests.fairshare.preemption_cases import NOW_MS
 
@@ -34,13 +34,13 @@ def test_a_trial_answers_as_the_room_would(
     nodes: set[str] | None,
 ) -> None:
     total = fsum(sizes) or 2.0
-    room = Room(free)
+    room = FreeGpus(free)
     trial = room.trial(sizes, total, nodes)
     for number, part in enumerate(parts):
         trial.give(number, part)
     kept = dict(enumerate(parts))
     for number in sorted(out & kept.keys()):
-        given = Room(free)
+        given = FreeGpus(free)
         del kept[number]
         for part in kept.values():
             given.give(part)
@@ -48,7 +48,7 @@ def test_a_trial_answers_as_the_room_would(
         trial.take_out(number)
         assert trial.fits() == trial.fits(without=None)
     assert room.place((), 0.0)
-    given = Room(free)
+    given = FreeGpus(free)
     for part in kept.values():
         given.give(part)
     assert trial.fits() == given.place(sizes, total, nodes)
@@ -58,7 +58,7 @@ def test_a_trial_answers_as_the_room_would(
 @given(
     st.lists(
         st.builds(
-            Past,
+            PastPreemption,
             st.sampled_from([NOW_MS - each for each in (0, 1, HOUR_MS - 1, HOUR_MS, DAY_MS - 1, DAY_MS, -5)]),
             st.sampled_from(["Gang/ns/a", "Gang/ns/b", "Gang/ns/c"]),
             st.just("q"),
@@ -70,7 +70,7 @@ def test_a_trial_answers_as_the_room_would(
     ),
     st.integers(0, 8),
 )
-def test_limits_are_those_of_everything_that_was_stopped(past: list[Past], known: int) -> None:
+def test_limits_are_those_of_everything_that_was_stopped(past: list[PastPreemption], known: int) -> None:
     rules = PreemptionPolicy(cool_down=0, per_team=3, per_cluster=4, lost_gpu_hours=0)
     budget = Budget(rules, past[:known], NOW_MS)
     other = budget.copy()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairshare.controller.control_loop import Controller
-from fairshare.controller.cycle_report import again
+from fairshare.controller.cycle_report import replay_weights
 from fairshare.core.pods import read_pod
 from fairshare.preemption.preemption_claims import situation
 from fairshare.targets.kai import POD_GROUP, POOL_LABEL
@@ -68,7 +68,7 @@ def test_a_division_by_shards_is_computed_again_from_its_record(
     assert gpus == {"a": 3.0, "b": 5.0, "c": 8.0}
     assert {each.queue: each.usage_ratio for each in target.entitlements} == {"a": 0.6, "b": 0.2, "c": 1.0}
     inputs = next(each for each in accountant.decisions if each.subject == "*")
-    computed = again(policy_of(k=1), inputs)
+    computed = replay_weights(policy_of(k=1), inputs)
     assert computed.entitlements == target.entitlements
     assert computed.weights == target.weights
 

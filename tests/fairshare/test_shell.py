@@ -26,7 +26,7 @@ from fairshare.core.model import Condition
 from fairshare.core.settings import SettingsFault, load
 from fairshare.http_server import Health, serve
 from fairshare.targets.kai import QUEUE
-from fairshare.targets.status_conditions import StatusObject, render, turned
+from fairshare.targets.status_conditions import StatusObject, changed_conditions, render
 from fairshare.usage.stale_usage_hold import gpus_of_window
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import CannotStart
@@ -280,11 +280,11 @@ def test_only_what_turns_is_an_event() -> None:
     good = Condition("Effective", "True", "WeightsOnly", "fine")
     bad = Condition("Effective", "False", "HistoryCountedTwice", "kValue is 1")
     where = StatusObject()
-    assert turned(where, (), [("kai", good)], 1) == ()
-    (begun,) = turned(where, [("kai", good)], [("kai", bad)], 2)
+    assert changed_conditions(where, (), [("kai", good)], 1) == ()
+    (begun,) = changed_conditions(where, [("kai", good)], [("kai", bad)], 2)
     assert (begun.type, begun.reason, begun.message) == ("Warning", "HistoryCountedTwice", "kai: kValue is 1")
-    assert turned(where, [("kai", bad)], [("kai", bad)], 3) == ()
-    (ended,) = turned(where, [("kai", bad)], [("kai", good)], 4)
+    assert changed_conditions(where, [("kai", bad)], [("kai", bad)], 3) == ()
+    (ended,) = changed_conditions(where, [("kai", bad)], [("kai", good)], 4)
     assert ended.type == "Normal"
 
 

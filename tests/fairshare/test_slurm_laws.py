@@ -11,10 +11,10 @@ import pytest
 
 from fairshare.laws.feedback_laws import (
     Account,
-    Columns,
     Kai,
-    Sibling,
-    Siblings,
+    LawColumns,
+    LawQueue,
+    LawQueues,
     exact_accrual,
     exact_decay,
     factors,
@@ -101,9 +101,9 @@ def test_kais_rule_in_figures() -> None:
     for case in _vectors()["kai_time_based"]["cases"]:
         rest = 1 - case["nW"]
         members = (
-            Sibling("it", case["nW"], case["nW"], case["nU"], 10, 0),
-            Sibling("rest", rest, rest, 1 - case["nU"], 10, 0),
+            LawQueue("it", case["nW"], case["nW"], case["nU"], 10, 0),
+            LawQueue("rest", rest, rest, 1 - case["nU"], 10, 0),
         )
-        verdict = Kai(case["k"])(Siblings(Columns.of(members), 16.0, 3600.0, 0), {})
+        verdict = Kai(case["k"])(LawQueues(LawColumns.of(members), 16.0, 3600.0, 0), {})
         assert verdict.weights["it"] == pytest.approx(case["want"])
         assert set(verdict.traces["it"]) == {"n", "U", "k", "P"}

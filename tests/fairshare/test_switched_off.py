@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairshare.controller.control_loop import Controller
-from fairshare.preemption.unfinished_preemptions import PREEMPTION, Intent, end_all
+from fairshare.preemption.unfinished_preemptions import PREEMPTION, PreemptionIntent, end_all
 from fairshare.targets import KINDS
 from fairshare.targets.kueue import CLUSTER_QUEUES, WORKLOADS
 from fairshare.targets.status_conditions import StatusObject
@@ -29,9 +29,10 @@ SINCE = "2026-10-01T00:00:00Z"
 def _switched_off(version: Kind = WORKLOAD) -> Object:
     """A Workload that gave way, and whose quota is free by now."""
     template = {"spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]}}
+    intent = PreemptionIntent("d1", NOW_MS - 60_000)
     return {
         "apiVersion": version.api_version, "kind": "Workload",
-        "metadata": {"name": "x", "namespace": "ns", "annotations": {PREEMPTION: Intent("d1", NOW_MS - 60_000).text()}},
+        "metadata": {"name": "x", "namespace": "ns", "annotations": {PREEMPTION: intent.text()}},
         "spec": {"active": False, "queueName": "a", "podSets": [{"name": "main", "count": 1, "template": template}]},
         "status": {"conditions": [{"type": "QuotaReserved", "status": "False", "lastTransitionTime": SINCE}]},
     }  # fmt: skip
@@ -122,7 +123,7 @@ def test_a_job_that_does_not_restart_is_given_up_and_told(
     job = {
         "apiVersion": JOB.api_version, "kind": "Job",
         "metadata": {"name": "x", "namespace": "ns",
-                     "annotations": {PREEMPTION: Intent("d1", NOW_MS - 3_600_000, 3).text()}},
+                     "annotations": {PREEMPTION: PreemptionIntent("d1", NOW_MS - 3_600_000, 3).text()}},
         "spec": {}, "status": {"state": {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}},
     }  # fmt: skip
     cluster = MemoryCluster(KINDS, [job])

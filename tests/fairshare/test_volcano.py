@@ -15,7 +15,7 @@ import fairshare
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import adopt, advice, carry_out, release_weights
 from fairshare.core import queue_objects
-from fairshare.core.model import Held
+from fairshare.core.model import TargetQueue
 from fairshare.core.pods import read_pod
 from fairshare.preemption.unfinished_preemptions import PREEMPTION
 from fairshare.targets import ADAPTERS, KINDS
@@ -263,8 +263,8 @@ def test_a_tree_is_written_so_that_every_step_keeps_children_within_their_parent
 
 
 def test_what_is_deferred_is_what_others_do_not_build_on(policy_of: Make) -> None:
-    grown = Held("p", "", "", 1.0, kind=QUEUE, field="deserved", path="root/p")
-    child = Held("c", "", "", 1.0, kind=QUEUE, field="deserved", path="root/p/c")
+    grown = TargetQueue("p", "", "", 1.0, kind=QUEUE, field="deserved", path="root/p")
+    child = TargetQueue("c", "", "", 1.0, kind=QUEUE, field="deserved", path="root/p/c")
     applies = [
         Apply("volcano", held.name, held.name, held.weight, value, "", {}, order=write_order(held, value))
         for held, value in ((grown, 2.0), (child, 9.0))

@@ -30,7 +30,7 @@ from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts, UsageLine
 from agent.wire import Batch, Holder, UsageInterval
 from gputally.base.clock import VirtualClock
-from gputally.server.tokens_and_grants import Authenticator, Everybody, TokenFile, sha256
+from gputally.server.tokens_and_grants import AllowAll, Authenticator, TokenFile, sha256
 from tests.fakes.ledger import MINUTE_MS, NOW_MS, MemoryLedger
 
 HOUR_US = 3_600_000_000
@@ -172,7 +172,7 @@ def door(clock: VirtualClock, ledger: MemoryLedger, book: PriceBook, tmp_path: P
         spent: Callable[[], float] = time.thread_time,
         **settings: Any,
     ) -> Door:
-        authenticator: Authenticator = Everybody()
+        authenticator: Authenticator = AllowAll()
         if tokens is not None:
             authenticator = TokenFile(tokens, clock, lambda fault: None)
             settings |= {"auth": "tokens", "tokens": tokens}

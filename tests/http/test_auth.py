@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gputally.base.yaml_file import FileFault
-from gputally.server.tokens_and_grants import OneToken, Principal, TokenFile, Unauthenticated, new_token
+from gputally.server.tokens_and_grants import Principal, SingleToken, TokenFile, Unauthenticated, new_token
 
 
 def ask(authenticator, token):
@@ -122,10 +122,10 @@ def test_a_new_token_works_and_is_not_in_its_entry(tmp_path, clock):
 
 
 def test_one_secret_for_a_process_that_asks_itself():
-    assert ask(OneToken("s"), "s").may("admin")
+    assert ask(SingleToken("s"), "s").may("admin")
     for token in (None, "", "x"):
         with pytest.raises(Unauthenticated):
-            ask(OneToken("s"), token)
+            ask(SingleToken("s"), token)
 
 
 def test_an_agents_token_for_any_node_says_what_to_do(tmp_path, clock):

@@ -20,12 +20,12 @@ from accountant.wire.policy_models import Decision, Policy, UsageWindow
 from agent.wire import Holder, PodFacts, UsageInterval
 from fairshare.controller.cycle_report import Outcome, TargetReport, hold_decision, weight_decisions
 from fairshare.core.model import Standing
-from fairshare.laws.weight_calculation import weigh
-from fairshare.preemption.eviction import Effect
-from fairshare.preemption.target_preemption import PreemptionReport, Stop, decisions
+from fairshare.laws.weight_calculation import calculate_weights
+from fairshare.preemption.eviction import EvictionResult
+from fairshare.preemption.target_preemption import PreemptionReport, VictimStop, decisions
 from fairshare.preemption.victim_selection import decide
 from fairshare.targets.weight_plan import Apply
-from fairshare.usage.stale_usage_hold import Hold
+from fairshare.usage.stale_usage_hold import UsageHold
 from gputally.base.clock import VirtualClock
 from tests.effort import examples
 from tests.fairshare.preemption_cases import HOUR_MS, gang, situation
@@ -47,7 +47,7 @@ def weights() -> list[Decision]:
         capacity=100 * HOUR_US, watermark_ms=NOW_MS, coverage=0.997, policy_version=None,
     )  # fmt: skip
     standings = {"vision": Standing(24.0, 4.0, 2.0), "language": Standing(30.0, 12.0, 1.0)}
-    made = weigh(policy, window, standings, 16.0, NOW_MS - 5_000)
+    made = calculate_weights(policy, window, standings, 16.0, NOW_MS - 5_000)
     target = TargetReport("kai", "dry-run", standings, made.weights, made.entitlements, 16.0)
     news = tuple(
         Outcome(Apply("kai", w.queue, f"queue/{w.queue}", w.previous, w.value, w.why, {}), "would-apply")
@@ -66,11 +66,13 @@ def preemptions() -> list[Decision]:
     here = situation(rules, {"n0": 8.0, "n1": 8.0}, [*running, gang("waits", "nlp", waiting=[8], hours=early + 2)])
     here = replace(here, now_ms=at)
     verdicts = decide(rules, here)
-    stops = tuple(Stop(each.claimant, victim, Effect("stopped")) for each in verdicts for victim in each.victims)
+    stops = tuple(
+        VictimStop(each.claimant, victim, EvictionResult("stopped")) for each in verdicts for victim in each.victims
+    )
     return list(decisions(rules, PreemptionReport("kai", "enforce", here, verdicts, stops), {}))
 
 
-HELD = hold_decision(Hold("StaleUsage", "usage is an hour old"), "p", NOW_MS - 3_000)
+HELD = hold_decision(UsageHold("StaleUsage", "usage is an hour old"), "p", NOW_MS - 3_000)
 WEIGHTS, PREEMPTIONS = weights(), preemptions()
 POSTED = [*WEIGHTS, *PREEMPTIONS, HELD]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from gputally.base.yaml_file import FileFault, Unreadable, read
-from gputally.server.config_models import Watched
+from gputally.server.config_models import WatchedFile
 from tests.limits import no_more_files
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> tuple[Path, Watched[object], list[str]]:
+def watched(tmp_path: Path) -> tuple[Path, WatchedFile[object], list[str]]:
     """A good file of one number, and what is reported of it."""
     path, told = tmp_path / "file.yaml", list[str]()
     path.write_text("n: 1\n")
@@ -23,10 +23,10 @@ def watched(tmp_path: Path) -> tuple[Path, Watched[object], list[str]]:
             raise FileFault([f"{document.place(())}: no n"])
         return document.data["n"]
 
-    return path, Watched(path, number, told.append), told
+    return path, WatchedFile(path, number, told.append), told
 
 
-def test_a_bad_version_is_told_once_and_changes_nothing(watched: tuple[Path, Watched[object], list[str]]) -> None:
+def test_a_bad_version_is_told_once_and_changes_nothing(watched: tuple[Path, WatchedFile[object], list[str]]) -> None:
     path, file, told = watched
     path.write_text("m: 22\n")
     assert [file.look(), file.look(), file.current, file.refused] == [False, False, 1, True]
@@ -35,7 +35,7 @@ def test_a_bad_version_is_told_once_and_changes_nothing(watched: tuple[Path, Wat
     assert [file.look(), file.look(), file.current, file.refused] == [True, False, 333, False]
 
 
-def test_what_cannot_be_read_is_told_once_and_tried_again(watched: tuple[Path, Watched[object], list[str]]) -> None:
+def test_what_cannot_be_read_is_told_once_and_tried_again(watched: tuple[Path, WatchedFile[object], list[str]]) -> None:
     path, file, told = watched
     path.write_text("n: 22\n")
     with no_more_files():
@@ -52,4 +52,4 @@ def test_what_cannot_be_read_is_told_once_and_tried_again(watched: tuple[Path, W
 
 def test_a_first_version_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match="No such file"):
-        Watched(tmp_path / "none.yaml", read, print)
+        WatchedFile(tmp_path / "none.yaml", read, print)

@@ -17,8 +17,8 @@ from gputally.server.tokens_and_grants import (
     AnyOf,
     AuthorityUnavailable,
     KubernetesCallers,
-    OneToken,
     Principal,
+    SingleToken,
     TooManyUnknown,
     Unauthenticated,
     granted,
@@ -136,9 +136,9 @@ def test_where_the_server_does_not_answer_nobody_is_judged(server: Reviewing, cl
     with pytest.raises(AuthorityUnavailable):
         ask(way, signed(clock))
     # Others are let in all the same; and one who is unknown there may be known here.
-    assert ask(AnyOf(OneToken("s"), way), "s").name == "self"
+    assert ask(AnyOf(SingleToken("s"), way), "s").name == "self"
     with pytest.raises(AuthorityUnavailable):
-        ask(AnyOf(way, OneToken("s")), signed(clock))
+        ask(AnyOf(way, SingleToken("s")), signed(clock))
 
 
 def test_what_is_no_token_of_a_cluster_is_not_asked_about(server: Reviewing, clock: VirtualClock) -> None:

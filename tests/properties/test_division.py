@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow
-from fairshare.core.model import UNLIMITED, Case, Claim, Remainder, Standing
+from fairshare.core.model import UNLIMITED, Claim, DivisionProblem, Remainder, Standing
 from fairshare.laws.division import divide, first_round
-from fairshare.laws.weight_calculation import usage_ratios, weigh
+from fairshare.laws.weight_calculation import calculate_weights, usage_ratios
 from tests.effort import examples
 
 HOUR_US = 3_600_000_000
@@ -44,7 +44,7 @@ def claim_sets(draw: st.DrawFn) -> tuple[Claim, ...]:
 def test_order_of_input_is_of_no_account(
     claims: tuple[Claim, ...], total: float, k: float, random: Random, compat: bool
 ) -> None:
-    case = Case("x", total, k, claims)
+    case = DivisionProblem("x", total, k, claims)
     shuffled = list(claims)
     random.shuffle(shuffled)
     again = divide(replace(case, claims=tuple(shuffled)), explain=True, kai_compat=compat)
@@ -57,7 +57,7 @@ def test_order_of_input_is_of_no_account(
 def test_nobody_gets_more_than_he_can_use_but_for_one_remainder_in_kai(
     claims: tuple[Claim, ...], total: float, k: float, compat: bool
 ) -> None:
-    division = divide(Case("x", total, k, claims), explain=True, kai_compat=compat)
+    division = divide(DivisionProblem("x", total, k, claims), explain=True, kai_compat=compat)
     extra: dict[str, float] = {}
     for step in division.steps:
         if isinstance(step, Remainder):
@@ -73,7 +73,7 @@ def test_nobody_gets_more_than_he_can_use_but_for_one_remainder_in_kai(
 @settings(max_examples=examples(20, 120), deadline=None)
 def test_the_pool_is_conserved(claims: tuple[Claim, ...], total: float, k: float, compat: bool) -> None:
     flat = tuple(replace(claim, parent=None) for claim in claims)
-    division = divide(Case("x", total, k, flat), explain=True, kai_compat=compat)
+    division = divide(DivisionProblem("x", total, k, flat), explain=True, kai_compat=compat)
     given_out = fsum(division.shares.values())
     if fsum(division.deserved.values()) < total:
         assert abs(given_out + division.remaining - total) <= 1e-9 * max(1.0, total)
@@ -88,7 +88,7 @@ def test_nothing_is_left_while_somebody_wants_and_a_priority_is_served_before_th
     claims: tuple[Claim, ...], total: float, k: float
 ) -> None:
     flat = tuple(replace(claim, parent=None, weight=max(claim.weight, 0.1)) for claim in claims)
-    division = divide(Case("x", total, k, flat))
+    division = divide(DivisionProblem("x", total, k, flat))
     short = {}
     for claim in flat:
         cap = claim.request if claim.limit == UNLIMITED else min(claim.request, claim.limit)
@@ -97,7 +97,7 @@ def test_nothing_is_left_while_somebody_wants_and_a_priority_is_served_before_th
     if short:
         assert division.remaining <= 1e-9
     highest = max((claim.priority for claim in short.values()), default=0)
-    quota = divide(Case("x", total, k, flat), explain=True).deserved
+    quota = divide(DivisionProblem("x", total, k, flat), explain=True).deserved
     for claim in flat:
         if claim.priority < highest:
             assert division.shares[claim.name] <= quota[claim.name] + 1e-9
@@ -107,7 +107,10 @@ def test_nothing_is_left_while_somebody_wants_and_a_priority_is_served_before_th
 @settings(max_examples=examples(20, 120), deadline=None)
 def test_without_k_usage_is_of_no_account(claims: tuple[Claim, ...], total: float) -> None:
     unused = tuple(replace(claim, usage=0.0) for claim in claims)
-    assert divide(Case("x", total, 0.0, claims)).shares == divide(Case("x", total, 0.0, unused)).shares
+    assert (
+        divide(DivisionProblem("x", total, 0.0, claims)).shares
+        == divide(DivisionProblem("x", total, 0.0, unused)).shares
+    )
 
 
 @st.composite
@@ -176,14 +179,14 @@ def test_weights_stay_within_bounds_and_do_not_depend_on_order(
     situation: tuple[Policy, dict[str, int], dict[str, Standing]], random: Random
 ) -> None:
     policy, usage, standings = situation
-    weighing = weigh(policy, _window(usage), standings, 16.0, 0)
+    weighing = calculate_weights(policy, _window(usage), standings, 16.0, 0)
     for weight in weighing.weights:
         assert 0.1 * weight.configured * (1 - 1e-5) <= weight.value <= 4.0 * weight.configured * (1 + 1e-5)
     queues = list(policy.queues)
     random.shuffle(queues)
     shuffled = policy.model_copy(update={"queues": tuple(queues)})
     backwards = dict(reversed(standings.items()))
-    assert weigh(shuffled, _window(dict(reversed(usage.items()))), backwards, 16.0, 0) == weighing
+    assert calculate_weights(shuffled, _window(dict(reversed(usage.items()))), backwards, 16.0, 0) == weighing
 
 
 @given(situations())
@@ -191,7 +194,7 @@ def test_weights_stay_within_bounds_and_do_not_depend_on_order(
 def test_without_k_the_configured_weights_stand(situation: tuple[Policy, dict[str, int], dict[str, Standing]]) -> None:
     policy, usage, standings = situation
     static = policy.model_copy(update={"k": 0.0})
-    for weight in weigh(static, _window(usage), standings, 16.0, 0).weights:
+    for weight in calculate_weights(static, _window(usage), standings, 16.0, 0).weights:
         assert weight.value == weight.configured
 
 
@@ -204,6 +207,6 @@ def test_who_used_more_gets_no_more_weight(
     roots = [queue.name for queue in policy.queues if queue.parent is None]
     name = data.draw(st.sampled_from(roots))
     more = usage | {name: usage[name] + data.draw(st.integers(1, 8 * HOUR_US))}
-    before = {w.queue: w.value for w in weigh(policy, _window(usage), standings, 16.0, 0).weights}
-    after = {w.queue: w.value for w in weigh(policy, _window(more), standings, 16.0, 0).weights}
+    before = {w.queue: w.value for w in calculate_weights(policy, _window(usage), standings, 16.0, 0).weights}
+    after = {w.queue: w.value for w in calculate_weights(policy, _window(more), standings, 16.0, 0).weights}
     assert after[name] <= before[name] * (1 + 1e-5)

@@ -15,9 +15,19 @@ from hypothesis import strategies as st
 from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, UsageWindow
 from fairshare.core.model import Standing
 from fairshare.laws.deficit_law import Deficit, ledger
-from fairshare.laws.feedback_laws import Columns, FairTree, Kai, Law, Memory, Multifactor, Sibling, Siblings, Static
-from fairshare.laws.gang_turns import concentrated, shares_under
-from fairshare.laws.weight_calculation import weigh, wish
+from fairshare.laws.feedback_laws import (
+    FairTree,
+    Kai,
+    Law,
+    LawColumns,
+    LawQueue,
+    LawQueues,
+    Memory,
+    Multifactor,
+    Static,
+)
+from fairshare.laws.gang_turns import shares_under, turn_weights
+from fairshare.laws.weight_calculation import calculate_weights, wanted_weight
 from tests.effort import examples
 
 NO_TURNS = TurnPolicy(ratio=0)
@@ -26,22 +36,22 @@ WEEK_S = 604_800.0
 
 
 @st.composite
-def groups(draw: st.DrawFn) -> Siblings:
+def groups(draw: st.DrawFn) -> LawQueues:
     size = draw(st.integers(2, 6))
     weights = [draw(st.sampled_from((0.5, 1.0, 2.0, 3.0))) for _ in range(size)]
     used = [draw(st.integers(0, 100)) for _ in range(size)]
     whole = max(100, sum(used))
     members = tuple(
-        Sibling(
+        LawQueue(
             f"q{i}", weights[i], weights[i] / sum(weights), used[i] / whole,
             float(draw(st.sampled_from((0, 5, 40, 400)))), float(draw(st.integers(0, 5))), weight_now=weights[i],
         )
         for i in range(size)
     )  # fmt: skip
-    return Siblings(Columns.of(members), 64.0, WEEK_S, 1_000_000)
+    return LawQueues(LawColumns.of(members), 64.0, WEEK_S, 1_000_000)
 
 
-def _policy(siblings: Siblings, **bounds: float) -> Policy:
+def _policy(siblings: LawQueues, **bounds: float) -> Policy:
     free = {"min_multiplier": 0.01, "max_multiplier": 100.0} | bounds
     return Policy(bounds=Bounds(**free), queues=tuple(QueuePolicy(name=m.name) for m in siblings.members))
 
@@ -49,10 +59,10 @@ def _policy(siblings: Siblings, **bounds: float) -> Policy:
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
 @given(siblings=groups(), chance=st.randoms())
 @settings(max_examples=25, deadline=None)
-def test_the_order_of_the_queues_decides_nothing(law: Law, siblings: Siblings, chance: Random) -> None:
+def test_the_order_of_the_queues_decides_nothing(law: Law, siblings: LawQueues, chance: Random) -> None:
     members = list(siblings.members)
     chance.shuffle(members)
-    verdict, shuffled = law(siblings, {}), law(replace(siblings, columns=Columns.of(members)), {})
+    verdict, shuffled = law(siblings, {}), law(replace(siblings, columns=LawColumns.of(members)), {})
     assert dict(verdict.weights) == dict(shuffled.weights)
     assert verdict.traces.keys() == {member.name for member in members}
 
@@ -60,10 +70,10 @@ def test_the_order_of_the_queues_decides_nothing(law: Law, siblings: Siblings, c
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
 @given(siblings=groups(), factor=st.sampled_from((0.25, 2.0, 8.0)))
 @settings(max_examples=25, deadline=None)
-def test_only_the_proportions_of_the_configured_weights_count(law: Law, siblings: Siblings, factor: float) -> None:
+def test_only_the_proportions_of_the_configured_weights_count(law: Law, siblings: LawQueues, factor: float) -> None:
     scaled = replace(
         siblings,
-        columns=Columns.of(
+        columns=LawColumns.of(
             [m._replace(weight=m.weight * factor, weight_now=(m.weight_now or 0.0) * factor) for m in siblings.members]
         ),
     )
@@ -75,12 +85,12 @@ def test_only_the_proportions_of_the_configured_weights_count(law: Law, siblings
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
 @given(siblings=groups(), which=st.integers(0, 5), more=st.floats(0.01, 0.3))
 @settings(max_examples=examples(13, 80), deadline=None)
-def test_more_past_usage_never_raises_the_own_part(law: Law, siblings: Siblings, which: int, more: float) -> None:
+def test_more_past_usage_never_raises_the_own_part(law: Law, siblings: LawQueues, which: int, more: float) -> None:
     members = siblings.members
     member = members[which % len(members)]
     more = min(more, 1.0 - sum(m.usage for m in siblings.members))
     heavier = member._replace(usage=member.usage + max(0.0, more))
-    later = replace(siblings, columns=Columns.of([heavier if m is member else m for m in members]))
+    later = replace(siblings, columns=LawColumns.of([heavier if m is member else m for m in members]))
     memory = {m.name: {"x": 0.0, "y": 0.0, "at_ms": 0.0} for m in siblings.members}
     before, after = law(siblings, memory).weights, law(later, memory).weights
     part = before[member.name] / (sum(before.values()) or 1.0)
@@ -89,8 +99,8 @@ def test_more_past_usage_never_raises_the_own_part(law: Law, siblings: Siblings,
 
 @given(siblings=groups())
 @settings(max_examples=examples(13, 80), deadline=None)
-def test_without_history_or_gain_the_configured_weights_stand(siblings: Siblings) -> None:
-    unused = replace(siblings, columns=Columns.of([m._replace(usage=0.0) for m in siblings.members]))
+def test_without_history_or_gain_the_configured_weights_stand(siblings: LawQueues) -> None:
+    unused = replace(siblings, columns=LawColumns.of([m._replace(usage=0.0) for m in siblings.members]))
     whole = sum(m.weight for m in unused.members)
     for law in (Kai(0.0), Kai(3.0), FairTree(), Multifactor()):
         weights = law(unused, {}).weights
@@ -103,7 +113,7 @@ def test_without_history_or_gain_the_configured_weights_stand(siblings: Siblings
 
 @given(siblings=groups())
 @settings(max_examples=examples(13, 80), deadline=None)
-def test_debts_are_only_against_real_work_and_never_exceed_what_was_used(siblings: Siblings) -> None:
+def test_debts_are_only_against_real_work_and_never_exceed_what_was_used(siblings: LawQueues) -> None:
     owed = ledger(siblings, 24.0)
     for member in siblings.members:
         if member.requested <= member.allocated:
@@ -114,13 +124,13 @@ def test_debts_are_only_against_real_work_and_never_exceed_what_was_used(sibling
 
 @given(siblings=groups(), data=st.data())
 @settings(max_examples=examples(13, 80), deadline=None)
-def test_inside_the_quiet_zone_nothing_moves(siblings: Siblings, data: st.DataObject) -> None:
+def test_inside_the_quiet_zone_nothing_moves(siblings: LawQueues, data: st.DataObject) -> None:
     law = Deficit(DeficitPolicy(quiet=50.0), NO_TURNS)
     verdict = law(siblings, {})
     for _ in range(3):
         jitter = {m.name: data.draw(st.floats(0.9, 1.1)) for m in siblings.members}
         moved = tuple(m._replace(usage=m.usage * jitter[m.name] * 0.9) for m in siblings.members)
-        siblings = replace(siblings, columns=Columns.of(moved), now_ms=siblings.now_ms + 600_000)
+        siblings = replace(siblings, columns=LawColumns.of(moved), now_ms=siblings.now_ms + 600_000)
         following = law(siblings, verdict.memory)
         assert following.weights == pytest.approx(dict(verdict.weights))
         verdict = following
@@ -128,7 +138,7 @@ def test_inside_the_quiet_zone_nothing_moves(siblings: Siblings, data: st.DataOb
 
 @given(siblings=groups())
 @settings(max_examples=examples(10, 80), deadline=None)
-def test_a_memory_that_was_written_down_is_the_same_memory(siblings: Siblings) -> None:
+def test_a_memory_that_was_written_down_is_the_same_memory(siblings: LawQueues) -> None:
     law = Deficit(DeficitPolicy(), NO_TURNS)
     memory = law(siblings, {}).memory
     written = json.loads(json.dumps({name: dict(numbers) for name, numbers in memory.items()}))
@@ -141,26 +151,26 @@ def test_a_memory_that_was_written_down_is_the_same_memory(siblings: Siblings) -
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
 @given(siblings=groups())
 @settings(max_examples=25, deadline=None)
-def test_what_a_law_wants_is_kept_within_the_multipliers(law: Law, siblings: Siblings) -> None:
-    wishes, _ = wish(law, siblings, _policy(siblings, min_multiplier=0.5, max_multiplier=2.0), {})
+def test_what_a_law_wants_is_kept_within_the_multipliers(law: Law, siblings: LawQueues) -> None:
+    wishes, _ = wanted_weight(law, siblings, _policy(siblings, min_multiplier=0.5, max_multiplier=2.0), {})
     for member in siblings.members:
         assert 0.5 * member.weight * (1 - 1e-5) <= wishes[member.name].weight <= 2.0 * member.weight * (1 + 1e-5)
 
 
-def _lumps(owed_to: str, limit: float = -1.0) -> Siblings:
+def _lumps(owed_to: str, limit: float = -1.0) -> LawQueues:
     """16 GPUs, `holder` sits on them with one gang, everybody waits with another."""
     usage = {"holder": 0.5, "second": 0.33, "third": 0.17}
     if owed_to == "second":
         usage = {"holder": 0.7, "second": 0.05, "third": 0.25}
     weights = {"holder": 1.0, "second": 2.0, "third": 3.0} if owed_to == "third" else dict.fromkeys(usage, 1.0)
     members = tuple(
-        Sibling(
+        LawQueue(
             name, weights[name], weights[name] / sum(weights.values()), used, 32.0 if name == "holder" else 16.0,
             16.0 if name == "holder" else 0.0, limit=limit, gang=16.0, weight_now=weights[name],
         )
         for name, used in usage.items()
     )  # fmt: skip
-    return Siblings(Columns.of(members), 16.0, WEEK_S, 0)
+    return LawQueues(LawColumns.of(members), 16.0, WEEK_S, 0)
 
 
 @pytest.mark.parametrize("owed_to", ["second", "third"])
@@ -171,7 +181,7 @@ def test_the_turn_goes_to_who_is_owed_most_and_admits_its_gang(owed_to: str) -> 
     assert verdict.turn == owed_to
     assert shares_under(siblings, verdict.weights)[owed_to] == 16.0
     assert max(verdict.weights.values()) / min(verdict.weights.values()) <= TurnPolicy().ratio * (1 + 1e-9)
-    wishes, kept = wish(law, siblings, _policy(siblings), {})
+    wishes, kept = wanted_weight(law, siblings, _policy(siblings), {})
     assert wishes[owed_to].turn
     assert "its turn for 240 more min" in wishes[owed_to].note
     later = law(replace(siblings, now_ms=4 * 3_600_000 - 1), kept)
@@ -186,7 +196,7 @@ def test_no_turn_without_need_without_claim_or_beyond_a_limit() -> None:
     small = _lumps("third")
     fits = replace(small, pool=160.0)
     assert Deficit(DeficitPolicy(), TurnPolicy())(fits, {}).turn is None
-    nobody = replace(small, columns=Columns.of([m._replace(usage=m.target) for m in small.members]))
+    nobody = replace(small, columns=LawColumns.of([m._replace(usage=m.target) for m in small.members]))
     assert Deficit(DeficitPolicy(), TurnPolicy())(nobody, {}).turn is None
 
 
@@ -200,18 +210,18 @@ def test_a_turn_freezes_what_was_smoothed() -> None:
 
 
 def test_a_concentrated_weight_keeps_the_ratio() -> None:
-    out = concentrated({"a": 1.0, "b": 2.0, "c": 0.0}, "a", 0.001, 50.0)
+    out = turn_weights({"a": 1.0, "b": 2.0, "c": 0.0}, "a", 0.001, 50.0)
     assert out == {"a": 2.0, "b": 0.04, "c": 0.0}
 
 
 def test_the_quiet_zone_is_wider_for_small_queues() -> None:
     settings_ = DeficitPolicy(quiet=0.01, gain=3.0, smoothing=600)
     members = (
-        Sibling("big", 9.0, 0.9, 0.5, 64.0, 50.0, weight_now=9.0),
-        Sibling("small", 1.0, 0.1, 0.5, 64.0, 14.0, weight_now=1.0),
+        LawQueue("big", 9.0, 0.9, 0.5, 64.0, 50.0, weight_now=9.0),
+        LawQueue("small", 1.0, 0.1, 0.5, 64.0, 14.0, weight_now=1.0),
     )
     memory = {name: {"x": 0.0, "y": 0.0, "at_ms": 0.0} for name in ("big", "small")}
-    verdict = Deficit(settings_, NO_TURNS)(Siblings(Columns.of(members), 64.0, WEEK_S, 600_000), memory)
+    verdict = Deficit(settings_, NO_TURNS)(LawQueues(LawColumns.of(members), 64.0, WEEK_S, 600_000), memory)
     for name, target in (("big", 0.9), ("small", 0.1)):
         aim = verdict.traces[name]["aim"]
         moved = log(verdict.weights[name] / {"big": 9.0, "small": 1.0}[name])
@@ -222,12 +232,12 @@ def test_the_quiet_zone_is_wider_for_small_queues() -> None:
 def test_what_moves_all_alike_moves_nobody() -> None:
     """A price that everybody pays is none: without gain, weights follow only who has others preempted more."""
     law = Deficit(DeficitPolicy(gain=0.0, quiet=0.0), NO_TURNS)
-    members = tuple(Sibling(n, 1.0, 0.5, 0.5, 64.0, 32.0, weight_now=1.0, reclaims=8.0) for n in ("a", "b"))
+    members = tuple(LawQueue(n, 1.0, 0.5, 0.5, 64.0, 32.0, weight_now=1.0, reclaims=8.0) for n in ("a", "b"))
     memory = {n: {"x": 0.0, "y": 0.0, "at_ms": 0.0} for n in ("a", "b")}
-    alike = law(Siblings(Columns.of(members), 64.0, WEEK_S, 600_000), memory)
+    alike = law(LawQueues(LawColumns.of(members), 64.0, WEEK_S, 600_000), memory)
     assert alike.weights == pytest.approx({"a": 1.0, "b": 1.0})
     one = (members[0], members[1]._replace(reclaims=0.0))
-    apart = law(Siblings(Columns.of(one), 64.0, WEEK_S, 600_000), memory)
+    apart = law(LawQueues(LawColumns.of(one), 64.0, WEEK_S, 600_000), memory)
     assert apart.weights["a"] < 1.0 < apart.weights["b"]
     assert sum(apart.weights.values()) == pytest.approx(2.0)
 
@@ -257,7 +267,7 @@ def test_in_a_tree_no_cycle_goes_further_than_a_step_nor_past_the_multipliers(la
             watermark_ms=0, coverage=1.0, policy_version=None,
         )  # fmt: skip
         standings = {name: Standing(asked[name], held[name], weights[name]) for name in parents}
-        weighing = weigh(policy, window, standings, 64.0, cycle * 600_000, memory)
+        weighing = calculate_weights(policy, window, standings, 64.0, cycle * 600_000, memory)
         memory = weighing.memory
         for weight in weighing.weights:
             before = weights[weight.queue]

@@ -15,7 +15,7 @@ from accountant.wire.usage_models import BudgetState
 from fairshare.controller.cycle_report import Outcome, TargetReport, replay, weight_decisions
 from fairshare.core.model import Standing
 from fairshare.explain.decision_replay import recount
-from fairshare.laws.weight_calculation import Weighing, acts, exhausted, weigh
+from fairshare.laws.weight_calculation import WeightResult, acts, calculate_weights, exhausted
 from fairshare.targets.weight_plan import Apply
 
 LAWS = ("kai", "fairtree", "multifactor", "deficit")
@@ -72,10 +72,10 @@ def test_what_was_recorded_comes_to_the_same_bit_for_bit(
     law: str, several: list[tuple[UsageWindow, dict[str, Standing], frozenset[str]]]
 ) -> None:
     policy = _policy(law)
-    last = Weighing((), ())
+    last = WeightResult((), ())
     for window, standings, spent in several:
         before = last.memory
-        last = weigh(policy, window, standings, 24.5, window.end_ms, before, spent)
+        last = calculate_weights(policy, window, standings, 24.5, window.end_ms, before, spent)
         target = TargetReport(
             "kai", "enforce", standings, last.weights, last.entitlements, 24.5, memory=before, exhausted=spent
         )
@@ -94,7 +94,7 @@ def _one(law: str = "deficit") -> tuple[Policy, list[Decision]]:
         policy_version=None,
     )  # fmt: skip
     standings = {name: Standing(30.0, 5.0, 1.0) for name in NAMES}
-    weighing = weigh(policy, window, standings, 24.0, 600_000, {})
+    weighing = calculate_weights(policy, window, standings, 24.0, 600_000, {})
     target = TargetReport("kai", "enforce", standings, weighing.weights, weighing.entitlements, 24.0)
     return policy, _recorded(target, window, policy, 600_000)
 
@@ -150,8 +150,10 @@ def test_an_exhausted_budget_leaves_the_quota_and_nothing_over_it(
     policy = _policy(law)
     window, standings, _ = several[0]
     some, none = frozenset(spent), frozenset[str]()
-    with_it = weigh(policy, window, standings, 24.0, window.end_ms, {}, some)
-    without = {e.queue: e for e in weigh(policy, window, standings, 24.0, window.end_ms, {}, none).entitlements}
+    with_it = calculate_weights(policy, window, standings, 24.0, window.end_ms, {}, some)
+    without = {
+        e.queue: e for e in calculate_weights(policy, window, standings, 24.0, window.end_ms, {}, none).entitlements
+    }
     deserved = {queue.name: queue.deserved for queue in policy.queues}
     for weight in with_it.weights:
         if weight.queue in some:
@@ -182,6 +184,8 @@ def test_the_weight_comes_back_at_once_when_the_month_turns() -> None:
     policy, records = _one("kai")
     window = UsageWindow.model_validate(records[0].inputs["window"])
     standings = {name: Standing(30.0, 5.0, 0.0 if name == "c" else 1.0) for name in NAMES}
-    weights = {w.queue: w.value for w in weigh(policy, window, standings, 24.0, 0).weights}
+    weights = {w.queue: w.value for w in calculate_weights(policy, window, standings, 24.0, 0).weights}
     usual = {n: replace(s, weight=1.0) for n, s in standings.items()}
-    assert weights["c"] >= {w.queue: w.value for w in weigh(policy, window, usual, 24.0, 0).weights}["c"] > 0
+    assert (
+        weights["c"] >= {w.queue: w.value for w in calculate_weights(policy, window, usual, 24.0, 0).weights}["c"] > 0
+    )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairshare.__main__ import parse
-from fairshare.core.model import UNLIMITED, Case, Claim
+from fairshare.core.model import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import MOST_OF_FEW, Siblings, Steps, divide
 from fairshare.laws.scalar_division import Few
 from tests.effort import examples
@@ -71,7 +71,7 @@ def test_every_case_of_the_scheduler(name: str) -> None:
 def test_either_is_taken_by_the_number_of_siblings() -> None:
     for count in (MOST_OF_FEW, MOST_OF_FEW + 1):
         claims = [Claim(f"q{i:02d}", request=3.0 * i, weight=1.0 + i % 3, usage=i / 900) for i in range(count)]
-        case = Case("x", 700.0, 1.0, tuple(claims), "setResourceShare")
+        case = DivisionProblem("x", 700.0, 1.0, tuple(claims), "setResourceShare")
         few, many = (_outcome(kind, claims, case.total, case.k) for kind in (Few, Siblings))
         assert few == many
         assert repr(dict(divide(case).shares)) in few

@@ -28,10 +28,10 @@ from agent.simulation.simulated_node import A100, H100, SimulatedNode, make_gpu
 from agent.wire import Holder, PodFacts
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport, TargetReport
-from fairshare.preemption.eviction import Effect
+from fairshare.preemption.eviction import EvictionResult
 from fairshare.preemption.preemption_types import Verdict, Victim
-from fairshare.preemption.target_preemption import PreemptionReport, Stop
-from fairshare.usage.stale_usage_hold import Hold
+from fairshare.preemption.target_preemption import PreemptionReport, VictimStop
+from fairshare.usage.stale_usage_hold import UsageHold
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
 from gputally.demo.pipeline import Pipeline
@@ -182,11 +182,13 @@ def _pressed_controller() -> Callable[[int], str]:
     metrics = Metrics(clock)
     waits, went = gang("waits", "nlp", waiting=(8,)), gang("went", "vision", on=(("n1", 4),))
     nodes = {"n1": 8.0, "n2": 8.0}
-    hold = Hold("StaleUsage", "usage is an hour old")
+    hold = UsageHold("StaleUsage", "usage is an hour old")
     here = situation(policy({"nlp": 8, "vision": 4}), nodes, [waits, went])
     victim = Victim(went, went.pods, 4.0, 2.5, True, "above share", "vision", "it held more than its share")
     verdict = Verdict("Gang/ns/waits", "nlp", 8.0, "waits", "preempts", "room was made", (victim,))
-    preemption = PreemptionReport("kai", "enforce", here, (verdict,), (Stop("nlp", victim, Effect("stopped")),))
+    preemption = PreemptionReport(
+        "kai", "enforce", here, (verdict,), (VictimStop("nlp", victim, EvictionResult("stopped")),)
+    )
 
     def page(at_ms: int) -> str:
         clock.advance_to(at_ms)

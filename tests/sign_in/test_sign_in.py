@@ -18,7 +18,7 @@ from accountant.composition import Service
 from accountant.core.settings import Settings
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import CannotStart
-from gputally.server.sign_in import Seal, Session, SignIn, as_address, key_in, key_of, own_path
+from gputally.server.sign_in import CookieSigner, Session, SignIn, as_address, key_in, key_of, own_path
 from gputally.server.tokens_and_grants import Unauthenticated
 from tests import fresh
 from tests.fakes.provider import Provider, provider
@@ -265,7 +265,7 @@ SESSION = Session("https://login", "ann", ("a", "b"), "id-1")
 
 
 def test_a_cookie_is_what_it_was_made_as_and_of_this_house():
-    seal, other = Seal(b"k" * 32), Seal(b"x" * 32)
+    seal, other = CookieSigner(b"k" * 32), CookieSigner(b"x" * 32)
     session = seal.session(SESSION, NOW_MS, 60)
     assert seal.opened_session(session, NOW_MS) == SESSION
     under_way = seal.sign_in(SignIn("https://login", "s", "n", "v", "/"), NOW_MS, 60)

@@ -7,14 +7,14 @@ import pytest
 from fairshare.laws.division import fill, fill_from
 from fairshare.simulator.scheduler_engine import replay, reserve
 from fairshare.simulator.scheduling_policies import Karma, Oracle, StatefulDrf
-from fairshare.simulator.simulation_model import CONTROL_S, Pool, View, Workload
+from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Pool, Workload
 
 HOUR = 3600
 EVEN = (0.5, 0.5)
 
 
-def _view(now_s: int, asked: list[int], used: list[int] | None = None) -> View:
-    return View(now_s, 8, used or [0, 0], [0, 0], asked, [1, 1], [0, 0])
+def _view(now_s: int, asked: list[int], used: list[int] | None = None) -> ControllerView:
+    return ControllerView(now_s, 8, used or [0, 0], [0, 0], asked, [1, 1], [0, 0])
 
 
 def _work(rows: list[tuple[int, int, int, int]]) -> Workload:

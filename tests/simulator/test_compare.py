@@ -11,13 +11,13 @@ import pytest
 from accountant.wire.policy_models import Policy, TurnPolicy, UsageWindow
 from fairshare.core.errors import DivisionError
 from fairshare.core.model import Standing
-from fairshare.laws.weight_calculation import weigh
+from fairshare.laws.weight_calculation import calculate_weights
 from fairshare.simulator import comparison, fairness_measures, kai_scenario_file, scheduling_policies
 from fairshare.simulator.comparison import players
 from fairshare.simulator.engine_division import whole_gpus
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import NAMES, Feedback, Setup
-from fairshare.simulator.simulation_model import CONTROL_S, Pool, View, Workload
+from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Pool, Workload
 
 DAY, HOUR = 86_400, 3600
 
@@ -56,7 +56,7 @@ def test_demand_counts_backlog_and_arrivals_each_up_to_what_they_could_run() -> 
 def test_movement_counts_half_of_every_shift_of_normalised_weights() -> None:
     pool = Pool(8, [0.0, 0.0], [1.0, 1.0])
 
-    def swap(view: View) -> list[float]:
+    def swap(view: ControllerView) -> list[float]:
         return [3.0, 1.0] if view.now_s // DAY % 2 else [1.0, 1.0]
 
     record = replay(_work([(0, 1, HOUR, 0)]), pool, 10 * DAY, steering=swap)
@@ -81,7 +81,7 @@ def test_a_comparison_takes_the_contended_windows_from_the_first_come_run() -> N
     assert [(w.start_s, w.end_s) for w in windows] == [(0, 15 * DAY), (DAY, 16 * DAY)]
     seen: list[float] = []
     asked = (("static", "fifo", "deficit"), windows, [(1.5, 16)])
-    player = comparison.Player(work, (0.5, 0.5))
+    player = comparison.TaskRunner(work, (0.5, 0.5))
     results = comparison.compare(*asked, player, lambda _, part: seen.append(part))
     assert [r.score.policy for r in results] == ["static", "fifo", "deficit"] * 2
     assert seen[-1] <= 1.0
@@ -136,7 +136,7 @@ def _weights(policy: Policy, feedback: Feedback) -> int:
     standings = {"a": Standing(40, 12, 0.5), "b": Standing(20, 4, 0.5)}
     for at in range(0, 20 * CONTROL_S, CONTROL_S):
         used = [12 * at, 4 * at]
-        view = View(at, 16, used, [12, 4], [40, 20], [1, 4], [0, at // CONTROL_S])
+        view = ControllerView(at, 16, used, [12, 4], [40, 20], [1, 4], [0, at // CONTROL_S])
         ours = feedback(view)
         window = UsageWindow(
             kind="sliding", start_ms=0, end_ms=at * 1000, half_life_s=None, measure="allocated", unit="gpu_us",
@@ -148,7 +148,7 @@ def _weights(policy: Policy, feedback: Feedback) -> int:
             "a": replace(standings["a"], gang=1.0),
             "b": replace(standings["b"], gang=4.0, reclaims=float(at > 0)),
         }
-        weighing = weigh(policy, window, standings, 16.0, at * 1000, memory)
+        weighing = calculate_weights(policy, window, standings, 16.0, at * 1000, memory)
         memory = weighing.memory
         standings = {weight.queue: replace(standings[weight.queue], weight=weight.value) for weight in weighing.weights}
         assert ours == pytest.approx([weight.value for weight in weighing.weights])

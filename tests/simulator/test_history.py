@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from accountant.wire.policy_models import Policy
-from fairshare.explain.what_if import Past, assumed, flat, got, under
-from fairshare.simulator.job_traces import US_PER_GPU_HOUR, Held, capacity, jobs
+from fairshare.explain.what_if import ReplayHistory, assumptions, flat, replay_under, replayed_queue
+from fairshare.simulator.job_traces import US_PER_GPU_HOUR, HeldHour, capacity, jobs
 
 H = US_PER_GPU_HOUR
 
 
 def _jobs(*held: tuple[str, int, int], different: int = 0, wait_s: float = 0.0) -> list[tuple[int, int, int]]:
     gpus_of = {("q", job): different for job, _, _ in held}
-    work = jobs([Held("q", *each) for each in held], ("q",), gpus_of, {"q": wait_s})
+    work = jobs([HeldHour("q", *each) for each in held], ("q",), gpus_of, {"q": wait_s})
     return list(zip(work.submit_s, work.gpus, work.duration_s, strict=True))
 
 
@@ -36,7 +36,7 @@ def test_a_gap_of_a_day_is_a_stop_and_a_longer_one_another_job() -> None:
 
 
 def test_work_is_kept_and_strangers_are_counted() -> None:
-    held = [Held("q", f"j{i}", i, (i + 1) * H) for i in range(6)] + [Held("x", "j", 0, H)]
+    held = [HeldHour("q", f"j{i}", i, (i + 1) * H) for i in range(6)] + [HeldHour("x", "j", 0, H)]
     work = jobs(held, ("q",), {}, {})
     assert work.gpu_hours == pytest.approx(21)
     assert work.left_out == 1
@@ -70,9 +70,9 @@ def test_a_limit_holds_for_the_leaves_under_it_and_what_cannot_be_told_is_said()
     limits = {queue.name: queue.limit for queue in flat(policy).queues}
     assert limits == {"p1": 4, "p2": 2, "c1": 0, "c2": 0, "alone": 3, "free": -1}
     leaves = tuple(limits)
-    work = jobs([Held("c1", "j", 0, 4 * H), Held("free", "k", 0, 16 * H)], leaves, {}, {})
-    assert [each.gpu_hours for each in got(under(policy, work, 8, 24 * 3600), 0)] == [0.0] * 6
-    told = assumed(Past(work, 8, 0, 24 * 3600, None, None, ("as ever",)), policy, policy)
+    work = jobs([HeldHour("c1", "j", 0, 4 * H), HeldHour("free", "k", 0, 16 * H)], leaves, {}, {})
+    assert [each.gpu_hours for each in replayed_queue(replay_under(policy, work, 8, 24 * 3600), 0)] == [0.0] * 6
+    told = assumptions(ReplayHistory(work, 8, 0, 24 * 3600, None, None, ("as ever",)), policy, policy)
     assert told == (
         "as ever",
         "the limit of p holds for each queue below alone, and its quota for none",
@@ -82,7 +82,7 @@ def test_a_limit_holds_for_the_leaves_under_it_and_what_cannot_be_told_is_said()
 
 def test_what_each_got_is_of_the_span_alone() -> None:
     policy = Policy.model_validate({"queues": [{"name": "q"}, {"name": "r"}]})
-    work = jobs([Held("q", "j", hour, 4 * H) for hour in range(48)], ("q", "r"), {}, {})
-    record = under(policy, work, 8, 48 * 3600)
-    assert [each.gpu_hours for each in got(record, 24 * 3600)] == [96.0, 0.0]
-    assert [each.jobs for each in got(record, 0)] == [1, 0]
+    work = jobs([HeldHour("q", "j", hour, 4 * H) for hour in range(48)], ("q", "r"), {}, {})
+    record = replay_under(policy, work, 8, 48 * 3600)
+    assert [each.gpu_hours for each in replayed_queue(record, 24 * 3600)] == [96.0, 0.0]
+    assert [each.jobs for each in replayed_queue(record, 0)] == [1, 0]

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairshare.preemption.preemption_rules import Account, Asker, Stock, Taking, allocatable, may_reclaim, reclaimable
+from fairshare.preemption.preemption_rules import (
+    Account,
+    Claimant,
+    QueueResource,
+    TakenBundles,
+    allocatable,
+    may_reclaim,
+    reclaimable,
+)
 from fairshare.simulator.engine_reclaim import Debtor, Run, collect, levels
 from fairshare.simulator.scheduler_engine import _Scheduler
 from fairshare.simulator.simulation_model import WHOLE, Flavour, Job, Pool, Slot, Workload
@@ -34,7 +42,7 @@ def _engine(queues: Queues, missing: int) -> list[tuple[int, int]]:
 
 def _accounts(queues: Queues) -> dict[str, Account]:
     return {
-        str(q): Account(str(q), "", {"gpu": Stock(deserved, share, -1, float(sum(gangs)))})
+        str(q): Account(str(q), "", {"gpu": QueueResource(deserved, share, -1, float(sum(gangs)))})
         for q, (deserved, share, gangs) in enumerate(queues)
     }
 
@@ -82,7 +90,7 @@ def pools(draw: st.DrawFn) -> tuple[Queues, int]:
 @given(pools())
 def test_victims_of_both_simulators_are_lawful_and_the_same(case: tuple[Queues, int]) -> None:
     queues, gang = case
-    asker = Asker("0", {"gpu": float(gang)})
+    asker = Claimant("0", {"gpu": float(gang)})
     accounts = _accounts(queues)
     assert may_reclaim(asker, accounts)
     for victims in (engine := _engine(queues, gang), _replay(queues, gang)):
@@ -133,7 +141,7 @@ def _tree(rows: Rows) -> dict[str, Account]:
         return sum(rows[name][3]) + sum(holds(child) for child, row in rows.items() if row[0] == name)
 
     return {
-        name: Account(name, parent, {"gpu": Stock(deserved, share, -1, holds(name))})
+        name: Account(name, parent, {"gpu": QueueResource(deserved, share, -1, holds(name))})
         for name, (parent, deserved, share, _) in rows.items()
     }
 
@@ -203,7 +211,7 @@ def trees(draw: st.DrawFn) -> tuple[Rows, str, int]:
 def test_victims_along_a_tree_are_lawful_and_no_quota_is_broken(case: tuple[Rows, str, int]) -> None:
     rows, queue, gang = case
     accounts = _tree(rows)
-    taking = Taking(Asker(queue, {"gpu": float(gang)}), accounts)
+    taking = TakenBundles(Claimant(queue, {"gpu": float(gang)}), accounts)
     victims = _asked(rows, queue, gang)
     for name, gpus in victims:
         assert taking.right(name) is not None

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from fairshare.laws.division import fair_shares, fill
 from fairshare.simulator.engine_division import whole_gpus
 from fairshare.simulator.scheduler_engine import replay
-from fairshare.simulator.simulation_model import CONTROL_S, Job, Pool, Record, View, Workload, capacity_for, columns
+from fairshare.simulator.simulation_model import (
+    CONTROL_S,
+    ControllerView,
+    Job,
+    Pool,
+    Record,
+    Workload,
+    capacity_for,
+    columns,
+)
 from tests.effort import examples
 
 HOUR = 3600
@@ -83,9 +92,9 @@ def test_one_line_serves_across_teams_as_they_came() -> None:
 
 def test_weights_set_by_a_controller_act_from_the_next_tick() -> None:
     work = _work([(0, 1, 20 * HOUR, q) for q in (0, 1) for _ in range(8)])
-    seen: list[View] = []
+    seen: list[ControllerView] = []
 
-    def steering(view: View) -> list[float] | None:
+    def steering(view: ControllerView) -> list[float] | None:
         seen.append(view)
         return [3.0, 1.0] if view.now_s >= 2 * HOUR else None
 
@@ -98,7 +107,7 @@ def test_weights_set_by_a_controller_act_from_the_next_tick() -> None:
 
 def test_whole_gpus_are_divided_as_kai_does() -> None:
     dividing = whole_gpus(("a", "b", "c"), [0.0] * 3)
-    view = View(0, 16, [0] * 3, [0] * 3, [48] * 3, [16] * 3, [0] * 3)
+    view = ControllerView(0, 16, [0] * 3, [0] * 3, [48] * 3, [16] * 3, [0] * 3)
     assert dividing(view, [1.0, 2.0, 3.0]) == [3.0, 5.0, 8.0]
     assert dividing(view, [1.0, 1.0, 100.0]) == [0.0, 0.0, 16.0]
 

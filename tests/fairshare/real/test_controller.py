@@ -19,7 +19,7 @@ from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import Controller
 from fairshare.core.model import Gang
 from fairshare.core.pods import read_pod
-from fairshare.preemption.eviction import Vetting, act
+from fairshare.preemption.eviction import EvictionCheck, act
 from fairshare.preemption.preemption_types import Victim
 from fairshare.targets import KINDS, kueue, volcano
 from fairshare.targets.kai import QUEUE
@@ -104,7 +104,7 @@ def test_with_the_charts_rights_to_preempt_pods_are_noted_on_and_evicted_and_wit
         assert pod is not None
         gang = Gang("a", POD, "default", name, pod.uid, 1.0, 1.0, 1.0, pods=(pod,))
         victim = Victim(gang, (pod,), 1.0, 0.0, True, "idle", "a", "because")
-        veto = Vetting(mine).refusal(victim)
+        veto = EvictionCheck(mine).refusal(victim)
         results.append((veto.kind if veto is not None else None, act(mine, victim, "d", 0).result))
     assert results == [("refused", "refused"), (None, "stopped")]
     assert [pod["metadata"]["name"] for pod in real.list(POD) if pod["metadata"]["name"].startswith("pr-")] == ["pr-a"]

@@ -15,7 +15,7 @@ from accountant.wire.usage_models import Accounts
 from fairshare.controller.control_loop import Controller
 from fairshare.core.model import Gang
 from fairshare.core.pods import QUEUE_LABEL, SPOT_LABEL, read_pod
-from fairshare.preemption.eviction import Vetting, act
+from fairshare.preemption.eviction import EvictionCheck, act
 from fairshare.preemption.idle_reclaim import WARNING
 from fairshare.preemption.preemption_types import Victim
 from fairshare.preemption.unfinished_preemptions import REASON
@@ -156,12 +156,12 @@ def test_the_budget_is_asked_before_and_counts(space: str, real: KubernetesClust
     pods = tuple(pod for obj in _pods(real, space, "pair") if (pod := read_pod(obj)) is not None)
     gang = Gang("a", POD, space, "pair", "", 8.0, 8.0, 8.0, pods=pods)
     both = Victim(gang, pods, 8.0, 0.0, True, "within quota", "a", "two")
-    veto = Vetting(real).refusal(both)
+    veto = EvictionCheck(real).refusal(both)
     assert veto is not None
     assert veto.kind == "budget"
     assert "allows 1 at a time" in veto.reason
     one = Victim(gang, pods[:1], 4.0, 0.0, False, "within quota", "a", "one")
-    assert Vetting(real).refusal(one) is None
+    assert EvictionCheck(real).refusal(one) is None
     seen = []
     real_evict = real.evict
 

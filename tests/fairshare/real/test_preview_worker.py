@@ -8,7 +8,7 @@ import pytest
 
 from fairshare.controller import policy_file as policies
 from fairshare.usage.accountant_client import AccountantClient
-from fairshare.web.what_if_previews import Cancelled, Comparison, Order, PreviewFailed, Source, Told, Worker
+from fairshare.web.what_if_previews import Cancelled, Comparison, PreviewFailed, PreviewOrder, Source, Told, Worker
 from gputally.base.errors import FairshareError
 from tests.fairshare.conftest import NOW_MS
 from tests.fairshare.web.staging import sample
@@ -16,7 +16,7 @@ from tests.fairshare.web.staging import sample
 pytestmark = pytest.mark.real
 
 
-def report(order: Order, client: AccountantClient, told: Told) -> Comparison:
+def report(order: PreviewOrder, client: AccountantClient, told: Told) -> Comparison:
     """Instead of a replay, in the other process: what it was given. A day count says how it should go."""
     told(0.0, "begun")
     if order.days == 2:
@@ -28,9 +28,9 @@ def report(order: Order, client: AccountantClient, told: Told) -> Comparison:
     return Comparison(order.days, len(order.then.queues), 0, order.at_ms, (), {}, (order.now.version(),))
 
 
-def order(days: int) -> Order:
+def order(days: int) -> PreviewOrder:
     policy = policies.load(sample("policy.yaml"))[0]
-    return Order(policy, policy.model_copy(update={"k": 1.5}), days, NOW_MS)
+    return PreviewOrder(policy, policy.model_copy(update={"k": 1.5}), days, NOW_MS)
 
 
 WORKER = Worker(Source("http://127.0.0.1:1"), most_mib=512, compare=report)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trustme
 
-from fairshare.controller.kube_scheduler_extender import Extender, Room, Share
+from fairshare.controller.kube_scheduler_extender import Extender, ExtenderView, QueueShare
 from fairshare.core.model import Pod
 from fairshare.core.pods import QUEUE_LABEL, read_pod
 from fairshare.http_server import serve_extender
@@ -30,14 +30,16 @@ class Cockpit:
 
     def __init__(self, real: KubernetesCluster, ask: Request, namespace: str) -> None:
         self.real, self.ask, self.namespace = real, ask, namespace
-        self.shares: dict[str, Share] = {}
+        self.shares: dict[str, QueueShare] = {}
         self.answers: list[tuple[str, str]] = []
 
-    def room(self) -> Room:
+    def room(self) -> ExtenderView:
         pods: list[Pod] = []
         self.real.scan(POD, lambda obj: pods.extend([pod] if (pod := read_pod(obj)) else []))
         gpus = {f"gpu-{i}": 8.0 for i in range(3)}
-        return Room(gpus, {pod.uid: pod for pod in pods}, self.shares, lambda pod: pod.ref.removeprefix("policy:"))
+        return ExtenderView(
+            gpus, {pod.uid: pod for pod in pods}, self.shares, lambda pod: pod.ref.removeprefix("policy:")
+        )
 
     def pod(self, name: str, gpus: int, queue: str, **spec: Any) -> None:
         container = {"name": "c", "image": "none", "resources": {"limits": {GPU: str(gpus)}}}
@@ -126,7 +128,7 @@ def test_gangs_land_by_best_fit_victims_are_narrowed_and_without_us_it_goes_on(
             assert len({bound["big-0"], bound["big-1"], bound["small-0"]}) == 3
 
             # `small` holds its share, `big` is above its own: only a node of `big` may be emptied.
-            cockpit.shares = {"small": Share(8, 8), "big": Share(16, 8), "urgent": Share(0, 8)}
+            cockpit.shares = {"small": QueueShare(8, 8), "big": QueueShare(16, 8), "urgent": QueueShare(0, 8)}
             cockpit.ask(
                 "POST",
                 "/apis/scheduling.k8s.io/v1/priorityclasses",
@@ -139,7 +141,7 @@ def test_gangs_land_by_best_fit_victims_are_narrowed_and_without_us_it_goes_on(
             assert len(bound.keys() & {"big-0", "big-1"}) == 1
 
             # Nobody is above his share any more: nothing is taken from anybody.
-            cockpit.shares = {name: Share(8, 8) for name in ("small", "big", "urgent")}
+            cockpit.shares = {name: QueueShare(8, 8) for name in ("small", "big", "urgent")}
             asked = len([answer for answer in cockpit.answers if answer[0] == "preempt"])
             cockpit.pod("greedy", 8, "urgent", priorityClassName=f"urgent-{cached}".lower())
             until(lambda: len([a for a in cockpit.answers if a[0] == "preempt"]) > asked, "no preemption was asked for")

@@ -13,7 +13,7 @@ import httpx2
 
 from fairshare.web.page_authentication import HOUSE, SignIns
 from gputally.base.clock import VirtualClock
-from gputally.server.sign_in import Seal, Session
+from gputally.server.sign_in import CookieSigner, Session
 from gputally.server.sign_in_pages import MARK
 from tests.fairshare.web.granting import callers, key
 from tests.fairshare.web.staging import Answer, Stage, ask, stage
@@ -22,7 +22,7 @@ from tests.fakes.provider import Provider
 PAGE = {"accept": "text/html"}
 HERE = "https://fairshare.example"
 NAME, UNDER_WAY = f"__Host-{HOUSE}", f"__Secure-{HOUSE}-sign-in"
-SEAL = Seal(b"k" * 32, HOUSE)
+SEAL = CookieSigner(b"k" * 32, HOUSE)
 """With the key of `granting.key`."""
 OTHERS = ("research", "language", "robotics", "serving", "students")
 """Queues that a lead of vision must not read a word of; the first is above theirs."""

@@ -19,21 +19,21 @@ from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine
 from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import Controller
-from fairshare.controller.policy_file import FileKeeper, PolicyPlace
+from fairshare.controller.policy_file import PolicyFileWriter, PolicyLocation
 from fairshare.core.errors import AccountantUnavailable
 from fairshare.core.model import Pod
 from fairshare.explain import what_if
-from fairshare.explain.what_if import Got
+from fairshare.explain.what_if import ReplayedQueue
 from fairshare.targets import KINDS
 from fairshare.web.page_authentication import PageAuthentication
-from fairshare.web.page_context import PageContext, Site
+from fairshare.web.page_context import PageContext, PagesApp
 from fairshare.web.queue_history import History, ReportCache
 from fairshare.web.route_table import ROUTES
-from fairshare.web.what_if_previews import Comparison, Order, Preview, Previews, Told
+from fairshare.web.what_if_previews import Comparison, Preview, PreviewOrder, Previews, Told
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR, US_PER_HOUR
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
-from gputally.server.sign_in import People
+from gputally.server.sign_in import SignInService
 from gputally.server.sign_in_pages import MARK
 from gputally.server.tokens_and_grants import TokenFile, new_token
 from tests.fairshare.conftest import NOW_MS, Accountant
@@ -104,14 +104,18 @@ def usage_line(at_ms: int, gpu_us: int) -> UsageLine:
     return UsageLine.model_construct(key={"hour": hour}, accounts_gpu_us=accounts)
 
 
-def quick(order: Order, told: Told, stop: threading.Event) -> Comparison:
+def quick(order: PreviewOrder, told: Told, stop: threading.Event) -> Comparison:
     """A comparison without a replay: figures that only have to look like some."""
     told(0.5, "replaying the draft")
     names = what_if.leaves(order.then)
     rows = []
     for q, name in enumerate(names):
         now, then = 300.0 * (q + 1), 300.0 * (q + 1) + (40.0 if q % 2 else -60.0)
-        rows.append(what_if.Row(name, now + 7, Got(name, now, 90, 1.5, 1.0, 12), Got(name, then, 90, 1.1, 0.8, 9)))
+        rows.append(
+            what_if.ComparedQueue(
+                name, now + 7, ReplayedQueue(name, now, 90, 1.5, 1.0, 12), ReplayedQueue(name, then, 90, 1.1, 0.8, 9)
+            )
+        )
     days = [float(day) for day in range(1, order.days + 1)]
     series = {
         name: {
@@ -141,7 +145,7 @@ class Answer:
         return str(self.headers["Content-Type"])
 
 
-def ask(site: Site, method: str, url: str, form: Mapping[str, str] | None, headers: Mapping[str, str]) -> Answer:
+def ask(site: PagesApp, method: str, url: str, form: Mapping[str, str] | None, headers: Mapping[str, str]) -> Answer:
     """One request to the pages, in this process. A browser of its own: no cookies are kept."""
     asking = TestClient(site.observed(), raise_server_exceptions=False, follow_redirects=False)
     found = asking.request(method, url, data=form, headers={"accept": "", **headers})
@@ -152,14 +156,14 @@ def ask(site: Site, method: str, url: str, form: Mapping[str, str] | None, heade
 class Stage:
     """The pages and everything behind them. tokens: by scope; "" asks without one."""
 
-    site: Site
+    site: PagesApp
     scene: ReportCache
     accountant: Accountant
     books: Books
     clock: VirtualClock
     controller: Controller
     cluster: MemoryCluster
-    place: PolicyPlace
+    place: PolicyLocation
     file: Path
     previews: Previews
     tokens: dict[str, str] = field(default_factory=dict)
@@ -198,7 +202,7 @@ def stage(
     leading: bool = True,
     pods: Sequence[Pod] = (),
     work: Any = quick,
-    people: Callable[[VirtualClock], Callable[[], People | None]] | None = None,
+    people: Callable[[VirtualClock], Callable[[], SignInService | None]] | None = None,
 ) -> Stage:
     """text: the policy file; None: the sample's, with the law deficit. guarded: tokens are asked for. people: who signs
     in, by the stage's clock."""
@@ -238,13 +242,13 @@ def stage(
         listed = TokenFile(file_of_tokens, clock, lambda fault: None)
     books = Books(accountant)
     previews = Previews(work)
-    place = PolicyPlace(file, FileKeeper(file) if writable else None)
+    place = PolicyLocation(file, PolicyFileWriter(file) if writable else None)
     applied: list[tuple[str, str, str]] = []
     house = PageContext(
         scene, History(books, clock), previews, place, clock, 600.0, lambda *said: applied.append(said), "http://accountant/"
     )  # fmt: skip
     doors = PageAuthentication(listed, people(clock) if people is not None else None)
-    site = Site(house, doors, ROUTES)
+    site = PagesApp(house, doors, ROUTES)
     return Stage(site, scene, accountant, books, clock, controller, cluster, place, file, previews, tokens, applied)
 
 

@@ -16,8 +16,8 @@ from fairshare.web.policy_form import (
     QUEUE,
     SCALARS,
     Form,
+    PolicyText,
     Row,
-    Standing,
     changes,
     draft,
     form_from,
@@ -25,15 +25,15 @@ from fairshare.web.policy_form import (
     with_new_row,
     written,
 )
-from fairshare.web.yaml_editing import Entry, Revision, anew, revise, revised
+from fairshare.web.yaml_editing import Entry, Revision, policy_text, revise, revised
 from gputally.base.yaml_file import parse
 from tests.fairshare.web.staging import sample
 
 SAMPLE = sample("policy.yaml").read_text()
 
 
-def standing(text: str = SAMPLE) -> Standing:
-    return Standing.of(text, "policy.yaml")
+def standing(text: str = SAMPLE) -> PolicyText:
+    return PolicyText.of(text, "policy.yaml")
 
 
 def fill(form: Form, **values: str) -> Form:
@@ -91,7 +91,7 @@ def test_queues_come_and_go() -> None:
     found = draft(standing(), form)
     assert found.edited
     assert "  - {name: 'a: b', parent: research, weight: 2, refs: ['kai:ab', 'kueue:x/y']}\n" in found.text
-    assert [each["name"] for each in Standing.of(found.text, "x").queues][-1] == "a: b"
+    assert [each["name"] for each in PolicyText.of(found.text, "x").queues][-1] == "a: b"
     assert "kai:students" not in found.text
     # Its budget is left without a queue: said where the budget stands.
     assert [(each.field, each.message) for each in found.faults] == [
@@ -263,11 +263,13 @@ def policies(draw: st.DrawFn) -> Policy:
 @settings(max_examples=25, deadline=None)
 def test_a_policy_goes_through_the_form_and_back(first: Policy, second: Policy) -> None:
     """The fields of one policy filled into the form of another ask for exactly the one policy."""
-    text = anew(first.model_dump(mode="json", by_alias=True, exclude_defaults=True), "# kept\n")
-    here = Standing.of(text, "policy.yaml")
+    text = policy_text(first.model_dump(mode="json", by_alias=True, exclude_defaults=True), "# kept\n")
+    here = PolicyText.of(text, "policy.yaml")
     assert draft(here, form_of(here)).text == text
-    there = form_of(Standing.of(anew(second.model_dump(mode="json", by_alias=True)), "x"))
-    wanted = form_of(Standing.of(anew(second.model_dump(mode="json", by_alias=True, exclude_defaults=True)), "x"))
+    there = form_of(PolicyText.of(policy_text(second.model_dump(mode="json", by_alias=True)), "x"))
+    wanted = form_of(
+        PolicyText.of(policy_text(second.model_dump(mode="json", by_alias=True, exclude_defaults=True)), "x")
+    )
     assert set(there.values) == set(wanted.values)
     rows = tuple(Row(n if n < len(here.queues) else None, row.values) for n, row in enumerate(wanted.rows))
     found = draft(here, Form(wanted.values, rows))
@@ -296,7 +298,7 @@ def test_all_comments_stay_while_values_change(policy: Policy, data: st.DataObje
 @given(policies())
 @settings(max_examples=15, deadline=None)
 def test_a_browser_sends_what_was_shown(policy: Policy) -> None:
-    shown = form_of(Standing.of(anew(policy.model_dump(mode="json", by_alias=True)), "x"))
+    shown = form_of(PolicyText.of(policy_text(policy.model_dump(mode="json", by_alias=True)), "x"))
     sent = {name: [value] for name, value in shown.values.items()}
     for n, row in enumerate(shown.rows):
         sent |= {f"queues.{n}.{key}": [value] for key, value in row.values.items()}

@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from fairshare.controller.cycle_report import Outcome, TargetReport
-from fairshare.controller.policy_file import Changed, ConfigMapKeeper, NotKept, digest, keeper
+from fairshare.controller.policy_file import PolicyConfigMapWriter, PolicyFileChanged, PolicyNotWritten, digest, keeper
 from fairshare.core.model import Standing
 from fairshare.core.settings import Settings, SettingsFault, load
 from fairshare.targets import KINDS
@@ -134,15 +134,15 @@ def test_a_configmap_is_taken_over_and_written_and_never_over_somebody_else(
     }  # fmt: skip
     cluster = either_of([made])
     keep = keeper("configmap:default/policy", Path("unused"), cluster)
-    assert isinstance(keep, ConfigMapKeeper)
+    assert isinstance(keep, PolicyConfigMapWriter)
     keep.write("k: 2\n", digest("k: 1\n"))
     assert cluster.get(CONFIG_MAP, "policy", "default")["data"] == {"policy.yaml": "k: 2\n", "other": "kept"}
     keep.write("k: 3\n", digest("k: 2\n"))
-    with pytest.raises(Changed, match="not what the form was opened on"):
+    with pytest.raises(PolicyFileChanged, match="not what the form was opened on"):
         keep.write("k: 4\n", digest("k: 2\n"))
     assert cluster.get(CONFIG_MAP, "policy", "default")["data"]["policy.yaml"] == "k: 3\n"
-    with pytest.raises(NotKept):
-        ConfigMapKeeper(cluster, "default", "none").write("", "")
+    with pytest.raises(PolicyNotWritten):
+        PolicyConfigMapWriter(cluster, "default", "none").write("", "")
 
 
 # --- what stands behind the pages ---------------------------------------------------------------

@@ -15,7 +15,7 @@ from fairshare.controller.policy_file import digest
 from fairshare.core.settings import Settings
 from fairshare.usage.accountant_client import AccountantClient
 from fairshare.web import queue_pages
-from fairshare.web.app import NobodyComesIn, pages
+from fairshare.web.app import NoCallers, pages
 from fairshare.web.page_authentication import HOUSE, NoSessions, SignIns
 from fairshare.web.page_context import link
 from fairshare.web.route_table import ROUTES
@@ -233,7 +233,7 @@ def test_without_a_key_or_anybody_it_does_not_start(
         pass
     file.write_text("schema: 1\n")
     given["pages_session_key"] = key(tmp_path)
-    with pytest.raises(NobodyComesIn, match="no issuer has a login"), serve(clock, **given):
+    with pytest.raises(NoCallers, match="no issuer has a login"), serve(clock, **given):
         pass
     file.write_text("schema: 2\n")
     with pytest.raises(FileFault, match=r"callers\.yaml:1"), serve(clock, **given):

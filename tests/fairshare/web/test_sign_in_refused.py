@@ -13,7 +13,7 @@ from fairshare.controller.policy_file import digest
 from fairshare.web.page_authentication import HOUSE, SignIns
 from fairshare.web.page_context import link
 from gputally.base.clock import VirtualClock
-from gputally.server.sign_in import Seal, Session, SignIn
+from gputally.server.sign_in import CookieSigner, Session, SignIn
 from tests.fairshare.conftest import NOW_MS
 from tests.fairshare.web.browsing import HERE, NAME, SEAL, Browser, PageContext, house_in
 from tests.fairshare.web.granting import callers, key
@@ -64,14 +64,14 @@ def test_a_code_is_good_once_and_a_refusal_is_told(house: PageContext) -> None:
 def test_cookies_that_are_forged_swapped_or_over_are_none(house: PageContext) -> None:
     now = house.first.clock.wall_ms()
     session = Session(house.login.url, "eve", ("operators", "admins"), "id")
-    ours, forged = SEAL, Seal(b"x" * 32, HOUSE)
+    ours, forged = SEAL, CookieSigner(b"x" * 32, HOUSE)
     under_way = SignIn(house.login.url, "s", "n", "v", "/")
     valid = ours.session(session, now, 60)
     browser = Browser(house.first.site, {NAME: valid}, {NAME: "/"})
     assert browser.get("/").status == 200
     wrong = {
         "another key": forged.session(session, now, 60),
-        "the accountant's": Seal(b"k" * 32).session(session, now, 60),
+        "the accountant's": CookieSigner(b"k" * 32).session(session, now, 60),
         "a sign-in": ours.sign_in(under_way, now, 60),
         "over": ours.session(session, now - 60_000, 60),
         "another issuer's": ours.session(Session("https://gone", "eve", ("operators",), "id"), now, 60),
