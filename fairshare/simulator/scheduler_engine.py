@@ -388,7 +388,18 @@ def reserve(gang: int, free: int, ends: Iterable[tuple[int, int]], gpus: Sequenc
     return Reservation(at_s, free - gang)
 
 
-__all__ = ["CONTROL_S", "SNAPSHOT_S", "TICK_S", "Dividing", "Pool", "Ranking", "Record", "Steering", "View", "replay"]
+__all__ = [
+    "CONTROL_S",
+    "SNAPSHOT_S",
+    "TICK_S",
+    "ControllerView",
+    "Dividing",
+    "Pool",
+    "Ranking",
+    "Record",
+    "SimulatedController",
+    "replay",
+]
 
 
 def replay(
