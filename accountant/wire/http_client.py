@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TypeVar
-from urllib.parse import quote, urlencode
+from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx2
 from pydantic import BaseModel
@@ -60,14 +60,17 @@ class AccountantClient:
             if values is not None
             for value in ([values] if isinstance(values, str) else values)
         ]
-        return self._send("GET", path, given)
+        with self._answered("GET", path, params=given) as response:
+            return response.read()
 
     def send(
         self, model: type[M], path: str, body: bytes, media_type: str, query: Query | None = None, encoding: str = ""
     ) -> M:
         """POST a body; the JSON answer as a model. encoding: of the body, `gzip` or none."""
-        given = [(name, value) for name, value in (query or {}).items() if isinstance(value, str)]
-        return self._as(model, path, self._send("POST", path, given, body, media_type, encoding))
+        given = {name: value for name, value in (query or {}).items() if isinstance(value, str)}
+        headers = {"Content-Type": media_type, **({"Content-Encoding": encoding} if encoding else {})}
+        with self._answered("POST", path, params=given, content=body, headers=headers) as response:
+            return self._as(model, path, response.read())
 
     def act(self, model: type[M], path: str, content: Mapping[str, object]) -> M:
         """POST JSON; the JSON answer as a model."""
@@ -75,7 +78,7 @@ class AccountantClient:
 
     def knock(self, path: str) -> ProbeResult:
         """What a GET is answered with, refusals included. Raises Unanswered without an answer."""
-        with self._opened("GET", quote(path), None, self._headers) as response:
+        with self._opened("GET", path) as response:
             response.read()
             words = "" if response.status_code == 200 else problem(response)
             return ProbeResult(response.status_code, words, _date_ms(response.headers.get("Date", "")))
@@ -84,56 +87,29 @@ class AccountantClient:
         """The body of a 200 answer into a file, however large."""
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file.replacing(to) as file, self._answered("GET", path, ()) as response:
+            with atomic_file.replacing(to) as file, self._answered("GET", path) as response:
                 for part in response.iter_bytes():
                     file.write(part)
         except OSError as error:
             raise Unanswered(f"{to}: {error.strerror or error}") from error
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        given: Sequence[tuple[str, str]],
-        body: bytes | None = None,
-        media_type: str = "",
-        encoding: str = "",
-    ) -> bytes:
-        with self._answered(method, path, given, body, media_type, encoding) as response:
-            return response.read()
-
     @contextlib.contextmanager
-    def _answered(
-        self,
-        method: str,
-        path: str,
-        given: Sequence[tuple[str, str]],
-        body: bytes | None = None,
-        media_type: str = "",
-        encoding: str = "",
-    ) -> Iterator[httpx2.Response]:
+    def _answered(self, method: str, path: str, **request: Any) -> Iterator[httpx2.Response]:
         """An answer of 200, open."""
-        target = quote(path) + ("?" + urlencode(given) if given else "")
-        headers = {**self._headers, **({"Content-Type": media_type} if media_type else {})}
-        if encoding:
-            headers["Content-Encoding"] = encoding
-        with self._opened(method, target, body, headers) as response:
+        with self._opened(method, path, **request) as response:
             if response.status_code != 200:
                 response.read()
                 raise Unanswered(f"{self._url}{path}: {response.status_code} {problem(response)}")
             yield response
 
     @contextlib.contextmanager
-    def _opened(
-        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> Iterator[httpx2.Response]:
+    def _opened(self, method: str, path: str, **request: Any) -> Iterator[httpx2.Response]:
         """Whatever is answered, open."""
         try:
-            with (
-                http_calls.client(self._trusted, _TIMEOUT_SECONDS, proxies=False) as client,
-                client.stream(method, self._url + target, content=body, headers=headers) as response,
-            ):
-                yield response
+            with http_calls.client(self._trusted, _TIMEOUT_SECONDS, proxies=False) as client:
+                client.headers.update(self._headers)
+                with client.stream(method, self._url + quote(path), **request) as response:
+                    yield response
         except httpx2.HTTPError as error:
             raise Unanswered(f"{self._url}: {http_calls.reason(error)}") from error
 
