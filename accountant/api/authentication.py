@@ -24,6 +24,7 @@ from gputally.server.tokens_and_grants import (
     Authenticator,
     Callers,
     CurrentAuthenticator,
+    FileToken,
     Principal,
     TokenFile,
 )
@@ -83,6 +84,8 @@ class CallersFile:
         if self._settings.auth == "off":
             return AllowAll()
         ways: list[Authenticator] = [] if self._tokens is None else [self._tokens]
+        if self._settings.metrics_token is not None:
+            ways.append(FileToken("prometheus", self._settings.metrics_token))
         if callers.issuers:
             ways.append(Issuers(callers.issuers, callers.grants, self._clock))
         if callers.kubernetes is not None:

@@ -199,6 +199,8 @@ class Settings(Model):
     open_metrics: bool = False
     """Name teams, queues, namespaces and jobs in /metrics also without a token. False: what names them needs one with
     scope `read`."""
+    metrics_token: Path | None = None
+    """File with a bearer token of scope `read`, for the Prometheus that reads /metrics; read again when it changes."""
     timezone: str = "UTC"
     """IANA zone that months, days and hours are local to."""
     prices: Path | None = None

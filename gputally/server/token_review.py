@@ -1,7 +1,8 @@
 """Authenticates service accounts through the Kubernetes TokenReview API.
 
 An answer is remembered for a minute at most, and never beyond the token's own end. An agent's token must
-carry our audience and name the node its pod runs on, so that node A cannot write for node B. While the server does not
+carry our audience and be bound to a pod, so that node A cannot write for node B: the review names the pod's
+node; before Kubernetes 1.30 it names the pod alone, which is then looked up by name and uid. While the server does not
 answer, no new caller is let in and no known one is refused: `AuthorityUnavailable`.
 """
 
@@ -40,6 +41,7 @@ MOST_REMEMBERED = 16_384
 MOST_TEAMS = 500
 _AT_ONCE = 8
 _POD = "authentication.kubernetes.io/pod-uid"
+_POD_NAME = "authentication.kubernetes.io/pod-name"
 _NODE = "authentication.kubernetes.io/node-name"
 GROUP = "gputally.dev"
 """The API group by which RBAC rules name our resources; nothing of it needs to exist in the cluster."""
@@ -67,6 +69,23 @@ class _TokenReview(msgspec.Struct):
     status: _TokenStatus
 
 
+class _PodMeta(msgspec.Struct):
+    uid: str = ""
+
+
+class _PodSpec(msgspec.Struct, rename="camel"):
+    node_name: str = ""
+
+
+class _Pod(msgspec.Struct):
+    metadata: _PodMeta = msgspec.field(default_factory=_PodMeta)
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+
+
+class _PodList(msgspec.Struct):
+    items: list[_Pod] = []
+
+
 class _AccessStatus(msgspec.Struct):
     allowed: bool = False
 
@@ -76,6 +95,7 @@ class _AccessReview(msgspec.Struct):
 
 
 _token_review = msgspec.json.Decoder(_TokenReview)
+_pod_list = msgspec.json.Decoder(_PodList)
 _access_review = msgspec.json.Decoder(_AccessReview)
 
 
@@ -154,6 +174,8 @@ class TokenReviews:
         account = tokens_and_grants.service_account(user.username)
         if account is not None:
             node = next(iter(user.extra.get(_NODE, ())), None)
+            if node is None and account in self._callers.agents:
+                node = self._node_of_pod(account.partition("/")[0], user)
             try:
                 found = tokens_and_grants.agent(account, node, self._callers.agents, self._cluster)
             except Unauthenticated as error:
@@ -165,6 +187,19 @@ class TokenReviews:
         if account is not None and pod and self._callers.jobs and not person.may("progress"):
             person = replace(person, scopes=person.scopes | {"progress"}, cluster=self._cluster, pod=pod)
         return person, ""
+
+    def _node_of_pod(self, namespace: str, user: _User) -> str | None:
+        """The node of the pod that the token is bound to; None where it is bound to none, or the pod is gone."""
+        uid = next(iter(user.extra.get(_POD, ())), "")
+        name = next(iter(user.extra.get(_POD_NAME, ())), "")
+        if not uid or not name:
+            return None
+        try:
+            answer = self._api.get(f"/api/v1/namespaces/{namespace}/pods", {"fieldSelector": f"metadata.name={name}"})
+            pods = _pod_list.decode(answer).items
+        except (ClusterUnavailable, msgspec.MsgspecError) as error:
+            raise AuthorityUnavailable(f"the API server cannot be asked: {error}") from error
+        return next((pod.spec.node_name for pod in pods if pod.metadata.uid == uid), None)
 
     def _person(self, user: _User) -> Principal:
         scopes, teams = granted(self._grants, user.username, user.groups)

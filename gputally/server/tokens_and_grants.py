@@ -27,6 +27,7 @@ grants:
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -134,6 +135,23 @@ class AllowAll:
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
         return Principal("anonymous", frozenset(SCOPES))
+
+
+class FileToken:
+    """The one bearer token that a file holds in plain, with the scope `read`. The file is read at every question."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self._name = name
+        self._path = path
+
+    async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
+        try:
+            held = (await asyncio.to_thread(self._path.read_text, encoding="utf-8")).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise AuthorityUnavailable(f"{self._path}: the token cannot be read: {error}") from error
+        if not held or token is None or not hmac.compare_digest(sha256(held), sha256(token)):
+            raise Unauthenticated("the token is not known")
+        return Principal(self._name, frozenset({"read"}))
 
 
 class SingleToken:

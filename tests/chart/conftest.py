@@ -29,7 +29,6 @@ VARIATIONS: dict[str, Values] = {
         "agent": {
             "privilege": "profiling",
             "accountingMode": True,
-            "token": {"audience": "gputally"},
             "image": {"digest": "sha256:" + "0" * 64},
             "affinity": {"nodeAffinity": {}},
             "podAnnotations": {"note": "agent"},
@@ -120,6 +119,18 @@ VARIATIONS: dict[str, Values] = {
             }
         }
     },
+    "certificates": {
+        "agent": {"token": {"existingSecret": "one-node"}},
+        "accountant": {
+            "tls": {"certManager": {"issuerRef": {"name": "internal"}}, "clientCertificates": True},
+            "authority": {"existingConfigMap": "authorities"},
+        },
+    },
+    "plain HTTP": {
+        "accountant": {"kubernetesApi": False, "tls": {"enabled": False}, "tokens": {"existingSecret": "tokens"}},
+        "agent": {"token": {"existingSecret": "one-node"}, "runAsUser": 65532, "runAsGroup": 0},
+        "fairshare": {"token": {"existingSecret": "controller"}},
+    },
     "no agents": {
         "fullnameOverride": "books",
         "agent": {"enabled": False},
@@ -131,6 +142,25 @@ EXAMPLES: dict[str, Values] = {
     path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted((CHART / "examples").glob("*.yaml"))
 }
 EVERY: dict[str, Values] = {**VARIATIONS, **{f"examples/{name}": values for name, values in EXAMPLES.items()}}
+
+
+def named(manifests: list[Manifest]) -> dict[tuple[str, str], Manifest]:
+    return {(m["kind"], m["metadata"]["name"]): m for m in manifests}
+
+
+def container(workload: Manifest) -> dict[str, Any]:
+    (found,) = workload["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def ways_out(policy: Manifest) -> dict[int | str, list[Any]]:
+    """Port -> who may be asked on it."""
+    found: dict[int | str, list[Any]] = {}
+    for rule in policy["spec"]["egress"]:
+        for port in rule["ports"]:
+            found.setdefault(port["port"], []).extend(rule["to"])
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import helm_python
 import pytest
 import yaml
 
+from accountant.core.settings import load
 from dashboards import __main__, prometheus_rules
 from tests.chart.conftest import EXAMPLES
 
@@ -28,7 +30,7 @@ def test_kubernetes_knows_every_field(manifests: list[dict[str, Any]]) -> None:
     from kubernetes import client
 
     for manifest in manifests:
-        if manifest["kind"] != "SecurityContextConstraints":  # OpenShift's own
+        if manifest["kind"] not in {"SecurityContextConstraints", "Certificate"}:  # OpenShift's and cert-manager's
             getattr(client, f"V1{manifest['kind']}").model_validate(manifest)
 
 
@@ -139,6 +141,34 @@ def test_monitors_scrape_every_program_and_keep_our_labels(folder: Path, tmp_pat
         credentials = {"credentials": {"name": "prometheus-reads", "key": "token"}}
         assert endpoint.get("authorization") == (credentials if component == "accountant" else None)
         assert endpoint["port"] in ports
+    assert not any(m["metadata"]["name"] == "gputally-metrics-token" for m in everything), "theirs is used"
+
+
+def test_prometheus_gets_a_token_that_the_accountant_knows(folder: Path, tmp_path: Path) -> None:
+    chart = helm_python.Chart.load(with_operator(folder, tmp_path, "monitoring.yaml"))
+    files = chart.render({"monitoring": {"enabled": True}}, name="gputally", namespace="metering")
+    found = {
+        (m["kind"], m["metadata"]["name"]): m
+        for path, text in files.items() if path.endswith(".yaml") and "dashboards" not in path
+        for m in yaml.safe_load_all(text) if m
+    }  # fmt: skip
+    (endpoint,) = found["ServiceMonitor", "gputally-accountant"]["spec"]["endpoints"]
+    credentials = endpoint["authorization"]["credentials"]
+    token = base64.b64decode(found["Secret", credentials["name"]]["data"][credentials["key"]]).decode()
+    assert re.fullmatch("[A-Za-z0-9]{48}", token)
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"]["serverName"] == "gputally-accountant.metering.svc"
+    authority = endpoint["tlsConfig"]["ca"]["configMap"]
+    assert authority["key"] in found["ConfigMap", authority["name"]]["data"]
+    spec = found["StatefulSet", "gputally-accountant"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    environment = {e["name"]: e.get("value") for e in container["env"]}
+    settings = load(None, {k: v for k, v in environment.items() if k.startswith("GPUTALLY_")}, {"auth": "off"})
+    (mount,) = (m for m in container["volumeMounts"] if m["name"] == "metrics")
+    assert settings.metrics_token == Path(mount["mountPath"]) / "token"
+    (volume,) = (v["secret"] for v in spec["volumes"] if v["name"] == "metrics")
+    items = [{"key": credentials["key"], "path": "token"}]
+    assert volume == {"secretName": credentials["name"], "defaultMode": 0o440, "items": items}
 
 
 def with_operator(folder: Path, to: Path, *templates: str) -> Path:
@@ -185,7 +215,7 @@ def test_nobody_misses_here_what_is_installed_elsewhere(folder: Path, tmp_path: 
     chart = helm_python.Chart.load(with_operator(folder, tmp_path, "prometheusrule.yaml"))
     values = {
         "monitoring": {"rules": {"enabled": True}},
-        "accountant": {"enabled": False, "externalUrl": "https://gputally.example"},
+        "accountant": {"enabled": False, "externalUrl": "https://10.0.0.9"},
         "fairshare": {"enabled": False},
     }
     files = chart.render(values, name="gputally", namespace="metering")
@@ -220,6 +250,11 @@ def test_the_manifests_are_the_golden_ones(render: Any, name: str, example: str 
     for manifest in manifests:
         if manifest["metadata"]["name"].startswith("gputally-dashboard-"):  # their own tests look inside
             manifest["data"] = dict.fromkeys(manifest["data"], "as dashboards/generated has it")
+        if manifest["metadata"]["name"] in {
+            "gputally-accountant-tls",
+            "gputally-authority",
+        }:  # another at each rendering
+            manifest["data"] = dict.fromkeys(manifest["data"], "a new one")
     text = yaml.safe_dump_all(manifests, sort_keys=True)
     golden = GOLDEN / f"{name}.yaml"
     if os.environ.get("GPUTALLY_GOLDEN") == "update":

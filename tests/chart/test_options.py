@@ -17,32 +17,11 @@ from agent.simulation.scenario_file import load_scenario
 from fairshare.core.settings import load as fairshare_settings
 from gputally.__main__ import main
 from gputally.server.tokens_and_grants import Callers
-from tests.chart.conftest import COMPONENT, EXAMPLES
-
-Manifest = dict[str, Any]
-
-
-def named(manifests: list[Manifest]) -> dict[tuple[str, str], Manifest]:
-    return {(m["kind"], m["metadata"]["name"]): m for m in manifests}
-
-
-def container(workload: Manifest) -> dict[str, Any]:
-    (found,) = workload["spec"]["template"]["spec"]["containers"]
-    assert isinstance(found, dict)
-    return found
+from tests.chart.conftest import COMPONENT, EXAMPLES, Manifest, container, named, ways_out
 
 
 def environment(workload: Manifest) -> dict[str, str]:
     return {e["name"]: e["value"] for e in container(workload)["env"] if "value" in e}
-
-
-def ways_out(policy: Manifest) -> dict[int | str, list[Any]]:
-    """Port -> who may be asked on it."""
-    found: dict[int | str, list[Any]] = {}
-    for rule in policy["spec"]["egress"]:
-        for port in rule["ports"]:
-            found.setdefault(port["port"], []).extend(rule["to"])
-    return found
 
 
 def test_each_pool_has_agents_of_its_own_values(render: Any) -> None:
@@ -84,7 +63,9 @@ def test_sessions_are_signed_with_a_key_by_reference(render: Any, tmp_path: Path
 
 def test_people_sign_in_to_the_controllers_pages_with_secrets_by_reference(render: Any) -> None:
     """The controller starts with what the chart says; its own secrets and callers come before the accountant's."""
-    plain = environment(named(render({"fairshare": {"pages": {"enabled": True}}}))["Deployment", "gputally-fairshare"])
+    tokens = {"existingSecret": "tokens"}
+    alone = render({"fairshare": {"pages": {"enabled": True}}, "accountant": {"tokens": tokens}})
+    plain = environment(named(alone)["Deployment", "gputally-fairshare"])
     assert not {name for name in plain if "PAGES_CALLERS" in name or "PAGES_SESSION" in name}
     own = {
         "callers": {"text": "schema: 1\n"},
@@ -124,7 +105,7 @@ def test_people_sign_in_to_the_controllers_pages_with_secrets_by_reference(rende
         ({"callers": {"existingConfigMap": "c"}}, {}, "needs fairshare.pages.signIn.sessionKey.existingSecret"),
         (
             {"signIn": {"sessionKey": {"existingSecret": "s"}}},
-            {"enabled": False, "externalUrl": "https://a.example", "callers": {"text": "schema: 1\n"}},
+            {"enabled": False, "externalUrl": "https://10.0.0.9", "callers": {"text": "schema: 1\n"}},
             "set fairshare.pages.callers",
         ),
     ],
@@ -159,7 +140,7 @@ def test_agents_may_have_a_privileged_namespace_of_their_own(render: Any, chart:
     labels = found["Namespace", "agents"]["metadata"]["labels"]
     assert {v for k, v in labels.items() if k.startswith("pod-security.kubernetes.io/")} == {"privileged"}
     moved = {m["kind"] for m in manifests if m["metadata"].get("namespace") == "agents"}
-    assert moved == {"DaemonSet", "NetworkPolicy", "ResourceQuota", "ServiceAccount"}
+    assert moved == {"ConfigMap", "DaemonSet", "NetworkPolicy", "ResourceQuota", "ServiceAccount"}
     (subject,) = found["ClusterRoleBinding", "metering-gputally-agent"]["subjects"]
     assert subject["namespace"] == "agents"
     quota = found["ResourceQuota", "gputally-agent"]["spec"]["scopeSelector"]["matchExpressions"]
@@ -258,15 +239,17 @@ def test_the_ways_out_are_opened_by_what_needs_them(render: Any) -> None:
         "dns": dns,
     }
     prometheus = {"url": "http://prometheus.metrics.svc", "port": 9099, "to": [{"name": "metrics"}]}
+    network |= {"apiServerCidr": "10.9.8.7/32", "apiServerPorts": [6443]}
     found = named(render({"networkPolicy": network, "fairshare": {"prometheus": prometheus}}))
     assert ways_out(found["NetworkPolicy", "gputally-accountant"]) == {
+        6443: [{"ipBlock": {"cidr": "10.9.8.7/32"}}],
         5353: [*dns["to"], *dns["to"]],
         8443: [{"ipBlock": {"cidr": "203.0.113.0/24"}}],
         443: [{"ipBlock": {"cidr": "198.51.100.7/32"}}],
         587: [{"ipBlock": {"cidr": "198.51.100.7/32"}}],
     }
     fairshare = ways_out(found["NetworkPolicy", "gputally-fairshare"])
-    assert set(fairshare) == {5353, "http", 443, 6443, 9099}
+    assert set(fairshare) == {5353, "http", 6443, 9099}
     assert fairshare[9099] == [{"namespaceSelector": {"matchLabels": {"name": "metrics"}}}]
 
 

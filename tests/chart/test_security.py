@@ -159,8 +159,8 @@ def test_without_the_api_server_the_agent_has_no_right_no_token_and_no_way_there
     assert {p["port"] for rule in policy["spec"]["egress"] for p in rule["ports"]} == {53, "http"}
 
 
-def test_the_accountant_may_be_shown_a_token_of_the_service_account(render: Any) -> None:
-    agent = next(m for m in render({"agent": {"token": {"audience": "gputally"}}}) if m["kind"] == "DaemonSet")
+def test_the_accountant_is_shown_a_token_of_the_service_account(render: Any) -> None:
+    agent = next(m for m in render({}) if m["kind"] == "DaemonSet")
     (source,) = volume(agent, "token")["projected"]["sources"]
     assert source["serviceAccountToken"] == {"path": "token", "audience": "gputally", "expirationSeconds": 3607}
 
@@ -191,7 +191,13 @@ def test_the_agent_is_told_its_level_and_what_may_leave_the_node(render: Any) ->
 
 
 def test_the_accountant_only_looks_at_the_api_server_and_only_if_it_is_told_to(render: Any) -> None:
-    assert not any(m["kind"] == "ClusterRole" and m["metadata"]["name"].endswith("-accountant") for m in render({}))
+    blind = {"accountant": {"kubernetesApi": False, "tokens": {"existingSecret": "t"}}}
+    blind |= {name: {"token": {"existingSecret": "t"}} for name in ("agent", "fairshare")}
+    without = render(blind)
+    assert not any(m["kind"] == "ClusterRole" and m["metadata"]["name"].endswith("-accountant") for m in without)
+    assert pod(next(m for m in without if m["kind"] == "StatefulSet"))["automountServiceAccountToken"] is False
+    cut_off = {m["metadata"]["name"]: m["spec"] for m in without if m["kind"] == "NetworkPolicy"}
+    assert cut_off["gputally-accountant"]["egress"] == []
     manifests = render({"accountant": {"kubernetesApi": True, "teamLabels": ["team", "x/y"], "userLabels": ["owner"]}})
     role = next(m for m in manifests if m["kind"] == "ClusterRole" and m["metadata"]["name"].endswith("-accountant"))
     reviews = {"tokenreviews", "subjectaccessreviews"}
@@ -211,10 +217,12 @@ def test_the_accountant_only_looks_at_the_api_server_and_only_if_it_is_told_to(r
     assert {p["port"] for rule in policy["spec"]["egress"] for p in rule["ports"]} == {443, 6443}
 
 
-def test_only_fairshare_gets_the_usual_token_of_the_api_server(render: Any, manifests: list[dict[str, Any]]) -> None:
+def test_only_accountant_and_fairshare_get_the_usual_token_of_the_api_server(
+    render: Any, manifests: list[dict[str, Any]]
+) -> None:
     for workload in (m for m in render({}) if m["kind"] in {"DaemonSet", "StatefulSet", "Deployment"}):
         component = workload["metadata"]["labels"]["app.kubernetes.io/component"]
-        assert pod(workload)["automountServiceAccountToken"] is (component == "fairshare")
+        assert pod(workload)["automountServiceAccountToken"] is (component in RESTRICTED)
         assert pod(workload)["enableServiceLinks"] is False
     for account in (m for m in manifests if m["kind"] == "ServiceAccount"):
         assert account["automountServiceAccountToken"] is False
@@ -229,10 +237,13 @@ def test_roles_name_every_verb_and_resource(manifests: list[dict[str, Any]]) -> 
             assert not {"delete", "deletecollection", "escalate", "bind", "impersonate"} & set(rule["verbs"])
 
 
-def test_no_secret_is_rendered_only_named(
+def test_no_secret_is_rendered_but_the_accountants_own_certificate(
     manifests: list[dict[str, Any]], workloads: dict[str, dict[str, Any]]
 ) -> None:
-    assert "Secret" not in {m["kind"] for m in manifests}
+    made = [m for m in manifests if m["kind"] == "Secret"]
+    assert [m["type"] for m in made] in ([], ["kubernetes.io/tls"])
+    for secret in made:
+        assert set(secret["data"]) == {"ca.crt", "tls.crt", "tls.key"}, "the authority's key is not kept"
     for workload in workloads.values():
         for volume in pod(workload)["volumes"]:
             if "secret" in volume and volume["name"] not in {"secrets", "login"}:  # whose keys the operator names
@@ -250,7 +261,7 @@ def test_traffic_is_denied_unless_a_policy_needs_it(render: Any) -> None:
     for workload in (m for m in manifests if m["kind"] in {"DaemonSet", "StatefulSet", "Deployment"}):
         labels = workload["spec"]["template"]["metadata"]["labels"]
         assert deny["podSelector"]["matchLabels"].items() <= labels.items()
-    assert policies["gputally-accountant"]["egress"] == []
+    assert {p["port"] for rule in policies["gputally-accountant"]["egress"] for p in rule["ports"]} == {443, 6443}
     ports = {p["port"] for rule in policies["gputally-agent"]["egress"] for p in rule["ports"]}
     assert ports == {53, "http", 443, 6443}
     assert {} not in policies["gputally-fairshare"]["egress"]

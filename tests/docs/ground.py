@@ -84,7 +84,7 @@ def around(server: ApiServer, *, installed: bool) -> Iterator[None]:
 _LABELS = {"nvidia.com/gpu.present": "true"}
 
 
-SECRETS = ("tokens.yaml", "agents.token", "fairshare.token", "report.token", "backup.token", "client.secret")
+SECRETS = ("tokens.yaml", "me.token", "client.secret")
 
 
 def stage(folder: Path) -> None:

@@ -70,7 +70,14 @@ def house(tmp_path, clock, kit) -> Iterator[TestClient]:
         " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
     )
     files = {name: tmp_path / f"{name}.yaml" for name in ("prices", "tokens", "inventory", "policy", "deliveries")}
-    settings = Settings(data=fresh.data(tmp_path / "data"), linger_ms=0, open_metrics=False, **files)
+    settings = Settings(
+        data=fresh.data(tmp_path / "data"),
+        linger_ms=0,
+        open_metrics=False,
+        metrics_token=tmp_path / "metrics.token",
+        **files,
+    )
+    (tmp_path / "metrics.token").write_text("scrape\n")
     with Service(settings, clock) as service:
         client = TestClient(service.app, base_url="http://127.0.0.1", follow_redirects=False)
         (first, one), (second, two) = pod(kit, 1, OURS), pod(kit, 2, THEIRS)
@@ -150,3 +157,22 @@ def test_who_may_see_all_does(house, kit):
 def test_an_agent_reads_nothing(house, kit):
     for address in addresses(house):
         assert house.get(address, headers=kit.bearer("agent")).status_code == 403, address
+
+
+def test_prometheus_has_a_token_of_its_own_in_a_file(house, tmp_path, kit):
+    def status(token):
+        return house.get("/metrics", headers=kit.bearer(token)).status_code
+
+    secret = tmp_path / "metrics.token"
+    assert f'team="{THEIRS}"' in house.get("/metrics", headers=kit.bearer("scrape")).text
+    assert 'team="' not in house.get("/metrics").text
+    assert status("scrap") == 401
+    assert house.post("/v1/usage", content=b"{}", headers=kit.bearer("scrape")).status_code == 403
+    secret.write_text("renewed")
+    assert (status("scrape"), status("renewed")) == (401, 200)
+    secret.write_text("")
+    assert status("renewed") == 401
+    assert 'team="' not in house.get("/metrics", headers=kit.bearer("")).text
+    secret.unlink()
+    assert status("renewed") == 503
+    assert status("reader") == 200

@@ -23,46 +23,8 @@ from gputally.server.tokens_and_grants import (
     Unauthenticated,
     granted,
 )
-from tests.inventory.api import FakeApi
 from tests.inventory.issued import GRANTS, ask, signed
-
-
-class Reviewing(FakeApi):
-    """Reviews tokens by a table, and rights by another."""
-
-    users: dict[str, dict[str, Any]]
-    rights: set[tuple[str, str, str, str]]
-    out = False
-
-    def post(self, path: str, body: Mapping[str, Any]) -> bytes:
-        self._asked("POST " + path)
-        if self.out:
-            raise ClusterUnavailable("the API server does not answer: timed out")
-        spec = body["spec"]
-        if path.endswith("tokenreviews"):
-            found = self.users.get(spec["token"])
-            status = (
-                {"authenticated": False}
-                if found is None
-                else {"authenticated": True, "audiences": spec["audiences"], **found}
-            )
-        else:
-            asked = spec["resourceAttributes"]
-            assert asked["group"] == "gputally.dev"
-            status = {"allowed": (spec["user"], asked["verb"], asked["resource"], asked.get("name", "")) in self.rights}
-        return json.dumps({"kind": "x", "status": status}).encode()
-
-
-def account(name: str, node: str | None = "n1", namespace: str = "gputally") -> dict[str, Any]:
-    extra = {"authentication.kubernetes.io/node-name": [node]} if node else {}
-    return {
-        "user": {
-            "username": f"system:serviceaccount:{namespace}:{name}",
-            "uid": "1",
-            "groups": ["system:authenticated"],
-            "extra": extra,
-        }
-    }
+from tests.inventory.reviewing import Reviewing, account
 
 
 @pytest.fixture
@@ -89,6 +51,58 @@ def test_an_agents_token_is_bound_to_its_node(server: Reviewing, clock: VirtualC
     server.users[for_anybody] = {**account("agent"), "audiences": []}
     with pytest.raises(Unauthenticated):
         ask(reviews(server, clock), for_anybody)
+
+
+class BeforeNodesWereNamed(Reviewing):
+    """A server before Kubernetes 1.30: its reviews name the pod alone."""
+
+    pods: dict[tuple[str, str], tuple[str, str]]
+    """(namespace, name) -> uid, node"""
+
+    def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
+        self._asked("GET " + path)
+        if self.out:
+            raise ClusterUnavailable("the API server does not answer: timed out")
+        _, _, _, _, namespace, kind = path.split("/")
+        assert kind == "pods"
+        found = self.pods.get((namespace, query["fieldSelector"].removeprefix("metadata.name=")))
+        items = [{"metadata": {"uid": found[0]}, "spec": {"nodeName": found[1]}}] if found else []
+        return json.dumps({"kind": "PodList", "items": items}).encode()
+
+
+def of_pod(name: str, pod: str, uid: str) -> dict[str, Any]:
+    user = account(name, None)
+    prefix = "authentication.kubernetes.io"
+    user["user"]["extra"] = {f"{prefix}/pod-name": [pod], f"{prefix}/pod-uid": [uid]}
+    return user
+
+
+def test_where_the_review_names_no_node_the_pod_says_it(clock: VirtualClock) -> None:
+    server = BeforeNodesWereNamed()
+    server.users, server.rights = {}, set()
+    server.pods = {("gputally", "agent-x"): ("u1", "n7"), ("gputally", "pending"): ("u2", "")}
+    tokens = [signed(clock, jti=str(number)) for number in range(5)]
+    server.users = dict(zip(tokens, (
+        of_pod("agent", "agent-x", "u1"), of_pod("agent", "agent-x", "of-a-former-pod"), of_pod("agent", "gone", "u1"),
+        of_pod("agent", "pending", "u2"), of_pod("trainer", "agent-x", "u1"),
+    ), strict=True))  # fmt: skip
+    way = reviews(server, clock, rights=False)
+    assert ask(way, tokens[0]) == Principal("gputally/agent@n7", frozenset({"ingest"}), "prod", "n7")
+    for token in tokens[1:4]:
+        with pytest.raises(Unauthenticated, match="not bound to a node"):
+            ask(way, token)
+    asked = len(server.requests)
+    assert ask(way, tokens[4]).scopes == frozenset(), "no agent of the callers file: its pod is not looked up"
+    assert len(server.requests) == asked + 1
+
+
+def test_an_agent_whose_pod_cannot_be_looked_up_comes_again(clock: VirtualClock) -> None:
+    server = BeforeNodesWereNamed()
+    token = signed(clock)
+    server.users, server.rights, server.pods = {token: of_pod("agent", "agent-x", "u1")}, set(), {}
+    server.trouble = [None, ClusterUnavailable("the API server does not answer: timed out")]
+    with pytest.raises(AuthorityUnavailable):
+        ask(reviews(server, clock), token)
 
 
 def test_a_pod_reports_the_progress_of_its_own_job_where_that_is_switched_on(

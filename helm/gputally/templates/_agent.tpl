@@ -11,6 +11,9 @@
 {{- if and $values.accountingMode (not $names) }}
 {{- fail "agent.accountingMode: needs agent.privilege process or profiling: its figures are per process" }}
 {{- end }}
+{{- if and (ne (int64 $values.runAsUser) 0) (or (eq $level "profiling") $values.accountingMode) }}
+{{- fail "agent.runAsUser: agent.privilege profiling and agent.accountingMode need CAP_SYS_ADMIN, and the container runtime gives a capability to root alone" }}
+{{- end }}
 apiVersion: apps/v1
 kind: DaemonSet
 metadata:
@@ -81,7 +84,7 @@ spec:
             - --cluster={{ $root.Values.clusterName }}
             - --url={{ include "gputally.accountantUrl" $root }}
             - --token-file=/etc/gputally/token/token
-            {{- if $root.Values.accountant.authority.existingConfigMap }}
+            {{- if include "gputally.authority" $root }}
             - --ca-file=/etc/gputally/authority/ca.crt
             {{- end }}
             - --spool=/var/lib/gputally
@@ -139,7 +142,9 @@ spec:
           resources:
             {{- toYaml $values.resources | nindent 12 }}
           securityContext:
-            runAsUser: 0
+            runAsUser: {{ int64 $values.runAsUser }}
+            runAsGroup: {{ int64 $values.runAsGroup }}
+            runAsNonRoot: {{ ne (int64 $values.runAsUser) 0 }}
             readOnlyRootFilesystem: true
             {{- with $values.seLinuxType }}
             seLinuxOptions:
@@ -231,23 +236,7 @@ spec:
                     - key: ca.crt
                       path: ca.crt
         {{- end }}
-        - name: token
-          {{- if $values.token.audience }}
-          projected:
-            defaultMode: 0400
-            sources:
-              - serviceAccountToken:
-                  path: token
-                  audience: {{ $values.token.audience }}
-                  expirationSeconds: 3607
-          {{- else }}
-          secret:
-            secretName: {{ default (printf "%s-token" (include "gputally.component" $me)) $values.token.existingSecret }}
-            defaultMode: 0400
-            items:
-              - key: {{ $values.token.key }}
-                path: token
-          {{- end }}
+        {{- include "gputally.tokenVolume" (list $root "agent" "0400") | nindent 8 }}
 {{- end -}}
 
 {{/* Name of a DaemonSet: (list . POOL). */}}

@@ -54,7 +54,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 
 {{/* Name of a component's ServiceAccount: (list . "agent"). */}}
 {{- define "gputally.serviceAccountName" -}}
-{{- $account := (index (first .).Values (last .)).serviceAccount -}}
+{{- $account := default (dict "create" true) (index (first .).Values (last .)).serviceAccount -}}
 {{- if $account.create -}}
 {{- default (include "gputally.component" .) $account.name -}}
 {{- else -}}
@@ -81,10 +81,132 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- printf "%s.%s.svc" (include "gputally.component" (list . "accountant")) .Release.Namespace -}}
 {{- end -}}
 
+{{/* How the accountant gets its certificate: secret, cert-manager or self-signed; "" where it serves plain HTTP. */}}
+{{- define "gputally.tlsMode" -}}
+{{- $tls := .Values.accountant.tls -}}
+{{- if and .Values.accountant.enabled $tls.enabled -}}
+{{- $mode := "self-signed" -}}
+{{- if $tls.existingSecret -}}
+{{- $mode = "secret" -}}
+{{- else if $tls.certManager.issuerRef.name -}}
+{{- $mode = "cert-manager" -}}
+{{- else if $tls.clientCertificates -}}
+{{- fail "accountant.tls.clientCertificates: the self-signed authority gives nobody a certificate: set accountant.tls.existingSecret or accountant.tls.certManager.issuerRef" -}}
+{{- end -}}
+{{- $mode -}}
+{{- else if and .Values.accountant.enabled $tls.existingSecret -}}
+{{- fail "accountant.tls.existingSecret: accountant.tls.enabled is false: set one of them" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Name of the Secret with the accountant's certificate. */}}
+{{- define "gputally.tlsSecret" -}}
+{{- default (printf "%s-tls" (include "gputally.component" (list . "accountant"))) .Values.accountant.tls.existingSecret -}}
+{{- end -}}
+
+{{/* Name of the ConfigMap with the authorities of the accountant's certificate; "" where the images' own list is trusted. */}}
+{{- define "gputally.authority" -}}
+{{- if eq (include "gputally.tlsMode" .) "self-signed" -}}
+{{- include "gputally.component" (list . "authority") -}}
+{{- else -}}
+{{- .Values.accountant.authority.existingConfigMap -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Key in that ConfigMap. */}}
+{{- define "gputally.authorityKey" -}}
+{{- eq (include "gputally.tlsMode" .) "self-signed" | ternary "ca.crt" .Values.accountant.authority.key -}}
+{{- end -}}
+
+{{/* Whether a component shows the accountant a projected token of its ServiceAccount: (list . "agent"). A Secret that is
+named wins. */}}
+{{- define "gputally.projected" -}}
+{{- $root := first . -}}
+{{- $values := index $root.Values (last .) -}}
+{{- if and $values.enabled $values.token (not (default dict $values.token).existingSecret) -}}
+{{- $accountant := $root.Values.accountant -}}
+{{- if and $accountant.enabled (not (or $accountant.kubernetesApi $accountant.callers.text $accountant.callers.existingConfigMap)) -}}
+{{- fail (printf "%s.token: the accountant cannot have a service account token reviewed without accountant.kubernetesApi: switch it on, or name a Secret in %s.token.existingSecret" (last .) (last .)) -}}
+{{- end -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* The token that a component shows the accountant, as a volume: (list . "agent" "0400"). */}}
+{{- define "gputally.tokenVolume" -}}
+{{- $root := index . 0 -}}
+{{- $token := (index $root.Values (index . 1)).token -}}
+- name: token
+  {{- if include "gputally.projected" (list $root (index . 1)) }}
+  projected:
+    defaultMode: {{ index . 2 }}
+    sources:
+      - serviceAccountToken:
+          path: token
+          audience: {{ $root.Values.agent.token.audience }}
+          expirationSeconds: 3607
+  {{- else }}
+  secret:
+    secretName: {{ $token.existingSecret }}
+    defaultMode: {{ index . 2 }}
+    items:
+      - key: {{ $token.key }}
+        path: token
+  {{- end }}
+{{- end -}}
+
+{{/* The callers file: the operator's, and in it our own programs by their service accounts; "" where there is none. */}}
+{{- define "gputally.callers" -}}
+{{- $accountant := .Values.accountant -}}
+{{- if not $accountant.kubernetesApi -}}
+{{- $accountant.callers.text -}}
+{{- else -}}
+{{- $file := dict "schema" 1 -}}
+{{- with $accountant.callers.text -}}
+{{- $file = fromYaml . -}}
+{{- if hasKey $file "Error" -}}
+{{- fail (printf "accountant.callers.text: %s" $file.Error) -}}
+{{- end -}}
+{{- end -}}
+{{- $audience := .Values.agent.token.audience -}}
+{{- $kubernetes := merge (default dict $file.kubernetes) (dict "audience" $audience) -}}
+{{- $grants := default list $file.grants -}}
+{{- $ours := false -}}
+{{- range $component, $scopes := dict "agent" (list) "fairshare" (list "read" "policy") "backup" (list "admin") "report" (list "read") -}}
+{{- if include "gputally.projected" (list $ $component) -}}
+{{- $ours = true -}}
+{{- $namespace := include "gputally.namespace" (list $ $component) -}}
+{{- $account := include "gputally.serviceAccountName" (list $ $component) -}}
+{{- if eq $component "agent" -}}
+{{- $_ := set $kubernetes "agents" (append (default list $kubernetes.agents) (printf "%s/%s" $namespace $account) | uniq) -}}
+{{- else -}}
+{{- $user := printf "system:serviceaccount:%s:%s" $namespace $account -}}
+{{- $grants = append $grants (dict "users" (list $user) "scopes" $scopes) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and $ours (ne $kubernetes.audience $audience) -}}
+{{- fail (printf "accountant.callers.text: kubernetes.audience is %q, and agent.token.audience %q: make them equal" $kubernetes.audience $audience) -}}
+{{- end -}}
+{{- $_ := set $file "kubernetes" $kubernetes -}}
+{{- if $grants -}}
+{{- $_ := set $file "grants" $grants -}}
+{{- end -}}
+{{- toYaml $file -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Secret with the bearer token by which Prometheus reads the accountant's metrics; "" where there is none. */}}
+{{- define "gputally.metricsSecret" -}}
+{{- if and .Values.monitoring.enabled .Values.accountant.enabled -}}
+{{- default (include "gputally.component" (list . "metrics-token")) .Values.monitoring.token.existingSecret -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Base URL of the accountant for agents, fairshare and jobs: the operator's, else our own Service. */}}
 {{- define "gputally.accountantUrl" -}}
 {{- if .Values.accountant.enabled -}}
-{{- $scheme := empty .Values.accountant.tls.existingSecret | ternary "http" "https" -}}
+{{- $scheme := include "gputally.tlsMode" . | empty | ternary "http" "https" -}}
 {{- printf "%s://%s:%v" $scheme (include "gputally.accountantHost" .) .Values.accountant.service.port -}}
 {{- else -}}
 {{- required "accountant.externalUrl: needed where accountant.enabled is false" .Values.accountant.externalUrl -}}
@@ -119,7 +241,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 
 {{/* Authorities of the accountant's certificate, as a mount of whoever asks it. */}}
 {{- define "gputally.authorityMount" -}}
-{{- if .Values.accountant.authority.existingConfigMap }}
+{{- if include "gputally.authority" . }}
 - name: authority
   mountPath: /etc/gputally/authority
   readOnly: true
@@ -128,12 +250,12 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 
 {{/* And as a volume. */}}
 {{- define "gputally.authorityVolume" -}}
-{{- with .Values.accountant.authority.existingConfigMap }}
+{{- with include "gputally.authority" . }}
 - name: authority
   configMap:
     name: {{ . }}
     items:
-      - key: {{ $.Values.accountant.authority.key }}
+      - key: {{ include "gputally.authorityKey" $ }}
         path: ca.crt
 {{- end }}
 {{- end -}}
@@ -228,6 +350,26 @@ podSelector:
     - port: {{ . }}
     {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* Egress to an accountant elsewhere: the port of its URL, and its address, where that is one, or the values' ranges. */}}
+{{- define "gputally.egressToAccountantElsewhere" -}}
+{{- $url := urlParse (include "gputally.accountantUrl" .) -}}
+{{- $host := regexReplaceAll ":[0-9]+$" $url.host "" -}}
+{{- $cidrs := .Values.networkPolicy.accountantCidrs -}}
+{{- if and (not $cidrs) (regexMatch "^[0-9]+(\\.[0-9]+){3}$" $host) -}}
+{{- $cidrs = list (printf "%s/32" $host) -}}
+{{- end -}}
+{{- if not $cidrs -}}
+{{- fail "networkPolicy.accountantCidrs: the address ranges of accountant.externalUrl are needed, for agents and controller may ask nothing else" -}}
+{{- end -}}
+- to:
+    {{- range $cidrs }}
+    - ipBlock:
+        cidr: {{ . }}
+    {{- end }}
+  ports:
+    - port: {{ regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default (eq $url.scheme "https" | ternary "443" "80") | int }}
 {{- end -}}
 
 {{/* Egress to the API server. */}}

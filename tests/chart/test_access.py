@@ -1,0 +1,254 @@
+"""Who may ask the accountant that the chart installs: service accounts, TLS, Prometheus, and the ways to it."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+from gputally.base.clock import VirtualClock
+from gputally.server.token_review import TokenReviews
+from gputally.server.tokens_and_grants import Callers, Principal
+from tests.chart.conftest import Manifest, container, named, ways_out
+from tests.fakes.ledger import NOW_MS
+from tests.inventory.issued import ask, signed
+from tests.inventory.reviewing import Reviewing, account
+
+JOBS = {"backup": {"enabled": True}, "report": {"enabled": True}}
+HOST = "gputally-accountant.metering.svc"
+
+
+def callers(manifests: list[Manifest]) -> Callers:
+    text = named(manifests)["ConfigMap", "gputally-accountant-callers"]["data"]["callers.yaml"]
+    return Callers.model_validate(yaml.safe_load(text))
+
+
+def pods(manifests: list[Manifest]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Component and pod of every workload."""
+    for manifest in manifests:
+        spec = manifest.get("spec", {})
+        spec = spec.get("jobTemplate", {}).get("spec", spec)
+        if "template" in spec:
+            yield manifest["metadata"]["labels"]["app.kubernetes.io/component"], spec["template"]["spec"]
+
+
+def refused(chart: helm_python.Chart, values: dict[str, Any]) -> str:
+    with pytest.raises(helm_python.HelmRenderError) as caught:
+        chart.render(values, name="gputally", namespace="metering")
+    return str(caught.value)
+
+
+def test_nobody_has_to_write_a_secret(render: Any) -> None:
+    manifests = render(JOBS)
+    made = {m["metadata"]["name"] for m in manifests if m["kind"] == "Secret"}
+    for component, spec in pods(manifests):
+        named_by = {v["secret"]["secretName"] for v in spec["volumes"] if "secret" in v}
+        assert named_by <= made, component
+        if component != "accountant":
+            (token,) = (v for v in spec["volumes"] if v["name"] == "token")
+            source = {"path": "token", "audience": "gputally", "expirationSeconds": 3607}
+            assert token["projected"]["sources"] == [{"serviceAccountToken": source}], component
+
+
+def test_the_accountant_lets_in_the_charts_programs_each_for_what_it_does(render: Any) -> None:
+    """The accounts that the pods run as, through the review of their tokens."""
+    manifests = render({**JOBS, "agent": {"namespace": {"name": "agents", "create": True}}, "clusterName": "prod"})
+    found = callers(manifests)
+    assert found.kubernetes is not None
+    server, clock = Reviewing(), VirtualClock(NOW_MS)
+    server.users, server.rights = {}, set()
+    way = TokenReviews(server, clock, "prod", found.kubernetes, found.grants)
+    scopes = {"agent": {"ingest"}, "fairshare": {"read", "policy"}, "backup": {"admin"}, "report": {"read"}}
+    accounts = {(m["metadata"]["namespace"], m["metadata"]["name"]) for m in manifests if m["kind"] == "ServiceAccount"}
+    for number, (component, spec) in enumerate(pods(manifests)):
+        if component == "accountant":
+            continue
+        namespace = "agents" if component == "agent" else "metering"
+        assert (namespace, spec["serviceAccountName"]) in accounts
+        token = signed(clock, jti=str(number))
+        server.users[token] = account(spec["serviceAccountName"], "n7", namespace)
+        principal = ask(way, token)
+        assert set(principal.scopes) == scopes.pop(component)
+        assert (principal.cluster, principal.node) == (("prod", "n7") if component == "agent" else (None, None))
+    assert scopes == {}
+    other = signed(clock, jti="other")
+    server.users[other] = account("default", "n7", "metering")
+    assert ask(way, other) == Principal("system:serviceaccount:metering:default", frozenset(), teams=frozenset())
+
+
+def test_the_operators_callers_stay_and_the_programs_are_added(render: Any) -> None:
+    text = """
+schema: 1
+kubernetes: {rights: true, agents: [old/agent]}
+grants: [{groups: [platform], scopes: [admin]}]
+certificates: [{name: lab-n1, cluster: lab, node: n1}]
+"""
+    found = callers(render({"accountant": {"callers": {"text": text}}}))
+    assert found.kubernetes is not None
+    assert found.kubernetes.rights
+    assert found.kubernetes.agents == ("old/agent", "metering/gputally-agent")
+    assert [(g.groups, g.users) for g in found.grants] == [
+        (("platform",), ()), ((), ("system:serviceaccount:metering:gputally-fairshare",)),
+    ]  # fmt: skip
+    assert [c.name for c in found.certificates] == ["lab-n1"]
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        (
+            {"callers": {"text": "kubernetes: {audience: other}"}},
+            'audience is "other", and agent.token.audience "gputally"',
+        ),
+        ({"callers": {"text": "{"}}, "accountant.callers.text: error converting YAML"),
+        ({"kubernetesApi": False}, "agent.token: the accountant cannot have a service account token reviewed"),
+        ({"tls": {"enabled": False, "existingSecret": "s"}}, "accountant.tls.existingSecret: accountant.tls.enabled"),
+        ({"tls": {"clientCertificates": True}}, "accountant.tls.clientCertificates: the self-signed authority"),
+    ],
+)
+def test_what_cannot_work_is_refused(chart: helm_python.Chart, values: dict[str, Any], fault: str) -> None:
+    assert fault in refused(chart, {"accountant": values})
+
+
+def test_an_accountant_that_nobody_could_ask_is_refused(chart: helm_python.Chart) -> None:
+    values = {"accountant": {"kubernetesApi": False}, "agent": {"enabled": False}, "fairshare": {"enabled": False}}
+    assert "accountant: nobody could ask it" in refused(chart, values)
+    for level in ({"privilege": "profiling"}, {"privilege": "process", "accountingMode": True}):
+        assert "agent.runAsUser: " in refused(chart, {"agent": {"runAsUser": 65532, **level}})
+    assert "fairshare.pages: nobody could open them" in refused(chart, {"fairshare": {"pages": {"enabled": True}}})
+
+
+def test_a_secret_that_is_named_wins(render: Any) -> None:
+    manifests = render({"agent": {"token": {"existingSecret": "one-node", "key": "k"}}})
+    (volume,) = (v for c, spec in pods(manifests) if c == "agent" for v in spec["volumes"] if v["name"] == "token")
+    items = [{"key": "k", "path": "token"}]
+    assert volume["secret"] == {"secretName": "one-node", "defaultMode": 0o400, "items": items}
+    found = callers(manifests)
+    assert found.kubernetes is not None
+    assert found.kubernetes.agents == ()
+
+
+def shaken_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
+    """A TLS handshake in memory. Raises ssl.SSLError."""
+    there, here = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(here, there, server_hostname=host)
+    answering = server.wrap_bio(there, here, server_side=True)
+    for _ in range(4):
+        for side in (asking, answering):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    assert asking.version() == "TLSv1.3"
+
+
+def test_by_default_the_accountant_has_a_certificate_that_its_clients_trust(render: Any, tmp_path: Path) -> None:
+    found = named(render({**JOBS, "agent": {"namespace": {"name": "agents", "create": True}}}))
+    pair = {key: base64.b64decode(text) for key, text in found["Secret", "gputally-accountant-tls"]["data"].items()}
+    for name, content in pair.items():
+        (tmp_path / name).write_bytes(content)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    trusting = ssl.create_default_context(cadata=found["ConfigMap", "gputally-authority"]["data"]["ca.crt"])
+    trusting.verify_flags |= ssl.VERIFY_X509_STRICT
+    for host in (HOST, "127.0.0.1", "localhost", "gputally-accountant"):
+        shaken_hands(server, trusting, host)
+    with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+        shaken_hands(server, trusting, "another.metering.svc")
+    with pytest.raises(ssl.SSLCertVerificationError, match="unable to get local issuer"):
+        shaken_hands(server, ssl.create_default_context(), HOST)
+    accountant = container(found["StatefulSet", "gputally-accountant"])
+    assert {"--tls-cert=/etc/gputally/tls/tls.crt", "--tls-key=/etc/gputally/tls/tls.key"} <= set(accountant["args"])
+    assert accountant["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
+
+
+def test_everything_of_the_chart_asks_over_tls_and_trusts_the_authority(render: Any) -> None:
+    manifests = render({**JOBS, "agent": {"namespace": {"name": "agents", "create": True}}})
+    maps = {(m["metadata"]["namespace"], m["metadata"]["name"]) for m in manifests if m["kind"] == "ConfigMap"}
+    assert {("agents", "gputally-authority"), ("metering", "gputally-authority")} <= maps
+    asking = [(c, spec) for c, spec in pods(manifests) if c != "accountant"]
+    assert len(asking) == 4
+    for component, spec in asking:
+        (volume,) = (v for v in spec["volumes"] if v["name"] == "authority")
+        items = [{"key": "ca.crt", "path": "ca.crt"}]
+        assert volume["configMap"] == {"name": "gputally-authority", "items": items}, component
+        for one in spec["containers"]:
+            assert "--ca-file=/etc/gputally/authority/ca.crt" in one["args"]
+            assert {f"--url=https://{HOST}:8080", f"--accountant=https://{HOST}:8080"} & set(one["args"])
+
+
+def test_plain_http_is_asked_for_and_warned_of(render: Any, chart: helm_python.Chart) -> None:
+    values = {"accountant": {"tls": {"enabled": False}}}
+    manifests = render(values)
+    assert not any(m["kind"] == "Secret" for m in manifests)
+    assert "gputally-authority" not in str(manifests)
+    accountant = container(named(manifests)["StatefulSet", "gputally-accountant"])
+    assert not any(argument.startswith("--tls") for argument in accountant["args"])
+    assert accountant["readinessProbe"]["httpGet"]["scheme"] == "HTTP"
+    notes = chart.render(values, name="gputally", namespace="metering")["gputally/templates/NOTES.txt"]
+    assert "WARNING: accountant.tls.enabled is false" in notes
+    assert "http://127.0.0.1:8080" in notes
+    assert "WARNING" not in chart.render({}, name="gputally", namespace="metering")["gputally/templates/NOTES.txt"]
+
+
+def test_cert_manager_makes_the_certificate_where_an_issuer_is_named(render: Any) -> None:
+    tls = {"certManager": {"issuerRef": {"name": "internal", "kind": "Issuer"}}}
+    found = named(render({"accountant": {"tls": tls, "authority": {"existingConfigMap": "ours", "key": "bundle"}}}))
+    spec = found["Certificate", "gputally-accountant-tls"]["spec"]
+    assert spec["issuerRef"] == {"name": "internal", "kind": "Issuer", "group": "cert-manager.io"}
+    assert HOST in spec["dnsNames"]
+    assert not any(kind == "Secret" for kind, _ in found)
+    accountant = found["StatefulSet", "gputally-accountant"]["spec"]["template"]["spec"]
+    (volume,) = (v for v in accountant["volumes"] if v["name"] == "tls")
+    assert volume["secret"]["secretName"] == spec["secretName"]
+    agent = found["DaemonSet", "gputally-agent"]["spec"]["template"]["spec"]
+    (volume,) = (v for v in agent["volumes"] if v["name"] == "authority")
+    assert volume["configMap"]["name"] == "ours"
+
+
+@pytest.mark.parametrize(
+    ("url", "cidrs", "to", "port"),
+    [
+        ("https://accountant.example", ["203.0.113.7/32"], "203.0.113.7/32", 443),
+        ("https://accountant.example:8443/base", ["2001:db8::/64"], "2001:db8::/64", 8443),
+        ("http://10.1.2.3", [], "10.1.2.3/32", 80),
+        ("https://10.1.2.3:8080", [], "10.1.2.3/32", 8080),
+    ],
+)
+def test_to_an_accountant_elsewhere_there_is_one_way_out(
+    render: Any, url: str, cidrs: list[str], to: str, port: int
+) -> None:
+    accountant = {"enabled": False, "externalUrl": url}
+    found = named(
+        render({"accountant": accountant, "networkPolicy": {"accountantCidrs": cidrs, "apiServerPorts": [7443]}})
+    )
+    for component in ("agent", "fairshare"):
+        out = ways_out(found["NetworkPolicy", f"gputally-{component}"])
+        assert set(out) == {53, 7443, port}, "names, the API server, the accountant"
+        assert out[port] == [{"ipBlock": {"cidr": to}}]
+
+
+def test_an_accountant_elsewhere_has_to_have_a_place(chart: helm_python.Chart) -> None:
+    values = {"accountant": {"enabled": False, "externalUrl": "https://accountant.example"}}
+    assert "networkPolicy.accountantCidrs: the address ranges" in refused(chart, values)
+
+
+def test_no_policy_lets_anything_out_to_everywhere(manifests: list[Manifest]) -> None:
+    for policy in (m for m in manifests if m["kind"] == "NetworkPolicy"):
+        for rule in policy["spec"].get("egress", []):
+            assert rule.get("to"), policy["metadata"]["name"]
+            assert rule.get("ports"), policy["metadata"]["name"]
+
+
+def test_the_agent_runs_as_the_user_that_is_asked_for(render: Any) -> None:
+    for user, group in ((0, 0), (65532, 0)):
+        agent = next(m for m in render({"agent": {"runAsUser": user, "runAsGroup": group}}) if m["kind"] == "DaemonSet")
+        context = container(agent)["securityContext"]
+        assert (context["runAsUser"], context["runAsGroup"], context["runAsNonRoot"]) == (user, group, user != 0)
+        assert context["capabilities"] == {"drop": ["ALL"]}
