@@ -216,6 +216,8 @@ _DRAIN_SECONDS = 20
 """How long requests in flight may take to finish when the service stops."""
 
 
+_GOODBYE_SECONDS = 1.0
+"""How long a client may take to answer the end of its TLS connection, so that idle ones do not hold up a shutdown."""
 _NO_DESCRIPTOR_SECONDS = 0.2
 """How long accepting pauses where the system gives no further descriptor."""
 
@@ -278,7 +280,11 @@ class _Server(uvicorn.Server):
         if self._renewed is not None:
             self._look(self._renewed)
         if self.config.ssl is not None:
-            tls = {"ssl": self.config.ssl, "ssl_handshake_timeout": self._limits.header_seconds}
+            tls = {
+                "ssl": self.config.ssl,
+                "ssl_handshake_timeout": self._limits.header_seconds,
+                "ssl_shutdown_timeout": _GOODBYE_SECONDS,
+            }
         try:
             connection.setblocking(False)
             await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection, **tls)

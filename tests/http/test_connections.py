@@ -162,3 +162,20 @@ def test_connections_are_counted_by_address():
     counted.leave("a")
     assert counted.enter("a")
     assert (counted.open, counted.refused) == (3, 1)
+
+
+def test_a_tls_client_that_does_not_answer_the_end_of_its_connection_holds_up_no_shutdown(tmp_path):
+    authority = trustme.CA()
+    identity = authority.issue_cert("127.0.0.1")
+    identity.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
+    identity.private_key_pem.write_to_path(tmp_path / "tls.key")
+    trusted = ssl.create_default_context()
+    authority.configure_trust(trusted)
+    with ExitStack() as open_:
+        with serve(app, "127.0.0.1", 0, Tls(Identity(tmp_path / "tls.crt", tmp_path / "tls.key"))) as url:
+            plain = open_.enter_context(socket.create_connection(address(url)))
+            secure = open_.enter_context(trusted.wrap_socket(plain, server_hostname="127.0.0.1"))
+            secure.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert secure.recv(100).startswith(b"HTTP/1.1 200")
+            began = time.monotonic()
+        assert time.monotonic() - began < 5
