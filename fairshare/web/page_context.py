@@ -113,12 +113,12 @@ class Page:
 class PagesApp:
     """The pages as an ASGI application. Handlers run in threads."""
 
-    def __init__(self, house: PageContext, doors: PageAuthentication, pages: Sequence[Page]) -> None:
+    def __init__(self, house: PageContext, authentication: PageAuthentication, pages: Sequence[Page]) -> None:
         self.house = house
-        self.people: Callable[[], SignInService | None] = doors.people
-        self._doors = doors
+        self.people: Callable[[], SignInService | None] = authentication.people
+        self._authentication = authentication
         self._threads = CapacityLimiter(MOST_AT_ONCE)
-        signing_in = sign_in_routes(SignInPages(doors.people, self.page))
+        signing_in = sign_in_routes(SignInPages(authentication.people, self.page))
         handlers: Any = {HTTPException: self._refuse, AccountantUnavailable: self._unavailable, Exception: self._failed}
         self.app = Starlette(routes=[*_STATIC, *signing_in, *map(self._route, pages)], exception_handlers=handlers)
         self.app.router.redirect_slashes = False
@@ -161,14 +161,14 @@ class PagesApp:
         return Route(path, answer, methods=[page.method])
 
     def _visited(self, page: Page, request: Request, form: Fields | None) -> Response:
-        caller = self._doors.admit(request, page.scope, form, for_teams=page.for_teams)
+        caller = self._authentication.admit(request, page.scope, form, for_teams=page.for_teams)
         return page.handler(RequestContext(self, request, form or {}, caller, request.path_params.get("rest", "")))
 
     def _refuse(self, request: Request, error: HTTPException) -> Response:
         found = refusal(error)
         if not isinstance(error, Refusal) and found.status_code in (404, 405):
             try:  # a stranger is not told which addresses there are
-                self._doors.admit(request, "read", for_teams=True)
+                self._authentication.admit(request, "read", for_teams=True)
             except Refusal as unknown:
                 found = unknown
         wants_page = request.method == "GET" and "text/html" in request.headers.get("accept", "")
