@@ -94,7 +94,7 @@ def test_what_an_alert_names_is_a_label_that_it_keeps(alert: Alert, parse: Calla
 
 def test_every_alert_has_a_runbook_that_says_what_it_means_how_to_check_and_what_mends_it(alert: Alert) -> None:
     text = sections()[alert.name]
-    assert [word for word in ("**Means.**", "**Check.**", "**Mends.**") if word not in text] == []
+    assert [word for word in ("**Meaning.**", "**Check.**", "**Remedy.**") if word not in text] == []
     assert alert.runbook.endswith(f"#{alert.name.lower()}")
 
 
