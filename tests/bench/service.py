@@ -57,6 +57,7 @@ def accountant(folder: Path) -> Iterator[Accountant]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
+    folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "bench.yaml"
     settings.write_text(yaml.safe_dump({"limits": {"connections_by_address": 8_192}}))  # all senders are at one address
     command = [sys.executable, "-m", "accountant", "serve", "--data", str(folder), "--listen", address, "--auth", "off"]

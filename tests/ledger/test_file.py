@@ -227,3 +227,14 @@ def test_what_it_cannot_answer_it_says(path: Path, clock: Any, hand: Any) -> Non
     with pytest.raises(UnsupportedQuestion, match="without a price book nothing has a cost"):
         ledger.window(WindowSpec(), hand.now_ms, "cost", 0.98)
     ledger.close()
+
+
+def test_no_column_is_null_but_those_that_a_record_may_leave_out(ledger: DuckLedger) -> None:
+    with ledger._snapshot() as (cursor, _):
+        found = cursor.run(
+            "SELECT table_name, column_name FROM information_schema.columns JOIN information_schema.tables t "
+            "USING (table_catalog, table_schema, table_name) WHERE table_catalog = current_database() "
+            "AND table_schema = 'main' AND t.table_type = 'BASE TABLE' AND is_nullable = 'YES' ORDER BY ALL"
+        )
+    left_out = ("gaps", "measured_busy_us", "replicas", "sharing", "sm_active_us", "tensor_active_us")
+    assert found == [("received", name) for name in left_out]

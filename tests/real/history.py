@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.error import HTTPError
 from zoneinfo import ZoneInfo
 
+import httpx2
 from msgspec import structs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -106,7 +106,7 @@ def scraped(recorder: Recorder, pipeline: Pipeline) -> None:
             return
         for node, page in pipeline.agent_pages.items():
             recorder.take(page, now_ms, cluster="demo", job="gputally-agent", instance=f"{node}:9401")
-        with contextlib.suppress(HTTPError):  # an hour in which the demo's accountant is away
+        with contextlib.suppress(httpx2.HTTPStatusError):  # an hour in which the demo's accountant is away
             recorder.take(
                 pipeline.get("/metrics"), now_ms, cluster="demo", job="gputally-accountant", instance="accountant:8080"
             )
