@@ -67,6 +67,15 @@ def test_every_module_that_a_decision_names_is_there(root: Path, pages: dict[Pat
     assert gone == []
 
 
+def test_every_decision_has_the_usual_sections(pages: dict[Path, str]) -> None:
+    sections = ["## Context", "## Decision", "## Consequences", "## Alternatives"]
+    decisions = {page: text for page, text in pages.items() if re.match(r"\d{4}-", page.name)}
+    assert decisions
+    for page, text in decisions.items():
+        assert re.search(r"^Status: (accepted|superseded)", text, re.MULTILINE), page
+        assert re.findall(r"^## .*$", text, re.MULTILINE) == sections, page
+
+
 def test_every_page_is_reached_from_the_readme(root: Path, pages: dict[Path, str]) -> None:
     reached: set[Path] = set()
     todo = [root / "README.md"]
