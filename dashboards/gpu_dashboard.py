@@ -14,7 +14,7 @@ BY = ("node", "gpu_uuid", "mig_uuid", "namespace", "pod", "container", "sharing"
 POD = {"gpu_uuid": "=~$gpu", "namespace": "=~$namespace", "pod": "=~$pod"}
 
 
-def _held(what: str) -> str:
+def _pod_rate(what: str) -> str:
     return promql.of_device(promql.metered(promql.rate(f"pod_gpu_{what}_seconds_total", **POD)))
 
 
@@ -22,7 +22,7 @@ def holders() -> Table:
     """A row per holder."""
     columns = {
         "Share": promql.total(promql.of_device(promql.series("pod_gpu_share_ratio", **POD)), *BY),
-        "Busy": promql.total(_held("busy"), *BY),
+        "Busy": promql.total(_pod_rate("busy"), *BY),
         "Memory": promql.total(promql.of_device(promql.series("pod_gpu_memory_used_bytes", **POD)), *BY),
     }
     share = {"unit": "percentunit", "decimals": 0}
@@ -46,7 +46,7 @@ def busy() -> list[TimeSeries]:
             "GPU time in use by each pod, and what belongs to no known holder; together they are the devices' own busy "
             "time. The ten largest pods. Live.",
             [
-                Query(promql.top(10, promql.total(_held("busy"), "namespace", "pod")), "{{namespace}} / {{pod}}"),
+                Query(promql.top(10, promql.total(_pod_rate("busy"), "namespace", "pod")), "{{namespace}} / {{pod}}"),
                 Query(promql.total(_unattributed()), "nobody known"),
             ],
             GPUS,
@@ -57,7 +57,7 @@ def busy() -> list[TimeSeries]:
             "How busy time was come by",
             "Busy GPU time by the method of attribution: exact where the device is one pod's, by processes where it is "
             "shared. Live.",
-            [Query(promql.total(_held("busy"), "method"), "{{method}}")],
+            [Query(promql.total(_pod_rate("busy"), "method"), "{{method}}")],
             GPUS,
             stacked=True,
         ),
@@ -73,7 +73,7 @@ def sharing() -> list[TimeSeries | Table]:
         timeseries(
             "Held, by kind of sharing",
             "GPUs given out whole, as MIG instances, in time slices, through MPS or as fractions. Live.",
-            [Query(promql.total(promql.named(_held("allocated"), "sharing", "whole"), "sharing"), "{{sharing}}")],
+            [Query(promql.total(promql.named(_pod_rate("allocated"), "sharing", "whole"), "sharing"), "{{sharing}}")],
             GPUS,
             stacked=True,
         ),
@@ -101,7 +101,7 @@ def pods() -> list[TimeSeries]:
         timeseries(
             "Held and busy",
             "GPUs that the chosen pods hold together, and how many of them execute work. Live.",
-            [Query(promql.total(_held("allocated")), "allocated"), Query(promql.total(_held("busy")), "busy")],
+            [Query(promql.total(_pod_rate("allocated")), "allocated"), Query(promql.total(_pod_rate("busy")), "busy")],
             GPUS,
             looks={"^allocated$": fixed_colour(grafana_panels.ORANGE), "^busy$": fixed_colour(grafana_panels.GREEN)},
         ),

@@ -1,4 +1,4 @@
-"""Checks that no file or folder of Python code has a name that says nothing to a newcomer.
+"""Checks that no module, class or function has a name that says nothing to a newcomer.
 
 `python -m scripts.plain_names` prints each path with such a name and ends with status 1 where there is one.
 CONTRIBUTING.md says how to choose a name.
@@ -6,6 +6,7 @@ CONTRIBUTING.md says how to choose a name.
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -93,6 +94,29 @@ REFUSED = frozenset(
 """Participles without an object, metaphors, and everyday words that mean something else to an engineer."""
 
 
+PRODUCTION = ("agent", "accountant", "fairshare", "gputally", "dashboards")
+REFUSED_DEFINITIONS = frozenset(
+    [
+        "above", "again", "ahead", "anew", "apart", "aparts", "asked", "asker", "asking", "atpresent", "because",
+        "beside", "coming", "court", "crew", "decided", "doors", "everybody", "few", "given", "gone", "got",
+        "grains", "held", "house", "kept", "knock", "knocked", "large", "lent", "letter", "made", "makeshift",
+        "meant", "moment", "momentary", "muster", "nobody", "nobodycomesin", "noted", "office", "old", "opening",
+        "paced", "people", "placed", "player", "plot", "premises", "prepared", "pulses", "recalled", "ripe", "room",
+        "scene", "seal", "sibling", "sighted", "situation", "soon", "spared", "steering",
+        "stocktaking", "stray", "stretch", "strip", "stuck", "taken", "taking", "tally", "telling", "told",
+        "unheard", "unsettled", "unsure", "vetting", "visit", "waited", "waysin", "whose", "wish", "zoned",
+    ]
+)  # fmt: skip
+"""Of classes and functions of a module, in lower case and without underscores before them."""
+
+
+def riddles(source: str) -> list[str]:
+    """Return the names of a module's classes and functions that are in `REFUSED_DEFINITIONS`."""
+    definitions = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    names = [node.name for node in ast.parse(source).body if isinstance(node, definitions)]
+    return [name for name in names if name.lstrip("_").lower() in REFUSED_DEFINITIONS]
+
+
 def refused(paths: Iterable[Path]) -> list[Path]:
     """Return the paths with a part that is in `REFUSED`, with or without `test_` before it."""
     return [
@@ -111,7 +135,15 @@ def main() -> int:
     found = refused(modules(ROOT))
     for path in found:
         print(f"{path}: choose a noun of the field instead (CONTRIBUTING.md, The rules)")
-    return 1 if found else 0
+    named = [
+        (path, name)
+        for path in modules(ROOT)
+        if path.parts[0] in PRODUCTION
+        for name in riddles((ROOT / path).read_text(encoding="utf-8"))
+    ]
+    for path, name in named:
+        print(f"{path}: {name}: choose a word of the field instead (CONTRIBUTING.md, The rules)")
+    return 1 if found or named else 0
 
 
 if __name__ == "__main__":

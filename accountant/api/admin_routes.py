@@ -157,7 +157,7 @@ async def deliveries(deps: Given, _: Administering) -> list[DeliveryState]:
     openapi_extra={"requestBody": inline_body(DeliveryRetry)},
     responses=refuses("malformed-body", "too-large", "invalid-body", "not-found", "ledger-unavailable"),
 )
-async def again(request: Request, deps: Given, principal: Administering) -> DeliveryState:
+async def deliver_again(request: Request, deps: Given, principal: Administering) -> DeliveryState:
     """What is `unsure` or `given-up` waits for this: it may have arrived, so only a person repeats it."""
     asked = await read_model(deps.intake, request, _AGAIN)
     try:

@@ -30,7 +30,7 @@ from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import Facts
 from accountant.runtime.ingest import decode
 from accountant.storage.write.batch_admission import fact_fault
-from accountant.wire.usage_models import DoneSpan, ImportMark, ImportState, MeteredSpan, Noted
+from accountant.wire.usage_models import ChunkNote, DoneSpan, ImportMark, ImportState, MeteredSpan
 from gputally.base.units import MS_PER_SECOND, US_PER_HOUR
 from gputally.server.tokens_and_grants import Principal
 
@@ -181,13 +181,13 @@ async def report_import(request: Request, deps: Given, principal: Importing) -> 
     openapi_extra={"requestBody": inline_body(ImportedChunk)},
     responses=refuses("malformed-body", "too-large", "invalid-body", "wrong-origin", "ledger-unavailable"),
 )
-async def note(request: Request, deps: Given, principal: Importing) -> Noted:
+async def note(request: Request, deps: Given, principal: Importing) -> ChunkNote:
     """Noted once, in the audit trail; the month's report says what was imported into it."""
     chunk = await read_model(deps.intake, request, _CHUNK)
     _own_cluster(principal, chunk.cluster)
     if not is_import(chunk.epoch) or source_of(chunk.epoch) != chunk.source:
         raise Refusal("invalid-body", f"epoch {chunk.epoch[:100]!r} is none of an import from {chunk.source}")
-    return Noted(new=await asyncio.to_thread(_note, deps, principal, chunk))
+    return ChunkNote(new=await asyncio.to_thread(_note, deps, principal, chunk))
 
 
 def _note(deps: Deps, principal: Principal, chunk: ImportedChunk) -> bool:

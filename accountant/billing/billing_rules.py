@@ -140,10 +140,10 @@ def _pool(lines: Sequence[UsageLine], with_nobody: bool) -> list[UsageLine]:
         )
         for at, line in enumerate(lines)
     ]
-    return _nobody(changed, rest) if with_nobody and rest != before else changed
+    return _with_unallocated(changed, rest) if with_nobody and rest != before else changed
 
 
-def _nobody(lines: list[UsageLine], rest: int) -> list[UsageLine]:
+def _with_unallocated(lines: list[UsageLine], rest: int) -> list[UsageLine]:
     """With `rest` as the unallocated time of all lines together."""
     free = [line for line in lines if line.accounts_gpu_us.unallocated]
     if not free:

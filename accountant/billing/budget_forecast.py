@@ -172,7 +172,7 @@ def _state(
         if spent >= budget.limit:
             exhausted = Exhaustion(*[_used_up(past, float(budget.limit), now_ms)] * 3)
         else:
-            exhausted = _ahead(limit_forecast(whole, float(spent), float(budget.limit)), now_ms, end_ms)
+            exhausted = _exhaustion(limit_forecast(whole, float(spent), float(budget.limit)), now_ms, end_ms)
     ratio = float(spent / budget.limit) if spent is not None else None
     reached = [threshold for threshold in budget.thresholds if ratio is not None and ratio >= threshold]
     return BudgetState(
@@ -205,7 +205,7 @@ def _used_up(past: Iterable[tuple[float, int, int]], limit: float, now_ms: int) 
     return now_ms
 
 
-def _ahead(found: LimitForecast | None, now_ms: int, end_ms: int) -> Exhaustion:
+def _exhaustion(found: LimitForecast | None, now_ms: int, end_ms: int) -> Exhaustion:
     """Of what begins anew with the next month."""
 
     def within(left_days: float | None) -> int | None:

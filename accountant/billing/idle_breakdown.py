@@ -43,13 +43,13 @@ def broken_down(
     gang_waiting: dict[Key, int] = {}
     dimensions = tuple(dict.fromkeys((*by, *where)))
     for phase in ledger.idle_phases(start_ms, end_ms, dimensions, timezone):
-        if _asked(phase.key, where):
+        if _matches(phase.key, where):
             key = _key(by, phase.key)
             starting[key] = starting.get(key, 0) + phase.starting_us
             gang_waiting[key] = gang_waiting.get(key, 0) + phase.gang_waiting_us
     reserved: dict[Key, int] = {}
     for names, gpu_us in _reserved(ledger, start_ms, end_ms, dimensions, timezone):
-        if _asked(names, where):
+        if _matches(names, where):
             key = _key(by, names)
             reserved[key] = reserved.get(key, 0) + gpu_us
     found = []
@@ -92,7 +92,7 @@ def _reserved(
             yield {**names, **dict(zip(of_gpus, kind, strict=True)), "queue": queue, "team": teams[queue]}, gpu_us
 
 
-def _asked(names: Mapping[str, str], where: Where) -> bool:
+def _matches(names: Mapping[str, str], where: Where) -> bool:
     return all(names[name] in values for name, values in where.items())
 
 

@@ -153,7 +153,7 @@ def _tell(done: Sequence[tuple[Destination, Summary]], output: Output) -> None:
         }
         for to, summary in done
     ]  # fmt: skip
-    show(output, lambda: Group(*(part for to, summary in done for part in _told(to, summary))), records)
+    show(output, lambda: Group(*(part for to, summary in done for part in _summary_text(to, summary))), records)
 
 
 def _coverage(summary: Summary) -> float | None:
@@ -162,7 +162,7 @@ def _coverage(summary: Summary) -> float | None:
     return summary.sent_us / whole if whole else None
 
 
-def _told(to: Destination, summary: Summary) -> Iterator[RenderableType]:
+def _summary_text(to: Destination, summary: Summary) -> Iterator[RenderableType]:
     """For people."""
     if not summary.done:
         yield Text(f"{to.cluster}: everything up to there is imported already; nothing was sent")

@@ -18,7 +18,7 @@ from accountant.history_import.gpu_holds import imported_time, rows
 from accountant.history_import.import_chunks import Chunk, ImportedChunk, Source, chunks, first_seq, without
 from accountant.history_import.kubernetes_history import NodeHistory
 from accountant.wire.http_client import AccountantClient
-from accountant.wire.usage_models import ImportState, Noted
+from accountant.wire.usage_models import ChunkNote, ImportState
 from agent.wire import Batch, PodFacts, UsageInterval
 from gputally.base.units import US_PER_MS
 from gputally.server.config_models import Model
@@ -95,7 +95,7 @@ def run(to: Destination, read: Read, wanted: Span, chunk_ms: int, progress: Call
             for _ in pool.map(lambda one: _send(to, chunk, one, marks.get((one.node, chunk.epoch), 0)), made):  # noqa: B023 - drained before the next chunk
                 pass
             note = _note(to, chunk, made)
-            to.remote.act(Noted, "/v1/imports", note.model_dump())
+            to.remote.act(ChunkNote, "/v1/imports", note.model_dump())
             summary.add(note, sum(one.unplaced_us for one in made))
     progress(total, total)
     return summary

@@ -156,14 +156,14 @@ def of_requests(containers: Sequence[Container], devices: Sequence[Device], seen
     for one in containers:
         holder = Holder("pod", one.uid, one.pod[0], one.pod[1], one.name)
         for first, last in one.runs:
-            told = (_told(starts, one), _told(ends, one))
+            told = (_instant_of(starts, one), _instant_of(ends, one))
             start, end = _edges(first, last, seen, *told, over=last + 1 in one.over)
             if start < end:
                 found.append(Demand(holder, one.resource, one.count, start, end, frozenset(on.get(one.pod, ()))))
     return found
 
 
-def _told(instants: Mapping[tuple[PodName, str], int], one: Container) -> int | None:
+def _instant_of(instants: Mapping[tuple[PodName, str], int], one: Container) -> int | None:
     return instants.get((one.pod, one.uid), instants.get((one.pod, "")))
 
 

@@ -232,15 +232,15 @@ def _requests(spec: PodSpec) -> dict[str, str]:
     running: dict[str, int] = {}
     most: dict[str, int] = {}
     for container in spec.containers:
-        for name, count in _asked(container).items():
+        for name, count in _requested(container).items():
             running[name] = running.get(name, 0) + count
     for container in spec.init_containers or ():
-        for name, count in _asked(container).items():
+        for name, count in _requested(container).items():
             most[name] = max(count, most.get(name, 0))
     return {name: str(max(running.get(name, 0), most.get(name, 0))) for name in sorted({*running, *most})}
 
 
-def _asked(container: Container) -> dict[str, int]:
+def _requested(container: Container) -> dict[str, int]:
     """Whole numbers only: extended resources have no others. Limits are requests too."""
     told = (container.resources.requests, container.resources.limits)
     return {

@@ -53,11 +53,14 @@ def currency_of(report: Report) -> str:
 def charges(report: Report) -> list[FocusCharge]:
     """They add up, team by team, to what the statement says is due. In the statement's order."""
     month, details = month_of(report), details_of(report)
-    found = [*of_lines(month, report.tz, (*report.lines, *report.commitments), details), *_beside(month, report)]
+    found = [
+        *of_lines(month, report.tz, (*report.lines, *report.commitments), details),
+        *_unmetered_charges(month, report),
+    ]
     return [*found, *rounding(month, report.tz, report.due, found)]
 
 
-def _beside(month: Month, report: Report) -> Iterator[FocusCharge]:
+def _unmetered_charges(month: Month, report: Report) -> Iterator[FocusCharge]:
     start_ms, end_ms = month.span(report.tz)
     seen: dict[Hashable, int] = {}
 

@@ -279,12 +279,12 @@ def rows(
         last = max(reports[key], key=lambda one: (one.at_ms, one.epoch)).epoch
         found.append(
             EpochRow(
-                *key, len(reports[key]), last, _held(ended), total_cost(ended), _held(rest),
+                *key, len(reports[key]), last, _held_time(ended), total_cost(ended), _held_time(rest),
                 total_cost(rest),
             )
         )  # fmt: skip
     return tuple(found)
 
 
-def _held(parts: Iterable[PricedTime]) -> int:
+def _held_time(parts: Iterable[PricedTime]) -> int:
     return sum(part.gpu_us for part in parts)

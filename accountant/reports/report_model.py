@@ -274,7 +274,7 @@ def report(
 ) -> Report:
     """month: the accountant's own month that the span is, or begins; closed, it says what its statement said.
     issuer: for forms that list every charge."""
-    kept, kept_before = _kept(books, month)
+    kept, kept_before = _closed_statements(books, month)
     # The report compares with the span before: rows of both may be asked for.
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
         return build(
@@ -299,7 +299,7 @@ def readings(
     ledger: SnapshotLedger, books: Bookkeeper, start_ms: int, end_ms: int, timezone: str, month: Month
 ) -> Readings:
     """What the reports of the cluster and of every team are made of. month: as in `report`."""
-    kept, kept_before = _kept(books, month)
+    kept, kept_before = _closed_statements(books, month)
     book, book_before = books.priced_by(kept), _book_before(books, kept_before)
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
         return read(moment, book, start_ms, end_ms, timezone, book_before=book_before)
@@ -307,7 +307,7 @@ def readings(
 
 def report_of(ledger: SnapshotLedger, books: Bookkeeper, found: Readings, month: Month, team: str | None) -> Report:
     """What `report` makes, of readings of that month."""
-    kept, kept_before = _kept(books, month)
+    kept, kept_before = _closed_statements(books, month)
     with ledger.moment(found.start_ms, found.end_ms) as moment:
         return made_of(
             found,
@@ -322,7 +322,7 @@ def report_of(ledger: SnapshotLedger, books: Bookkeeper, found: Readings, month:
         )
 
 
-def _kept(books: Bookkeeper, month: Month | None) -> tuple[Statement | None, Statement | None]:
+def _closed_statements(books: Bookkeeper, month: Month | None) -> tuple[Statement | None, Statement | None]:
     """The statements of a month and of the one before, as far as they are closed."""
     return (None, None) if month is None else (books.kept(month), books.kept(month.previous))
 

@@ -88,12 +88,13 @@ def _printable(batch: Batch) -> Batch:
     if not any(unprintable([fact.labels, fact.requests]) for fact in batch.facts):
         return batch
     facts = tuple(
-        msgspec.structs.replace(fact, labels=_kept(fact.labels), requests=_kept(fact.requests)) for fact in batch.facts
+        msgspec.structs.replace(fact, labels=_printable_labels(fact.labels), requests=_printable_labels(fact.requests))
+        for fact in batch.facts
     )
     return msgspec.structs.replace(batch, facts=facts)
 
 
-def _kept(texts: Labels) -> Labels:
+def _printable_labels(texts: Labels) -> Labels:
     return {key: text for key, text in texts.items() if not unprintable([key, text])}
 
 

@@ -303,7 +303,7 @@ def _render(template: str, deps: Deps, **values: Any) -> str:
 @cache
 def _environment() -> Environment:
     environment = page_layout.environment("accountant.web")
-    environment.globals |= {"moment": _moment, "figure": _figure, "count": _count, "job_id": _job_id}
+    environment.globals |= {"moment": _instant_text, "figure": _figure, "count": _count, "job_id": _job_id}
     environment.filters["team_name"] = report_text.name
     environment.filters["compact"] = lambda value: json.dumps(value, sort_keys=True, ensure_ascii=False)
     return environment
@@ -319,7 +319,7 @@ def _count(gpus: float | None) -> str:
     return decision_text.of_gpus(gpus)
 
 
-def _moment(at_ms: int, zone: ZoneInfo) -> str:
+def _instant_text(at_ms: int, zone: ZoneInfo) -> str:
     return f"{datetime.fromtimestamp(at_ms // MS_PER_SECOND, zone):%-d %b %H:%M}"
 
 

@@ -257,7 +257,7 @@ class ImportState(Model):
     metered: tuple[MeteredSpan, ...]
 
 
-class Noted(Model):
+class ChunkNote(Model):
     """new: false where this chunk was noted before."""
 
     new: bool

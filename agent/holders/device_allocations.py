@@ -78,9 +78,9 @@ def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], no
             present.add(HAMI)
         if view is not None and view.reserves and view.groups and KAI in node.systems:
             reserved.setdefault(view.groups[0], []).extend(place for _, place, _ in claims)
-            reserving += _held(pod, uid, claims, parts, node.replica_mode)
+            reserving += _pod_allocations(pod, uid, claims, parts, node.replica_mode)
         else:
-            held = _held(pod, uid, claims, parts, node.replica_mode)
+            held = _pod_allocations(pod, uid, claims, parts, node.replica_mode)
             found += _limited(held, view, node.gpus) if view is not None and HAMI in node.systems else held
     sharing = _sharing(views.values(), reserved, node.gpus)
     found += sharing
@@ -145,7 +145,7 @@ def _parts(names: DeviceNames, offered: Sequence[Devices]) -> Counter[tuple[str,
     return Counter((place.gpu_uuid, place.mig_uuid) for place in places)
 
 
-def _held(
+def _pod_allocations(
     pod: PodResources, uid: str, claims: Sequence[_Claim], parts: Mapping[tuple[str, str], int], mode: SharingMode
 ) -> list[Allocation]:
     """One allocation per container and device; replicas of one device are added up."""

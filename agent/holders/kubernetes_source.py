@@ -137,7 +137,7 @@ _NO_SLICES: Mapping[tuple[str, str], str] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _JoinInputs:
     """Everything the join depends on. Most samples ask what the one before asked."""
 
     listed: list[PodResources]
@@ -150,7 +150,7 @@ class _Asked:
     watched: Watched
     systems: frozenset[str]
 
-    def same_as(self, other: _Asked | None) -> bool:
+    def same_as(self, other: _JoinInputs | None) -> bool:
         """By identity where a change makes a new object, which spares comparing a hundred pods."""
         return (
             other is not None
@@ -202,7 +202,7 @@ class NodePods:
         self._listed: dict[Key, tuple[PodResources, int]] = {}
         self._heard: Sequence[Devices] = ()
         self._offered: Sequence[Devices] = ()
-        self._asked: _Asked | None = None
+        self._asked: _JoinInputs | None = None
         self._holding = NodeAllocations(())
         self._known: Mapping[str, KnownPod] = {}
         self._stop = threading.Event()
@@ -254,7 +254,7 @@ class NodePods:
             self._heard, self._offered = given.offered, still_cut(self._offered, given.offered, gpus)
         watched = self._claims.watched(listed) if self._claims is not None else _NOTHING_WATCHED
         mode = replica_mode(labels)
-        asked = _Asked(listed, views, self._offered, list(gpus), mode, names, claimable, watched, self._systems)
+        asked = _JoinInputs(listed, views, self._offered, list(gpus), mode, names, claimable, watched, self._systems)
         if not asked.same_as(self._asked):
             self._asked, self._holding, self._known = asked, asked.holding(), _known(views)
         holding = self._holding

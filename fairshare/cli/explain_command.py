@@ -299,7 +299,7 @@ def explain(
         given = policies.load(policy)[0] if policy is not None else client.policy()
         where = StatusObject.named(status_object)
         with opened(given, there, runai_credentials, runai_ca_file, where, SystemClock()) as elsewhere:
-            scene = _scene(client, there, elsewhere, given, status_object, back_s)
+            scene = _explanation_input(client, there, elsewhere, given, status_object, back_s)
     if subject in {queue.name for queue in scene.policy.queues}:
         queues = explain_queue(
             scene.policy, scene.report, subject, modes=scene.modes, budgets=scene.budgets, past=scene.past
@@ -330,7 +330,7 @@ def duration(text: str, option: str) -> int:
         raise ExplainError(f"{option}: {error}") from error
 
 
-def _scene(
+def _explanation_input(
     client: AccountantClient,
     cluster: Cluster,
     elsewhere: Mapping[str, Objects],

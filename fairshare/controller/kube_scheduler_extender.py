@@ -56,7 +56,7 @@ class QueueShare:
         return self.allocated + more > self.entitled + _SLACK
 
 
-def _nobody(_pod: Pod) -> str | None:
+def _no_queue(_pod: Pod) -> str | None:
     return None
 
 
@@ -72,7 +72,7 @@ class ExtenderView:
     gpus: Mapping[str, float]
     pods: Mapping[str, Pod]
     shares: Mapping[str, QueueShare] = field(default_factory=dict)
-    queue_of: Callable[[Pod], str | None] = _nobody
+    queue_of: Callable[[Pod], str | None] = _no_queue
     shares_for: SharesFor | None = None
 
     def asked_by(self, pod: Pod) -> ExtenderView:

@@ -53,12 +53,14 @@ def recount(decisions: Sequence[Decision], policies: Mapping[str, Policy], relea
             of_cycle.setdefault(cycle, []).append(decision)
     cycles = [d for d in decisions if d.kind in ("weight", "preemption") and d.subject == EVERYTHING]
     return tuple(
-        _again(cycle, sorted(of_cycle.get(cycle.id, []), key=lambda d: (d.subject, d.id)), policies, release)
+        _replay_cycle(cycle, sorted(of_cycle.get(cycle.id, []), key=lambda d: (d.subject, d.id)), policies, release)
         for cycle in sorted(cycles, key=lambda d: (d.at_ms, d.id))
     )
 
 
-def _again(cycle: Decision, made: Iterable[Decision], policies: Mapping[str, Policy], release: str) -> CycleReplay:
+def _replay_cycle(
+    cycle: Decision, made: Iterable[Decision], policies: Mapping[str, Policy], release: str
+) -> CycleReplay:
     policy = policies.get(cycle.policy_version)
     if policy is None:
         return CycleReplay(cycle, 0, (), f"policy {cycle.policy_version} is not among the accountant's versions")

@@ -303,7 +303,7 @@ def explain_pod(
         )
     if account is None:
         return PodAccount(name, pod, gang, None, (*sentences, *_hold(report)), (), told)
-    before = [g for g in account.gangs if g.waits > 0 and gang is not None and _ahead(g, gang)]
+    before = [g for g in account.gangs if g.waits > 0 and gang is not None and _is_ahead(g, gang)]
     if before:
         ahead = fsum(g.waits for g in before)
         sentences.append(f"{len(before)} gangs of its queue with {ahead:g} GPUs are ahead of it (priority, then age)")
@@ -414,7 +414,7 @@ def _belongs(pod: Pod, gang: Gang) -> bool:
     )
 
 
-def _ahead(other: Gang, gang: Gang) -> bool:
+def _is_ahead(other: Gang, gang: Gang) -> bool:
     if other.uid == gang.uid and other.name == gang.name:
         return False
     mine, theirs = gang.created_ms or 0, other.created_ms or 0

@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from fairshare.core.errors import DivisionError
 from fairshare.core.model import UNLIMITED, Claim, Division, DivisionProblem, DivisionRound, Remainder, RoundOffer
-from fairshare.laws.scalar_division import Few
+from fairshare.laws.scalar_division import ScalarDivision
 
 Steps = list[DivisionRound | Remainder]
 Floats = npt.NDArray[np.float64]
@@ -311,9 +311,11 @@ def _tree(claims: Sequence[Claim]) -> dict[str | None, list[Claim]]:
     return tree
 
 
-def _siblings(claims: list[Claim], parent: str | None, steps: Steps | None, *, kai_compat: bool) -> Few | Siblings:
+def _siblings(
+    claims: list[Claim], parent: str | None, steps: Steps | None, *, kai_compat: bool
+) -> ScalarDivision | Siblings:
     if kai_compat or len(claims) <= MOST_OF_FEW:
-        return Few(claims, parent, steps, kai_compat=kai_compat)
+        return ScalarDivision(claims, parent, steps, kai_compat=kai_compat)
     return Siblings(claims, parent, steps)
 
 

@@ -28,7 +28,7 @@ class _Place:
         self.share = 0.0
 
 
-class Few:
+class ScalarDivision:
     """`fairshare.laws.division.Siblings` without columns."""
 
     def __init__(

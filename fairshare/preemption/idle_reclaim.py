@@ -73,7 +73,7 @@ def is_idle(rule: IdleReclaimPolicy, pod: Pod, idleness: Idleness) -> bool:
 def idle_parts(rule: IdleReclaimPolicy, gangs: Iterable[Gang], idleness: Idleness, now_ms: int) -> Iterator[Bundle]:
     """Of each gang that runs all that may go because it is idle: everything, or what it can run without."""
     for gang in gangs:
-        if gang.waits > 0 or _spared(rule.exempt, gang):
+        if gang.waits > 0 or _is_exempt(rule.exempt, gang):
             continue
         found = bundles(gang, now_ms)
         quiet = [
@@ -194,7 +194,7 @@ def _lost(part: Bundle, idleness: Idleness) -> float:
     return min(part.lost_gpu_hours, fsum(known)) if len(known) == len(part.pods) else part.lost_gpu_hours
 
 
-def _spared(exempt: IdleExemptions, gang: Gang) -> bool:
+def _is_exempt(exempt: IdleExemptions, gang: Gang) -> bool:
     if exempt.priority is not None and gang.priority >= exempt.priority:
         return True
     return any(fnmatchcase(gang.namespace, pattern) for pattern in exempt.namespaces) or not gang.preemptible

@@ -126,7 +126,7 @@ def _holds(queue: str, now: Accounts, expected: Accounts) -> str:
 def _called(situation: PreemptionInputs) -> Sequence[Claim]:
     found = []
     for call in situation.calls:
-        mine = [gang for gang in situation.gangs if call.queue in ("", gang.queue) and _meant(gang, call)]
+        mine = [gang for gang in situation.gangs if call.queue in ("", gang.queue) and _is_called(gang, call)]
         waiting = [gang for gang in mine if gang.waits > 0]
         found += [_claim(gang, situation, call.trigger, call.why) for gang in waiting]
         if not waiting and call.gpus > 0:
@@ -174,7 +174,7 @@ def _claim(gang: Gang, situation: PreemptionInputs, trigger: Trigger, why: str) 
     )
 
 
-def _meant(gang: Gang, call: PreemptionCall) -> bool:
+def _is_called(gang: Gang, call: PreemptionCall) -> bool:
     return not call.workload or named_by(gang, call.workload)
 
 
@@ -204,7 +204,7 @@ def to_start(gang: Gang) -> tuple[float, ...]:
 NO_QUOTAS: Mapping[str, Quota] = {}
 
 
-def situation(
+def preemption_inputs(
     policy: Policy,
     target: str,
     gangs: Sequence[Gang],

@@ -30,7 +30,7 @@ from fairshare.preemption import target_preemption
 from fairshare.preemption.eviction import STOPPED, EvictionVeto
 from fairshare.preemption.idle_reclaim import IdleReport, IdleWatch, PodUsage
 from fairshare.preemption.latency_objectives import Latency, shown
-from fairshare.preemption.preemption_claims import NO_QUOTAS, named_by, situation
+from fairshare.preemption.preemption_claims import NO_QUOTAS, named_by, preemption_inputs
 from fairshare.preemption.preemption_rules import PastPreemption, still_limiting
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.target_preemption import ClaimsUnsettled, PreemptionReport, Said
@@ -111,8 +111,8 @@ class Preemptions:
             look = self._idle.look(
                 policy.preemption.idle, at_target, cluster, target, gangs, min(metered_ms, now_ms), now_ms
             )
-        by_hand = _noted(cluster, self._where, HAND_KEY) if self._where is not None else ()
-        here = situation(
+        by_hand = _past_preemptions(cluster, self._where, HAND_KEY) if self._where is not None else ()
+        here = preemption_inputs(
             policy, target, gangs, entitlements, nodes, pods, now_ms,
             past=(*self._past, *by_hand), calls=self._calls(policy, now_ms), quotas=quotas,
         )  # fmt: skip
@@ -138,7 +138,7 @@ class Preemptions:
 
 def recent(cluster: Cluster, where: StatusObject) -> tuple[PastPreemption, ...]:
     """Who gave way of late, to the controller and by hand, as they have noted it; none where that cannot be read."""
-    return _noted(cluster, where, KEY, HAND_KEY)
+    return _past_preemptions(cluster, where, KEY, HAND_KEY)
 
 
 def note_by_hand(
@@ -171,7 +171,7 @@ def note_by_hand(
             return
 
 
-def _noted(cluster: Cluster, where: StatusObject, *keys: str) -> tuple[PastPreemption, ...]:
+def _past_preemptions(cluster: Cluster, where: StatusObject, *keys: str) -> tuple[PastPreemption, ...]:
     try:
         data = cluster.get(CONFIG_MAP, where.name, where.namespace).get("data") or {}
     except ClusterError:
@@ -302,7 +302,7 @@ def by_hand(
             gpus = divided
         weighing = weigh_pools(policy, window, observation.standings, parts, gpus, now_ms, {}, devices=devices)
         past = recent(cluster, where)
-        here = situation(
+        here = preemption_inputs(
             policy,
             adapter.name,
             observation.gangs,

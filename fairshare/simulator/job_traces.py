@@ -103,14 +103,14 @@ def _job(row: Mapping[str, object], start_ms: int) -> Job:
     )
 
 
-def _given(row: Mapping[str, object], name: str) -> bool:
+def _has_value(row: Mapping[str, object], name: str) -> bool:
     """Present and not empty; NaN is how tables write an empty number."""
     value = row.get(name)
     return value is not None and value != "" and value == value
 
 
 def _text(row: Mapping[str, object], name: str) -> str:
-    value = str(row.get(name, "") if _given(row, name) else "").strip()
+    value = str(row.get(name, "") if _has_value(row, name) else "").strip()
     if not value:
         raise _BadCell(f"{name}: is empty")
     if len(value) > 200 or not value.isprintable():
@@ -119,7 +119,7 @@ def _text(row: Mapping[str, object], name: str) -> str:
 
 
 def _number(row: Mapping[str, object], name: str, least: float, most: float) -> float:
-    if not _given(row, name):
+    if not _has_value(row, name):
         raise _BadCell(f"{name}: is empty")
     value = row[name]
     try:
@@ -133,13 +133,13 @@ def _number(row: Mapping[str, object], name: str, least: float, most: float) -> 
 
 def _utilisation(row: Mapping[str, object]) -> int:
     for name in UTILISATION:
-        if _given(row, name):
+        if _has_value(row, name):
             return round(_number(row, name, 0, 100) * 10)
     return DEFAULT_UTILISATION_PERMILLE
 
 
 def _kind(row: Mapping[str, object]) -> JobKind:
-    if not _given(row, "kind"):
+    if not _has_value(row, "kind"):
         return "training"
     kinds: Sequence[JobKind] = get_args(JobKind)
     for kind in kinds:
@@ -149,7 +149,7 @@ def _kind(row: Mapping[str, object]) -> JobKind:
 
 
 def _flag(row: Mapping[str, object], name: str, *, default: bool) -> bool:
-    if not _given(row, name):
+    if not _has_value(row, name):
         return default
     value = _TRUTH.get(str(row[name]).strip().lower())
     if value is None:
@@ -172,7 +172,7 @@ def load(path: Path, start_ms: int, *, team: str = "team") -> list[Job]:
     Raises TraceError, also for a missing or unreadable file."""
     jobs, faults = load_with_faults(path, start_ms, team=team)
     if faults:
-        raise TraceError(_told(path, faults))
+        raise TraceError(_fault_lines(path, faults))
     return jobs
 
 
@@ -186,11 +186,11 @@ def load_with_faults(path: Path, start_ms: int, *, team: str = "team") -> tuple[
     except (UnicodeDecodeError, csv.Error, EOFError, zlib.error) as error:
         raise TraceError(f"{path}: not a CSV file: {error}") from error
     if not jobs:
-        raise TraceError(_told(path, faults) if faults else f"{path}: no jobs")
+        raise TraceError(_fault_lines(path, faults) if faults else f"{path}: no jobs")
     return jobs, faults
 
 
-def _told(path: Path, faults: Sequence[Fault]) -> str:
+def _fault_lines(path: Path, faults: Sequence[Fault]) -> str:
     """A line per fault, up to a limit."""
     shown = [str(fault) for fault in faults[:SHOWN_FAULTS]]
     if len(faults) > SHOWN_FAULTS:

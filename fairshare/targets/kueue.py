@@ -119,7 +119,7 @@ class KueueAdapter:
                 issues.append(Issue(obj["metadata"]["name"], f"spec.fairSharing.weight is {weight!r}"))
                 continue
             carried[name] = obj
-            held[name] = noted = _held(obj, kind, number, _keeps_history(obj, kind, queues, configuration))
+            held[name] = noted = _target_queue(obj, kind, number, _keeps_history(obj, kind, queues, configuration))
             own = _own(obj)
             demand = asked.get(name, Standing(own, own))
             most = quotas.most(_pool(obj))
@@ -137,7 +137,7 @@ class KueueAdapter:
         )
         taken = tuple(_evictions(gangs, owner, workloads))
         left = {
-            _ref(obj).partition(":")[2]: _held(obj, _kind_of(obj), quantity(weight), False)
+            _ref(obj).partition(":")[2]: _target_queue(obj, _kind_of(obj), quantity(weight), False)
             for obj in found.strangers
             if queue_objects.carries_annotations(obj)
             and (weight := look(obj, ("spec", "fairSharing", "weight"))) is not None
@@ -260,7 +260,7 @@ def _title(obj: Object) -> str:
     return f"{obj['kind']} {namespace + '/' if namespace else ''}{obj['metadata']['name']}"
 
 
-def _held(obj: Object, kind: Kind, weight: float | None, static: bool) -> TargetQueue:
+def _target_queue(obj: Object, kind: Kind, weight: float | None, static: bool) -> TargetQueue:
     metadata = obj["metadata"]
     noted = queue_objects.read(metadata.get("annotations") or {})
     return TargetQueue(

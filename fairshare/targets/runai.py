@@ -76,14 +76,14 @@ class RunaiAdapter:
             if number is not None and weight is None:
                 issues.append(Issue(obj["metadata"]["name"], f"overQuotaWeight is {number!r}"))
                 continue
-            held[name] = _held(obj, weight)
+            held[name] = _target_queue(obj, weight)
             noted = held[name]
             allocated = quantity(look(obj, ("status", "allocated"))) or 0.0
             requested = max(allocated, quantity(look(obj, ("status", "requested"))) or 0.0)
             standings[name] = Standing(requested, allocated, weight, noted.changed_ms, noted.direction)
         pools = {str(look(obj, ("spec", "nodePool"))) for obj in found.found.values()}
         left = {
-            obj["metadata"]["name"]: _held(obj, quantity(number))
+            obj["metadata"]["name"]: _target_queue(obj, quantity(number))
             for obj in found.strangers
             if queue_objects.carries_annotations(obj) and (number := look(obj, WEIGHT)) is not None
         }
@@ -133,7 +133,7 @@ def _full(ref: str, default: str) -> str:
     return ref if "/" in ref else f"{ref}/{default}"
 
 
-def _held(obj: Object, weight: float | None) -> TargetQueue:
+def _target_queue(obj: Object, weight: float | None) -> TargetQueue:
     metadata = obj["metadata"]
     kind = next(kind for kind in UNITS if kind.kind == obj["kind"])
     identity = (metadata["name"], metadata.get("uid", ""), metadata.get("resourceVersion", ""), weight)

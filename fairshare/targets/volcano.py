@@ -98,7 +98,7 @@ class VolcanoAdapter:
         held: dict[str, TargetQueue] = {}
         standings: dict[str, Standing] = {}
         for name, obj in sorted(found.found.items()):
-            read = _held(obj, mode, parents)
+            read = _target_queue(obj, mode, parents)
             if isinstance(read, Issue):
                 issues.append(read)
                 continue
@@ -111,7 +111,7 @@ class VolcanoAdapter:
         config = policy.targets.volcano.config
         conditions = (_effective(mode, config, seen.get(CONFIG_MAP, ()), found.strangers),)
         behind = {
-            o["metadata"]["name"]: _held(o, mode, parents)
+            o["metadata"]["name"]: _target_queue(o, mode, parents)
             for o in found.strangers
             if queue_objects.carries_annotations(o)
         }
@@ -157,7 +157,7 @@ class VolcanoAdapter:
         return patch
 
 
-def _held(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[TargetQueue, float | None] | Issue:
+def _target_queue(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[TargetQueue, float | None] | Issue:
     """One Queue as the mode sees it, and the weight in force (None: none of ours). parents: of all Queues."""
     metadata = obj["metadata"]
     name, annotations = metadata["name"], metadata.get("annotations") or {}

@@ -199,7 +199,7 @@ def link(path: str, *parts: str, **query: str) -> str:
     return f"{text}?{urlencode(kept)}" if kept else text
 
 
-def moment(at_ms: int) -> str:
+def instant_text(at_ms: int) -> str:
     """An instant in UTC, to the minute."""
     return f"{datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC):%-d %b %H:%M}"
 
@@ -223,7 +223,8 @@ _STATIC = static_routes(
 def _environment() -> Environment:
     environment = page_layout.environment("fairshare.web")
     environment.globals |= {
-        "f": number_format, "moment": moment, "span": span, "link": link, "bullet": svg_plots.bullet, "number": number,
+        "f": number_format, "moment": instant_text, "span": span, "link": link, "bullet": svg_plots.bullet,
+        "number": number,
         "tenths": lambda value: number_format.number(Decimal(str(round(value, 1))), 1),
     }  # fmt: skip
     return environment

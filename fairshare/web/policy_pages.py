@@ -51,14 +51,14 @@ def check(visit: RequestContext) -> Response:
     return JSONResponse(
         {
             "sound": found.sound,
-            "faults": _told(found.faults),
-            "advice": _told(found.advice),
+            "faults": _findings_json(found.faults),
+            "advice": _findings_json(found.advice),
             "parts": _parts_html(visit.site, found.policy),
         }
     )
 
 
-def _told(findings: Sequence[Finding]) -> list[dict[str, str]]:
+def _findings_json(findings: Sequence[Finding]) -> list[dict[str, str]]:
     return [
         {"field": each.field, "place": each.place, "text": each.beside, "sentence": each.sentence} for each in findings
     ]

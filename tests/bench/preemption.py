@@ -14,7 +14,7 @@ import random
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.model import Entitlement, Gang, Pod
-from fairshare.preemption.preemption_claims import situation
+from fairshare.preemption.preemption_claims import preemption_inputs
 from fairshare.preemption.preemption_types import PreemptionInputs
 from fairshare.preemption.victim_selection import decide
 from fairshare.targets.kai import POD_GROUP
@@ -63,7 +63,9 @@ def crowded() -> tuple[Policy, PreemptionInputs]:
         {"metadata": {"name": f"n{i}"}, "status": {"allocatable": {GPU: str(SIZE)}, "conditions": [READY]}}
         for i in range(RUNNING)
     ]
-    return policy, situation(policy, "kai", gangs, due, nodes, [pod for each in gangs for pod in each.pods], NOW_MS)
+    return policy, preemption_inputs(
+        policy, "kai", gangs, due, nodes, [pod for each in gangs for pod in each.pods], NOW_MS
+    )
 
 
 def scattered() -> tuple[Policy, PreemptionInputs]:
@@ -98,7 +100,9 @@ def scattered() -> tuple[Policy, PreemptionInputs]:
         {"metadata": {"name": f"n{i}"}, "status": {"allocatable": {GPU: str(SIZE)}, "conditions": [READY]}}
         for i in range(nodes)
     ]
-    return policy, situation(policy, "kai", gangs, shares, there, [pod for each in gangs for pod in each.pods], NOW_MS)
+    return policy, preemption_inputs(
+        policy, "kai", gangs, shares, there, [pod for each in gangs for pod in each.pods], NOW_MS
+    )
 
 
 READY = {"type": "Ready", "status": "True"}

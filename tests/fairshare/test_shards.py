@@ -10,7 +10,7 @@ import pytest
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import replay_weights
 from fairshare.core.pods import read_pod
-from fairshare.preemption.preemption_claims import situation
+from fairshare.preemption.preemption_claims import preemption_inputs
 from fairshare.targets.kai import POD_GROUP, POOL_LABEL
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.objects import GPU
@@ -150,5 +150,5 @@ def test_a_gang_finds_room_on_nodes_of_its_own_pool_alone(
     nodes = [_node("n1"), _node("n2", pool="blue")]
     objects = [queue_object("a"), queue_object("b"), blue, *groups, *nodes]
     target, _ = due([*objects, _shard(shard_object), _shard(shard_object, "blue")], waiting)
-    here = situation(policy_of(k=0), "kai", target.gangs, target.entitlements, nodes, (), 0)
+    here = preemption_inputs(policy_of(k=0), "kai", target.gangs, target.entitlements, nodes, (), 0)
     assert here.usable == {"PodGroup/ns/ga": ("n1",), "PodGroup/ns/gc": ("n2",)}

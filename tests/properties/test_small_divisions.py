@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fairshare.__main__ import parse
 from fairshare.core.model import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import MOST_OF_FEW, Siblings, Steps, divide
-from fairshare.laws.scalar_division import Few
+from fairshare.laws.scalar_division import ScalarDivision
 from tests.effort import examples
 from tests.shelf import shared
 
@@ -36,10 +36,14 @@ def siblings(draw: st.DrawFn) -> list[Claim]:
     ]
 
 
-def _outcome(kind: type[Few | Siblings], claims: list[Claim], total: float, k: float) -> str:
+def _outcome(kind: type[ScalarDivision | Siblings], claims: list[Claim], total: float, k: float) -> str:
     """Everything that can be seen of it; `repr` tells any two floats apart."""
     steps: Steps = []
-    served = Few(claims, None, steps, kai_compat=False) if kind is Few else Siblings(claims, None, steps)
+    served = (
+        ScalarDivision(claims, None, steps, kai_compat=False)
+        if kind is ScalarDivision
+        else Siblings(claims, None, steps)
+    )
     if any(claim.initial for claim in claims):
         served.begin_with([claim.initial for claim in claims])
         pool = total
@@ -52,7 +56,7 @@ def _outcome(kind: type[Few | Siblings], claims: list[Claim], total: float, k: f
 @given(siblings(), amounts, st.sampled_from((0.0, 0.5, 1.0, 5.0)))
 @settings(max_examples=examples(40, 240), deadline=None)
 def test_any_siblings(claims: list[Claim], total: float, k: float) -> None:
-    assert _outcome(Few, claims, total, k) == _outcome(Siblings, claims, total, k)
+    assert _outcome(ScalarDivision, claims, total, k) == _outcome(Siblings, claims, total, k)
 
 
 @pytest.mark.parametrize("name", ["kai_division", "kai_division_upstream"])
@@ -64,7 +68,7 @@ def test_every_case_of_the_scheduler(name: str) -> None:
         for parent, group in groupby(ordered, key=lambda claim: claim.parent):
             claims, total = list(group), case.total if parent is None else shares[parent]
             sets += 1
-            assert _outcome(Few, claims, total, case.k) == _outcome(Siblings, claims, total, case.k)
+            assert _outcome(ScalarDivision, claims, total, case.k) == _outcome(Siblings, claims, total, case.k)
     assert sets >= 100
 
 
@@ -72,6 +76,6 @@ def test_either_is_taken_by_the_number_of_siblings() -> None:
     for count in (MOST_OF_FEW, MOST_OF_FEW + 1):
         claims = [Claim(f"q{i:02d}", request=3.0 * i, weight=1.0 + i % 3, usage=i / 900) for i in range(count)]
         case = DivisionProblem("x", 700.0, 1.0, tuple(claims), "setResourceShare")
-        few, many = (_outcome(kind, claims, case.total, case.k) for kind in (Few, Siblings))
+        few, many = (_outcome(kind, claims, case.total, case.k) for kind in (ScalarDivision, Siblings))
         assert few == many
         assert repr(dict(divide(case).shares)) in few

@@ -11,6 +11,12 @@ def test_the_tree_has_plain_names() -> None:
     assert plain_names.refused(found) == []
 
 
+def test_classes_and_functions_have_plain_names() -> None:
+    assert plain_names.main() == 0
+    source = "class _Told: ...\nclass Ledger:\n    def held(self): ...\ndef whose(): ...\ndef usage(): ...\n"
+    assert plain_names.riddles(source) == ["_Told", "whose"]
+
+
 def test_a_folder_a_module_and_a_test_are_refused() -> None:
     bad = [Path("agent/ladder.py"), Path("tests/house/test_output.py"), Path("tests/ledger/test_torn.py")]
     assert plain_names.refused([*bad, Path("agent/wire.py"), Path("tests/ledger/test_days.py")]) == bad

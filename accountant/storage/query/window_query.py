@@ -120,7 +120,7 @@ class _Gpus:
 
 
 @dataclass(slots=True)
-class _Held:
+class _SliceSums:
     """What the slices hold: a line per slice, place and queue, in the order of the slices; and what of it lies in down
     time, by the number of the slice."""
 
@@ -130,7 +130,7 @@ class _Held:
     down: Mapping[int, Sums]
 
     @classmethod
-    def of(cls, found: Mapping[int, Parts], down: Mapping[int, Sums]) -> _Held:
+    def of(cls, found: Mapping[int, Parts], down: Mapping[int, Sums]) -> _SliceSums:
         numbered = [(number, sums) for number in sorted(found) for sums in found[number]] or [(0, NO_SUMS)]
         return cls(
             np.repeat([number for number, _ in numbered], [len(sums.keys) for _, sums in numbered]),
@@ -200,10 +200,10 @@ class Windows:
         pieces = [_piece(state.fleet, lens, slices, first, last) for first, last in runs if first < last]
         return _Question(spec, at_ms, measure, min_coverage, lens, slices, policies, pieces)
 
-    def _held(self, cursor: Cursor | None, state: State, question: _Question) -> _Held | None:
+    def _held(self, cursor: Cursor | None, state: State, question: _Question) -> _SliceSums | None:
         """What the slices hold; None where that is not cached and there is no cursor."""
         if not any(piece.gpus for piece in question.pieces):
-            return _Held.of({}, {})  # of a cluster that never reported, whatever its name, nothing is cached
+            return _SliceSums.of({}, {})  # of a cluster that never reported, whatever its name, nothing is cached
         view = View(question.half_life_s, question.lens.placing(state.fleet))
         gathering = _Gathering(self.sums, state, view, question.slices)
         for piece in question.pieces:
@@ -212,9 +212,9 @@ class Windows:
             if cursor is None:
                 return None
             gathering.read(cursor, profiles=question.lens.tells_profiles)
-        return _Held.of(gathering.found, gathering.down)
+        return _SliceSums.of(gathering.found, gathering.down)
 
-    def _answer(self, state: State, question: _Question, held: _Held) -> UsageWindow:
+    def _answer(self, state: State, question: _Question, held: _SliceSums) -> UsageWindow:
         ages, slices, total = question.ages(), question.slices, _Total(question, held)
         for piece in question.pieces:
             lines = held.within(piece.first, piece.last)
@@ -424,7 +424,7 @@ class _Missing:
 class _Total:
     """Adds up places of equal weight as whole numbers, by slice, and multiplies at the end, exactly."""
 
-    def __init__(self, question: _Question, held: _Held) -> None:
+    def __init__(self, question: _Question, held: _SliceSums) -> None:
         self._question = question
         self._held = held
         self._lines: dict[Fraction, list[npt.NDArray[np.int64]]] = defaultdict(list)

@@ -359,8 +359,8 @@ def received(incoming: Incoming, cells: Whole, ids: RowIds, booked: Truth) -> An
         **ids._asdict(),
         "seq": incoming.seq, "set_seq": incoming.sets.spread(incoming.sets.seq),
         "start_ms": incoming.start_ms, "end_ms": incoming.end_ms,
-        "sharing": _taken(modes, sharing.of_row, _TEXT), "replicas": _taken(replicas, sharing.of_row, _I32),
-        "health": _taken(*incoming.names("health"), _TEXT), "method": _taken(*incoming.names("method"), _TEXT),
+        "sharing": _by_row(modes, sharing.of_row, _TEXT), "replicas": _by_row(replicas, sharing.of_row, _I32),
+        "health": _by_row(*incoming.names("health"), _TEXT), "method": _by_row(*incoming.names("method"), _TEXT),
         "capacity_us": incoming.numbers("capacity_us").told, "allocated_us": incoming.numbers("allocated_us").told,
         "measured_busy_us": incoming.numbers("busy_us").told, "sm_active_us": incoming.numbers("sm_active_us").told,
         "tensor_active_us": incoming.numbers("tensor_active_us").told,
@@ -370,7 +370,7 @@ def received(incoming: Incoming, cells: Whole, ids: RowIds, booked: Truth) -> An
     return pa.Table.from_arrays([pa.array(found[field.name], field.type) for field in RECEIVED], schema=RECEIVED)
 
 
-def _taken(values: Sequence[object], of_row: Whole, kind: Any) -> Any:
+def _by_row(values: Sequence[object], of_row: Whole, kind: Any) -> Any:
     if len(values) == 1:
         return pa.repeat(pa.scalar(values[0], kind), len(of_row))
     return pa.array(values, kind).take(pa.array(of_row))
