@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from tests.effort import examples
@@ -41,6 +44,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.getoption("markexpr") != "not real" or collection_path.suffix != ".py":
         return None
     return bool(_REAL.search(collection_path.read_text(encoding="utf-8"))) or None
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A program that ran in this process has configured logging: its stream is closed when the test is over."""
+    root = logging.getLogger()
+    level, known = root.level, set(root.handlers)
+    configured = structlog.get_config() if structlog.is_configured() else None
+    yield
+    if configured is None:
+        structlog.reset_defaults()
+    else:
+        structlog.configure(**configured)
+    root.setLevel(level)
+    for handler in [one for one in root.handlers if type(one) is logging.StreamHandler and one not in known]:
+        root.removeHandler(handler)
 
 
 _SKIPPED = "gputally/skipped"

@@ -276,20 +276,21 @@ class _Server(uvicorn.Server):
             limits=self._limits,
             closed=partial(self._connections.leave, address),
         )
-        tls: dict[str, Any] = {}
-        if self._renewed is not None:
-            self._look(self._renewed)
-        if self.config.ssl is not None:
-            tls = {
-                "ssl": self.config.ssl,
-                "ssl_handshake_timeout": self._limits.header_seconds,
-                "ssl_shutdown_timeout": _GOODBYE_SECONDS,
-            }
         try:
+            if self._renewed is not None:
+                self._look(self._renewed)
+            tls: dict[str, Any] = {}
+            if self.config.ssl is not None:
+                tls = {
+                    "ssl": self.config.ssl,
+                    "ssl_handshake_timeout": self._limits.header_seconds,
+                    "ssl_shutdown_timeout": _GOODBYE_SECONDS,
+                }
             connection.setblocking(False)
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection, **tls)
-        except (OSError, asyncio.CancelledError):
-            if not protocol.made:
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection, **tls)
+        finally:
+            if not protocol.made:  # whatever went wrong, its place is free again
                 connection.close()
                 self._connections.leave(address)
 

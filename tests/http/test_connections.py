@@ -179,3 +179,29 @@ def test_a_tls_client_that_does_not_answer_the_end_of_its_connection_holds_up_no
             assert secure.recv(100).startswith(b"HTTP/1.1 200")
             began = time.monotonic()
         assert time.monotonic() - began < 5
+
+
+def test_a_defect_while_a_connection_is_opened_gives_its_place_back(tmp_path):
+    """Two places: the third connection would be refused if the first two kept theirs."""
+    certificate = trustme.CA().issue_cert("127.0.0.1")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+
+    class Broken(Tls):
+        failures = 2
+
+        def look(self) -> bool:
+            if self.failures:
+                self.failures -= 1
+                raise ValueError("I/O operation on closed file")
+            return False
+
+    tls = Broken(Identity(tmp_path / "cert.pem", tmp_path / "key.pem"))
+    limits = ConnectionLimits(connections=4, connections_by_address=2, header_seconds=5)
+    with serve(app, "127.0.0.1", 0, tls, limits, renew=True) as url:
+        for _ in range(2):
+            with socket.create_connection(address(url)) as connection:
+                assert ended(connection)
+        with socket.create_connection(address(url)) as one, socket.create_connection(address(url)) as other:
+            assert not ended(one, within=0.2)
+            assert not ended(other, within=0.2)
