@@ -15,13 +15,7 @@ default no queue gets more than its limit, the configured weights decide where n
 the end before the next. Neither scales quotas down that exceed the total. To predict what KAI will do, ask for
 compatibility; what a queue is due, and our own schedulers, go by the default.
 
-A handful of siblings is divided in plain floats (`fairshare.laws.scalar_division`), thousands by default in numpy's
-columns (`fairshare.laws.division`), to the same bits.
-
 Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit d5bc503a. Pure.
-
-How the shares come about is told in `fairshare.laws.division`; `weighing.few` does the same for a handful of queues
-in plain floats, to the same bits. Pure.
 
 The order of the queues decides nothing but the last bit; callers keep it fixed.
 """
@@ -39,7 +33,6 @@ import numpy.typing as npt
 
 from fairshare.core.errors import DivisionError
 from fairshare.core.model import UNLIMITED, Claim, Division, DivisionProblem, DivisionRound, Remainder, RoundOffer
-from fairshare.laws.scalar_division import ScalarDivision
 
 Steps = list[DivisionRound | Remainder]
 Floats = npt.NDArray[np.float64]
@@ -56,7 +49,7 @@ _MANTISSA = 53
 
 def _column(values: Sequence[float]) -> Floats:
     """Read-only. Packing is several times as quick as what numpy makes of a list."""
-    return np.frombuffer(pack(f"{len(values)}d", *values))
+    return np.frombuffer(pack(f"{len(values)}d", *values)) if values else np.zeros(0)
 
 
 def _sum(values: Floats, *, whole: bool = False) -> float:
@@ -92,9 +85,15 @@ def _all_whole(values: Floats) -> bool:
     return not np.count_nonzero(np.floor(values) != values)
 
 
-def history(weights: Floats, usage: Floats, k: float, *, whole: bool = False) -> Floats:
-    """P = max(0, n + k (n - U)) per queue. whole: the weights are known to be whole numbers."""
-    total = _sum(weights, whole=whole)
+def _sum_in_order(values: Floats) -> float:
+    """Adds the values one after the other and rounds at every step, as KAI does.
+
+    Python's `sum` carries the rounding errors along from version 3.12 on, and numpy's adds in pairs."""
+    return float(np.add.accumulate(values)[-1]) if len(values) else 0.0
+
+
+def history(weights: Floats, usage: Floats, k: float, total: float) -> Floats:
+    """P = max(0, n + k (n - U)) per queue. total: the sum of the weights."""
     if total == 0:
         return np.zeros(len(weights))
     n = weights / total
@@ -115,8 +114,10 @@ def _levels(priorities: Ints) -> list[tuple[int, int, int]]:
 class Siblings:
     """One sibling set being served, by falling priority, then age, then name: a priority is a slice of each column."""
 
-    def __init__(self, claims: list[Claim], parent: str | None, steps: Steps | None) -> None:
-        """`claims`: sorted by name, at least one."""
+    def __init__(
+        self, claims: list[Claim], parent: str | None, steps: Steps | None, *, kai_compat: bool = False
+    ) -> None:
+        """`claims`: sorted by name."""
         size = len(claims)
         request = _column([claim.request for claim in claims])
         deserved = _column([claim.deserved for claim in claims])
@@ -126,8 +127,8 @@ class Siblings:
         priorities, ages = [claim.priority for claim in claims], [claim.creation for claim in claims]
         self._by_name = self.names = [claim.name for claim in claims]
         self._order: Ints | None = None
-        self._levels = [(priorities[0], 0, size)]
-        if priorities.count(priorities[0]) < size or ages != sorted(ages):
+        self._levels = [(priorities[0], 0, size)] if claims else []
+        if len(set(priorities)) > 1 or ages != sorted(ages):
             priority = np.array(priorities)
             order = self._order = np.lexsort((np.array(ages), -priority))  # stable: equals stay by name
             request, deserved, limit, weight, usage = (
@@ -136,7 +137,7 @@ class Siblings:
             self._levels = _levels(priority.take(order))
             self.names = [self.names[i] for i in order.tolist()]
         self.deserved, self.weight, self.usage = deserved, weight, usage
-        self.parent, self.steps = parent, steps
+        self.parent, self.steps, self.kai_compat = parent, steps, kai_compat
         self.cap = np.where(limit == UNLIMITED, request, np.minimum(request, limit))
         self.share: Floats = np.zeros(size)
 
@@ -157,16 +158,43 @@ class Siblings:
         """Phase one, regardless of priority, usage and total; returns what it leaves, perhaps < 0."""
         quota = np.where(self.deserved == UNLIMITED, total, self.deserved)
         self.share = np.minimum(quota, self.cap)
-        return total - _sum(self.share)
+        return self._less(total, self.share)
 
     def divide_over_quota(self, pool: float, k: float) -> float:
-        """Phase two: rounds of every priority, high to low, each with its fractions; returns the rest."""
+        """Phase two: rounds of every priority, high to low, each with its fractions; returns the rest.
+
+        As KAI does it, the fractions of all priorities come after the rounds of all."""
+        owed: list[tuple[int, Ints, Floats]] = []
         for level, start, end in self._levels:
             if not pool > 0:
                 break
             pool, index, fraction = self._rounds(pool, k, level, start, end)
-            pool = self._remainders(pool, level, index, fraction)
+            if self.kai_compat:
+                owed.append((level, index, fraction))
+            else:
+                pool = self._remainders(pool, level, index, fraction)
+        for level, index, fraction in owed:
+            pool = self._kai_remainders(pool, level, index, fraction)
         return pool
+
+    def _sum(self, values: Floats, *, whole: bool = False) -> float:
+        """Sums exactly, or as KAI adds up. whole: the values are known to be whole numbers."""
+        return _sum_in_order(values) if self.kai_compat else _sum(values, whole=whole)
+
+    def _less(self, total: float, parts: Floats, *, whole: bool = False) -> float:
+        """Subtracts the parts from the total, exactly or as KAI does."""
+        if not self.kai_compat:
+            return total - _sum(parts, whole=whole)
+        for part in parts.tolist():
+            total -= part
+        return total
+
+    def _weightless(self, wanting: Ints, k: float) -> Floats:
+        """The P > 0 of queues with weight 0: KAI counts them in the sum and gives these queues nothing."""
+        if k == 0 or not self.kai_compat:
+            return np.zeros(0)
+        p = self.usage[wanting[~(self.weight[wanting] > 0)]] * -k
+        return p[p > 0]
 
     def _rounds(self, pool: float, k: float, level: int, start: int, end: int) -> tuple[float, Ints, Floats]:
         """Hand out whole units until a round leaves no surplus.
@@ -177,20 +205,24 @@ class Siblings:
         weighty = self.weight[wanting] > 0
         index = wanting[weighty]
         weight, usage, cap, share = (column.take(index) for column in (self.weight, self.usage, self.cap, self.share))
+        weightless = self._weightless(wanting, k)
         fraction = np.zeros(len(index))
         whole_weights, whole_units = _all_whole(weight), _all_whole(cap) and _all_whole(share)
         number, surplus = 0, True
         while surplus and len(index) and pool > 0:
-            p = history(weight, usage, k, whole=whole_weights)
-            sum_p = _sum(p)
+            total = self._sum(weight, whole=whole_weights)
+            p = history(weight, usage, k, total)
+            sum_p = self._sum(np.concatenate((p, weightless)) if len(weightless) else p)
             if sum_p == 0:
-                p = history(weight, usage, 0.0)
+                if self.kai_compat:
+                    break
+                p = history(weight, usage, 0.0, total)
                 sum_p = _sum(p)
             offered = p / sum_p
             offered *= pool
             want = cap - share
             met = want <= offered
-            # An older fraction survives an offer of whole units; one who got all he wanted is owed none.
+            # A fraction of an earlier round survives an offer of whole units; a satisfied queue is owed none.
             given = np.floor(offered)
             part = offered - given
             np.copyto(fraction, part, where=part != 0)
@@ -200,11 +232,10 @@ class Siblings:
                 np.copyto(given, want, where=met)
                 np.copyto(fraction, 0.0, where=met)
             share += given
-            left = pool - _sum(given, whole=whole_units)
+            left = self._less(pool, given, whole=whole_units)
             if self.steps is not None:
                 number += 1
-                total = _sum(weight)
-                columns = (weight / total, usage, p, offered, given, fraction)
+                columns = (weight / _sum(weight), usage, p, offered, given, fraction)
                 rows = zip([self.names[i] for i in index], *(column.tolist() for column in columns), strict=True)
                 offers = tuple(RoundOffer(*row) for row in rows)
                 self.steps.append(DivisionRound(self.parent, level, number, pool, sum_p, offers, left))
@@ -235,9 +266,19 @@ class Siblings:
             self.steps += [Remainder(self.parent, level, self.names[i], part, unit) for i, part, unit in parts]
         return pool - _sum(give)
 
-
-MOST_OF_FEW = 48
-"""Siblings that are divided one by one: more are quicker as columns."""
+    def _kai_remainders(self, pool: float, level: int, index: Ints, fraction: Floats) -> float:
+        """As KAI does it: a unit may exceed the limit of a queue, and the pool shrinks unit by unit."""
+        order = np.argsort(-fraction, kind="stable")
+        order = order[: np.count_nonzero(fraction > 0)]
+        for place, part in zip(index[order].tolist(), fraction[order].tolist(), strict=True):
+            if not pool > 0:
+                break
+            unit = min(1.0, pool)
+            self.share[place] += unit
+            pool -= unit
+            if self.steps is not None:
+                self.steps.append(Remainder(self.parent, level, self.names[place], part, unit))
+        return pool
 
 
 def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = False) -> Division:
@@ -255,7 +296,7 @@ def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = F
             raise DivisionError(f"queue {twice!r} stands there twice")
     steps: Steps | None = [] if explain else None
     if case.function == "divideOverQuotaResource":
-        siblings = _siblings(claims, None, steps, kai_compat=kai_compat)
+        siblings = Siblings(claims, None, steps, kai_compat=kai_compat)
         siblings.begin_with([claim.initial for claim in claims])
         remaining = siblings.divide_over_quota(case.total, case.k)
         return Division(siblings.shares(), remaining, {}, tuple(steps or ()))
@@ -266,7 +307,7 @@ def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = F
     remaining = 0.0
     pending: list[str | None] = [None]
     for parent in pending:
-        siblings = _siblings(tree[parent], parent, steps, kai_compat=kai_compat)
+        siblings = Siblings(tree[parent], parent, steps, kai_compat=kai_compat)
         pool = siblings.give_deserved(case.total if parent is None else shares[parent])
         if explain:
             deserved.update(siblings.shares())
@@ -287,7 +328,7 @@ def first_round(claims: Iterable[Claim], k: float) -> dict[str, float]:
     P = max(0, n + k (n - U)) with n = weight / Σ weight. All zero when every weight is zero."""
     ordered = sorted(claims, key=attrgetter("creation", "name"))
     weights, usage = np.array([c.weight for c in ordered], float), np.array([c.usage for c in ordered], float)
-    p = history(weights, usage, k)
+    p = history(weights, usage, k, _sum(weights))
     return {claim.name: value for claim, value in zip(ordered, p.tolist(), strict=True)}
 
 
@@ -309,14 +350,6 @@ def _tree(claims: Sequence[Claim]) -> dict[str | None, list[Claim]]:
             at = parents[at]
         rooted.update(path)
     return tree
-
-
-def _siblings(
-    claims: list[Claim], parent: str | None, steps: Steps | None, *, kai_compat: bool
-) -> ScalarDivision | Siblings:
-    if kai_compat or len(claims) <= MOST_OF_FEW:
-        return ScalarDivision(claims, parent, steps, kai_compat=kai_compat)
-    return Siblings(claims, parent, steps)
 
 
 _AMPLE = 1 - 1e-9
