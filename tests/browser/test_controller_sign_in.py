@@ -100,8 +100,8 @@ def test_an_operator_signs_in_applies_a_policy_and_signs_out(house: PageContext)
         assert page.evaluate("document.cookie") == "", "no script could read it"
         page.locator('[name="queues.0.weight"]').fill("7")
         page.get_by_role("button", name="Review the change").click()
-        page.get_by_role("button", name="Apply it now").click()
-        page.wait_for_load_state("networkidle")
+        with page.expect_navigation(wait_until="networkidle"):
+            page.get_by_role("button", name="Apply it now").click()
         assert page.locator("h1").inner_text() == "Applied"
         assert re.search(r"weight: 7\b", house.stage.file.read_text())
         assert page.locator("form.person").inner_text().startswith("ann@example.com")
@@ -158,8 +158,8 @@ def test_a_session_goes_on_at_the_replica_that_takes_over(house: PageContext) ->
         page.locator('[name="queues.0.weight"]').fill("9")
     with house.replica():
         page.get_by_role("button", name="Review the change").click()
-        page.get_by_role("button", name="Apply it now").click()
-        page.wait_for_load_state("networkidle")
+        with page.expect_navigation(wait_until="networkidle"):
+            page.get_by_role("button", name="Apply it now").click()
         assert page.locator("h1").inner_text() == "Applied"
         assert len(house.login.asked) == 1, "nobody had to sign in again"
     assert re.search(r"weight: 9\b", house.stage.file.read_text())

@@ -178,8 +178,8 @@ def test_the_form_is_checked_while_it_is_typed_and_leads_to_file_and_preview(
             if review.evaluate("button => button === document.activeElement"):
                 break
             page.keyboard.press("Tab")
-        page.keyboard.press("Enter")
-        page.wait_for_load_state("networkidle")
+        with page.expect_navigation(wait_until="networkidle"):
+            page.keyboard.press("Enter")
         assert page.locator("h1").inner_text() == "The change"
         for said in ("weight: 7", "- {name: all, team: vision, limit: 5000}", "wait: 2m"):
             assert said in page.locator("pre.diff").inner_text()
@@ -205,8 +205,8 @@ def test_the_form_works_without_scripts(site: Site, browser: Browser) -> None:
         page.get_by_role("button", name="Review the change").click()
         assert "greater than or equal to 0" in page.locator('[id="b-queues.0.weight"]').inner_text()
         assert page.input_value('[name="queues.0.weight"]') == "-3"
-        page.get_by_role("button", name="Add a queue").click()
-        page.wait_for_load_state()
+        with page.expect_navigation():
+            page.get_by_role("button", name="Add a queue").click()
         page.locator("table.edit tbody tr").first.wait_for()
         rows = page.locator("table.edit tbody tr").count()
         page.fill(f'[name="queues.{rows - 1}.name"]', "guests")
