@@ -23,12 +23,13 @@ takes its whole gang with it.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Any
+
+import msgspec
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.cycle_report import CycleReport, TargetReport
@@ -260,8 +261,8 @@ class Extender:
 
 def _parse(content: bytes) -> Mapping[str, Any]:
     try:
-        args = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        args = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(args, dict):
         raise BadRequest("the body is not an object")

@@ -178,7 +178,7 @@ def _bent(name: str, key: str, value: str) -> bytes:
 def test_victims_that_are_none_are_refused_in_words(clock: VirtualClock, victims: str) -> None:
     pod = json.dumps(_object("x"))
     body = f'{{"Pod": {pod}, "NodeNameToMetaVictims": {{"n": {{"Pods": {victims}}}}}}}'
-    with pytest.raises(BadRequest, match="victims cannot be read"):
+    with pytest.raises(BadRequest, match="victims cannot be read|Number out of range"):
         Extender(_room, clock).preempt(body.encode())
 
 
@@ -186,6 +186,7 @@ def test_victims_that_are_none_are_refused_in_words(clock: VirtualClock, victims
     ("body", "reason"),
     [
         (b"{", "the body is not JSON"),
+        (b'{"Pod": {}, "NodeNames": ["\\ud800"]}', "the body is not JSON"),
         (b"[]", "the body is not an object"),
         (b"{}", "Pod is missing"),
         (json.dumps({"Pod": _object("x")}).encode(), "neither NodeNames nor Nodes"),
@@ -194,7 +195,7 @@ def test_victims_that_are_none_are_refused_in_words(clock: VirtualClock, victims
         (json.dumps({"Pod": {"metadata": {"name": "x"}, "spec": {"containers": [3]}}}).encode(), "cannot be read"),
         (json.dumps({"Pod": _object("x"), "Nodes": {"items": [{}]}}).encode(), "a node cannot be read"),
         (b"[" * 100_000, "the body is not JSON"),
-        (_bent("x", "priority", "1e999"), "a pod cannot be read: cannot convert float infinity"),
+        (_bent("x", "priority", "1e999"), "the body is not JSON: Number out of range"),
         (_bent("x", "uid", "[]"), "a pod cannot be read"),
     ],
 )
