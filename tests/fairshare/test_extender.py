@@ -178,7 +178,7 @@ def _bent(name: str, key: str, value: str) -> bytes:
 def test_victims_that_are_none_are_refused_in_words(clock: VirtualClock, victims: str) -> None:
     pod = json.dumps(_object("x"))
     body = f'{{"Pod": {pod}, "NodeNameToMetaVictims": {{"n": {{"Pods": {victims}}}}}}}'
-    with pytest.raises(BadRequest, match="victims cannot be read|Number out of range"):
+    with pytest.raises(BadRequest, match=r"victims cannot be read|Number out of range"):
         Extender(_room, clock).preempt(body.encode())
 
 

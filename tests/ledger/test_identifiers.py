@@ -40,7 +40,7 @@ def test_an_envelope_with_control_characters_is_refused(hand: Hand, field: str, 
     assert field in str(found.value)
 
 
-@pytest.mark.parametrize("half", ["\ud800", "\udc00", "a\udfff"])
+@pytest.mark.parametrize("half", ["\ud800", "a\udfff"])
 @pytest.mark.parametrize("place", ["node", "gpu", "holder", "label"])
 def test_half_a_surrogate_pair_is_no_text(hand: Hand, place: str, half: str) -> None:
     holder = Holder(kind="pod", uid="u", namespace="n", name=half if place == "holder" else "p")
