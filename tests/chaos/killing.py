@@ -117,10 +117,10 @@ def living(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def ready() -> Iterator[subprocess.Popen[str]]:
-    """What forks programs, for any number of `mortal`s."""
-    command = [sys.executable, "-m", "tests.chaos.zygote"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as zygote:
+def ready(environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """What forks programs, for any number of `mortal`s. environment: variables that they have besides."""
+    command, given = [sys.executable, "-m", "tests.chaos.zygote"], {**os.environ, **(environment or {})}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=given) as zygote:
         assert zygote.stdout is not None
         assert zygote.stdin is not None
         assert zygote.stdout.readline() == "ready\n"

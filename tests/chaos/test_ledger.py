@@ -26,10 +26,12 @@ import pytest
 from accountant.storage import backups
 from accountant.storage.crash_recovery import COMMIT
 from agent.wire import Batch
-from tests.chaos.killing import QUARTER_MS, Mortal, Outbox, balanced, booked, living, mortal
+from tests.chaos.killing import QUARTER_MS, Mortal, Outbox, balanced, booked, living, mortal, ready
+from tests.chaos.power_cuts import PowerCuts
 from tests.patience import Deadline
 
 SEED = 20261121
+CUTS = 40
 GONE = (OSError, http.client.HTTPException)
 
 
@@ -56,8 +58,10 @@ def exact(sender: Outbox, to: Mortal) -> None:
     balanced(to, sender.start_ms, sender.end_ms)
 
 
-def _suffer(accountant: Mortal, sender: Outbox, kills: int, chance: random.Random) -> None:
-    """Lives of random length under load, with a backup or a closing month beside it."""
+def _suffer(
+    accountant: Mortal, sender: Outbox, kills: int, chance: random.Random, then: Callable[[], object] = lambda: None
+) -> None:
+    """Lives of random length under load, with a backup or a closing month beside it, and what happens after each."""
     begun = time.gmtime(sender.start_ms / 1000)
     month = f"{begun.tm_year}-{begun.tm_mon:02d}"
     acts = ((None, None), ("/v1/backups", b"{}"), (f"/v1/periods/{month}/close", b"{}"), (None, None))
@@ -78,6 +82,7 @@ def _suffer(accountant: Mortal, sender: Outbox, kills: int, chance: random.Rando
             killer.join(0.01)
         if beside is not None:
             beside.join()
+        then()
 
 
 def _ask(accountant: Mortal, path: str, body: bytes, killer: threading.Timer) -> None:
@@ -158,7 +163,9 @@ class Attack:
         return socket.create_connection(("127.0.0.1", self._to.port), timeout=5)
 
 
-def _killed(accountant: Mortal, kills: int, *, attacked: bool = False) -> None:
+def _killed(
+    accountant: Mortal, kills: int, *, attacked: bool = False, then: Callable[[], object] = lambda: None
+) -> None:
     off = accountant.folder / "off"
     accountant.settings(archive={"to": str(off / "archive"), "every": 1, "keep_rows": "1d"})
     chance, sender = random.Random(SEED), outbox()
@@ -171,7 +178,7 @@ def _killed(accountant: Mortal, kills: int, *, attacked: bool = False) -> None:
         accountant.end()
         kills -= 1
     with attack.going_on() if attacked else contextlib.nullcontext():
-        _suffer(accountant, sender, kills, chance)
+        _suffer(accountant, sender, kills, chance, then)
     assert accountant.kills == kills + attacked
     accountant.start()
     accountant.listening()
@@ -206,6 +213,25 @@ def test_attackers_at_work_at_the_same_time_change_nothing(accountant: Mortal) -
 @pytest.mark.real
 def test_the_same_two_hundred_times_under_attack(accountant: Mortal) -> None:
     _killed(accountant, 200, attacked=True)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("attacked", [False, True])
+def test_after_failures_of_power_the_books_are_exact(tmp_path: Path, attacked: bool) -> None:
+    """What was written and not synced is there in part or not at all, whenever the program ends."""
+    folder, aside, chance = tmp_path / "disk", tmp_path / "aside", random.Random(SEED)
+    folder.mkdir()
+    aside.mkdir()
+    power = PowerCuts.of(folder, ("data", "off"), aside)
+    lost = 0
+
+    def cut() -> None:
+        nonlocal lost
+        lost += power.cut(chance)
+
+    with ready(power.environment) as zygote, mortal(folder, zygote) as accountant:
+        _killed(accountant, CUTS, attacked=attacked, then=cut)
+    assert lost > CUTS // 4, "too few files had lost anything for the test to show something"
 
 
 def test_the_volume_is_deleted_and_comes_back_from_backup_archive_and_agents(accountant: Mortal) -> None:
