@@ -167,7 +167,8 @@ class SingleToken:
 
 
 class TokenEntry(Model):
-    """One token of the file. An entry with the scope `ingest` reports for one node of one cluster."""
+    """One token of the file. An entry with the scope `ingest` reports for one node of one cluster, one with the scope
+    `import` adds to the past of one cluster."""
 
     name: str = Field(min_length=1, max_length=200)
     token_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -186,6 +187,11 @@ class TokenEntry(Model):
                 "make one token for each node (`gputally accountant token new --scope ingest --cluster CLUSTER "
                 "--node NODE`), or let agents show projected service account tokens (`callers: kubernetes`) and remove "
                 "this entry"
+            )
+        if "import" in self.scopes and not self.cluster:
+            raise ValueError(
+                f"token {self.name!r} has the scope import and no cluster: its holder could add to the past of any "
+                "cluster; name the one (`gputally accountant token new --scope import --cluster CLUSTER`)"
             )
         return self
 

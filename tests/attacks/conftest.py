@@ -21,7 +21,7 @@ ROLES = {
     "reader": "scopes: [read]",
     "reporter": "scopes: [progress], teams: [vision]",
     "governor": "scopes: [policy]",
-    "importer": "scopes: [import]",
+    "importer": "scopes: [import], cluster: prod",
     "agent": "scopes: [ingest], cluster: prod, node: node-1",
     "admin": "scopes: [admin]",
 }

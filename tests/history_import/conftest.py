@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,11 @@ class Books:
     def options(self) -> list[str]:
         return ["--url", self.url, "--token-file", str(self.token_file)]
 
+    @property
+    def by_admin(self) -> Books:
+        """The same with an admin's token: that of `import` is bound to the cluster "default"."""
+        return replace(self, token_file=self.token_file.with_name("admin"))
+
     def remote(self, kind: type[AccountantClient] = AccountantClient) -> AccountantClient:
         return kind(self.url, self.token_file.read_text())
 
@@ -45,9 +50,11 @@ class Books:
 
 @pytest.fixture
 def books(tmp_path: Path) -> Iterator[Books]:
-    token, entry = new_token("laptop", ("import",))
-    (tmp_path / "tokens.yaml").write_text(f"tokens:\n{entry}")
+    token, entry = new_token("laptop", ("import",), cluster="default")
+    of_admin, entry_of_admin = new_token("admin", ("admin",))
+    (tmp_path / "tokens.yaml").write_text(f"tokens:\n{entry}{entry_of_admin}")
     (tmp_path / "token").write_text(token)
+    (tmp_path / "admin").write_text(of_admin)
     settings = Settings(
         data=tmp_path / "data", listen="127.0.0.1:0", tokens=tmp_path / "tokens.yaml", log_level="error"
     )

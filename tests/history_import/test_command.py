@@ -56,7 +56,7 @@ def test_slurms_hours_to_the_second_and_once(books, sacct, tmp_path, capsys):
     file, held = sacct
     (tmp_path / "sinfo.txt").write_text("n1|gpu:a100:16\nn2|gpu:a100:16\nn3|gpu:a100:16\nn4|gpu:a100:16\n")
     command = ["import", "slurm", str(file), "--nodes", str(tmp_path / "sinfo.txt"), "--model", "a100=NVIDIA A100",
-               *books.options]  # fmt: skip
+               *books.by_admin.options]  # fmt: skip
     assert main(command) == 0
     told = capsys.readouterr().out
     assert "Imported into hpc from sacct.txt" in told
@@ -103,7 +103,7 @@ def test_cut_off_anywhere_it_goes_on_and_stores_nothing_twice(books, monkeypatch
     heard = []
     for _ in range(40):
         try:
-            to = Destination(books.remote(Cut), "hpc", "slurm", "f")
+            to = Destination(books.by_admin.remote(Cut), "hpc", "slurm", "f")
             import_run.run(to, history.read, wanted, MS_PER_HOUR, lambda *told: heard.append(told))
             break
         except Unanswered:

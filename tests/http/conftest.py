@@ -36,7 +36,9 @@ from tests.fakes.ledger import MINUTE_MS, NOW_MS, MemoryLedger
 HOUR_US = 3_600_000_000
 
 TOKENS = {scope: f"token-of-{scope}" for scope in ("ingest", "import", "read", "progress", "policy", "admin")}
-"""One token per scope, and nothing else; that of `ingest` reports for node-1 of the cluster prod."""
+"""One token per scope, and nothing else."""
+BOUND = {"ingest": ", cluster: prod, node: node-1", "import": ", cluster: prod"}
+"""The only node and cluster that a token of the scope may report for."""
 
 
 def batch(first: int = 1, rows: int = 1, *, node: str = "node-1", **changes: Any) -> Batch:
@@ -133,8 +135,7 @@ def book(tmp_path: Path) -> PriceBook:
 def token_file(path: Path, entries: str = "") -> Path:
     """A token file with one token per scope, and more entries."""
     listed = "".join(
-        f"  - {{name: {scope}, token_sha256: {sha256(token)}, scopes: [{scope}]"
-        f"{', cluster: prod, node: node-1' if scope == 'ingest' else ''}}}\n"
+        f"  - {{name: {scope}, token_sha256: {sha256(token)}, scopes: [{scope}]{BOUND.get(scope, '')}}}\n"
         for scope, token in TOKENS.items()
     )
     path.write_text("tokens:\n" + listed + entries)

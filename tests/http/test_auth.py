@@ -96,6 +96,10 @@ AGENT = f"  - {{name: a, token_sha256: {'a' * 64}, scopes: [read, ingest]}}\n"
             ":2: tokens.0: token 'a' has the scope ingest and no cluster:",
         ),
         ("tokens:\n" + AGENT.replace("}", ", cluster: c, node: ''}"), ":2: tokens.0: token 'a' has the scope ingest"),
+        (
+            "tokens:\n" + entry("x", "a").replace("[read]", "[import]"),
+            ":2: tokens.0: token 'x' has the scope import and",
+        ),
         ("tokens:\n" + entry("x", "a", ", token: secret"), ":2: tokens.0.token: unknown key"),
         ("tokens:\n" + entry("x", "a", ", expires: 2026-01-01T00:00:00"), ":2: tokens.0.expires"),
     ],
