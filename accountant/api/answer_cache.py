@@ -1,30 +1,29 @@
-"""Caches answers of the API within a bound of bytes.
+"""Caches answers of the API in memory, bounded in bytes: answers for HTML pages, and lists that clients fetch by pages.
+
+`AnswerCache` keeps answers that take long to compute. A key holds the question and everything the answer depends on
+besides the records (who may see it, the price book, acts in the books); a mark is the version of the records.
 
 Invariants:
-- What is found quickly is never kept: where the ledger is small every page is of this instant.
-- A kept answer says when it was found. It is found anew once it is older than a minute, or than twenty times what it
-  took, whichever is longer, so that answers cost a fraction of one core however many readers there are; one that is
-  older than an hour is not shown at all.
-- Where a mark says that nothing it was found from has changed, a kept answer is one of this instant.
-- One answer is found once at a time: who asks for the same meanwhile waits for it.
-- What is asked ahead of readers costs that fraction while there are readers; after an hour without readers, answers are
-  up to half an hour old, and they cost next to nothing meanwhile.
+- An answer that is computed quickly is never kept: where the ledger is small, every page is current.
+- An answer with an equal mark is current, however old it is.
+- An answer without one says when it was computed. It is refreshed once it is older than a minute, or than twenty times
+  the time it took, whichever is longer, so the cost is a fraction of one core however many readers there are. An answer
+  older than an hour is not shown.
+- One answer is computed once at a time: concurrent callers with the same key wait for it.
+- Answers are computed ahead of readers, so that the first page view is as fast as the next. After an hour without
+  readers this happens every half an hour.
 
-Of more answers than fit, by number or by memory, the one asked for longest ago goes first.
-
-What an answer depends on besides the records (who may see it, the price book, acts in the books) belongs into its key.
-It knows no pages and no ledger.
+`AnswerPages` keeps long lists between the requests for their pages.
 
 Invariants:
-- Pages that follow from one another are of one answer: together they are what one page of all its lines would have
-  been, whatever is committed meanwhile.
-- An answer that is kept no longer is found again. Where it is the same, byte by byte, its pages go on; where a record,
-  a price or a policy has made it another one the page is refused. A page of another answer is never shown.
-- A question holds the teams that its caller may see, and only an answer to the same question is found by a cursor.
-- What is kept is bounded in bytes; of more, the one whose page was turned longest ago goes first. Nothing is kept
-  longer than KEPT_MS after its last page.
+- All pages of a list come from one answer, whatever is committed meanwhile.
+- An answer that is no longer kept is computed again. If it is the same, byte by byte, its pages continue; otherwise the
+  page is refused. A page of another answer is never shown.
+- A question holds the teams that its caller may see, and a cursor finds only an answer to the same question.
+- Nothing is kept longer than KEPT_MS after its last page. An answer of one page is not kept.
 
-Lines are kept as compressed JSON, a tenth and less of what the objects take. An answer of one page is not kept.
+Lines are kept as compressed JSON, less than a tenth of the memory that objects take. Of both caches the least recently
+used entries are evicted first.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ import hashlib
 import threading
 import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -43,7 +41,7 @@ from queue import SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import structlog
-from cachetools import TTLCache
+from cachetools import LRUCache, TTLCache
 from pydantic import TypeAdapter
 
 from accountant.api.problems import Refusal
@@ -67,9 +65,9 @@ READING_MS: Final = MS_PER_HOUR
 """How long after a reader's last question the next one is expected."""
 AHEAD_MS: Final = STALEST_MS // 2
 """How often answers are found while no readers are expected."""
-MOST_KEPT: Final = 128
 MOST_BYTES: Final = 256 * 2**20
-"""Of answers that tell how large they are, beside those that were last found together."""
+UNSIZED_BYTES: Final = 1 * 2**20
+"""Assumed of an answer that does not tell how large it is."""
 
 _NONE: Final = object()
 _Due: TypeAlias = tuple[Hashable, Callable[[], Any], Callable[[], Hashable] | None]
@@ -100,7 +98,7 @@ class _CachedAnswer:
 
     @property
     def nbytes(self) -> int:
-        return self.value.nbytes if isinstance(self.value, SizedAnswer) else 0
+        return self.value.nbytes if isinstance(self.value, SizedAnswer) else UNSIZED_BYTES
 
     @property
     def fresh_ms(self) -> float:
@@ -117,10 +115,8 @@ class AnswerCache:
         self._task = (tasks or BackgroundTasks(clock)).add("refreshing pages", _PATIENCE_S)
         self._spent = spent
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, _CachedAnswer] = OrderedDict()
+        self._kept: LRUCache[Hashable, _CachedAnswer] = LRUCache(MOST_BYTES, getsizeof=lambda kept: kept.nbytes)
         self._finding: dict[Hashable, Future[Any]] = {}
-        self._as_one: frozenset[Hashable] = frozenset()
-        """What was last found together: to drop one of them would be to find all of them again."""
         self._due: SimpleQueue[_Due | None] = SimpleQueue()
         self._worker: threading.Thread | None = None
         self._closed = False
@@ -156,10 +152,8 @@ class AnswerCache:
         with self._lock:
             kept = self._kept.get(key)
             if kept is not None and mark is not None and kept.mark == current:
-                self._kept.move_to_end(key)
                 return Answer(kept.value, None)
             if kept is not None and 0 <= now - kept.at_ms <= STALEST_MS:
-                self._kept.move_to_end(key)
                 due = now - kept.at_ms > kept.fresh_ms and key not in self._finding and not self._closed
                 if due and reader:
                     self._finding[key] = Future()
@@ -185,17 +179,19 @@ class AnswerCache:
         find: an answer for each key, which `ask` with that key would find as well. As old as the whole took, each is
         due. Raises what `find` raises."""
         now, current = self._clock.wall_ms(), _NONE if mark is None else mark()
+        together = tuple(keys)
         with self._lock:
-            if all(self._is_fresh(self._kept.get(key), now, current) for key in keys):
+            if self._is_fresh(self._kept.get(together), now, current):
                 return
         began = self._spent()
         values = find()
         took_s = self._spent() - began
         if took_s > QUICK_S:
             with self._lock:
-                self._as_one = frozenset(keys)
                 for key, value in zip(keys, values, strict=True):
                     self._keep(key, _CachedAnswer(value, now, took_s, current))
+                # Kept as well, so that several that do not fit are not computed again until they are due.
+                self._keep(together, _CachedAnswer(None, now, took_s, current))
 
     def close(self) -> None:
         self._task.end()
@@ -228,12 +224,10 @@ class AnswerCache:
             return self._finding.pop(key)
 
     def _keep(self, key: Hashable, kept: _CachedAnswer) -> None:
-        """Holding the lock."""
+        """Keep the answer unless it alone is larger than the bound. The caller holds the lock."""
         self._kept.pop(key, None)
-        if kept.nbytes > MOST_BYTES and key not in self._as_one:
-            return
-        self._kept[key] = kept
-        self._forget(kept.at_ms)
+        with suppress(ValueError):
+            self._kept[key] = kept
 
     @staticmethod
     def _is_fresh(kept: _CachedAnswer | None, now_ms: int, current: Hashable) -> bool:
@@ -242,21 +236,6 @@ class AnswerCache:
             return False
         unchanged = kept.mark is not _NONE and kept.mark == current
         return unchanged or (0 <= now_ms - kept.at_ms <= min(kept.fresh_ms, STALEST_MS))
-
-    def _forget(self, now_ms: int) -> None:
-        """Holding the lock: what will not be shown any more, and the least recently asked for of too many."""
-        gone = [key for key, one in self._kept.items() if one.mark is _NONE and now_ms - one.at_ms > STALEST_MS]
-        for key in gone:
-            del self._kept[key]
-        while len(self._kept) > MOST_KEPT:
-            self._kept.popitem(last=False)
-        large = {key: kept.nbytes for key, kept in self._kept.items() if kept.nbytes and key not in self._as_one}
-        over = sum(large.values()) - MOST_BYTES
-        for key, nbytes in large.items():
-            if over <= 0:
-                break
-            del self._kept[key]
-            over -= nbytes
 
     def _work(self) -> None:
         """Start a worker thread where none runs. The caller holds the lock."""

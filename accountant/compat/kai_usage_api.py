@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,6 +43,7 @@ from typing import Literal
 from urllib.parse import parse_qs
 
 import promql_parser as promql
+from cachetools import LRUCache
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -307,7 +307,9 @@ class KaiUsageSource:
         self._settings = settings
         self._metrics = metrics
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str | None, str | None, int, int | None, int], _CachedWindow] = OrderedDict()
+        self._known: LRUCache[tuple[str | None, str | None, int, int | None, int], _CachedWindow] = LRUCache(
+            _REMEMBERED
+        )
 
     def answer(
         self, query: str, time: str | None, shard: str | None = None, cluster: str | None = None
@@ -365,8 +367,6 @@ class KaiUsageSource:
             known = self._known.get(key)
             if known is None:
                 known = self._known[key] = self._fresh(question, at_ms, shard, cluster)
-                while len(self._known) > _REMEMBERED:
-                    self._known.popitem(last=False)
             return known
 
     def _fresh(self, question: UsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _CachedWindow:

@@ -14,13 +14,14 @@ import multiprocessing
 import os
 import resource
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
+
+from cachetools import LRUCache
 
 from accountant.wire.policy_models import Policy
 from fairshare.explain import what_if
@@ -97,7 +98,7 @@ class Previews:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, Preview] = OrderedDict()
+        self._known: LRUCache[str, Preview] = LRUCache(MOST_KEPT)
         self._stops: dict[str, threading.Event] = {}
 
     def start(self, order: PreviewOrder, text: str, *, edited: bool) -> str:
@@ -110,9 +111,6 @@ class Previews:
             if self._stops:
                 raise Busy("another preview is being made; it can be stopped on its page")
             self._known[key] = Preview(order, text, edited)
-            self._known.move_to_end(key)
-            while len(self._known) > MOST_KEPT:
-                self._known.popitem(last=False)
             stop = self._stops[key] = threading.Event()
         threading.Thread(target=self._make, args=(key, order, stop), name="fairshare-preview", daemon=True).start()
         return key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from cachetools import LRUCache
 
 from gputally.base.clock import Clock
 
@@ -16,7 +16,7 @@ class RateBound:
         self._clock = clock
         self._per_ms = per_second / 1000
         self._burst = float(burst)
-        self._buckets: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+        self._buckets: LRUCache[tuple[str, str], tuple[float, int]] = LRUCache(_BUCKETS)
 
     def admit(self, client: tuple[str, str]) -> float:
         """0 where the request may pass, else the seconds after which one may."""
@@ -25,6 +25,4 @@ class RateBound:
         level = min(self._burst, level + (now - since) * self._per_ms)
         wait = 0.0 if level >= 1 else (1 - level) / self._per_ms / 1000
         self._buckets[client] = (level if wait else level - 1, now)
-        if len(self._buckets) > _BUCKETS:
-            self._buckets.popitem(last=False)
         return wait

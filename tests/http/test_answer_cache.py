@@ -13,10 +13,10 @@ from accountant.api.answer_cache import (
     AHEAD_MS,
     FRESH_MS,
     MOST_BYTES,
-    MOST_KEPT,
     READING_MS,
     STALEST_MS,
     TIMES_AS_OLD,
+    UNSIZED_BYTES,
     Answer,
     AnswerCache,
 )
@@ -147,9 +147,10 @@ def test_a_failure_behind_the_readers_back_is_the_next_readers(
 
 def test_no_more_is_kept_than_fits(prepared: AnswerCache, spent: Spent) -> None:
     find = Finding(spent, 1.0)
-    for number in range(MOST_KEPT + 1):
+    most = MOST_BYTES // UNSIZED_BYTES
+    for number in range(most + 1):
         prepared.ask(number, find)
-    assert prepared.ask(MOST_KEPT, find).as_of_ms == AT
+    assert prepared.ask(most, find).as_of_ms == AT
     assert prepared.ask(0, find).as_of_ms is None
 
 
@@ -229,17 +230,18 @@ class Heavy:
 def test_no_more_is_kept_than_memory_is_meant_for(prepared: AnswerCache, spent: Spent) -> None:
     def find() -> Heavy:
         spent.seconds += 1.0
-        return Heavy(MOST_BYTES // 3)
+        return Heavy(MOST_BYTES // 3 - UNSIZED_BYTES)
 
     prepared.ask("small", Finding(spent, 1.0))
     for key in "abc":
         prepared.ask(key, find)
-    prepared.ask("a", find)
+    for key in ("small", "a"):
+        prepared.ask(key, find)
     prepared.ask("d", find)
     together = Finding(spent, 1.0)
     for _ in range(2):
-        prepared.together(("e", "f"), lambda: [Heavy(together() * MOST_BYTES), Heavy(MOST_BYTES)])
-    assert together.times == 1, "however large they are"
+        prepared.together(("e", "f"), lambda: [Heavy(together() * MOST_BYTES + 1), Heavy(MOST_BYTES + 1)])
+    assert together.times == 1, "not again before they are due, though they do not fit"
     assert [prepared.ask(key, find).as_of_ms for key in ("small", "a", "c", "d")] == [AT] * 4
     assert prepared.ask("b", find).as_of_ms is None
     for _ in range(2):
