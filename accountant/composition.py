@@ -62,6 +62,7 @@ from gputally.kubernetes.api_types import Api
 from gputally.server import config_models
 from gputally.server.config_models import WatchedFile
 from gputally.server.https_server import BadCertificate, Identity, Tls
+from gputally.server.task_metrics import TaskMetrics
 from gputally.server.tokens_and_grants import Authenticator
 
 T = TypeVar("T")
@@ -329,7 +330,7 @@ class Service:
         metrics.watch(LedgerCollector(self.ledger, self.book, self.settings, self._clock))
         settings = self.settings
         metrics.watch(JobCollector(self.ledger, self.book, settings.job_metrics, self._clock, settings.timezone))
-        metrics.watch(self.tasks)
+        metrics.watch(TaskMetrics(self.tasks))
         metrics.watch(BooksCollector(lambda: self.books.waiting))
         metrics.watch(UpkeepCollector(self.tasks, self._refused, settings.backup_folder))
         if self._cluster is not None:

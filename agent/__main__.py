@@ -30,6 +30,7 @@ from agent.main_loop import Agent, Source
 from agent.upload.spool import Outbox
 from agent.upload.uploader import Uploader
 from gputally.base import json_log
+from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.text_escaping import for_terminal
 from gputally.base.units import MS_PER_DAY
@@ -124,7 +125,8 @@ def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
     clock = SteadyClock(SystemClock())
     node = chosen.node_name(os.environ)
     with ExitStack() as stack:
-        source = _source(chosen, node, clock, restarted=restarted)
+        tasks = BackgroundTasks(clock, (AgentError,))
+        source = _source(chosen, node, clock, tasks, restarted=restarted)
         stack.callback(source.close)
         outbox = Outbox(
             chosen.spool_path(os.environ, root=os.geteuid() == 0),
@@ -136,14 +138,14 @@ def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
         stack.callback(outbox.close)
         uploader = _uploader(chosen, outbox, node, clock)
         stack.callback(uploader.close)
-        metrics = AgentMetrics(node, _version(), _compatible(chosen, node))
+        metrics = AgentMetrics(node, _version(), _compatible(chosen, node), tasks)
         show: Callable[[Snapshot], None] | None = None
         if watch:
             from agent.commands.top_command import LiveTable
 
             show = stack.enter_context(LiveTable()).show
-        agent = Agent(chosen, source, outbox, uploader, clock, metrics=metrics, on_sample=show)
-        exposition = Exposition(chosen.listen, chosen.port, metrics.exposition, agent.alive)
+        agent = Agent(chosen, source, outbox, uploader, clock, metrics=metrics, on_sample=show, tasks=tasks)
+        exposition = Exposition(chosen.listen, chosen.port, metrics.exposition, agent.alive, tasks)
         stack.callback(exposition.close)
         log.info("agent started", extra={"node": node, "port": exposition.port, "outbox": str(outbox.path)})
         agent.run(_stop_on_signal())
@@ -155,14 +157,14 @@ def _once(chosen: Settings) -> int:
 
     json_log.configure("ERROR")
     clock = SystemClock()
-    source = _source(chosen, chosen.node_name(os.environ), clock)
+    source = _source(chosen, chosen.node_name(os.environ), clock, BackgroundTasks(clock))
     try:
         return print_once(source, clock)
     finally:
         source.close()
 
 
-def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = False) -> Source:
+def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *, restarted: bool = False) -> Source:
     """Raises FileFault for a scenario or pods file that cannot be read, SettingsError where nothing is chosen."""
     if chosen.simulated:
         from agent.simulation.scenario_file import load_scenario
@@ -188,34 +190,35 @@ def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = Fals
         from agent.holders.kubernetes_source import kubernetes_source
 
         spool = chosen.spool_path(os.environ, root=os.geteuid() == 0)
-        source = kubernetes_source(chosen, node, gpus, clock, os.environ, BoundPods(spool.with_name(BOUND_PODS)))
+        bound = BoundPods(spool.with_name(BOUND_PODS))
+        source = kubernetes_source(chosen, node, gpus, clock, os.environ, bound, tasks)
         level = chosen.privilege
         log.info("privileges", extra={"privilege": level, "cannot_see": privileges.privilege_text(level)})
-        return _released_by_signal(source, chosen, clock)
+        return _released_by_signal(source, chosen, clock, tasks)
     pods: PodsFile | HpcJobs | None = PodsFile(Path(chosen.pods), node) if chosen.pods else None
     if chosen.hpc_jobs:
         pods = HpcJobs(Path(chosen.hpc_jobs))
     logs_of_pods = PodLogs(Path(chosen.pod_logs))
     processes = ProcessTable(Path(chosen.proc))
-    return _released_by_signal(NodeSource(gpus, processes, pods, logs_of_pods, node, clock), chosen, clock)
+    return _released_by_signal(NodeSource(gpus, processes, pods, logs_of_pods, node, clock), chosen, clock, tasks)
 
 
-def _released_by_signal(source: DriverHolder, chosen: Settings, clock: Clock) -> Source:
+def _released_by_signal(source: DriverHolder, chosen: Settings, clock: Clock, tasks: BackgroundTasks) -> Source:
     from agent.devices.driver_lifecycle import ReleasableSource
 
     releasable = ReleasableSource(source, clock, chosen.release_s)
     signal.signal(signal.SIGUSR1, lambda *_: releasable.let_go())
-    return _with_dcgm(releasable, chosen, clock)
+    return _with_dcgm(releasable, chosen, clock, tasks)
 
 
-def _with_dcgm(source: Source, chosen: Settings, clock: Clock) -> Source:
+def _with_dcgm(source: Source, chosen: Settings, clock: Clock, tasks: BackgroundTasks) -> Source:
     """Raises SettingsError for an address that cannot be scraped."""
     if not chosen.dcgm_url:
         return source
     from agent.devices.dcgm_exporter import Exporter, WithDcgm, fetch_from
 
     exporter = Exporter(fetch_from(chosen.dcgm_url), clock)
-    exporter.start()
+    exporter.start(tasks)
     return WithDcgm(source, exporter)
 
 

@@ -31,6 +31,7 @@ from agent.upload.clock_lines import WRONG_MS
 from agent.upload.spool import OUTBOX_FULL, SPOOL_UNWRITABLE, LostRecords, Outbox, Stats, extent
 from agent.upload.uploader import ShipResult, Uploader
 from agent.wire import PodFacts
+from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 
@@ -39,8 +40,7 @@ log = logging.getLogger("agent.main_loop")
 MAX_BACKLOG_ROWS = 20_000
 """Rows kept in memory while the spool cannot be written: some hours of a busy node, about 20 MiB."""
 STALE_SAMPLES = 10
-"""After this many sampling periods without a finished sample the agent calls itself dead."""
-_MIN_STALE_MS = 60 * MS_PER_SECOND
+"""Sampling hangs where no sample has ended for so many sampling periods, and for `PATIENCE_S`."""
 
 
 class Source(Protocol):
@@ -91,8 +91,12 @@ class Agent:
         *,
         metrics: AgentMetrics | None = None,
         on_sample: Callable[[Snapshot], None] | None = None,
+        tasks: BackgroundTasks | None = None,
     ) -> None:
         self.health = Health()
+        self._tasks = tasks or BackgroundTasks(clock)
+        self._sampling = self._tasks.add("sample", max(PATIENCE_S, settings.sample_s * STALE_SAMPLES))
+        self._sampling.begin()
         self._settings = settings
         self._source = source
         self._outbox = outbox
@@ -115,7 +119,6 @@ class Agent:
         """Of the outbox, when these facts were looked at last."""
         self._backlog: deque[_UnspooledRecords] = deque()
         self._lost: LostRecords | None = None
-        self._alive_ms = clock.monotonic_ms()
 
     # --- one step each ---------------------------------------------------------------------------
 
@@ -138,7 +141,7 @@ class Agent:
         now_ms = self._clock.monotonic_ms()
         health = self.health
         health.last_sample_ok, health.last_sample_took_ms = True, now_ms - began_ms
-        self._alive_ms = now_ms
+        self._sampling.progress()
         if self._metrics is not None:
             self._metrics.observe(snapshot, closed)
             self._metrics.operate(self._operations(snapshot))
@@ -160,8 +163,7 @@ class Agent:
 
     def alive(self) -> bool:
         """Whether sampling still happens; a call that hangs in the driver makes this False."""
-        limit_ms = max(_MIN_STALE_MS, round(self._settings.sample_s * MS_PER_SECOND) * STALE_SAMPLES)
-        return self._clock.monotonic_ms() - self._alive_ms <= limit_ms
+        return not self._sampling.hangs
 
     # --- the loops -------------------------------------------------------------------------------
 
@@ -169,8 +171,8 @@ class Agent:
         """Sample here and ship on a second thread until `stop` is set, then shut down.
 
         Raises DriverReplaced and ClockSetBack, after a clean shutdown that delivers nothing: the next process does."""
-        shipping = threading.Thread(target=self._ship_loop, args=(stop,), name="ship", daemon=True)
-        shipping.start()
+        patience_s = max(PATIENCE_S, 1.5 * self._settings.timeout_s)
+        shipping = self._tasks.start("ship", self._ship_loop, stop, _shipping_failed, patience_s)
         period_ms = round(self._settings.sample_s * MS_PER_SECOND)
         deliver = True
         try:
@@ -213,13 +215,11 @@ class Agent:
             if not result.progress:
                 self._clock.wait(min(max(result.retry_in_ms, 1), left_ms) / MS_PER_SECOND, nobody)
 
-    def _ship_loop(self, stop: threading.Event) -> None:
+    def _ship_loop(self, stop: threading.Event, task: BackgroundTask) -> None:
         while not stop.is_set():
-            try:
-                result = self.ship()
-            except Exception:  # an agent that meters and never ships again would be found out too late
-                log.exception("shipping failed")
-                result = ShipResult("retry")
+            task.begin()
+            result = self.ship()
+            task.succeed()
             if not result.progress:
                 pause_s = result.retry_in_ms / MS_PER_SECOND if result.retry_in_ms else self._settings.ship_s
                 self._clock.wait(pause_s, stop)
@@ -262,7 +262,8 @@ class Agent:
         if self.health.last_sample_ok or self.health.samples_failed == 1:
             log.warning("the source failed", extra={"reason": f"{type(error).__name__}: {error}"})
         self.health.last_sample_ok = False
-        self._alive_ms = self._clock.monotonic_ms()
+        self._sampling.fail(error)
+        self._sampling.begin()
 
     def _require_clock(self) -> None:
         """Raises ClockSetBack where the clock was far ahead and the accountant says that it is right now."""
@@ -365,6 +366,10 @@ class Agent:
             for fact in oldest.facts:
                 self._facts.pop(fact.uid, None)  # to be offered again
         return True
+
+
+def _shipping_failed(error: Exception) -> None:
+    log.error("shipping failed", exc_info=error)
 
 
 def _essence(facts: PodFacts) -> PodFacts:

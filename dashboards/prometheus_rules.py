@@ -318,10 +318,10 @@ LEDGER = Group(
         ),
         Alert(
             "GputallyTaskStopped",
-            "max by (cluster, task) (gputally_task_stopped) == 1",
+            "max by (cluster, instance, task) (gputally_task_stopped) == 1",
             "0m",
             "critical",
-            "A background task has stopped: {{ $labels.task }}",
+            "A background task of {{ $labels.instance }} has stopped: {{ $labels.task }}",
             "It hangs, its thread has ended, or it failed of an error that the program does not expect.",
         ),
         Alert(

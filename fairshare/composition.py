@@ -37,11 +37,11 @@ from fairshare.targets.status_conditions import StatusObject
 from fairshare.usage.accountant_client import AccountantClient
 from fairshare.web.app import pages
 from fairshare.web.queue_history import ReportCache
-from gputally.base.background_tasks import PATIENCE_S, BackgroundTasks, described
+from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, Work, described
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.errors import FairshareError
 from gputally.base.yaml_file import FileFault
-from gputally.kubernetes.list_watch import WATCH_S, Mirror
+from gputally.kubernetes.list_watch import Mirror
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
 from gputally.kubernetes.objects import POD, Cluster
 from gputally.server.https_server import Identity, Tls
@@ -49,7 +49,6 @@ from gputally.server.https_server import Identity, Tls
 END_S = 5.0
 """What threads get to end in before the process goes without them."""
 CYCLE_PATIENCE_S = 50.0
-PAUSE_S = 1.0
 """Until a thread begins again what ended by itself, or failed."""
 
 
@@ -61,7 +60,7 @@ class LeaderStatus(Protocol):
 
     def leading(self) -> bool: ...
 
-    def run(self, stop: threading.Event, progress: Callable[[], None] = ...) -> None: ...
+    def run(self, stop: threading.Event, task: BackgroundTask) -> None: ...
 
 
 def run(settings: Settings, stop: threading.Event) -> None:
@@ -115,9 +114,9 @@ def run(settings: Settings, stop: threading.Event) -> None:
         )
         if settings.watch_pods:
             mirror.prime()
-            open_.enter_context(run_beside("fairshare-pods", mirror.run, stop, tasks, WATCH_S + PATIENCE_S))
+            open_.enter_context(run_beside("fairshare-pods", mirror.run, stop, tasks))
         if election is not None:
-            open_.enter_context(run_beside("fairshare-lease", election.run, stop, tasks, PATIENCE_S))
+            open_.enter_context(run_beside("fairshare-lease", election.run, stop, tasks))
         extender = Extender(view.room, clock) if settings.extender_listen else None
         if extender is not None:
             open_.enter_context(_extender(settings, extender, metrics))
@@ -184,31 +183,18 @@ def _extender(settings: Settings, extender: Extender, metrics: Metrics) -> Abstr
     return serve_extender(host, port, extender, told=metrics.answered, tls=tls)
 
 
-Work = Callable[[threading.Event, Callable[[], None]], None]
-"""Goes on until the event is set; calls the function whenever it made progress."""
-
-
 @contextmanager
 def run_beside(
-    name: str, work: Work, stop: threading.Event, tasks: BackgroundTasks, patience_s: float
+    name: str,
+    work: Work,
+    stop: threading.Event,
+    tasks: BackgroundTasks,
 ) -> Iterator[None]:
-    """`work` in a thread, until the context ends, and begun again where it fails. It must look at `stop`; a request
-    that hangs is left behind. patience_s: how long it may make no progress."""
-    task = tasks.add(name, patience_s)
-
-    def run() -> None:
-        while not stop.is_set():
-            with task.guarded(_teller(name)):
-                work(stop, task.begin)
-            stop.wait(PAUSE_S)
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    task.watch(thread)
-    thread.start()
+    """`work` in a thread, until the context ends. It must look at `stop`; a request that hangs is left behind."""
+    thread = tasks.start(name, work, stop, _teller(name))
     try:
         yield
     finally:
-        task.end()
         stop.set()
         thread.join(END_S)
 

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from agent.metrics.dcgm_compat import DcgmOutput
 from agent.metrics.exporter import AgentMetrics
 from agent.metrics.metric_families import Operations
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import VirtualClock
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 MODULES = {
@@ -22,11 +24,11 @@ MODULES = {
         "accountant.runtime.service_metrics",
         "accountant.api.ledger_metrics",
         "accountant.compat.kai_usage_api",
-        "gputally.base.background_tasks",
+        "gputally.server.task_metrics",
     ),
     "Fairshare": (
         "fairshare.controller.controller_metrics",
-        "gputally.base.background_tasks",
+        "gputally.server.task_metrics",
     ),
 }
 _MAKERS = {
@@ -74,7 +76,7 @@ class Family(NamedTuple):
 
 
 def of_the_agent() -> Iterator[Family]:
-    metrics = AgentMetrics("node", "0")
+    metrics = AgentMetrics("node", "0", tasks=BackgroundTasks(VirtualClock(0)))
     metrics.operate(Operations(nvml_up=True, privilege="allocation"))
     for metric in metrics.collect():
         yield Family(metric.name, metric.kind, metric.labels, metric.text)

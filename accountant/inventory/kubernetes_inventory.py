@@ -32,11 +32,11 @@ from accountant.inventory.pod_owners import Chain, Owners
 from accountant.ledger.protocols import EPOCH_KEY, EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts, annotated
 from accountant.ledger.team_assignment import namespace_facts
 from agent.wire import PodFacts
-from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks
+from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterUnavailable
 from gputally.kubernetes.api_types import Api, NamedObject
-from gputally.kubernetes.list_watch import WATCH_SECONDS, Reflector
+from gputally.kubernetes.list_watch import Reflector
 
 _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _OWN_REASONS = frozenset({NOT_READY, CORDONED})
@@ -105,7 +105,7 @@ class ClusterInventory:
         """Keep up to date in threads, until `close`."""
         for reflector in self._every:
             name = f"watch {reflector.path}"
-            task = self._tasks.add(name, WATCH_SECONDS + PATIENCE_S)
+            task = self._tasks.add(name)
             thread = threading.Thread(target=reflector.run, args=(self._stop, task), name=name, daemon=True)
             task.watch(thread)
             self._watching.append(task)

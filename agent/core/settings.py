@@ -151,8 +151,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dcgm_names: Annotated[
         bool, Meta(description="Show a subset of the metrics under dcgm-exporter's names too, each pod its own share.")
     ] = False
-    listen: Annotated[str, Meta(description="Address of /metrics and /livez.")] = "0.0.0.0"  # noqa: S104 - a scraper comes from elsewhere
-    port: Annotated[int, Meta(ge=0, le=65_535, description="Port of /metrics and /livez; 0: any free one.")] = 9401
+    listen: Annotated[str, Meta(description="Address of /metrics, /livez and /readyz.")] = "0.0.0.0"  # noqa: S104 - a scraper comes from elsewhere
+    port: Annotated[
+        int, Meta(ge=0, le=65_535, description="Port of /metrics, /livez and /readyz; 0: any free one.")
+    ] = 9401
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Least level of what is logged.")
     ] = "info"

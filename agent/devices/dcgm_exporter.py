@@ -23,7 +23,6 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
@@ -33,7 +32,7 @@ from prometheus_client.samples import Sample
 
 from agent.core.errors import SettingsError
 from agent.core.readings import DeviceReading, InstanceReading, Reading, Snapshot, Unavailable
-from gputally.base.background_tasks import described, keep_running
+from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, described
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
 
@@ -182,11 +181,9 @@ class Exporter:
             fresh = self._read_ms is not None and self._clock.monotonic_ms() - self._read_ms <= MAX_AGE_MS
             return (self._ratios if fresh else {}), self._failure, self._took_ms
 
-    def start(self) -> None:
+    def start(self, tasks: BackgroundTasks) -> None:
         """Scrape until `close`."""
-        run = partial(keep_running, self._run, self._stop, self._clock, self._tell)
-        self._thread = threading.Thread(target=run, name="dcgm", daemon=True)
-        self._thread.start()
+        self._thread = tasks.start("dcgm", self._run, self._stop, self._tell)
 
     def close(self) -> None:
         """Stop the thread; it may still be inside its last scrape."""
@@ -194,9 +191,12 @@ class Exporter:
         if self._thread is not None:
             self._thread.join(timeout=TIMEOUT_S)
 
-    def _run(self, stop: threading.Event) -> None:
+    def _run(self, stop: threading.Event, task: BackgroundTask) -> None:
         while not stop.is_set():
-            self._clock.wait(self.refresh() / MS_PER_SECOND, stop)
+            task.begin()
+            pause_ms = self.refresh()
+            task.succeed()
+            self._clock.wait(pause_ms / MS_PER_SECOND, stop)
 
     def _tell(self, error: Exception) -> None:
         log.error("scraping dcgm-exporter failed and begins anew", exc_info=error)

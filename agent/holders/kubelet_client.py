@@ -33,6 +33,7 @@ import h2.exceptions
 from agent.core.errors import AgentError
 from agent.holders import kubelet_pod_resources
 from agent.holders.kubelet_pod_resources import Devices, Malformed, PodResources
+from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
@@ -291,11 +292,13 @@ class Kubelet:
             self._given = KubeletAnswer(pods, offered, now_ms, "", self._clock.monotonic_ms() - now_ms)
         return self._given
 
-    def run(self, stop: threading.Event) -> None:
+    def run(self, stop: threading.Event, task: BackgroundTask) -> None:
         """Poll until `stop` is set; `close` wakes it."""
         while not stop.is_set():
             self._wake.clear()
+            task.begin()
             self.poll()
+            task.succeed()
             self._clock.wait(self._pause_ms() / MS_PER_SECOND, self._wake)
         self._channel.close()
 

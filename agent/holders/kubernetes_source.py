@@ -45,7 +45,7 @@ from agent.holders.process_cgroups import PodLogs, PodName, ProcessTable
 from agent.holders.resource_claims import SLICES_PATH as SLICES
 from agent.holders.resource_claims import Claims, SliceStore, Watched
 from agent.wire import SharingMode
-from gputally.base.background_tasks import keep_running
+from gputally.base.background_tasks import BackgroundTasks, Work
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
@@ -189,8 +189,10 @@ class NodePods:
         logs: PodLogs | None = None,
         claims: Claims | None = None,
         systems: frozenset[str] = frozenset({KAI}),
+        tasks: BackgroundTasks | None = None,
     ) -> None:
         self._systems = systems
+        self._tasks = tasks or BackgroundTasks(clock)
         self._claims = claims
         self._kubelet = kubelet
         self._clock = clock
@@ -210,20 +212,15 @@ class NodePods:
 
     def start(self) -> None:
         """Begin to follow the kubelet and the API server."""
-        loops = [("kubelet", self._kubelet.run)]
-        if self._pods is not None:
-            loops.append(("pods", self._pods[1].run))
-        if self._node is not None:
-            loops.append(("node", self._node[1].run))
-        if self._slices is not None:
-            loops.append(("slices", self._slices[1].run))
+        self._start("kubelet", self._kubelet.run)
+        for name, followed in (("pods", self._pods), ("node", self._node), ("slices", self._slices)):
+            if followed is not None:
+                self._start(name, followed[1].run)
         if self._claims is not None:
-            loops.append(("claims", self._claims.run))
-        for name, loop in loops:
-            run = partial(keep_running, loop, self._stop, self._clock, partial(_tell, name))
-            self._threads.append(threading.Thread(target=run, name=name, daemon=True))
-        for thread in self._threads:
-            thread.start()
+            self._start("claims", self._claims.run)
+
+    def _start(self, name: str, work: Work) -> None:
+        self._threads.append(self._tasks.start(name, work, self._stop, partial(_tell, name)))
 
     def close(self, wait_s: float = 2.0) -> None:
         """Stop following; threads that are in the middle of a request end with it."""
@@ -373,9 +370,16 @@ class _LabelRelease:
 
 
 def kubernetes_source(
-    chosen: Settings, node: str, gpus: Gpus, clock: Clock, environ: Mapping[str, str], bound: BoundPods | None = None
+    chosen: Settings,
+    node: str,
+    gpus: Gpus,
+    clock: Clock,
+    environ: Mapping[str, str],
+    bound: BoundPods | None = None,
+    tasks: BackgroundTasks | None = None,
 ) -> ClusterSource:
-    """bound: what pods declared when they were bound, as an earlier process noted it.
+    """bound: what pods declared when they were bound, as an earlier process noted it. tasks: where its threads are
+    listed.
 
     Starts its threads. Raises SettingsError where this is no Kubernetes node or the API server's address is none."""
     socket = Path(chosen.kubelet_socket)
@@ -386,7 +390,7 @@ def kubernetes_source(
     logs = PodLogs(Path(chosen.pod_logs))
     processes = ProcessTable(Path(chosen.proc)) if chosen.sees_processes else None
     if api is None:
-        pods = NodePods(kubelet, clock, logs=logs, systems=systems)
+        pods = NodePods(kubelet, clock, logs=logs, systems=systems, tasks=tasks)
     else:
         store = PodStore(node, labels, clock, kubelet.ask_soon, bound)
         slices = SliceStore()
@@ -400,6 +404,7 @@ def kubernetes_source(
             logs,
             Claims(api, clock),
             systems,
+            tasks,
         )
     return ClusterSource(NodeSource(gpus, processes, pods, logs, node, clock, systems), pods, api)
 

@@ -36,6 +36,7 @@ from agent.holders import api_objects
 from agent.holders.api_objects import PodView, Unreadable
 from agent.holders.bound_pods import BoundPods
 from agent.wire import PodFacts
+from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
@@ -217,15 +218,19 @@ class Reflector:
         self._path = path
         self._selector = {"fieldSelector": selector}
         self._store = store
+        self._task = BackgroundTask("watch", clock)
         self._clock = clock
         self._jitter = jitter
         self._version = ""
         self._failures = 0
 
-    def run(self, stop: threading.Event) -> None:
+    def run(self, stop: threading.Event, task: BackgroundTask) -> None:
         """`step` until `stop` is set, with pauses after failures."""
+        self._task = task
         while not stop.is_set():
+            task.begin()
             pause_ms = self.step()
+            task.succeed()
             if pause_ms:
                 self._clock.wait(pause_ms / MS_PER_SECOND, stop)
 
@@ -266,7 +271,9 @@ class Reflector:
             "timeoutSeconds": str(lasts_s),
         }
         began_ms, quiet = self._clock.monotonic_ms(), True
+        self._task.succeed()  # no line for long is no fault, and the connection has a time limit
         for line in self._api.lines(self._path, parameters, lasts_s + 30):
+            self._task.begin()
             self._take(api_objects.decode(line, api_objects.Event))
             quiet = False
         if quiet and self._clock.monotonic_ms() - began_ms < SHORT_MS:

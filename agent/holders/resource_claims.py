@@ -20,6 +20,7 @@ from agent.holders import api_objects
 from agent.holders.device_ids import NVIDIA_DRA
 from agent.holders.kubelet_pod_resources import ClaimedDevice, PodResources
 from agent.holders.lean_list_watch import FORBIDDEN, NOT_FOUND, Api, ApiUnavailable
+from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
@@ -57,11 +58,13 @@ class Claims:
             self._wake.set()
         return self._watched
 
-    def run(self, stop: threading.Event) -> None:
+    def run(self, stop: threading.Event, task: BackgroundTask) -> None:
         """Ask until `stop` is set; `close` wakes it."""
         while not stop.is_set():
             self._wake.clear()
+            task.begin()
             self.step()
+            task.succeed()
             self._clock.wait(RETRY_MS / MS_PER_SECOND, self._wake)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Keeps the counters of closed intervals and serves `/metrics` and `/livez`.
+"""Keeps the counters of closed intervals and serves `/metrics`, `/livez` and `/readyz`.
 
 Counters are sums of closed rows, so pods plus unattributed add up to the device here as they do in the
 ledger; gauges are the last snapshot. A scrape reads and computes nothing. The series of a holder that is
@@ -12,6 +12,8 @@ collectors already know. Answers 404 for anything else. Must not block the sampl
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -24,12 +26,15 @@ from agent.metering.meter import ClosedSet
 from agent.metrics import metric_families
 from agent.metrics.metric_families import DeviceTotals, Family, Operations, Place, PodKey, TextFormat, names
 from agent.wire import Holder, PodFacts, UsageInterval
+from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.units import MS_PER_MINUTE
 
 if TYPE_CHECKING:
     from agent.metrics.dcgm_compat import DcgmOutput
 
 __all__ = ["SCRAPES_AFTER_END", "AgentMetrics", "Operations"]
+
+log = logging.getLogger("agent.metrics.exporter")
 
 SCRAPES_AFTER_END = 2
 """How often the series of a holder that is gone are still shown: the last value must be seen once even
@@ -56,9 +61,12 @@ class _SeriesLifetime:
 class AgentMetrics:
     """The agent's metrics. Safe to scrape while it is being fed.
 
-    compatible: series under other names, fed and shown with these."""
+    compatible: series under other names, fed and shown with these. tasks: the agent's own, shown with these."""
 
-    def __init__(self, node: str, version: str, compatible: DcgmOutput | None = None) -> None:
+    def __init__(
+        self, node: str, version: str, compatible: DcgmOutput | None = None, tasks: BackgroundTasks | None = None
+    ) -> None:
+        self._tasks = tasks
         self._node = node
         self._version = version
         self._lock = threading.Lock()
@@ -112,6 +120,7 @@ class AgentMetrics:
                 *metric_families.of_the_agent(
                     replace(self._operations, intervals_closed=self._closed), self._version, self._node
                 ),
+                *(metric_families.of_tasks(self._tasks.states()) if self._tasks is not None else ()),
             ]
             self._retire(scraped=1)
         return drawn if self._compatible is None else [*drawn, *self._compatible.collect()]
@@ -163,19 +172,25 @@ TIMEOUT_S = 5.0
 
 
 class Exposition:
-    """Serves until `close`. text: one scrape; alive: what /livez asks. Raises PortUnavailable."""
+    """Serves until `close`. text: one scrape; alive: what /livez asks; tasks: what /readyz asks, and where its own
+    thread is listed. Raises PortUnavailable."""
 
-    def __init__(self, host: str, port: int, text: Callable[[], bytes], alive: Callable[[], bool]) -> None:
-        handler = type("Handler", (_Handler,), {"text": staticmethod(text), "alive": staticmethod(alive)})
+    def __init__(
+        self, host: str, port: int, text: Callable[[], bytes], alive: Callable[[], bool], tasks: BackgroundTasks
+    ) -> None:
+        self._task = tasks.add("metrics")
+        given = {"text": staticmethod(text), "alive": staticmethod(alive), "tasks": tasks}
         try:
-            self._server = _Server((host, port), handler)
+            self._server = _Server((host, port), type("Handler", (_Handler,), given), self._task)
         except OSError as error:
             raise PortUnavailable(f"metrics port {host}:{port} cannot be opened: {error.strerror}") from error
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._task.watch(self._thread)
         self._thread.start()
 
     def close(self) -> None:
+        self._task.end()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -186,9 +201,14 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 16
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], task: BackgroundTask) -> None:
+        super().__init__(address, handler)
         self._slots = threading.BoundedSemaphore(MAX_REQUESTS)
+        self._task = task
+
+    def service_actions(self) -> None:
+        """Between two looks for a connection, at least twice a second."""
+        self._task.progress()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._slots.acquire(blocking=False):
@@ -202,13 +222,18 @@ class _Server(ThreadingHTTPServer):
         finally:
             self._slots.release()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is nothing to report."""
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the library's signature
+        """A client that went away is nothing to report; anything else is a defect."""
+        error = sys.exception()
+        if isinstance(error, Exception) and not isinstance(error, OSError):
+            self._task.fail(error)
+            log.error("a request to the metrics port failed", exc_info=error)
 
 
 class _Handler(BaseHTTPRequestHandler):
     text: Callable[[], bytes]
     alive: Callable[[], bool]
+    tasks: BackgroundTasks
     timeout = TIMEOUT_S
     server_version = "gputally-agent"
     sys_version = ""
@@ -223,8 +248,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/livez":
             alive = self.alive()
             self._answer(200 if alive else 503, "text/plain", b"ok\n" if alive else b"sampling stands still\n")
+        elif path == "/readyz":
+            faults = "".join(f"{name}: {fault}\n" for name, fault in self.tasks.faults().items())
+            self._answer(503 if faults else 200, "text/plain", (faults or "ok\n").encode())
         else:
-            self._answer(404, "text/plain", b"/metrics or /livez\n")
+            self._answer(404, "text/plain", b"/metrics, /livez or /readyz\n")
 
     def log_message(self, format: str, *args: Any) -> None:
         """Scrapes are not events."""

@@ -29,6 +29,7 @@ from typing import Literal
 
 from agent.core.readings import DeviceReading, HolderReading, Reading, Snapshot, Unavailable
 from agent.wire import Holder, PodFacts, UsageInterval
+from gputally.base.background_tasks import FAILURES_HELP, STOPPED_HELP, TaskState
 from gputally.base.units import MS_PER_SECOND
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -277,6 +278,16 @@ def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Family:
 def counter(name: str, text: str, labels: Sequence[str] = ()) -> Family:
     """`name` without the `_total` that is added here."""
     return Family(f"{PREFIX}{name}_total", text, "counter", labels)
+
+
+def of_tasks(states: Mapping[str, TaskState]) -> Iterator[Family]:
+    """Families of the agent's background tasks, under the names that all programs use."""
+    stopped = gauge("task_stopped", STOPPED_HELP, ("task",))
+    failures = counter("task_failures", FAILURES_HELP, ("task",))
+    for name, state in states.items():
+        stopped.add((name,), state.stopped)
+        failures.add((name,), state.failures)
+    yield from (stopped, failures)
 
 
 def _single(family: Family, value: float) -> Family:

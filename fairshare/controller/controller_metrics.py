@@ -27,6 +27,7 @@ from fairshare.usage.stale_usage_hold import USAGE_FRESH
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
+from gputally.server.task_metrics import TaskMetrics
 
 
 def families(report: CycleReport, now_ms: int) -> Iterator[Metric]:
@@ -174,7 +175,7 @@ class Metrics(Collector):
         self._leading: Callable[[], bool] = lambda: True
         self._registry.register(self)
         if tasks is not None:
-            self._registry.register(tasks)
+            self._registry.register(TaskMetrics(tasks))
 
     def watch(self, alarms: Alarms | None, leading: Callable[[], bool] = lambda: True) -> None:
         """Show these latencies too. leading: whether this replica may act at the moment it is asked, however long its

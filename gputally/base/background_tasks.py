@@ -1,8 +1,8 @@
 """Background tasks and their state: what each program does again and again, and why one of them no longer does it.
 
 A task has a fault while its last run failed, while a run takes longer than its patience, and once its thread has
-ended. Readiness and metrics of the accountant and the controller show the faults. A task decides nothing itself: its
-owner's loop runs it, catches what it raises, and goes on.
+ended. Readiness and metrics of all programs show the faults. A task decides nothing itself: its owner's loop runs it,
+catches what it raises, and goes on; `BackgroundTasks.start` is such a loop on a thread of its own.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 
@@ -25,6 +22,11 @@ PATIENCE_S: Final = 45.0
 
 RESTART_S: Final = 5.0
 """How long a loop that raised pauses before it begins anew."""
+
+STOPPED_HELP: Final = (
+    "1 while a background task of this program hangs, has ended, or failed of an error of an unexpected kind; else 0."
+)
+FAILURES_HELP: Final = "Runs of a background task of this program that failed."
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,11 @@ class BackgroundTask:
         """A run begins, or the run under way made progress."""
         self._began_ms = self._clock.monotonic_ms()
 
+    def progress(self) -> None:
+        """The run under way did its work once and goes on: what failed before is over."""
+        self.succeed()
+        self.begin()
+
     def succeed(self) -> None:
         """The run ended well."""
         self._began_ms, self._fault, self._unexpected = None, None, False
@@ -109,6 +116,12 @@ class BackgroundTask:
         """Whether the last run failed."""
         return self._fault is not None
 
+    @property
+    def hangs(self) -> bool:
+        """Whether the run under way takes longer than its patience."""
+        began = self._began_ms
+        return began is not None and self._clock.monotonic_ms() - began > self._patience_s * MS_PER_SECOND
+
     def state(self) -> TaskState:
         began = self._began_ms
         running_s = None if began is None else (self._clock.monotonic_ms() - began) / MS_PER_SECOND
@@ -120,13 +133,17 @@ class BackgroundTask:
             return None, False
         if self._thread is not None and not self._thread.is_alive():
             return "its thread has ended", True
-        if running_s is not None and running_s > self._patience_s:
+        if running_s is not None and self.hangs:
             return f"has not ended for {running_s:.0f} s", True
         return self._fault, self._unexpected
 
 
-class BackgroundTasks(Collector):
-    """All tasks of one process, by name; a Prometheus collector of them. expected: see BackgroundTask."""
+Work = Callable[[threading.Event, BackgroundTask], None]
+"""Goes on until the event is set. It calls `begin` and `succeed` around each turn, or `progress` whenever it got on."""
+
+
+class BackgroundTasks:
+    """All tasks of one process, by name. expected: see BackgroundTask."""
 
     def __init__(self, clock: Clock, expected: tuple[type[BaseException], ...] = ()) -> None:
         self._clock = clock
@@ -145,34 +162,34 @@ class BackgroundTasks(Collector):
         """By task, only those that have one."""
         return {name: state.fault for name, state in self.states().items() if state.fault is not None}
 
-    def collect(self) -> Iterator[Metric]:
-        stopped = GaugeMetricFamily(
-            "gputally_task_stopped",
-            "1 while a background task of this program hangs, has ended, or failed of an error of an unexpected kind; "
-            "else 0.",
-            labels=["task"],
-        )
-        failures = CounterMetricFamily(
-            "gputally_task_failures", "Runs of a background task of this program that failed.", labels=["task"]
-        )
-        for name, state in self.states().items():
-            stopped.add_metric([name], state.stopped)
-            failures.add_metric([name], state.failures)
-        yield stopped
-        yield failures
+    def start(
+        self,
+        name: str,
+        work: Work,
+        stop: threading.Event,
+        tell: Callable[[Exception], None],
+        patience_s: float = PATIENCE_S,
+    ) -> threading.Thread:
+        """A task that does `work` on a thread of its own until `stop` is set. Where it raises or ends before, which is
+        a defect, the error is told and the work begins anew after `RESTART_S`: a thread that ends alone would be
+        missed too late."""
+        task = self.add(name, patience_s)
 
+        def run() -> None:
+            while not stop.is_set():
+                task.begin()
+                try:
+                    work(stop, task)
+                except Exception as error:  # noqa: BLE001 - a defect must not end the thread that runs the task
+                    task.fail(error)
+                    tell(error)
+                self._clock.wait(RESTART_S, stop)
+            task.end()
 
-def keep_running(
-    loop: Callable[[threading.Event], None], stop: threading.Event, clock: Clock, tell: Callable[[Exception], None]
-) -> None:
-    """Run `loop` until `stop` is set. Where it raises, which is a defect, tell the error and begin it anew after
-    `RESTART_S`: a thread that ends alone would be missed too late."""
-    while not stop.is_set():
-        try:
-            loop(stop)
-        except Exception as error:  # noqa: BLE001 - a defect must not end the thread that runs the task
-            tell(error)
-        clock.wait(RESTART_S, stop)
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        task.watch(thread)
+        thread.start()
+        return thread
 
 
 def described(error: BaseException) -> str:

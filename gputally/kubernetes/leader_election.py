@@ -23,6 +23,7 @@ from kubernetes.aio.leaderelection.leaderelection import LeaderElection
 from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
+from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.api_client import in_cluster
@@ -62,7 +63,7 @@ class Election:
         self._elected = False
         self._renewed_ms: int | None = None
         self._fault = ""
-        self._progress: Callable[[], None] = lambda: None
+        self._task: BackgroundTask | None = None
 
     @property
     def fault(self) -> str:
@@ -76,9 +77,9 @@ class Election:
             return False
         return self._clock.monotonic_ms() - renewed < self._terms.renew_s * MS_PER_SECOND
 
-    def run(self, stop: threading.Event, progress: Callable[[], None] = lambda: None) -> None:
-        """Stand for election until `stop` is set, then give the Lease back. progress: called at each request."""
-        self._progress = progress
+    def run(self, stop: threading.Event, task: BackgroundTask) -> None:
+        """Stand for election until `stop` is set, then give the Lease back. Each request is progress of the task."""
+        self._task = task
         asyncio.run(self._run(stop))
 
     async def _run(self, stop: threading.Event) -> None:
@@ -128,7 +129,8 @@ class Election:
 
     def _renewed(self, at_ms: int | None) -> int:
         """The clock, or with an instant: the Lease was ours from then on."""
-        self._progress()
+        if self._task is not None:
+            self._task.progress()
         if at_ms is not None:
             self._renewed_ms, self._fault = at_ms, ""
         return self._clock.monotonic_ms()

@@ -134,9 +134,12 @@ class Reflector(Generic[O, V]):
             "timeoutSeconds": str(WATCH_SECONDS),
         }
         try:
+            self._well()  # no line for long is no fault, and the connection has a time limit
             for raw in self._api.watch(self.path, query, metadata_only=self._metadata_only):
+                self._progress()
                 self._take(raw)
                 self._heard()
+                self._well()
         except ResourceGone:
             self._version = ""
             raise
@@ -287,7 +290,7 @@ class Mirror(Generic[T]):
         self._version = ""
         self._heard_ms: int | None = None
         self._fault: str | None = None
-        self._progress: Callable[[], None] = lambda: None
+        self._task = BackgroundTask("mirror", clock)
 
     def values(self) -> tuple[T, ...]:
         """As last heard, by (namespace, name)."""
@@ -326,12 +329,12 @@ class Mirror(Generic[T]):
         except ClusterError as error:
             self._fault = str(error)
 
-    def run(self, stop: threading.Event, progress: Callable[[], None] = lambda: None) -> None:
-        """Keep up until `stop` is set. progress: called before each request and at each change."""
-        self._progress = progress
+    def run(self, stop: threading.Event, task: BackgroundTask) -> None:
+        """Keep up until `stop` is set. A server that does not answer is no fault of the task: `fault` names it."""
+        self._task = task
         pause_s = PAUSE_S
         while not stop.is_set():
-            progress()
+            task.begin()
             try:
                 self.step(stop)
             except ClusterError as error:
@@ -339,6 +342,7 @@ class Mirror(Generic[T]):
                 pause_s = min(MOST_PAUSE_S, pause_s * 2)
             else:
                 pause_s = PAUSE_S
+            task.succeed()
             if self._clock.wait(pause_s, stop):
                 return
 
@@ -349,8 +353,11 @@ class Mirror(Generic[T]):
             self._fault = None
             return
         try:
+            self._task.succeed()  # no change for long is no fault, and the connection has a time limit
             for change in self._cluster.watch(self._kind, self._version, WATCH_S):
+                self._task.begin()
                 self._take(change.type, change.obj)
+                self._task.succeed()
                 if stop is not None and stop.is_set():
                     return
         except VersionGone:
@@ -374,7 +381,6 @@ class Mirror(Generic[T]):
         self._version, self._heard_ms = version, self._clock.monotonic_ms()
 
     def _take(self, change: str, obj: Object) -> None:
-        self._progress()
         if change != "BOOKMARK":
             value = None if change == "DELETED" else self._reduce(obj)
             with self._lock:

@@ -10,9 +10,15 @@ import pytest
 
 from agent.core.readings import Gpu, MigInstance
 from gputally.base.clock import VirtualClock
+from tests.fakes.apiserver.server import FakeApiServer
+from tests.fakes.compiled import compiled
 from tests.fakes.kubelet.server import FakeKubelet, compile_messages
+from tests.fakes.nvml.library import FakeNvml, build, loaded
 
 T0 = 1_790_812_800_000  # 2026-10-01T00:00:00Z
+MIB = 1 << 20
+GPU = ["gpu GPU-a NVIDIA_H200", f"mem {1000 * MIB} {300 * MIB}", "simulate 70000 500000", f"load 10 500000 {MIB}"]
+"""Busy half of the time."""
 
 
 def uuid(number: int, kind: str = "GPU") -> str:
@@ -53,3 +59,22 @@ def make_gpu() -> Callable[..., Gpu]:
 @pytest.fixture
 def make_uuid() -> Callable[..., str]:
     return uuid
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(build, tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def nvml(library: Path, tmp_path: Path) -> Iterator[FakeNvml]:
+    with loaded(library, tmp_path) as fake:
+        fake.tell("reset", f"at {T0 * 1_000}", *GPU)
+        yield fake
+
+
+@pytest.fixture
+def api_server() -> Iterator[FakeApiServer]:
+    running = FakeApiServer()
+    yield running
+    running.close()

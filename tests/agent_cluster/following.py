@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from agent.holders.lean_list_watch import PodStore, Reflector
-from gputally.base.clock import Clock
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import Clock, SystemClock
 
 
 class Seen(PodStore):
@@ -40,10 +41,11 @@ class Following:
     def __init__(self, reflector: Reflector) -> None:
         self.reflector = reflector
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=reflector.run, args=(self._stop,), daemon=True)
-        self._thread.start()
+        self.errors = list[Exception]()
+        self._thread = BackgroundTasks(SystemClock()).start("watch", reflector.run, self._stop, self.errors.append)
 
     def end(self) -> None:
         self._stop.set()
         self._thread.join(10)
         assert not self._thread.is_alive()
+        assert not self.errors

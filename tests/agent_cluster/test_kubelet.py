@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from agent.holders.kubelet_client import OFFER_MS, VALID_MS, Kubelet, UnaryChannel
+from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
 from tests.fakes.kubelet.server import FakeKubelet
 
@@ -80,8 +81,7 @@ def test_its_thread_asks_again_when_it_is_told_to(polled: Kubelet, kubelet: Fake
 
     running.poll = counted  # type: ignore[method-assign,assignment]
     stop = threading.Event()
-    thread = threading.Thread(target=running.run, args=(stop,))
-    thread.start()
+    thread = BackgroundTasks(SystemClock()).start("kubelet", running.run, stop, list[Exception]().append)
     for _ in range(3):
         assert asked.wait(10)
         asked.clear()

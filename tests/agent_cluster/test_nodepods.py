@@ -17,6 +17,7 @@ from agent.holders.kubelet_client import OFFER_MS, VALID_MS, Kubelet, UnaryChann
 from agent.holders.kubernetes_source import KEEP_MS, SYNC_MS, NodePods, NodeStore
 from agent.holders.lean_list_watch import PodStore, Reflector
 from agent.holders.process_cgroups import PodLogs
+from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import VirtualClock
 from tests.agent_cluster.conftest import T0, gpu, uuid
 from tests.agent_cluster.objects import UID, pod_object
@@ -206,7 +207,7 @@ class FailingOnce:
         self.begun = 0
         self.again = threading.Event()
 
-    def run(self, stop: threading.Event) -> None:
+    def run(self, stop: threading.Event, _task: BackgroundTask) -> None:
         self.begun += 1
         if self.begun == 1:
             raise ValueError("a defect")

@@ -27,29 +27,13 @@ from agent.upload.uploader import Uploader
 from agent.wire import PodFacts, UsageInterval
 from gputally.base.clock import SystemClock, VirtualClock
 from tests import patience
-from tests.agent_cluster.conftest import T0
+from tests.agent_cluster.conftest import MIB
 from tests.agent_cluster.objects import UID, pod_object
 from tests.fakes.apiserver.server import TOKEN, FakeApiServer
-from tests.fakes.compiled import compiled
 from tests.fakes.kubelet.server import FakeKubelet
-from tests.fakes.nvml.library import FakeNvml, build, loaded
+from tests.fakes.nvml.library import FakeNvml
 
-MIB = 1 << 20
-GPU = ["gpu GPU-a NVIDIA_H200", f"mem {1000 * MIB} {300 * MIB}", "simulate 70000 500000", f"load 10 500000 {MIB}"]
-"""Busy half of the time."""
 REPLICAS = [f"GPU-a::{k}" for k in range(4)]
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(build, tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def nvml(library: Path, tmp_path: Path) -> Iterator[FakeNvml]:
-    with loaded(library, tmp_path) as fake:
-        fake.tell("reset", f"at {T0 * 1_000}", *GPU)
-        yield fake
 
 
 class Node:
@@ -206,13 +190,6 @@ def test_with_the_hosts_processes_each_container_has_its_own_time(
 
 
 # --- put together from settings --------------------------------------------------------------------
-
-
-@pytest.fixture
-def api_server() -> Iterator[FakeApiServer]:
-    running = FakeApiServer()
-    yield running
-    running.close()
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gputally.base.background_tasks import PATIENCE_S, BackgroundTasks, keep_running
+from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks
 from gputally.base.clock import VirtualClock
+from gputally.server.task_metrics import TaskMetrics
 
 
 class Refused(Exception):
@@ -81,7 +82,7 @@ def test_a_thread_that_ends_is_a_fault_unless_the_task_is_over(tasks: Background
 
 def test_every_task_has_its_series(tasks: BackgroundTasks) -> None:
     registry = CollectorRegistry()
-    registry.register(tasks)
+    registry.register(TaskMetrics(tasks))
     figure: Callable[[str, str], float | None] = lambda name, task: registry.get_sample_value(name, {"task": task})  # noqa: E731
     good, bad = tasks.add("good"), tasks.add("bad")
     with good.running():
@@ -92,16 +93,23 @@ def test_every_task_has_its_series(tasks: BackgroundTasks) -> None:
     assert [figure("gputally_task_failures_total", task) for task in ("good", "bad")] == [0, 1]
 
 
-def test_a_loop_that_raises_is_told_and_begins_anew_until_the_end() -> None:
+def test_work_that_raises_is_told_and_begins_anew_until_the_end() -> None:
     clock, stop, told = VirtualClock(1_000), threading.Event(), list[Exception]()
-    begun = list[int]()
+    begun, faults = list[int](), list[str | None]()
+    tasks = BackgroundTasks(clock)
 
-    def loop(stop: threading.Event) -> None:
+    def work(stop: threading.Event, task: BackgroundTask) -> None:
         begun.append(clock.monotonic_ms())
+        faults.append(task.state().fault)
         if len(begun) < 3:
             raise KeyError(len(begun))
+        task.progress()
+        faults.append(task.state().fault)
         stop.set()
 
-    keep_running(loop, stop, clock, told.append)
+    tasks.start("watch", work, stop, told.append).join(30)
     assert begun == [0, 5_000, 10_000]
+    assert faults == [None, "failed: KeyError: 1", "failed: KeyError: 2", None]
     assert [error.args for error in told] == [(1,), (2,)]
+    assert tasks.states()["watch"].failures == 2
+    assert not tasks.faults(), "it was told to stop"

@@ -24,6 +24,8 @@ from agent.core.errors import PortUnavailable
 from agent.metrics import exporter
 from agent.upload.spool import Outbox
 from gputally.base import json_log
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import VirtualClock
 
 FORBIDDEN = ("pandas", "numpy", "duckdb", "fastapi", "pydantic", "kubernetes", "pyarrow", "rich", "pynvml", "httpx")
 
@@ -247,9 +249,12 @@ def test_log_lines_are_json_with_their_extras_and_bounded() -> None:
     assert len(line["event"]) == 2_000
 
 
+NO_TASKS = BackgroundTasks(VirtualClock(0))
+
+
 class TestExposition:
     def test_a_hanging_sampler_fails_the_probe(self) -> None:
-        server = exporter.Exposition("127.0.0.1", 0, lambda: b"", lambda: False)
+        server = exporter.Exposition("127.0.0.1", 0, lambda: b"", lambda: False, NO_TASKS)
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         connection.request("GET", "/livez")
         response = connection.getresponse()
@@ -258,9 +263,9 @@ class TestExposition:
         server.close()
 
     def test_a_port_in_use(self) -> None:
-        server = exporter.Exposition("127.0.0.1", 0, lambda: b"", lambda: True)
+        server = exporter.Exposition("127.0.0.1", 0, lambda: b"", lambda: True, NO_TASKS)
         with pytest.raises(PortUnavailable, match="Address already in use"):
-            exporter.Exposition("127.0.0.1", server.port, lambda: b"", lambda: True)
+            exporter.Exposition("127.0.0.1", server.port, lambda: b"", lambda: True, NO_TASKS)
         server.close()
 
     def test_more_requests_than_allowed_are_hung_up_on(self) -> None:
@@ -270,7 +275,7 @@ class TestExposition:
             entered.release()
             return release.wait(10)
 
-        server = exporter.Exposition("127.0.0.1", 0, lambda: b"", slow)
+        server = exporter.Exposition("127.0.0.1", 0, lambda: b"", slow, NO_TASKS)
         clients = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=10) for _ in range(5)]
         for client in clients[: exporter.MAX_REQUESTS]:
             client.request("GET", "/livez")

@@ -24,6 +24,7 @@ from agent.devices.dcgm_exporter import (
     fetch_from,
 )
 from agent.simulation.simulated_node import A100, make_gpu
+from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 
 T0 = 1_790_812_800_000
@@ -205,7 +206,7 @@ def test_over_http(http_page: tuple[str, list[tuple[int, bytes]]]) -> None:
     with pytest.raises(ValueError, match="HTTP 503"):
         fetch()
     exporter = Exporter(fetch, VirtualClock(T0))
-    exporter.start()
+    exporter.start(BackgroundTasks(VirtualClock(T0)))
     exporter.close()
     for bad in ("https://x/metrics", "localhost:9400", "http:///x"):
         with pytest.raises(SettingsError, match="dcgm_url"):

@@ -17,6 +17,7 @@ from agent.metrics.exporter import AgentMetrics
 from agent.simulation.simulated_node import H100, SimulatedNode, SimulatedSource, make_gpu
 from agent.upload.spool import Outbox
 from agent.upload.uploader import ShipResult, Uploader
+from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
 from tests.agent_shell.loops import MINUTE, place, rows, turn
 
@@ -187,11 +188,15 @@ def test_what_is_sent_again_is_not_told_again(
 
 
 def test_liveness_follows_the_sampling(agent_of: Any, clock: VirtualClock) -> None:
-    agent, _, _ = agent_of()
+    tasks = BackgroundTasks(clock)
+    agent, _, _ = agent_of(tasks=tasks)
+    clock.advance(44_000)
+    assert agent.alive(), "the first sample may take its time"
     agent.sample()
     assert agent.alive()
-    clock.advance(60_001)
+    clock.advance(59_000)
     assert not agent.alive()
+    assert tasks.faults() == {"sample": "has not ended for 59 s"}
 
 
 def test_the_metrics_show_the_agent_and_its_node(agent_of: Any, node: SimulatedNode, clock: VirtualClock) -> None:
@@ -234,7 +239,7 @@ def test_run_samples_and_ships_until_it_is_stopped(open_outbox: Callable[..., Ou
 def test_a_defect_in_shipping_is_reported_and_tried_again(
     open_outbox: Callable[..., Outbox], caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = SystemClock()
+    clock = VirtualClock(T0)
     node = SimulatedNode("n1", [make_gpu("GPU-a", 0, H100)], start_ms=clock.wall_ms())
     stop = threading.Event()
     outbox = open_outbox()

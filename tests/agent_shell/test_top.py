@@ -23,6 +23,7 @@ from agent.metering.meter import Meter
 from agent.metrics.exporter import AgentMetrics, Exposition
 from agent.simulation.simulated_node import A100, H100, SimulatedNode, make_gpu
 from agent.wire import Holder
+from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
 from gputally.base.yaml_file import parse as parse_yaml
@@ -82,7 +83,7 @@ def test_a_running_agents_page_gives_the_same_table_as_its_snapshots() -> None:
     clock = VirtualClock(T0)
     meter, metrics = Meter(60_000, ZoneInfo("UTC")), AgentMetrics("node-1", "1")
     history = History(Prices("USD", everything=Decimal(8)))
-    exposition = Exposition("127.0.0.1", 0, metrics.exposition, lambda: True)
+    exposition = Exposition("127.0.0.1", 0, metrics.exposition, lambda: True, BackgroundTasks(VirtualClock(0)))
     look = page(f"http://127.0.0.1:{exposition.port}/metrics", clock)
     for _ in range(6):
         snapshot = node.snapshot(clock.wall_ms())

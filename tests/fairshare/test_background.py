@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fairshare.composition import run_beside
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.http_server import Health
-from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import Unavailable
 from gputally.kubernetes.list_watch import Mirror
@@ -80,12 +80,12 @@ def test_a_cycle_that_hangs_is_seen_within_a_minute(clock: VirtualClock) -> None
 def test_work_that_ends_is_begun_again(clock: VirtualClock, raises: bool) -> None:
     tasks, stop, begun = BackgroundTasks(clock), threading.Event(), threading.Semaphore(0)
 
-    def work(_stop: threading.Event, _progress: Callable[[], None]) -> None:
+    def work(_stop: threading.Event, _task: BackgroundTask) -> None:
         begun.release()
         if raises:
             raise ValueError("not an object")
 
-    with structlog.testing.capture_logs() as logs, run_beside("watch", work, stop, tasks, 60):
+    with structlog.testing.capture_logs() as logs, run_beside("watch", work, stop, tasks):
         assert begun.acquire(timeout=30)
         assert begun.acquire(timeout=30)
         assert (tasks.states()["watch"].failures > 0) == raises
@@ -109,5 +109,5 @@ def test_a_watch_tells_of_its_progress_and_hangs_where_no_answer_comes(clock: Vi
             raise Unavailable("no answer")
 
     mirror = Mirror[object](Cluster(), POD, lambda obj: obj, clock)  # type: ignore[arg-type]
-    mirror.run(stop, task.begin)
+    mirror.run(stop, task)
     assert len(asked) == 3

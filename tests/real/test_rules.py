@@ -119,7 +119,9 @@ CASES = {
     "GputallyBudgetForecast": level(
         'gputally_budget_forecast_ratio{budget="b",team="nlp",queue=""}', 1.2, 0.9, "7h", budget="b", team="nlp"
     ),
-    "GputallyTaskStopped": level('gputally_task_stopped{task="archive"}', 1, 0, task="archive"),
+    "GputallyTaskStopped": level(
+        'gputally_task_stopped{instance="10.0.0.7:9401",task="ship"}', 1, 0, instance="10.0.0.7:9401", task="ship"
+    ),
     "GputallyUpkeepFailing": level('gputally_upkeep_failing{task="backup"}', 1, 0, task="backup"),
     "GputallyProposalWaits": level("gputally_proposals_waiting", 1, 0),
     "GputallyBackupOld": Case(

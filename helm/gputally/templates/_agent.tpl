@@ -136,7 +136,7 @@ spec:
             timeoutSeconds: 5
             failureThreshold: 6
           readinessProbe:
-            httpGet: {path: /livez, port: metrics}
+            httpGet: {path: /readyz, port: metrics}
             periodSeconds: 10
             timeoutSeconds: 5
           resources:

@@ -14,6 +14,7 @@ import pytest
 
 from fairshare.controller.control_loop import Controller
 from fairshare.targets.status_conditions import StatusObject
+from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.leader_election import Election, LeaseTimes
@@ -36,8 +37,8 @@ class Replica:
         path = kubeconfig or server.kubeconfig
         self.election = Election(lease, "gputally", identity, SystemClock(), kubeconfig=path, terms=QUICK)
         self.stop = threading.Event()
-        self.thread = threading.Thread(target=self.election.run, args=(self.stop,))
-        self.thread.start()
+        tasks = BackgroundTasks(SystemClock())
+        self.thread = tasks.start("lease", self.election.run, self.stop, list[Exception]().append)
 
     def end(self) -> None:
         self.stop.set()

@@ -81,7 +81,7 @@ class FakeKubelet:
 
     def start(self) -> None:
         """Listen; the socket is made anew, as after a restart of the kubelet."""
-        self._server = grpc.server(futures.ThreadPoolExecutor(2))
+        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=2, thread_name_prefix="fake kubelet"))
         calls = {"List": self._list, "GetAllocatableResources": self._offered}
         handlers = {name: grpc.unary_unary_rpc_method_handler(self._answering(name, do)) for name, do in calls.items()}
         self._server.add_generic_rpc_handlers(
