@@ -53,36 +53,26 @@ class Identity:
 
 
 class Tls:
-    """The context all new connections use. Raises BadCertificate."""
+    """The context all new connections use: another one once the files have changed. Raises BadCertificate."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._stamp = self._stat()
         self._raised = ""
-        """Why the files' newest pair could not be used when it was tried last."""
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._load()
-        if identity.client_ca is not None:
-            try:
-                self.context.load_verify_locations(identity.client_ca)
-            except OSError as error:
-                raise BadCertificate(f"{identity.client_ca}: {error.strerror or error}") from error
-            self.context.verify_mode = ssl.CERT_REQUIRED if identity.clients_required else ssl.CERT_OPTIONAL
+        """Why the files' newest content could not be used when it was tried last."""
+        self.context = _context(identity)
 
     def look(self) -> bool:
-        """Use the certificate for new connections if its files changed, or could not be used the last time; True
-        where it is another one now.
+        """Use the files for new connections if they changed, or could not be used the last time; True where they are in
+        use now. A client whose authority the new files lack gets no new connection.
 
-        Raises BadCertificate for a pair that cannot be used, once; the one in use stays, and the new one is tried again
+        Raises BadCertificate for files that cannot be used, once; those in use stay, and the new ones are tried again
         at each look."""
         found = self._stat()
         if found == self._stamp and not self._raised:
             return False
         try:
-            # Tried aside first: half a new pair must not replace a good one.
-            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._identity)
-            self._load()
+            self.context = _context(self._identity)
         except BadCertificate as error:
             told = self._raised if found == self._stamp else ""
             self._stamp, self._raised = found, str(error)
@@ -94,17 +84,17 @@ class Tls:
 
     @property
     def refused(self) -> bool:
-        """Whether the files' newest pair is not in use."""
+        """Whether the files' newest content is not in use."""
         return bool(self._raised)
 
-    def _load(self) -> None:
-        _load(self.context, self._identity)
-
-    def _stat(self) -> tuple[Stamp | None, Stamp | None]:
-        return stamp(self._identity.certificate), stamp(self._identity.key)
+    def _stat(self) -> tuple[Stamp | None, ...]:
+        files = (self._identity.certificate, self._identity.key, self._identity.client_ca)
+        return tuple(stamp(file) for file in files if file is not None)
 
 
-def _load(context: ssl.SSLContext, identity: Identity) -> None:
+def _context(identity: Identity) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(identity.certificate, identity.key)
     except ssl.SSLError as error:
@@ -113,6 +103,15 @@ def _load(context: ssl.SSLContext, identity: Identity) -> None:
         ) from error
     except OSError as error:
         raise BadCertificate(f"{identity.certificate}, {identity.key}: {error.strerror}") from error
+    if identity.client_ca is not None:
+        try:
+            context.load_verify_locations(identity.client_ca)
+        except ssl.SSLError as error:
+            raise BadCertificate(f"{identity.client_ca}: not certificates of authorities: {error.reason}") from error
+        except OSError as error:
+            raise BadCertificate(f"{identity.client_ca}: {error.strerror or error}") from error
+        context.verify_mode = ssl.CERT_REQUIRED if identity.clients_required else ssl.CERT_OPTIONAL
+    return context
 
 
 def common_name(certificate: Any) -> str:
@@ -226,10 +225,11 @@ class _Server(uvicorn.Server):
     """Accepts connections within bounds, and says when it listens, so that clients need not poll."""
 
     def __init__(
-        self, config: uvicorn.Config, bound: socket.socket, limits: ConnectionLimits, renewed: Tls | None
+        self, config: uvicorn.Config, bound: socket.socket, limits: ConnectionLimits, tls: Tls | None, *, renew: bool
     ) -> None:
         super().__init__(config)
-        self._renewed = renewed
+        self._tls = tls
+        self._renew = renew
         self.listening = threading.Event()
         self._bound = bound
         self._limits = limits
@@ -277,12 +277,12 @@ class _Server(uvicorn.Server):
             closed=partial(self._connections.leave, address),
         )
         try:
-            if self._renewed is not None:
-                self._look(self._renewed)
             tls: dict[str, Any] = {}
-            if self.config.ssl is not None:
+            if self._tls is not None:
+                if self._renew:
+                    self._look(self._tls)
                 tls = {
-                    "ssl": self.config.ssl,
+                    "ssl": self._tls.context,
                     "ssl_handshake_timeout": self._limits.header_seconds,
                     "ssl_shutdown_timeout": _GOODBYE_SECONDS,
                 }
@@ -351,7 +351,8 @@ def serve(
         ),
         bound,
         limits or ConnectionLimits(),
-        tls if renew else None,
+        tls,
+        renew=renew,
     )
 
     def run() -> None:

@@ -120,6 +120,34 @@ def test_a_renewed_certificate_is_used_and_half_a_pair_is_not(ca: trustme.CA, tm
     assert not tls.look()
 
 
+def test_a_renewed_authority_of_clients_is_in_force_for_new_connections(
+    ca: trustme.CA, tmp_path: Path, clock: VirtualClock
+) -> None:
+    certificate, key = issue(ca, tmp_path / "server")
+    old, new, authority = trustme.CA(), trustme.CA(), tmp_path / "clients.pem"
+    authority.write_bytes(old.cert_pem.bytes())
+    tls = Tls(Identity(certificate, key, authority))
+    settings = Settings(data=tmp_path / "data", auth="off", linger_ms=0)
+    of_old = client(ca, issue(old, tmp_path / "old", "old", "agent"))
+    of_new = client(ca, issue(new, tmp_path / "new", "new", "agent"))
+
+    def passes(context: ssl.SSLContext) -> bool:
+        try:
+            return request(url, context, "GET", "/livez")[0] == 200
+        except OSError:
+            return False
+
+    with Service(settings, clock) as service, serve(service.app, "127.0.0.1", 0, tls, renew=True) as url:
+        assert (passes(of_old), passes(of_new)) == (True, False)
+        authority.write_text("no certificate")
+        assert (passes(of_old), passes(of_new)) == (True, False), "the last good one stays"
+        assert tls.refused
+        authority.write_bytes(new.cert_pem.bytes())
+        assert (passes(of_old), passes(of_new)) == (False, True)
+        assert not tls.refused
+        assert passes(client(ca)), "a certificate is not required"
+
+
 def test_a_renewal_that_cannot_be_used_is_said_on_the_accountants_page(
     ca: trustme.CA, tmp_path: Path, clock: VirtualClock
 ) -> None:
