@@ -23,7 +23,7 @@ from fastapi import Request
 from fastapi.datastructures import Headers
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from accountant.api.problems import Refusal, answer, reason, retry_later
 from accountant.core.settings import Limits
@@ -31,10 +31,11 @@ from gputally.base.clock import Clock
 from gputally.base.identifiers import NO_CONTROLS, unprintable
 from gputally.server import page_layout
 from gputally.server.config_models import NO_NUMBER, booleans_as_numbers
+from gputally.server.request_handling import ObservedSend, raw_headers
 from gputally.server.tokens_and_grants import is_loopback, names_this_machine
 
 HEADERS = page_layout.headers()
-_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+_HEADERS = raw_headers(HEADERS)
 _QUIET = frozenset({"/livez", "/readyz", "/metrics", "/v1/usage"})
 """Asked every few seconds by machines: logged only at debug, unless something was wrong."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -62,31 +63,20 @@ class AccessMiddleware:
         wanted = headers.get("x-request-id", "")
         request_id = wanted if _REQUEST_ID.fullmatch(wanted) else secrets.token_hex(8)
         state = scope.setdefault("state", {})
-        status = 500
-        started_answer = False
-
-        async def guarded(message: Message) -> None:
-            nonlocal status, started_answer
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                started_answer = True
-                given = {name.lower() for name, _ in message["headers"]}
-                added = [pair for pair in _HEADERS if pair[0] not in given]
-                message["headers"] = [*message["headers"], *added, (b"x-request-id", request_id.encode())]
-            await send(message)
-
+        observed = ObservedSend(send, [*_HEADERS, (b"x-request-id", request_id.encode())])
         refusal = self._refusal(scope, headers)
         try:
             if refusal is None:
-                await self._app(scope, receive, guarded)
+                await self._app(scope, receive, observed)
         except Exception as error:  # noqa: BLE001  # the last stop: a defect is logged and answered
             self._log.error("request_failed", path=scope["path"][:200], request_id=request_id, exc_info=error)
             refusal = Refusal("internal", f"the failure was logged as {request_id}")
         try:
-            if refusal is not None and not started_answer:
+            if refusal is not None and not observed.started:
                 state["problem"] = refusal.slug
-                await answer(refusal, scope["path"])(scope, receive, guarded)
+                await answer(refusal, scope["path"])(scope, receive, observed)
         finally:
+            status = observed.status
             self._answered(status)
             level = "warning" if status >= 500 else "debug" if scope["path"] in _QUIET and status < 400 else "info"
             getattr(self._log, level)(

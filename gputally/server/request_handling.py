@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 from starlette.exceptions import HTTPException
@@ -19,6 +19,28 @@ Answered = Callable[[str, str, int, float], None]
 """Called after each response: method, path as sent, status, seconds."""
 
 
+class ObservedSend:
+    """Sends a response with the headers that it does not set itself. status: as sent, 500 before."""
+
+    def __init__(self, send: Send, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._headers = headers
+        self.status = 500
+        self.started = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.started = message["status"], True
+            given = {name.lower() for name, _ in message["headers"]}
+            message["headers"] = [*message["headers"], *(pair for pair in self._headers if pair[0] not in given)]
+        await self._send(message)
+
+
+def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Headers as ASGI has them."""
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+
+
 class RequestLog:
     """Wraps a Starlette application, which answers 500 for what it raises. headers: of every response that does not
     set them itself."""
@@ -27,21 +49,12 @@ class RequestLog:
         self, app: ASGIApp, name: str, *, headers: Mapping[str, str] | None = None, answered: Answered | None = None
     ) -> None:
         self._app = app
-        self._headers = [(key.lower().encode(), value.encode()) for key, value in (headers or {}).items()]
+        self._headers = raw_headers(headers or {})
         self._answered = answered
         self._log = structlog.get_logger(name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started, status = time.monotonic(), 500
-
-        async def observed(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                given = {key.lower() for key, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *(pair for pair in self._headers if pair[0] not in given)]
-            await send(message)
-
+        started, observed = time.monotonic(), ObservedSend(send, self._headers)
         try:
             await self._app(scope, receive, observed)
         except ClientDisconnect:
@@ -50,7 +63,7 @@ class RequestLog:
             self._log.error("request_failed", path=scope.get("path", "")[:200], exc_info=error)
         if self._answered is not None and scope["type"] == "http":
             path = scope.get("raw_path", b"").decode("ascii", "replace")
-            self._answered(scope["method"], path, status, time.monotonic() - started)
+            self._answered(scope["method"], path, observed.status, time.monotonic() - started)
 
 
 async def read_body(request: Request, most_bytes: int, seconds: float) -> bytes:
