@@ -28,7 +28,7 @@ from fairshare.core.bound_pods import BoundPods
 from fairshare.core.model import Pod
 from fairshare.core.settings import Settings, address
 from fairshare.http_server import Health, serve, serve_extender
-from fairshare.preemption.latency_objectives import Alarms, Prometheus
+from fairshare.preemption.latency_objectives import Alarms, prometheus_latency
 from fairshare.preemption.preemption_cycle import no_calls
 from fairshare.targets import KINDS
 from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER
@@ -124,8 +124,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             open_.enter_context(pages(settings, scene, client, clock, cluster))
         alarms: Alarms | None = None
         if settings.prometheus:
-            asked = Prometheus(settings.prometheus, token_file=settings.prometheus_token_file)
-            alarms = Alarms(open_.enter_context(asked).latency)
+            alarms = Alarms(prometheus_latency(settings.prometheus, settings.prometheus_token_file))
         leading = election.leading if election is not None else lambda: True
         metrics.watch(alarms, leading)
         where = StatusObject(settings.status_namespace or StatusObject().namespace, settings.status_name)

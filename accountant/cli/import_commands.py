@@ -22,12 +22,13 @@ from accountant.cli.connection_options import Printed, ZonedLedger, connected
 from accountant.core.claim_overlap import Span
 from accountant.history_import.import_chunks import KNOWN_LIMITS
 from accountant.history_import.import_run import Destination, Read, Summary, run
-from accountant.history_import.prometheus_source import History, Prometheus
+from accountant.history_import.prometheus_source import History, PrometheusFailed
 from accountant.history_import.slurm_history import SlurmHistory, offers
 from accountant.inventory import slurm_accounting
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show
 from gputally.base.errors import AccountantError
+from gputally.base.prometheus_api import Prometheus
 from gputally.base.terminal import Terminal
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
 from gputally.server.config_models import parse_duration
@@ -71,7 +72,13 @@ def from_prometheus(
     wanted = _since(since, end, at), end
     if wanted[0] >= end:
         raise CannotImport(f"--since {since}: nothing lies between that and the end")
-    server = Prometheus(source, source_token_file, source_ca_file, dict(map(_header, source_header or ())))
+    server = Prometheus(
+        source,
+        PrometheusFailed,
+        token_file=source_token_file,
+        ca_file=source_ca_file,
+        headers=dict(map(_header, source_header or ())),
+    )
     history = History(server, match=match, scheduler=scheduler, team_labels=label or ())
     length = _chunk(chunk) if chunk is not None else history.chunk_ms(end)
     with at.asking() as remote:

@@ -1,8 +1,5 @@
 """Asks a Prometheus for the series of one chunk.
 
-No redirect is followed and no proxy variable read. The token is read anew for each question, as it may rotate, and is
-in no message. An answer is bounded before it is in memory.
-
 Every selector is asked over a window that ends at the instant (`last_over_time(x[w])`), so nothing depends on how long
 the server lets a value linger: what was scraped in the window is there, what was not is not. The window is a step, or
 two scrapes where those are far apart. Metrics under both generations of names; labels are read by `series`.
@@ -10,134 +7,21 @@ two scrapes where those are far apart. Metrics under both generations of names; 
 
 from __future__ import annotations
 
-import base64
 from array import array
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final
-from urllib.parse import urlencode
-
-import httpx2
-import msgspec
 
 from accountant.history_import.gpu_holds import TimeGrid
 from accountant.history_import.import_chunks import Chunk
 from accountant.history_import.kubernetes_history import NodeHistory, histories
 from accountant.history_import.prometheus_series import Labels, Observed, Series, device_of
-from accountant.wire.http_client import Unanswered
-from gputally.base import http_calls
 from gputally.base.errors import AccountantError
+from gputally.base.prometheus_api import Prometheus, number
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
-
-MOST_POINTS = 11_000
-"""That Prometheus answers for one series (promql's own limit of a range query)."""
-MOST_BYTES = 512 * 2**20
-_TIMEOUT_SECONDS = 120
 
 
 class PrometheusFailed(AccountantError):
     """No usable answer: the address, and what it said or why it could not."""
-
-
-class _Result(msgspec.Struct, gc=False):
-    metric: dict[str, str]
-    values: list[tuple[float, str]] = []
-    value: tuple[float, str] | None = None
-
-
-class _Data(msgspec.Struct):
-    result: list[_Result]
-
-
-class _Answer(msgspec.Struct):
-    status: str
-    data: _Data | None = None
-    error: str = ""
-
-
-_decoder = msgspec.json.Decoder(_Answer)
-
-
-class Prometheus:
-    """The server at `url` (http or https; a path and `user:password@` may be part of it).
-
-    token_file: bearer token. ca_file: authorities trusted instead of the system's, PEM. headers: further ones, such as
-    `X-Scope-OrgID`. Raises PrometheusFailed for an address that is none, accountant.wire.http_client.Unanswered for a
-    file that cannot be read."""
-
-    def __init__(
-        self,
-        url: str,
-        token_file: Path | None = None,
-        ca_file: Path | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        parsed = http_calls.address(url, "http://prometheus:9090", PrometheusFailed)
-        self.origin = str(parsed.copy_with(userinfo=b"", query=None, fragment=None)).rstrip("/")
-        self._trusted = http_calls.trusting_for(parsed, ca_file if parsed.scheme == "https" else None, Unanswered)
-        self._token_file = token_file
-        self._headers = dict(headers or {})
-        if parsed.userinfo:
-            pair = f"{parsed.username}:{parsed.password}"
-            self._headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
-
-    def range(self, query: str, start_ms: int, end_ms: int, step_ms: int) -> list[Series]:
-        """Values at start, start + step, … up to end, both included."""
-        if (end_ms - start_ms) // step_ms + 1 > MOST_POINTS:
-            raise ValueError(f"more than {MOST_POINTS} points were asked for")
-        given = {"start": _seconds(start_ms), "end": _seconds(end_ms), "step": _seconds(step_ms)}
-        found = []
-        for one in self._ask("query_range", {"query": query, **given}):
-            times = array("q", (round(at * MS_PER_SECOND) for at, _ in one.values))
-            found.append(Series(one.metric, times, array("d", (_number(value) for _, value in one.values))))
-        return found
-
-    def instant(self, query: str, at_ms: int) -> list[tuple[Labels, float]]:
-        found = self._ask("query", {"query": query, "time": _seconds(at_ms)})
-        return [(one.metric, _number(one.value[1])) for one in found if one.value is not None]
-
-    def _ask(self, endpoint: str, given: Mapping[str, str]) -> list[_Result]:
-        answer = self._decoded(*self._post(f"/api/v1/{endpoint}", urlencode(given).encode()))
-        if answer.status != "success" or answer.data is None:
-            raise PrometheusFailed(f"{self.origin}: {answer.error or 'no result'} (asked {given['query'][:200]})")
-        return answer.data.result
-
-    def _decoded(self, status: int, body: bytes) -> _Answer:
-        try:
-            return _decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            if status in (401, 403):
-                raise PrometheusFailed(f"{self.origin}: {status}, it wants a token that it knows") from error
-            what = f"answers {status}" if status != 200 else "does not answer as a Prometheus does"
-            raise PrometheusFailed(f"{self.origin}: {what} (the address ends before /api/v1)") from error
-
-    def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        headers = {**self._headers, "Content-Type": "application/x-www-form-urlencoded"}
-        if self._token_file is not None:
-            headers["Authorization"] = f"Bearer {http_calls.read_token(self._token_file, Unanswered)}"
-        try:
-            with (
-                http_calls.client(self._trusted, _TIMEOUT_SECONDS, proxies=False) as client,
-                client.stream("POST", self.origin + path, content=body, headers=headers) as response,
-            ):
-                found = http_calls.read_bounded(response, MOST_BYTES)
-        except httpx2.HTTPError as error:
-            raise PrometheusFailed(f"{self.origin}: {http_calls.reason(error)}") from error
-        if found is None:
-            raise PrometheusFailed(f"{self.origin}: an answer of more than {MOST_BYTES >> 20} MiB (shorten --chunk)")
-        return response.status_code, found
-
-
-def _seconds(at_ms: int) -> str:
-    return f"{at_ms // MS_PER_SECOND}.{at_ms % MS_PER_SECOND:03d}"
-
-
-def _number(text: str) -> float:
-    """NaN for what is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")
 
 
 STEP_MS = MS_PER_MINUTE
@@ -176,8 +60,8 @@ class History:
         alternatives = " or ".join(
             f"count(last_over_time({self._of(name)}[1d]))" for name in (*_UTIL, *_ENGINE, *_MEMORY)
         )
-        asked = self._server.instant(f"max({alternatives})", at_ms)
-        requests = self._server.instant(f"sum(last_over_time({self._of(_REQUESTS, _GPU)}[1d]))", at_ms)
+        asked = read_values(self._server, f"max({alternatives})", at_ms)
+        requests = read_values(self._server, f"sum(last_over_time({self._of(_REQUESTS, _GPU)}[1d]))", at_ms)
         count = max([int(value) for _, value in (*asked, *requests) if value == value], default=0)
         if not count:
             raise PrometheusFailed(
@@ -233,7 +117,7 @@ class History:
         """Which of the metrics were scraped in the chunk."""
         names = "|".join((*_DCGM, *_KSM))
         text = selector("", f'__name__=~"{names}"', self._match)
-        found = self._server.instant(f"count by (__name__) (last_over_time({text}[{whole}]))", chunk.end_ms)
+        found = read_values(self._server, f"count by (__name__) (last_over_time({text}[{whole}]))", chunk.end_ms)
         return {labels.get("__name__", "") for labels, _ in found}
 
     def _scrape_ms(self, chunk: Chunk, names: set[str]) -> int:
@@ -241,7 +125,7 @@ class History:
         every = f"{min(chunk.end_ms - chunk.start_ms, MS_PER_DAY) // MS_PER_SECOND}s:10m"
         for name in sorted(names):
             text = f"max(max_over_time(count_over_time({self._of(name)}[10m])[{every}]))"
-            counts = [value for _, value in self._server.instant(text, chunk.end_ms) if value >= 1]
+            counts = [value for _, value in read_values(self._server, text, chunk.end_ms) if value >= 1]
             if counts:
                 return min(_RATE_MS, round(_RATE_MS / max(counts)))
         return STEP_MS // 2
@@ -252,7 +136,8 @@ class History:
         back = f"{(chunk.end_ms - chunk.start_ms + MS_PER_DAY) // MS_PER_SECOND}s"
         for name in (*_UTIL, *_ENGINE, *_MEMORY):
             found += [
-                labels for labels, _ in self._server.instant(f"last_over_time({self._of(name)}[{back}])", chunk.end_ms)
+                labels
+                for labels, _ in read_values(self._server, f"last_over_time({self._of(name)}[{back}])", chunk.end_ms)
             ]
         return tuple(found)
 
@@ -277,14 +162,28 @@ class _ChunkQueries:
 
     def once(self, name: str, whole: str, matchers: str = "", kind: str = "last") -> tuple[tuple[Labels, float], ...]:
         text = f"{kind}_over_time({selector(name, matchers, self._match)}[{whole}])"
-        return tuple(self._server.instant(text, self._chunk.end_ms))
+        return tuple(read_values(self._server, text, self._chunk.end_ms))
 
     def names(self, name: str, whole: str, matchers: str = "") -> tuple[Labels, ...]:
         return tuple(labels for labels, _ in self.once(name, whole, matchers))
 
     def _range(self, query: str) -> tuple[Series, ...]:
         chunk = self._chunk
-        return tuple(self._server.range(query, chunk.start_ms + STEP_MS, chunk.end_ms, STEP_MS))
+        return tuple(read_series(self._server, query, chunk.start_ms + STEP_MS, chunk.end_ms, STEP_MS))
+
+
+def read_values(server: Prometheus, query: str, at_ms: int) -> list[tuple[Labels, float]]:
+    """What the query gives at an instant. Raises PrometheusFailed."""
+    return [(one.metric, number(one.value[1])) for one in server.instant(query, at_ms) if one.value is not None]
+
+
+def read_series(server: Prometheus, query: str, start_ms: int, end_ms: int, step_ms: int) -> list[Series]:
+    """Values at start, start + step, … up to end, both included. Raises PrometheusFailed."""
+    found = []
+    for one in server.range(query, start_ms, end_ms, step_ms):
+        times = array("q", (round(at * MS_PER_SECOND) for at, _ in one.values))
+        found.append(Series(one.metric, times, array("d", (number(value) for _, value in one.values))))
+    return found
 
 
 def selector(name: str, matchers: str, match: str) -> str:

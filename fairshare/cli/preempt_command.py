@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Annotated, Literal
 
 import typer
@@ -28,7 +27,7 @@ from fairshare.cli.command_options import (
 )
 from fairshare.controller import policy_file as policies
 from fairshare.explain import plan_tables
-from fairshare.preemption.latency_objectives import Prometheus
+from fairshare.preemption.latency_objectives import prometheus_latency
 from fairshare.preemption.preemption_cycle import by_hand, measured
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.target_preemption import PreemptionReport
@@ -64,11 +63,8 @@ def preempt(
     """Make room for one workload now, by the policy's rules and limits, and say who gives way and why."""
     wanted, clock = policies.load(policy)[0], SystemClock()
     namespace, _, name = status_object.partition("/")
-    with (
-        AccountantClient(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client,
-        ExitStack() as open_,
-    ):
-        asked = open_.enter_context(Prometheus(prometheus)).latency if prometheus else None
+    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client:
+        asked = prometheus_latency(prometheus) if prometheus else None
         why = measured(wanted, job, _seconds(threshold), query, asked, clock.wall_ms())
         if why is None and output != "table":
             show(output, Group, [])

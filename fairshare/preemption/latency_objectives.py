@@ -6,19 +6,19 @@ anew. What it must not do: decide who gives way.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 import httpx2
 
 from accountant.wire.policy_models import Policy, SloPolicy
 from fairshare.preemption.preemption_types import PreemptionCall
-from gputally.base import http_calls
 from gputally.base.errors import FairshareError
+from gputally.base.prometheus_api import Prometheus, number
 from gputally.base.units import MS_PER_SECOND
+
+_TIMEOUT_S = 10.0
 
 
 class LatencyUnknown(FairshareError):
@@ -29,45 +29,23 @@ Latency = Callable[[str, int], float]
 """Seconds that a query tells at an instant. Raises LatencyUnknown."""
 
 
-class Prometheus:
-    """The HTTP API of a Prometheus, or of anything that speaks it. Close it, or use it as a context manager."""
+def prometheus_latency(
+    url: str, token_file: Path | None = None, transport: httpx2.BaseTransport | None = None
+) -> Latency:
+    """Latencies as a Prometheus knows them: the largest value of an instant query, in seconds. Raises LatencyUnknown
+    for an address that is none. transport: instead of the network."""
+    server = Prometheus(
+        url, LatencyUnknown, token_file=token_file, timeout_s=_TIMEOUT_S, proxies=True, transport=transport
+    )
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        token_file: Path | None = None,
-        timeout_s: float = 10.0,
-        transport: httpx2.BaseTransport | None = None,
-    ) -> None:
-        self._url = url.rstrip("/")
-        self._token_file = token_file
-        self._http = http_calls.client(http_calls.trust_context(None, LatencyUnknown), timeout_s, transport=transport)
+    def latency(query: str, at_ms: int) -> float:
+        values = [number(one.value[1]) for one in server.instant(query, at_ms) if one.value is not None]
+        known = [value for value in values if isfinite(value)]
+        if not known:
+            raise LatencyUnknown(f"{server.origin}: {query}: no value")
+        return max(known)
 
-    def __enter__(self) -> Prometheus:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
-
-    def latency(self, query: str, at_ms: int) -> float:
-        """The largest value of an instant query, in seconds. Raises LatencyUnknown."""
-        headers = {"Accept": "application/json"}
-        try:
-            if self._token_file is not None:
-                headers["Authorization"] = f"Bearer {http_calls.read_token(self._token_file, LatencyUnknown)}"
-            form = {"query": query, "time": f"{at_ms / MS_PER_SECOND:.3f}"}
-            response = self._http.request("POST", f"{self._url}/api/v1/query", data=form, headers=headers)
-            answer: Any = json.loads(response.content)
-        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-            raise LatencyUnknown(f"{self._url}: {http_calls.reason(error)}") from error
-        if not isinstance(answer, dict) or answer.get("status") != "success":
-            told = answer.get("error") if isinstance(answer, dict) else None
-            raise LatencyUnknown(f"{self._url}: {query}: {told or response.status_code}")
-        numbers = [number for number in _values(answer.get("data")) if isfinite(number)]
-        if not numbers:
-            raise LatencyUnknown(f"{self._url}: {query}: no value")
-        return max(numbers)
+    return latency
 
 
 class Alarms:
@@ -120,20 +98,3 @@ def call_for(slo: SloPolicy, value: float, lasted_ms: int) -> PreemptionCall:
 def shown(seconds: float) -> str:
     """50 ms, 1.2 s."""
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def _values(data: Any) -> list[float]:
-    """The numbers of an instant vector or a scalar."""
-    if not isinstance(data, dict):
-        return []
-    result = data.get("result") or ()
-    rows: list[Any] = (
-        [result] if data.get("resultType") == "scalar" else [row.get("value") for row in result if row.get("value")]
-    )
-    found = []
-    for row in rows:
-        try:
-            found.append(float(row[1]))
-        except (TypeError, ValueError, IndexError):
-            continue
-    return found

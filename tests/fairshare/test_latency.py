@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from accountant.wire.policy_models import Policy
-from fairshare.preemption.latency_objectives import Alarms, LatencyUnknown, Prometheus, shown
+from fairshare.preemption.latency_objectives import Alarms, Latency, LatencyUnknown, prometheus_latency, shown
 from fairshare.preemption.preemption_types import PreemptionCall
 
 SLO = {"name": "chat", "queue": "serving", "query": "p99", "above": "50ms", "sustained": "5m", "gpus": 2}
@@ -53,26 +53,26 @@ def test_a_fault_is_told_and_asks_for_nothing() -> None:
     assert alarms.faults == {"chat": "no answer"}
 
 
-def _answer(status: int, body: str) -> Prometheus:
-    return Prometheus("http://p", transport=httpx2.MockTransport(lambda _: httpx2.Response(status, text=body)))
+def _answer(status: int, body: str) -> Latency:
+    return prometheus_latency("http://p", transport=httpx2.MockTransport(lambda _: httpx2.Response(status, text=body)))
 
 
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
-        (400, '{"status":"error","error":"parse error"}', "http://p: q: parse error"),
-        (502, "<html>", "http://p: Expecting value"),
+        (400, '{"status":"error","error":"parse error"}', r"http://p: parse error \(asked q\)"),
+        (502, "<html>", "http://p: answers 502"),
         (200, '{"status":"success","data":{"resultType":"vector","result":[]}}', "http://p: q: no value"),
         (200, '{"status":"success","data":{"resultType":"scalar","result":[1,"NaN"]}}', "http://p: q: no value"),
     ],
 )
 def test_what_is_no_number_is_unknown(status: int, body: str, words: str) -> None:
-    with _answer(status, body) as prometheus, pytest.raises(LatencyUnknown, match=words):
-        prometheus.latency("q", 0)
+    latency = _answer(status, body)
+    with pytest.raises(LatencyUnknown, match=words):
+        latency("q", 0)
 
 
 def test_the_largest_value_counts() -> None:
     body = '{"status":"success","data":{"resultType":"vector","result":[{"value":[1,"0.02"]},{"value":[1,"0.7"]}]}}'
-    with _answer(200, body) as prometheus:
-        assert prometheus.latency("q", 0) == 0.7
+    assert _answer(200, body)("q", 0) == 0.7
     assert (shown(0.0501), shown(1.25)) == ("50.1 ms", "1.25 s")

@@ -15,10 +15,11 @@ import trustme
 from accountant.__main__ import main
 from accountant.history_import import import_run
 from accountant.history_import.import_run import Destination
-from accountant.history_import.prometheus_source import Prometheus, PrometheusFailed
+from accountant.history_import.prometheus_source import PrometheusFailed, read_series
 from accountant.history_import.slurm_history import SlurmHistory
 from accountant.inventory.slurm_accounting import Job
 from accountant.wire.http_client import AccountantClient, Unanswered
+from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_HOUR
 from tests.history_import.conftest import NOW_MS
 
@@ -179,11 +180,12 @@ def test_a_prometheus_is_asked_with_its_token_and_credentials_are_never_shown(tm
     result = [{"metric": {"pod": "a"}, "values": [[60, "0.5"], [120.5, "NaN"]]}]
     (tmp_path / "token").write_text("secret\n")
     with answering(200, {"status": "success", "data": {"resultType": "matrix", "result": result}}) as (url, asked):
-        (one,) = Prometheus(f"{url}/base/", tmp_path / "token").range("up", 60_000, 120_000, 60_000)
+        server = Prometheus(f"{url}/base/", PrometheusFailed, token_file=tmp_path / "token")
+        (one,) = read_series(server, "up", 60_000, 120_000, 60_000)
         assert (dict(one.labels), list(one.times), one.values[0]) == ({"pod": "a"}, [60_000, 120_500], 0.5)
         assert asked[0][:2] == ("/base/api/v1/query_range", "Bearer secret")
         assert asked[0][2] == "query=up&start=60.000&end=120.000&step=60.000"
-        named = Prometheus(url.replace("//", "//ann:p%40ss@"))
+        named = Prometheus(url.replace("//", "//ann:p%40ss@"), PrometheusFailed)
         named.instant("up", 0)
         assert asked[1][1] == "Basic YW5uOnBAc3M="
         assert named.origin == url
@@ -202,7 +204,7 @@ def test_a_prometheus_is_asked_with_its_token_and_credentials_are_never_shown(tm
 )
 def test_what_a_prometheus_may_answer_instead(status, answer, said):
     with answering(status, answer) as (url, _), pytest.raises(PrometheusFailed, match=said):
-        Prometheus(url).instant("up", 0)
+        Prometheus(url, PrometheusFailed).instant("up", 0)
 
 
 def test_a_prometheus_without_gpus_is_said_to_have_none(capsys):
@@ -217,9 +219,9 @@ def test_over_tls_the_authority_has_to_be_known(tmp_path):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     with answering(200, {"status": "success", "data": {"result": []}}, context) as (url, _):
-        assert Prometheus(url, ca_file=tmp_path / "ca.pem").instant("up", 0) == []
+        assert Prometheus(url, PrometheusFailed, ca_file=tmp_path / "ca.pem").instant("up", 0) == []
         with pytest.raises(PrometheusFailed, match="CERTIFICATE_VERIFY_FAILED"):
-            Prometheus(url).instant("up", 0)
+            Prometheus(url, PrometheusFailed).instant("up", 0)
 
 
 def test_nobody_listens(capsys):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairshare.preemption.latency_objectives import LatencyUnknown, Prometheus
+from fairshare.preemption.latency_objectives import LatencyUnknown, prometheus_latency
 from tests.real.prometheus import backfill, prometheus
 
 pytestmark = pytest.mark.real
@@ -20,10 +20,11 @@ latency_seconds{{pod="b"}} 0.08 {AT_S}
 
 def test_a_query_is_one_number(tmp_path: Path) -> None:
     backfill(HISTORY, tmp_path)
-    with prometheus(tmp_path) as server, Prometheus(server.url) as latencies:
-        assert latencies.latency("latency_seconds", AT_S * 1000) == 0.08
-        assert latencies.latency("scalar(min(latency_seconds))", AT_S * 1000) == 0.02
+    with prometheus(tmp_path) as server:
+        latency = prometheus_latency(server.url)
+        assert latency("latency_seconds", AT_S * 1000) == 0.08
+        assert latency("scalar(min(latency_seconds))", AT_S * 1000) == 0.02
         with pytest.raises(LatencyUnknown, match="no value"):
-            latencies.latency("absent_metric", AT_S * 1000)
+            latency("absent_metric", AT_S * 1000)
         with pytest.raises(LatencyUnknown, match="parse error"):
-            latencies.latency("latency_seconds{", AT_S * 1000)
+            latency("latency_seconds{", AT_S * 1000)

@@ -11,10 +11,11 @@ import pytest
 from accountant.__main__ import main
 from accountant.history_import import import_run
 from accountant.history_import.import_run import Destination
-from accountant.history_import.prometheus_source import History, Prometheus
+from accountant.history_import.prometheus_source import History, PrometheusFailed
 from accountant.wire.http_client import AccountantClient, Unanswered
 from agent.wire import Batch, UsageInterval
 from fairshare.simulator.simulation_model import Outage
+from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_HOUR
 from gputally.demo.ground_truth import GroundTruth
 from gputally.demo.scenario import START_MS, Options, build
@@ -117,7 +118,7 @@ def test_an_import_that_was_cut_off_goes_on_and_agents_keep_what_they_metered(pa
         cluster="new", node=agent[0], boot_id="b", epoch="0192-a", first_seq=1, oldest_seq=1, intervals=(row,)
     )
     books.ledger.append([batch], END_MS)
-    history = History(Prometheus(past.url), match='cluster="new"')
+    history = History(Prometheus(past.url, PrometheusFailed), match='cluster="new"')
     quiet = lambda *_: None  # noqa: E731
     wanted, chunk = (START_MS, START_MS + 6 * MS_PER_HOUR), 3 * MS_PER_HOUR
 
