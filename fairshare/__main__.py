@@ -63,7 +63,7 @@ from fairshare.targets import ADAPTERS
 from fairshare.targets.kai import shard_advice
 from fairshare.targets.runai import opened
 from fairshare.targets.status_conditions import StatusObject
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show
 from gputally.base.errors import AccountantError, FairshareError
@@ -262,7 +262,7 @@ def plan(
     given = policies.load(policy)[0]
     wanted = policies.only_try(given)
     with (
-        AccountantClient(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client,
+        AccountantApi(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client,
         ExitStack() as open_,
     ):
         there, clock = composition.open_cluster(cluster, kubeconfig), SystemClock()

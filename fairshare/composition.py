@@ -34,7 +34,7 @@ from fairshare.targets import KINDS
 from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER
 from fairshare.targets.runai import opened
 from fairshare.targets.status_conditions import StatusObject
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web.app import pages
 from fairshare.web.queue_history import ReportCache
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, Work, described
@@ -102,7 +102,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
 
     with ExitStack() as open_:
         client = open_.enter_context(
-            AccountantClient(
+            AccountantApi(
                 settings.accountant,
                 token_file=settings.token_file,
                 ca_file=settings.ca_file,

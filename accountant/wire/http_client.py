@@ -1,6 +1,6 @@
 """Calls the accountant's HTTP API with a token file and a CA bundle; every failure is one line.
 
-It follows no redirect, reads no proxy variable, and never prints the token.
+It follows no redirect and never prints the token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import httpx2
@@ -38,19 +39,56 @@ class ProbeResult:
 
 
 class Unanswered(AccountantError):
-    """No usable answer: the address, and what it said or why it could not."""
+    """No usable answer: the address, and what it said or why it could not. status: HTTP, None without an answer."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class AccountantClient:
-    """The accountant at `url` (http or https). ca_file: authorities trusted instead of the system's, PEM.
+    """The accountant at `url` (http or https). As a context manager it reuses connections; otherwise each call has its
+    own. Every method raises Unanswered, also for an address that is none, or a file that holds no certificate.
 
-    Raises Unanswered for an address that is none, or a file that holds no certificate."""
+    token_file: read at each call, as tokens rotate. ca_file: authorities trusted instead of the system's, PEM; loaded
+    again when it changed, and those trusted until then stay so. proxies: those that environment variables name are
+    used. transport: instead of the network."""
 
-    def __init__(self, url: str, token: str | None = None, ca_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        ca_file: Path | None = None,
+        *,
+        token_file: Path | None = None,
+        timeout_s: float = _TIMEOUT_SECONDS,
+        proxies: bool = False,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
         parsed = http_calls.address(url, "http://127.0.0.1:8080", Unanswered)
-        self._trusted = http_calls.trusting_for(parsed, ca_file if parsed.scheme == "https" else None, Unanswered)
-        self._url = url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._ca_file = ca_file if parsed.scheme == "https" else None
+        self._trusted = http_calls.trusting_for(parsed, self._ca_file, Unanswered)
+        self._ca_seen = self._ca_stamp()
+        self.url = url.rstrip("/")
+        self._token = token
+        self._token_file = token_file
+        self._timeout_s, self._proxies, self._transport = timeout_s, proxies, transport
+        self._reused: httpx2.Client | None = None
+
+    def __enter__(self) -> Self:
+        self._reused = self._connection()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections that are reused."""
+        if self._reused is not None:
+            self._reused.close()
+            self._reused = None
 
     def get(self, path: str, query: Query | None = None) -> bytes:
         """The body of a 200 answer; parameters that are None are left out."""
@@ -67,10 +105,16 @@ class AccountantClient:
         self, model: type[M], path: str, body: bytes, media_type: str, query: Query | None = None, encoding: str = ""
     ) -> M:
         """POST a body; the JSON answer as a model. encoding: of the body, `gzip` or none."""
+        return self._as(model, path, self.send_body("POST", path, body, media_type, query, encoding))
+
+    def send_body(
+        self, method: str, path: str, body: bytes, media_type: str, query: Query | None = None, encoding: str = ""
+    ) -> bytes:
+        """The body of the answer to POST or PUT."""
         given = {name: value for name, value in (query or {}).items() if isinstance(value, str)}
         headers = {"Content-Type": media_type, **({"Content-Encoding": encoding} if encoding else {})}
-        with self._answered("POST", path, params=given, content=body, headers=headers) as response:
-            return self._as(model, path, response.read())
+        with self._answered(method, path, params=given, content=body, headers=headers) as response:
+            return response.read()
 
     def act(self, model: type[M], path: str, content: Mapping[str, object]) -> M:
         """POST JSON; the JSON answer as a model."""
@@ -95,23 +139,45 @@ class AccountantClient:
 
     @contextlib.contextmanager
     def _answered(self, method: str, path: str, **request: Any) -> Iterator[httpx2.Response]:
-        """An answer of 200, open."""
+        """A successful answer, open."""
         with self._opened(method, path, **request) as response:
-            if response.status_code != 200:
+            if not response.is_success:
                 response.read()
-                raise Unanswered(f"{self._url}{path}: {response.status_code} {problem(response)}")
+                text = f"{self.url}{path}: {response.status_code} {problem(response)}"
+                raise Unanswered(text, response.status_code)
             yield response
 
     @contextlib.contextmanager
-    def _opened(self, method: str, path: str, **request: Any) -> Iterator[httpx2.Response]:
+    def _opened(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, **request: Any
+    ) -> Iterator[httpx2.Response]:
         """Whatever is answered, open."""
+        headers = {**self._authorization(), **(headers or {})}
+        self._trust_renewed()
         try:
-            with http_calls.client(self._trusted, _TIMEOUT_SECONDS, proxies=False) as client:
-                client.headers.update(self._headers)
-                with client.stream(method, self._url + quote(path), **request) as response:
-                    yield response
+            with contextlib.ExitStack() as open_:
+                client = self._reused or open_.enter_context(self._connection())
+                yield open_.enter_context(client.stream(method, self.url + quote(path), headers=headers, **request))
         except httpx2.HTTPError as error:
-            raise Unanswered(f"{self._url}: {http_calls.reason(error)}") from error
+            raise Unanswered(f"{self.url}: {http_calls.reason(error)}") from error
+
+    def _connection(self) -> httpx2.Client:
+        return http_calls.client(self._trusted, self._timeout_s, transport=self._transport, proxies=self._proxies)
+
+    def _authorization(self) -> dict[str, str]:
+        token = self._token if self._token_file is None else http_calls.read_token(self._token_file, Unanswered)
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def _ca_stamp(self) -> atomic_file.Stamp | None:
+        return atomic_file.stamp(self._ca_file) if self._ca_file is not None else None
+
+    def _trust_renewed(self) -> None:
+        """Load the authorities again if their file changed; half of a renewal changes nothing."""
+        seen = self._ca_stamp()
+        if seen != self._ca_seen:
+            with contextlib.suppress(OSError):
+                self._trusted.load_verify_locations(self._ca_file)
+                self._ca_seen = seen
 
     def ask(self, model: type[M], path: str, query: Query | None = None) -> M:
         """A JSON answer as a model."""
@@ -121,7 +187,7 @@ class AccountantClient:
         try:
             return model.model_validate_json(body)
         except ValueError as error:
-            raise Unanswered(f"{self._url}{path}: not the answer of an accountant of this release") from error
+            raise Unanswered(f"{self.url}{path}: not the answer of an accountant of this release") from error
 
     def pages(self, model: type[Paged], path: str, query: Query) -> Iterator[Paged]:
         """An answer page by page, to the last; there is at least one."""

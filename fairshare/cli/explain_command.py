@@ -55,7 +55,7 @@ from fairshare.laws.feedback_laws import Memory
 from fairshare.targets import ADAPTERS, status_conditions
 from fairshare.targets.runai import opened
 from fairshare.targets.status_conditions import StatusObject
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show
 from gputally.base.errors import ClusterError, FairshareError
@@ -295,7 +295,7 @@ def explain(
     """The arithmetic in words and numbers: why does it wait, why was it preempted, what share is left."""
     back_s = duration(since, "--since")
     there = composition.open_cluster(cluster, kubeconfig)
-    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client:
+    with AccountantApi(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client:
         given = policies.load(policy)[0] if policy is not None else client.policy()
         where = StatusObject.named(status_object)
         with opened(given, there, runai_credentials, runai_ca_file, where, SystemClock()) as elsewhere:
@@ -331,7 +331,7 @@ def duration(text: str, option: str) -> int:
 
 
 def _explanation_input(
-    client: AccountantClient,
+    client: AccountantApi,
     cluster: Cluster,
     elsewhere: Mapping[str, Objects],
     policy: Policy,

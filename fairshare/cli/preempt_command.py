@@ -33,7 +33,7 @@ from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.target_preemption import PreemptionReport
 from fairshare.targets import ADAPTERS
 from fairshare.targets.status_conditions import StatusObject
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show
 from gputally.server.config_models import parse_seconds
@@ -63,7 +63,7 @@ def preempt(
     """Make room for one workload now, by the policy's rules and limits, and say who gives way and why."""
     wanted, clock = policies.load(policy)[0], SystemClock()
     namespace, _, name = status_object.partition("/")
-    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client:
+    with AccountantApi(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client:
         asked = prometheus_latency(prometheus) if prometheus else None
         why = measured(wanted, job, _seconds(threshold), query, asked, clock.wall_ms())
         if why is None and output != "table":

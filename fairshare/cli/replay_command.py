@@ -18,7 +18,7 @@ from rich.text import Text
 from accountant.wire.policy_models import Decision
 from fairshare.cli.command_options import DEFAULT_URL, CaPath, LedgerName, Printed, TokenPath, Url
 from fairshare.explain.decision_replay import CycleReplay, recount
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.command_output import show
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE, MS_PER_SECOND
@@ -44,7 +44,7 @@ def replay(
 
     A date is a day, a time a minute, in UTC unless it says otherwise."""
     start_ms, end_ms, wanted = _span(when)
-    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client:
+    with AccountantApi(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client:
         found = list(client.decisions(start_ms, end_ms))
         policies = {each.version: each.policy for each in client.policies()}
     chosen = [d for d in found if wanted in (None, d.id, d.inputs.get("cycle")) or d.id == _cycle_of(found, wanted)]

@@ -40,7 +40,7 @@ from fairshare.simulator import comparison, comparison_figures, job_traces, kai_
 from fairshare.simulator.comparison import Result, players
 from fairshare.simulator.job_traces import teams_of
 from fairshare.simulator.simulation_model import Record, Workload, columns
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show
 from gputally.base.errors import FairshareError
@@ -220,7 +220,7 @@ def what_if(
         now = policies.load(against)[0]
         past = of_trace(trace, other, capacity)
     else:
-        with AccountantClient(
+        with AccountantApi(
             accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name, timeout_s=300.0
         ) as client:
             now = policies.load(against)[0] if against is not None else client.policy()

@@ -24,7 +24,7 @@ from fairshare.simulator.job_traces import HeldHour
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import Feedback
 from fairshare.simulator.simulation_model import CONTROL_S, Pool, Record, Workload, columns
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_HOUR
 
@@ -162,7 +162,7 @@ class ReplayHistory:
     told: tuple[str, ...]
 
 
-def of_books(client: AccountantClient, policy: Policy, span_s: int, given: int | None, now_ms: int) -> ReplayHistory:
+def of_books(client: AccountantApi, policy: Policy, span_s: int, given: int | None, now_ms: int) -> ReplayHistory:
     """The last `span_s` seconds of whole hours, and what is replayed before them. given: GPUs, instead of those
     in the books. Raises WhatIfError, AccountantUnavailable."""
     end_ms = now_ms // MS_PER_HOUR * MS_PER_HOUR

@@ -1,8 +1,7 @@
 """Calls the accountant: announces the policy, reads windows, posts decisions.
 
-The bearer token is read from its file at every request, for tokens rotate; authorities when their file changed, and
-those trusted until then stay so. Whatever keeps an answer from being one becomes AccountantUnavailable with one
-clear line; the caller holds and tries again.
+Any failure to get a valid answer raises AccountantUnavailable with a one-line message; the caller holds and tries
+again.
 
 An accountant counts by one policy at a time. Where it counts by another's, ours is announced again, each time after
 twice as long, so that two controllers that tell one accountant of their own do not turn it over all the time. What
@@ -22,15 +21,13 @@ from typing import Any, Protocol, TypeVar
 import httpx2
 from pydantic import TypeAdapter, ValidationError
 
-from accountant.wire.http_client import problem
+from accountant.wire.http_client import AccountantClient, Query, Unanswered
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Accounts, BudgetState, Dimension, UsageAnswer, UsageLine
 from fairshare.core.errors import AccountantRefused, AccountantUnavailable
 from fairshare.core.queue_objects import instant
 from fairshare.laws import weight_calculation
 from fairshare.usage.stale_usage_hold import UsageHold, usage_gate
-from gputally.base import http_calls
-from gputally.base.atomic_file import Stamp, stamp
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 
@@ -79,7 +76,6 @@ DECISIONS_PER_GET = 1_000
 MOST_NAMES = 100
 """Pods and nodes that are asked for by name; of more pods their namespaces are asked for, of more nodes all."""
 T = TypeVar("T")
-Query = Mapping[str, str | Sequence[str]]
 _DECISIONS = TypeAdapter(list[Decision])
 _POLICIES = TypeAdapter(list[PolicyVersion])
 _BUDGETS = TypeAdapter(list[BudgetState])
@@ -89,8 +85,8 @@ _WINDOW = TypeAdapter(UsageWindow)
 _WAITS = TypeAdapter(list[dict[str, Any]])
 
 
-class AccountantClient:
-    """Talks to one accountant. Close it, or use it as a context manager."""
+class AccountantApi:
+    """What a controller asks one accountant. As a context manager it reuses connections."""
 
     def __init__(
         self,
@@ -106,16 +102,14 @@ class AccountantClient:
 
         ca_file: authorities (PEM) trusted instead of the system's. cluster: ask of it alone, and decide in its name;
         "": of everything in the ledger. transport: instead of the network."""
-        parsed = http_calls.address(url, "http://accountant:8080", AccountantUnavailable)
-        self._url = url.rstrip("/")
-        self._token_file = token_file
+        with _translated():
+            self._remote = AccountantClient(
+                url, ca_file=ca_file, token_file=token_file, timeout_s=timeout_s, proxies=True, transport=transport
+            )
         self._cluster = cluster
-        self._ca_file = ca_file
-        self._trusted = http_calls.trusting_for(parsed, ca_file, AccountantUnavailable)
-        self._ca_seen = self._ca_stamp()
-        self._http = http_calls.client(self._trusted, timeout_s, transport=transport)
 
-    def __enter__(self) -> AccountantClient:
+    def __enter__(self) -> AccountantApi:
+        self._remote.__enter__()
         return self
 
     def __exit__(
@@ -124,7 +118,7 @@ class AccountantClient:
         self.close()
 
     def close(self) -> None:
-        self._http.close()
+        self._remote.close()
 
     def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
         query: dict[str, str | Sequence[str]] = {
@@ -145,13 +139,13 @@ class AccountantClient:
             query |= {"decay": spec.decay, "calc_period": f"{spec.calc_period}s"}
         if spec.gpu_weights:
             query["gpu_weight"] = [f"{model}:{weight}" for model, weight in sorted(spec.gpu_weights.items())]
-        return self._read("/v1/windows", _WINDOW, query | self._mine())
+        return self._read("/v1/windows", _WINDOW, {**query, **self._mine()})
 
-    def _mine(self) -> dict[str, str | Sequence[str]]:
+    def _mine(self) -> dict[str, str]:
         return {"cluster": self._cluster} if self._cluster else {}
 
     def put_policy(self, policy: Policy) -> PolicyVersion:
-        answer = self._send("PUT", "/v1/policy", content=policy.model_dump_json(by_alias=True))
+        answer = self._send("PUT", "/v1/policy", policy.model_dump_json(by_alias=True).encode())
         try:
             return PolicyVersion.model_validate_json(answer)
         except ValidationError as error:
@@ -173,14 +167,14 @@ class AccountantClient:
     def _post_decisions(self, part: Sequence[bytes]) -> None:
         """Compressed: the record of a preemption holds every pod of the cluster."""
         content = gzip.compress(b"[" + b",".join(part) + b"]", compresslevel=1, mtime=0)
-        self._send("POST", "/v1/decisions", content=content, zipped=True)
+        self._send("POST", "/v1/decisions", content, "gzip")
 
     def decisions(self, start_ms: int, end_ms: int) -> Iterator[Decision]:
         """What was decided in [start_ms, end_ms), newest first, fetched as it is taken."""
         last: set[str] = set()
         while end_ms > start_ms:
             query = {"start": str(start_ms), "end": str(end_ms), "limit": str(DECISIONS_PER_GET)}
-            found = self._read("/v1/decisions", _DECISIONS, query | self._mine())
+            found = self._read("/v1/decisions", _DECISIONS, {**query, **self._mine()})
             fresh = [decision for decision in found if decision.id not in last]
             yield from fresh
             if len(found) < DECISIONS_PER_GET or not fresh:
@@ -259,56 +253,36 @@ class AccountantClient:
     def median_waits_s(self, start_ms: int, end_ms: int) -> dict[str, float]:
         """The median time from creation to a node, by queue, of the pods that existed in the span."""
         query = {"start": str(start_ms), "end": str(end_ms), "by": "queue"}
-        found = self._read("/v1/waits", _WAITS, query | self._mine())
+        found = self._read("/v1/waits", _WAITS, {**query, **self._mine()})
         try:
             return {str(line["key"]): float(line["queued"]["median"]) for line in found}
         except (KeyError, TypeError, ValueError) as error:
             raise self._foreign("/v1/waits") from error
 
     def _read(self, path: str, shape: TypeAdapter[T], params: Query | None = None) -> T:
+        with _translated():
+            answer = self._remote.get(path, params)
         try:
-            return shape.validate_json(self._send("GET", path, params=params))
+            return shape.validate_json(answer)
         except ValidationError as error:
             raise self._foreign(path) from error
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Query | None = None,
-        content: str | bytes | None = None,
-        zipped: bool = False,
-    ) -> bytes:
-        headers = {"Accept": "application/json"}
-        if content is not None:
-            headers |= {"Content-Type": "application/json", **({"Content-Encoding": "gzip"} if zipped else {})}
-        if self._token_file is not None:
-            headers["Authorization"] = f"Bearer {http_calls.read_token(self._token_file, AccountantUnavailable)}"
-        self._trust_renewed()
-        try:
-            response = self._http.request(method, self._url + path, params=params, content=content, headers=headers)
-        except httpx2.HTTPError as error:
-            raise AccountantUnavailable(f"{self._url}: {http_calls.reason(error)}") from error
-        if not response.is_success:
-            final = content is not None and response.status_code in _FINAL
-            text = f"{self._url}{path}: {response.status_code} {problem(response)}"
-            raise AccountantRefused(text) if final else AccountantUnavailable(text)
-        return response.content
-
-    def _ca_stamp(self) -> Stamp | None:
-        return stamp(self._ca_file) if self._ca_file is not None else None
-
-    def _trust_renewed(self) -> None:
-        """Half of a renewal changes nothing."""
-        seen = self._ca_stamp()
-        if seen != self._ca_seen:
-            with contextlib.suppress(OSError):
-                self._trusted.load_verify_locations(self._ca_file)
-                self._ca_seen = seen
+    def _send(self, method: str, path: str, content: bytes, encoding: str = "") -> bytes:
+        with _translated(sent=True):
+            return self._remote.send_body(method, path, content, "application/json", encoding=encoding)
 
     def _foreign(self, path: str) -> AccountantUnavailable:
-        return AccountantUnavailable(f"{self._url}{path}: not the answer of an accountant of this release")
+        return AccountantUnavailable(f"{self._remote.url}{path}: not the answer of an accountant of this release")
+
+
+@contextlib.contextmanager
+def _translated(*, sent: bool = False) -> Iterator[None]:
+    """Failures as those of this stage. sent: the accountant may refuse the content for good."""
+    try:
+        yield
+    except Unanswered as error:
+        final = sent and error.status in _FINAL
+        raise (AccountantRefused if final else AccountantUnavailable)(str(error)) from error
 
 
 def _lost(line: UsageLine) -> int:

@@ -17,7 +17,7 @@ import structlog
 from fairshare.controller.policy_file import PolicyLocation, keeper
 from fairshare.core.settings import Settings, address
 from fairshare.http_server import LIMITS
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.queue_history import History, ReportCache
 from fairshare.web.what_if_previews import Previews, Source, Worker
@@ -41,7 +41,7 @@ class NoCallers(FairshareError):
 
 @contextmanager
 def pages(
-    settings: Settings, scene: ReportCache, client: AccountantClient, clock: Clock, cluster: Cluster
+    settings: Settings, scene: ReportCache, client: AccountantApi, clock: Clock, cluster: Cluster
 ) -> Iterator[str]:
     """Serve until the context ends; yields the base URL. Raises CannotStart, PagesMissing, NobodyComesIn, NoSessions,
     and FileFault for tokens and callers."""

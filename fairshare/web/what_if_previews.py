@@ -26,7 +26,7 @@ from cachetools import LRUCache
 from accountant.wire.policy_models import Policy
 from fairshare.explain import what_if
 from fairshare.explain.what_if import ComparedQueue, Days, daily, of_books
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_HOUR
 
@@ -159,7 +159,7 @@ class Previews:
                 self._known[key] = replace(self._known[key], **changes)  # type: ignore[arg-type]  # checked by replace
 
 
-def compare(order: PreviewOrder, client: AccountantClient, told: Told) -> Comparison:
+def compare(order: PreviewOrder, client: AccountantApi, told: Told) -> Comparison:
     """The work itself. Raises WhatIfError and AccountantUnavailable."""
     told(0.0, "reading the books")
     past = of_books(client, order.then, order.days * 86_400, None, order.at_ms)
@@ -206,8 +206,8 @@ class Source:
     ca_file: Path | None = None
     cluster: str = ""
 
-    def open(self) -> AccountantClient:
-        return AccountantClient(
+    def open(self) -> AccountantApi:
+        return AccountantApi(
             self.url,
             token_file=self.token_file,
             ca_file=self.ca_file,
@@ -225,7 +225,7 @@ class Worker:
     source: Source
     most_mib: int = 768
     most_s: float = 600.0
-    compare: Callable[[PreviewOrder, AccountantClient, Told], Comparison] = compare
+    compare: Callable[[PreviewOrder, AccountantApi, Told], Comparison] = compare
 
     def __call__(self, order: PreviewOrder, told: Told, stop: threading.Event) -> Comparison:
         context = multiprocessing.get_context("spawn")
@@ -273,7 +273,7 @@ class Worker:
 
 
 def _work(
-    compare: Callable[[PreviewOrder, AccountantClient, Told], Comparison],
+    compare: Callable[[PreviewOrder, AccountantApi, Told], Comparison],
     source: Source,
     policies: tuple[str, str],
     days: int,

@@ -31,7 +31,7 @@ from fairshare.controller.cycle_report import CycleReport
 from fairshare.simulator.engine_state import QueueState
 from fairshare.simulator.simulation_model import WHOLE, Event, NodeSpec, OutageBegan, OutageEnded
 from fairshare.targets.kai import KINDS, QUEUE, SHARD
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
 from gputally.demo.ground_truth import TrueTotals
@@ -157,7 +157,7 @@ class Pipeline:
                 scraped=scraped,
             )
             self._crew.settle(plot, leaving)
-            client = opening.enter_context(AccountantClient(self.url))
+            client = opening.enter_context(AccountantApi(self.url))
             self._stack = opening.pop_all()
         self.engine = scenario.engine()
         self.plane = ControlPlane(scenario.nodes, scenario.policy)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.policy_file import PolicyFileWriter, PolicyLocation
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_context import PageContext, PagesApp, link
 from fairshare.web.queue_history import History, ReportCache
@@ -40,7 +40,7 @@ def controller_pages(
     file = folder / "policy.yaml"
     file.write_text(policy_text(policy.model_dump(mode="json", by_alias=True, exclude_defaults=True), HEADING))
     clock = VirtualClock(now_ms)
-    with AccountantClient(accountant) as client, contextlib.ExitStack() as after:
+    with AccountantApi(accountant) as client, contextlib.ExitStack() as after:
         previews = Previews(Worker(Source(accountant)))
         after.callback(previews.close)
         place = PolicyLocation(file, PolicyFileWriter(file))

@@ -17,7 +17,7 @@ import trustme
 from playwright.sync_api import Browser, BrowserContext, Page
 
 from fairshare.core.settings import Settings
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web.app import pages
 from gputally.base.clock import SystemClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
@@ -45,7 +45,7 @@ class PageContext:
         """One that serves until the block ends."""
         clock, cluster = SystemClock(), MemoryCluster((CONFIG_MAP,), [])
         with (
-            AccountantClient("http://127.0.0.1:1") as client,
+            AccountantApi("http://127.0.0.1:1") as client,
             pages(self.settings, self.stage.scene, client, clock, cluster),
         ):
             yield

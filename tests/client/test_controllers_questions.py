@@ -12,7 +12,7 @@ from accountant.core.settings import Limits, Settings
 from accountant.wire.policy_models import Decision, Policy
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from fairshare.explain.what_if import WhatIfError, of_books
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
 
@@ -65,7 +65,7 @@ def _batch() -> Batch:
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantClient]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantApi]:
     clock = VirtualClock(START_MS)
     folder = tmp_path_factory.mktemp("data")
     (folder / "prices.yaml").write_text(PRICES)
@@ -83,11 +83,11 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantClien
             for i in range(1_500)
         ]  # fmt: skip
         service.ledger.record_decisions(decisions, clock.wall_ms())
-        with serve(service.app, "127.0.0.1", 0) as url, AccountantClient(url) as ours:
+        with serve(service.app, "127.0.0.1", 0) as url, AccountantApi(url) as ours:
             yield ours
 
 
-def test_the_books_become_the_jobs_that_ran(client: AccountantClient) -> None:
+def test_the_books_become_the_jobs_that_ran(client: AccountantApi) -> None:
     past = of_books(client, POLICY, HOURS * 3600, None, START_MS + HOURS * HOUR_MS + 59_000)
     assert past.gpus == GPUS
     assert past.had == [12.0, 2.0]
@@ -98,12 +98,12 @@ def test_the_books_become_the_jobs_that_ran(client: AccountantClient) -> None:
     assert not any("begin" in text and "hours into" in text for text in past.told)
 
 
-def test_before_the_books_begin_there_is_nothing(client: AccountantClient) -> None:
+def test_before_the_books_begin_there_is_nothing(client: AccountantApi) -> None:
     with pytest.raises(WhatIfError, match="hold no GPU time in the last 5 hours"):
         of_books(client, POLICY, 5 * 3600, None, START_MS)
 
 
-def test_decisions_policy_and_budgets_come_back_as_they_were(client: AccountantClient) -> None:
+def test_decisions_policy_and_budgets_come_back_as_they_were(client: AccountantApi) -> None:
     kept = list(client.decisions(START_MS, START_MS + HOUR_MS))
     assert sorted(int(decision.id[1:]) for decision in kept) == list(range(1_500))
     assert {decision.inputs["gpus"] for decision in kept} == {0.1 + 0.2}
@@ -113,7 +113,7 @@ def test_decisions_policy_and_budgets_come_back_as_they_were(client: AccountantC
     assert (budget.name, str(budget.spent), str(budget.limit)) == ("few", "12.000000000", "5")
 
 
-def test_a_policy_may_measure_cost_or_weigh_models(client: AccountantClient) -> None:
+def test_a_policy_may_measure_cost_or_weigh_models(client: AccountantApi) -> None:
     end, spec = START_MS + HOURS * HOUR_MS, POLICY.window.model_copy(update={"size": HOURS * 3600})
     cost = client.window(spec, "cost", end, 0.98)
     assert (cost.unit, cost.coverage) == ("1e-9 EUR", 1.0)

@@ -13,7 +13,7 @@ from accountant.core.settings import Limits, Settings
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.wire.policy_models import WindowSpec
 from agent.wire import Batch, UsageInterval
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
 
@@ -45,7 +45,7 @@ def _batch(cluster: str, node: str, gpus: int = 2) -> Batch:
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantClient]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantApi]:
     """`drained` was out of service in the third quarter; `silent` has said nothing since its first."""
     clock = VirtualClock(START_MS)
     with Service(Settings(data=tmp_path_factory.mktemp("data"), auth="off", limits=Limits(page_lines=3)), clock) as it:
@@ -58,35 +58,35 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantClien
             assert not isinstance(receipt, Exception)
         down = Down(START_MS + 2 * QUARTER_MS, START_MS + 3 * QUARTER_MS, "cordoned")
         it.ledger.observe(Facts(nodes=(NodeFacts("c1", "drained", down=(down,)),)), clock.wall_ms())
-        with serve(it.app, "127.0.0.1", 0) as url, AccountantClient(url) as ours:
+        with serve(it.app, "127.0.0.1", 0) as url, AccountantApi(url) as ours:
             yield ours
 
 
 @pytest.mark.parametrize(("quarter", "late"), [(2, {}), (3, {"late": 1})])
-def test_lost_is_who_was_so_for_the_whole_quarter(client: AccountantClient, quarter: int, late: dict[str, int]) -> None:
+def test_lost_is_who_was_so_for_the_whole_quarter(client: AccountantApi, quarter: int, late: dict[str, int]) -> None:
     begin = START_MS + quarter * QUARTER_MS
     assert client.lost_gpus(begin, begin + QUARTER_MS) == {"all": 2, "one": 1, **late}
 
 
-def test_a_part_of_the_span_is_not_enough(client: AccountantClient) -> None:
+def test_a_part_of_the_span_is_not_enough(client: AccountantApi) -> None:
     begin = START_MS + 2 * QUARTER_MS
     assert client.lost_gpus(begin, begin + 2 * QUARTER_MS) == {"all": 2, "one": 1}
 
 
 @pytest.mark.parametrize(("quarters", "newest"), [(0, None), (1, 1), (4, 4)])
-def test_a_window_tells_when_a_gpu_was_lost_last(client: AccountantClient, quarters: int, newest: int | None) -> None:
+def test_a_window_tells_when_a_gpu_was_lost_last(client: AccountantApi, quarters: int, newest: int | None) -> None:
     window = client.window(WindowSpec(kind="sliding", size=3_600), "allocated", START_MS + quarters * QUARTER_MS, 0.9)
     assert window.lost_ms == (0 if newest is None else START_MS + newest * QUARTER_MS)
 
 
 @pytest.mark.parametrize(("quarters", "begun"), [(0, 0), (1, 0), (4, 0), (6, 2)])
-def test_a_window_tells_where_the_books_begin_in_it(client: AccountantClient, quarters: int, begun: int) -> None:
+def test_a_window_tells_where_the_books_begin_in_it(client: AccountantApi, quarters: int, begun: int) -> None:
     for spec in (WindowSpec(kind="sliding", size=3_600), WindowSpec(kind="sliding", size=3_600, half_life=600)):
         window = client.window(spec, "allocated", START_MS + quarters * QUARTER_MS, 0.9)
         assert window.since_ms == START_MS + begun * QUARTER_MS
 
 
-def test_the_books_tell_a_nodes_down_time_from_a_gpus(client: AccountantClient) -> None:
+def test_the_books_tell_a_nodes_down_time_from_a_gpus(client: AccountantApi) -> None:
     begin = START_MS + 2 * QUARTER_MS
     lines = {line.key["node"]: line for line in client.usage(begin, begin + QUARTER_MS, ("node",))}
     down = {node: (line.accounts_gpu_us.down, line.node_down_us) for node, line in lines.items()}
@@ -95,6 +95,6 @@ def test_the_books_tell_a_nodes_down_time_from_a_gpus(client: AccountantClient) 
     assert (down["silent"], down["late"]) == ((0, 0), (0, 0))
 
 
-def test_nodes_that_were_ever_metered_are_told_while_they_are_silent_too(client: AccountantClient) -> None:
+def test_nodes_that_were_ever_metered_are_told_while_they_are_silent_too(client: AccountantApi) -> None:
     begin = START_MS + 3 * QUARTER_MS
     assert client.metered_nodes(begin, begin + QUARTER_MS) == {"all", "one", "late", "same", "drained", "silent"}

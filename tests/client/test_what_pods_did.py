@@ -13,7 +13,7 @@ from agent.wire import Batch, Holder, UsageInterval
 from fairshare.core.model import Pod
 from fairshare.preemption.idle_reclaim import is_idle
 from fairshare.preemption.preemption_types import Idleness, PodUse
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
 
@@ -47,7 +47,7 @@ def _batch(cluster: str, names: list[str]) -> Batch:
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantClient]:
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantApi]:
     """Of one cluster, or of two that both have a pod called `idle`. Pages of three lines."""
     clock = VirtualClock(START_MS)
     settings = Settings(data=tmp_path_factory.mktemp("data"), auth="off", limits=Limits(page_lines=3))
@@ -57,12 +57,12 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         batches = [_batch("c1", list(BUSY_US)), _batch("c2", ["idle"])][: request.param]
         for receipt in service.ledger.append(batches, clock.wall_ms()):
             assert not isinstance(receipt, Exception)
-        with serve(service.app, "127.0.0.1", 0) as url, AccountantClient(url) as ours:
+        with serve(service.app, "127.0.0.1", 0) as url, AccountantApi(url) as ours:
             ours.clusters = request.param  # type: ignore[attr-defined]
             yield ours
 
 
-def test_only_who_was_measured_idle_is_idle(client: AccountantClient) -> None:
+def test_only_who_was_measured_idle_is_idle(client: AccountantApi) -> None:
     rule = IdleReclaimPolicy.model_validate({"sustained": "2h", "grace": "30m"})
     spans = []
     for minutes in (120, 30):
@@ -76,7 +76,7 @@ def test_only_who_was_measured_idle_is_idle(client: AccountantClient) -> None:
     assert spans[0]["short"] == PodUse(0, 3_600_000_000, 0)
 
 
-def test_some_pods_are_asked_for_by_name(client: AccountantClient) -> None:
+def test_some_pods_are_asked_for_by_name(client: AccountantApi) -> None:
     found = client.pod_usage(START_MS, END_MS, [("ns", "works"), ("ns", "gone"), ("other", "idle")])
     assert {key: held.busy for key, held in found.items()} == {("ns", "works"): QUARTERS * 800_000_000}
     many = [("ns", f"p{i}") for i in range(200)] + [("ns", "works")]

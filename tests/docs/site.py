@@ -21,7 +21,7 @@ from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from fairshare.controller.control_loop import Controller
 from fairshare.targets import KINDS
 from fairshare.targets.kai import QUEUE, SHARD
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Object
@@ -146,7 +146,7 @@ def make(folder: Path) -> None:
             )  # fmt: skip
             [answer] = service.ledger.append([batch], clock.wall_ms())
             assert not isinstance(answer, Exception), answer
-        with serve(service.app, "127.0.0.1", 0) as url, AccountantClient(url) as client:
+        with serve(service.app, "127.0.0.1", 0) as url, AccountantApi(url) as client:
             Controller(POLICY, client, MemoryCluster(KINDS, objects()), clock).cycle()
 
 

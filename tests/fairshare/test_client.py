@@ -18,7 +18,7 @@ import trustme
 
 from accountant.wire.policy_models import Decision, Policy, UsageWindow, WindowSpec
 from fairshare.core.errors import AccountantRefused, AccountantUnavailable
-from fairshare.usage.accountant_client import MOST_BYTES_PER_POST, MOST_DECISIONS_PER_POST, AccountantClient
+from fairshare.usage.accountant_client import MOST_BYTES_PER_POST, MOST_DECISIONS_PER_POST, AccountantApi
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
 WINDOW = UsageWindow(
@@ -33,8 +33,8 @@ def _decision(number: int) -> Decision:
     )
 
 
-def _client(answer: Answer, token_file: Path | None = None) -> AccountantClient:
-    return AccountantClient("http://accountant:8080/", token_file=token_file, transport=httpx2.MockTransport(answer))
+def _client(answer: Answer, token_file: Path | None = None) -> AccountantApi:
+    return AccountantApi("http://accountant:8080/", token_file=token_file, transport=httpx2.MockTransport(answer))
 
 
 def test_a_window_is_asked_for_as_the_policy_says(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_named_cluster_asks_of_itself_alone_and_decides_in_its_name() -> None:
         return httpx2.Response(200, json=lines[request.url.path])
 
     transport = httpx2.MockTransport(answer)
-    with AccountantClient("http://accountant:8080", cluster="prod", transport=transport) as client:
+    with AccountantApi("http://accountant:8080", cluster="prod", transport=transport) as client:
         assert client.window(WindowSpec(), "allocated", 5, 1.0).cluster == "prod"
         assert client.median_waits_s(0, 1) == {}
         assert not client.metered_nodes(0, 1)
@@ -171,7 +171,7 @@ def test_no_answer() -> None:
 @pytest.mark.parametrize("url", ["accountant:8080", "ftp://accountant", "http://", "http://[::"])
 def test_no_address(url: str) -> None:
     with pytest.raises(AccountantUnavailable, match="not an address"):
-        AccountantClient(url)
+        AccountantApi(url)
 
 
 def test_a_token_that_cannot_be_read_says_so_and_never_itself(tmp_path: Path) -> None:
@@ -247,21 +247,21 @@ def test_only_an_accountant_the_ca_file_vouches_for_is_believed(tmp_path: Path) 
         server.socket = context.wrap_socket(server.socket, server_side=True)
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"https://127.0.0.1:{server.server_port}"
-        with AccountantClient(url, ca_file=trusted) as client:
+        with AccountantApi(url, ca_file=trusted) as client:
             assert client.budgets() == []
         for ca_file in (other, None):
             with (
-                AccountantClient(url, ca_file=ca_file) as client,
+                AccountantApi(url, ca_file=ca_file) as client,
                 pytest.raises(AccountantUnavailable, match="CERTIFICATE_VERIFY_FAILED"),
             ):
                 client.budgets()
-        with AccountantClient(url, ca_file=other) as client:
+        with AccountantApi(url, ca_file=other) as client:
             for renewal, found in ((b"half of a renewal", "CERTIFICATE_VERIFY_FAILED"), (trusted.read_bytes(), "")):
                 other.write_bytes(renewal)
                 with pytest.raises(AccountantUnavailable, match=found) if found else nullcontext():
                     assert client.budgets() == []
         server.shutdown()
     with pytest.raises(AccountantUnavailable, match="no certificate in it"):
-        AccountantClient(url, ca_file=empty)
+        AccountantApi(url, ca_file=empty)
     with pytest.raises(AccountantUnavailable, match=r"none\.pem: No such file"):
-        AccountantClient(url, ca_file=tmp_path / "none.pem")
+        AccountantApi(url, ca_file=tmp_path / "none.pem")

@@ -17,7 +17,7 @@ from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport, replay
 from fairshare.targets.kai import QUEUE
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from tests import fresh
@@ -52,7 +52,7 @@ def client_of(service: Service) -> Iterator[Make]:
             kept = {"Content-Type": found.headers.get("Content-Type", "")}
             return httpx2.Response(found.status_code, content=found.content, headers=kept)
 
-        yield lambda cluster="": AccountantClient(
+        yield lambda cluster="": AccountantApi(
             "http://127.0.0.1", cluster=cluster, transport=httpx2.MockTransport(answer)
         )
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from fairshare.controller import policy_file as policies
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web.what_if_previews import Cancelled, Comparison, PreviewFailed, PreviewOrder, Source, Told, Worker
 from gputally.base.errors import FairshareError
 from tests.fairshare.conftest import NOW_MS
@@ -16,7 +16,7 @@ from tests.fairshare.web.staging import sample
 pytestmark = pytest.mark.real
 
 
-def report(order: PreviewOrder, client: AccountantClient, told: Told) -> Comparison:
+def report(order: PreviewOrder, client: AccountantApi, told: Told) -> Comparison:
     """Instead of a replay, in the other process: what it was given. A day count says how it should go."""
     told(0.0, "begun")
     if order.days == 2:

@@ -17,7 +17,7 @@ from fairshare.controller.policy_file import PolicyConfigMapWriter, PolicyFileCh
 from fairshare.core.model import Standing
 from fairshare.core.settings import Settings, SettingsFault, load
 from fairshare.targets import KINDS
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web import queue_pages, svg_plots
 from fairshare.web.app import pages
 from fairshare.web.http_messages import MOST_BYTES
@@ -108,7 +108,7 @@ def test_composed_from_settings_with_tokens_and_an_act_that_is_told(tmp_path: Pa
     cluster = MemoryCluster(KINDS, load_objects(sample("cluster.yaml"), KINDS))
     with (
         structlog.testing.capture_logs() as logged,
-        AccountantClient(settings.accountant) as client,
+        AccountantApi(settings.accountant) as client,
         pages(settings, here.scene, client, VirtualClock(NOW_MS), cluster) as url,
         httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}) as ana,
     ):

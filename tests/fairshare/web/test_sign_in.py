@@ -13,7 +13,7 @@ import pytest
 
 from fairshare.controller.policy_file import digest
 from fairshare.core.settings import Settings
-from fairshare.usage.accountant_client import AccountantClient
+from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web import queue_pages
 from fairshare.web.app import NoCallers, pages
 from fairshare.web.page_authentication import HOUSE, NoSessions, SignIns
@@ -199,7 +199,7 @@ def serve(tmp_path: Path) -> Callable[..., Any]:
     here = stage(tmp_path, cycles=1)
 
     def made(clock: VirtualClock, **given: Any) -> Any:
-        client = AccountantClient("http://127.0.0.1:1")
+        client = AccountantApi("http://127.0.0.1:1")
         settings = Settings(policy=here.file, pages_listen="127.0.0.1:0", status_namespace="", **given)
         return pages(settings, here.scene, client, clock, MemoryCluster((CONFIG_MAP,), []))
 
