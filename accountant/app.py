@@ -11,18 +11,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from accountant.api import (
     admin_routes,
     bookkeeping_routes,
-    clock_routes,
     ingest_routes,
     policy_routes,
     problems,
-    proposal_routes,
     statement_routes,
     usage_routes,
 )
 from accountant.api import problems as openapi
 from accountant.api.dependencies import Deps
 from accountant.api.middleware import AccessMiddleware
-from accountant.web import job_pages, node_pages, overview_pages, proposal_pages, sign_in_pages, statement_pages
+from accountant.web import job_pages, node_pages, overview_pages, sign_in_pages, statement_pages
 
 ROUTES = (
     [
@@ -32,12 +30,12 @@ ROUTES = (
             ingest_routes.import_router,
             ingest_routes.pod_router,
             admin_routes.gpu_router,
-            clock_routes.router,
+            admin_routes.router,
             usage_routes.query_router,
             usage_routes.window_router,
             statement_routes.statement_router,
             statement_routes.period_router,
-            proposal_routes.router,
+            bookkeeping_routes.router,
             bookkeeping_routes.adjustment_router,
             bookkeeping_routes.price_router,
             usage_routes.budget_router,
@@ -57,7 +55,7 @@ ROUTES = (
             statement_pages.journal_router,
             overview_pages.decision_router,
             statement_pages.invoice_router,
-            proposal_pages.router,
+            overview_pages.router,
             job_pages.router,
             node_pages.router,
         )

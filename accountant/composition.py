@@ -38,7 +38,7 @@ from accountant.notifications.dispatcher import Dispatcher
 from accountant.notifications.subscriptions import Orders
 from accountant.prices import price_book as prices
 from accountant.prices.price_book import PriceBook
-from accountant.runtime import cache_warmup
+from accountant.runtime import background_tasks
 from accountant.runtime.background_tasks import Maintenance, PeriodicTasks, Routine, Routines
 from accountant.runtime.guarded_clock import GuardedClock
 from accountant.runtime.ingest import Ingest
@@ -201,10 +201,10 @@ class Service:
     def warm_windows(self) -> None:
         """Ask for the window of a policy that is new here, so that the ledger caches it. Raises AccountantError."""
         now = self._clock.wall_ms()
-        version = cache_warmup.in_force(self.ledger, now)
+        version = background_tasks.in_force(self.ledger, now)
         if version is not None and version.version != self._warmed:
             self._warmed = version.version
-            cache_warmup.warm(self.ledger, version.policy, self.book(), now)
+            background_tasks.warm(self.ledger, version.policy, self.book(), now)
 
     def ask_ahead(self) -> None:
         """Find what takes long on the pages before they are asked for. Raises AccountantError."""

@@ -20,9 +20,9 @@ from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 from gputally.server import https_server
-from gputally.server.connection_limits import ConnectionLimits
 from gputally.server.https_server import Tls
 from gputally.server.request_handling import RequestLog, read_body
+from gputally.server.request_limits import ConnectionLimits
 
 BODY_S = 1.0
 """A body has to come within this time."""

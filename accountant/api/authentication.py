@@ -15,7 +15,7 @@ from gputally.kubernetes.api_types import Api
 from gputally.server import config_models
 from gputally.server.config_models import WatchedFile
 from gputally.server.openid_connect import Issuers
-from gputally.server.rate_bound import RateBound
+from gputally.server.request_limits import RateBound
 from gputally.server.sign_in import CookieSigner, SignInService, key_in, key_of
 from gputally.server.token_review import TokenReviews
 from gputally.server.tokens_and_grants import (

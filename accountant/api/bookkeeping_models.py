@@ -14,7 +14,7 @@ import msgspec
 from accountant.bookkeeping.invoice_reconciliation import Reconciliation
 from accountant.bookkeeping.month_closing import Objecting, Status
 from accountant.bookkeeping.price_book_versions import Origin, PriceDiff
-from accountant.notifications.delivery_attempts import Outcome
+from accountant.notifications.subscriptions import Outcome
 from agent.wire import PodFacts
 from gputally.server.config_models import Model
 

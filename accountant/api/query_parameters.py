@@ -1,4 +1,4 @@
-"""Parses query strings and page cursors into exact values.
+"""Parses query strings and page cursors into exact values, and refuses questions that cost too much.
 
 Instants are epoch milliseconds, RFC 3339 with an offset, or a plain date (its first instant in the
 asked time zone). An unknown parameter is a fault: a mistyped filter must not match everything.
@@ -6,6 +6,8 @@ asked time zone). An unknown parameter is a fault: a mistyped filter must not ma
 A cursor names its answer and how many of its lines were shown. It pins the span and the instant of the first page, so
 that "until now" means the same on every page, and carries a digest of the question, so that it cannot be used with
 another one. What pages promise about each other is kept by accountant.api.answer_cache.
+
+The estimated cost of a question is the GPU-hours of its span, times the dimensions that the answer is grouped by.
 """
 
 from __future__ import annotations
@@ -16,19 +18,18 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, Final, Protocol, cast, get_args
 from zoneinfo import ZoneInfo
 
 import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from accountant.api import question_cost
 from accountant.api.problems import Refusal
 from accountant.core import periods
 from accountant.core.settings import Limits
 from accountant.reports.freshness import age_note
 from accountant.wire.usage_models import Dimension
-from gputally.base.units import MS_PER_DAY
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 _EPOCH_MS = re.compile(r"\d{1,14}")
@@ -188,10 +189,10 @@ def instant(parameter: str, text: str, zone: ZoneInfo) -> int:
 
 
 def check_cost(
-    fleet: question_cost.Fleet, limits: Limits, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()
+    fleet: Fleet, limits: Limits, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()
 ) -> None:
     """Raises Refusal for a question that adds up more than `limits.question_gpu_hours`, before it is begun."""
-    if reason := question_cost.refusal(fleet, limits.question_gpu_hours, start_ms, end_ms, width, clusters):
+    if reason := refusal(fleet, limits.question_gpu_hours, start_ms, end_ms, width, clusters):
         raise invalid("end", f"the question has {reason}")
 
 
@@ -255,3 +256,33 @@ def open_page(question: object, start_ms: int, end_ms: int, now_ms: int, page: s
     if not 0 < cursor.end_ms - cursor.start_ms <= span_days * MS_PER_DAY:
         raise Refusal("bad-page", "the page is not one that this service gave out")
     return Page(digest, cursor.start_ms, cursor.end_ms, cursor.at_ms, cursor.answer, cursor.shown)
+
+
+REPORT_WIDTH: Final = 6
+"""How many groupings a statement or a report adds up, about."""
+JOBS_WIDTH: Final = 4
+"""Dimensions that name a job and who pays it."""
+
+
+class Fleet(Protocol):
+    """What of a ledger the estimate needs (accountant.ledger.protocols)."""
+
+    def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int: ...
+
+
+def estimate(fleet: Fleet, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()) -> int:
+    """GPU-hours that the question adds up. clusters: those it is limited to; all where it names none."""
+    hours = sum(fleet.gpu_hours(start_ms, end_ms, cluster) for cluster in set(clusters) or (None,))
+    return hours * max(1, width)
+
+
+def refusal(fleet: Fleet, most: int, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()) -> str:
+    """Why a question is too large, with how to ask for less; "" where it is answered."""
+    wanted = estimate(fleet, start_ms, end_ms, width, clusters)
+    if wanted <= most:
+        return ""
+    days, hours = ((end_ms - start_ms) * most // wanted // unit for unit in (MS_PER_DAY, MS_PER_HOUR))
+    less = [f"about {days} days" if days > 1 else f"about {max(1, hours)} hours"]
+    less += [f"fewer than {width} dimensions"] * (width > 1) + ["one cluster"] * (not clusters)
+    times = f" (times {width} dimensions)" if width > 1 else ""
+    return f"{wanted} GPU-hours to add up{times}, and {most} are the most: ask for {', or for '.join(less)}"

@@ -19,8 +19,7 @@ from accountant.api.dependencies import Deps, Given
 from accountant.api.known_names import check_teams
 from accountant.api.middleware import read_model
 from accountant.api.problems import answers, inline_body, refuses
-from accountant.api.query_parameters import MonthText, SpanParams, check_cost, invalid
-from accountant.api.question_cost import REPORT_WIDTH
+from accountant.api.query_parameters import REPORT_WIDTH, MonthText, SpanParams, check_cost, invalid
 from accountant.billing.statements import canonical, statement
 from accountant.bookkeeping.month_closing import ClosedMonths, Objecting
 from accountant.core import periods

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import Field, TypeAdapter, ValidationError
 
-from accountant.api import question_cost
+from accountant.api import query_parameters
 from accountant.api.authorization import Progressing, Reading, of_everyone, teams_asked
 from accountant.api.dependencies import Deps, Given, LedgerSnapshot
 from accountant.api.known_names import check_teams, nearest_jobs
@@ -24,6 +24,7 @@ from accountant.api.middleware import read_model
 from accountant.api.problems import Refusal, inline_body, refuses
 from accountant.api.problems import reason as first_reason
 from accountant.api.query_parameters import (
+    JOBS_WIDTH,
     GroupedParams,
     Instant,
     Page,
@@ -35,7 +36,6 @@ from accountant.api.query_parameters import (
     invalid,
     open_page,
 )
-from accountant.api.question_cost import JOBS_WIDTH
 from accountant.billing import job_costs as asking
 from accountant.billing.budget_forecast import states
 from accountant.billing.costs import cost
@@ -190,7 +190,9 @@ async def window(asked: Annotated[WindowParams, Query()], deps: Given, principal
 def _check_cost(deps: Deps, spec: WindowSpec, begin_ms: int, at_ms: int, cluster: str | None) -> None:
     """Before anything is added up: what the window has to add up, unless the controller needs it. Raises Refusal."""
     most = deps.settings.limits.window_gpu_hours
-    reason = question_cost.refusal(deps.ledger, most, begin_ms, at_ms, clusters=() if cluster is None else (cluster,))
+    reason = query_parameters.refusal(
+        deps.ledger, most, begin_ms, at_ms, clusters=() if cluster is None else (cluster,)
+    )
     if not reason:
         return
     if any(version.policy.window == spec for version in deps.ledger.policies(at_ms, at_ms + 1)):

@@ -48,7 +48,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from accountant.api import question_cost
+from accountant.api import query_parameters
 from accountant.core.settings import KaiUsage, Limits
 from accountant.core.window_decay import age_weight
 from accountant.inventory.node_facts import SHARD
@@ -381,7 +381,7 @@ class KaiUsageSource:
             # A window up to the present would end, and so begin, in the middle of rows.
             end_ms = watermark if state == "usage" and watermark is not None else at_ms
             begin_ms, clusters = end_ms - question.window_s * MS_PER_SECOND, () if cluster is None else (cluster,)
-            if reason := question_cost.refusal(self._ledger, self._most, begin_ms, end_ms, clusters=clusters):
+            if reason := query_parameters.refusal(self._ledger, self._most, begin_ms, end_ms, clusters=clusters):
                 raise Refused(422, "bad_data", f"the window has {reason}")
             asked = (settings.measure, settings.min_coverage)
             window = self._ledger.window(spec, end_ms, *asked, book=self._book(), shard=shard, cluster=cluster)

@@ -24,10 +24,9 @@ from accountant.core.errors import CannotRender, LedgerFailed
 from accountant.core.periods import Month, local_date, midnight_ms
 from accountant.core.settings import Settings
 from accountant.ledger import journal
-from accountant.notifications import delivery_attempts, messages, triggers
+from accountant.notifications import messages, subscriptions, triggers
 from accountant.notifications.channels import Carrier, DeliveryUncertain, Refused
-from accountant.notifications.delivery_attempts import Delivery, Outcome
-from accountant.notifications.subscriptions import Destination, Orders
+from accountant.notifications.subscriptions import Delivery, Destination, Orders, Outcome
 from accountant.notifications.triggers import Occasion, ReportDue, TeamDay
 from accountant.reports import report_model
 from accountant.reports.output_formats import RENDERINGS
@@ -88,7 +87,7 @@ class Dispatcher:
         self._carriers = carriers
         self._log = structlog.get_logger("accountant.notifications")
         self._lock = threading.Lock()
-        self._known = delivery_attempts.deliveries_from_acts(ledger.acts("delivery"))
+        self._known = subscriptions.deliveries_from_acts(ledger.acts("delivery"))
         self._looked: date | None = None
         self._odd: Sequence[triggers.Anomaly] = ()
         self._answers: dict[tuple[Hashable, ...], _Answer] = {}
@@ -230,7 +229,7 @@ class Dispatcher:
         except LedgerFailed:
             raise
         except (Refused, CannotRender) as error:
-            ended = delivery_attempts.ended_how(begun, now)
+            ended = subscriptions.ended_how(begun, now)
             self._record(begun, ended, str(error))
             self._log.warning("delivery_refused", key=occasion.key, reason=str(error), given_up=ended == "given-up")
         except DeliveryUncertain as error:
@@ -251,12 +250,12 @@ class Dispatcher:
         )  # fmt: skip
 
     def _record(
-        self, before: Delivery | None, outcome: Outcome, detail: str, who: str = delivery_attempts.WHO, key: str = ""
+        self, before: Delivery | None, outcome: Outcome, detail: str, who: str = subscriptions.WHO, key: str = ""
     ) -> Delivery:
-        after = delivery_attempts.next_attempt(
+        after = subscriptions.next_attempt(
             before, key or (before.key if before else ""), outcome, self._clock.wall_ms(), detail
         )
-        journal.record(self._ledger, [delivery_attempts.act(after, who)], None)
+        journal.record(self._ledger, [subscriptions.act(after, who)], None)
         with self._lock:
             self._known[after.key] = after
         return after

@@ -24,10 +24,9 @@ from accountant.billing.held_time_columns import HeldTime, Whole
 from accountant.billing.job_costs import EpochQuestions, Where, epoch_lines, only_job
 from accountant.ledger.protocols import EpochReport, JobKey
 from accountant.prices.price_book import Price, PriceBook
-from accountant.reports import report_sections, spot_candidates
+from accountant.reports import report_sections, savings_hints
 from accountant.reports.report_rows import JobRow, UserRow
-from accountant.reports.savings_hints import HARDLY_USED, MAX_UNKNOWN, by_name
-from accountant.reports.spot_candidates import SpotRow
+from accountant.reports.savings_hints import HARDLY_USED, MAX_UNKNOWN, SpotRow, by_name
 from gputally.base.units import US_PER_HOUR
 
 _ACCOUNTS: tuple[Account, ...] = ("busy", "allocated_idle", "allocated_unknown")
@@ -82,8 +81,8 @@ class Ranking:
         return report_sections.users(self._charges(self.order), None)
 
     def candidates(self, book: PriceBook | None, at_ms: int) -> tuple[SpotRow, ...]:
-        """See accountant.reports.spot_candidates: of the jobs that could save the most."""
-        saves = {} if book is None else spot_candidates.savings(book, self.held.places, self.prices, at_ms)
+        """See accountant.reports.savings_hints: of the jobs that could save the most."""
+        saves = {} if book is None else savings_hints.savings(book, self.held.places, self.prices, at_ms)
         if not saves:
             return ()
         per_us = _units([[saves.get((stretch, place)) for place in range(len(self.held.places))]
@@ -92,7 +91,7 @@ class Ranking:
         eligible = (number for number, amount in enumerate(saving) if amount)
         chosen = self._first(MOST_SAVING, eligible, saving, self.allocated)
         rows = [self.order[self.starts[number] : self.starts[number + 1]] for number in chosen]
-        return spot_candidates.candidates(self._charges(np.concatenate(rows)), book, None, at_ms) if rows else ()
+        return savings_hints.candidates(self._charges(np.concatenate(rows)), book, None, at_ms) if rows else ()
 
     # --- inside -------------------------------------------------------------------------------
 

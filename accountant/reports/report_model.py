@@ -44,8 +44,7 @@ from accountant.reports.job_ranking import EpochRow
 from accountant.reports.report_data import CANDIDATES, Readings, ReportQuestions, read, span_before
 from accountant.reports.report_rows import AccountRow, DayRow, JobRow, KindRow, TeamRow, UnpricedRow, UserRow
 from accountant.reports.report_sections import Headline, HourlyUse
-from accountant.reports.savings_hints import Hint, savings_hints
-from accountant.reports.spot_candidates import SpotRow
+from accountant.reports.savings_hints import Hint, SpotRow, savings_hints
 from accountant.wire.usage_models import BudgetState
 from gputally.base.money import exact_sum
 

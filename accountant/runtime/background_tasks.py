@@ -2,14 +2,17 @@
 
 A routine that fails is logged, counted and tried again within a minute; the others go on. Only a ledger that failed
 ends the process. Nothing here decides about the books.
+
+The policy's windows are queried once after the start, so that the controller's first query is fast. A window answers
+the same without it, only later.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -17,12 +20,14 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.errors import LedgerFailed
 from accountant.core.settings import Settings
 from accountant.ledger.journal import ActKind
+from accountant.prices.price_book import PriceBook
 from accountant.storage import backups
 from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.wire.policy_models import Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks, described
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
-from gputally.base.units import MS_PER_SECOND
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 RESENDABLE: Final[frozenset[ActKind]] = frozenset({"imported", "pods"})
 """Acts whose content the sender can send again; all others exist only in the ledger."""
@@ -195,3 +200,40 @@ def _log_failure(log: structlog.stdlib.BoundLogger, event: str, what: str, error
         log.error(event, what=what, reason=str(error))
     else:
         log.error(event, what=what, reason=described(error), exc_info=error)
+
+
+class WarmupLedger(Protocol):
+    """What is asked: accountant.storage.DuckLedger."""
+
+    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]: ...
+
+    def clusters(self) -> Collection[str]: ...
+
+    def window(
+        self,
+        spec: WindowSpec,
+        at_ms: int,
+        measure: Measure,
+        min_coverage: float,
+        *,
+        book: PriceBook | None = None,
+        shard: str | None = None,
+        cluster: str | None = None,
+    ) -> UsageWindow: ...
+
+
+def in_force(ledger: WarmupLedger, now_ms: int) -> PolicyVersion | None:
+    """The policy whose window the controller asks for."""
+    return next(reversed(ledger.policies(now_ms, now_ms + 1)), None)
+
+
+def warm(ledger: WarmupLedger, policy: Policy, book: PriceBook | None, now_ms: int) -> None:
+    """Ask as controllers will, of everything and of each cluster: up to this minute, and up to where the records reach.
+
+    Raises AccountantError as `window` does."""
+    asked = (policy.measure, policy.min_coverage)
+    minute_ms = now_ms - now_ms % MS_PER_MINUTE
+    for cluster in (None, *sorted(ledger.clusters())):
+        found = ledger.window(policy.window, minute_ms, *asked, book=book, cluster=cluster)
+        if found.watermark_ms is not None and found.watermark_ms < minute_ms:
+            ledger.window(policy.window, found.watermark_ms, *asked, book=book, cluster=cluster)

@@ -31,8 +31,8 @@ from accountant.bookkeeping.late_change_proposals import Proposal
 from accountant.core.settings import JobMetrics
 from accountant.inventory.kubernetes_inventory import ClusterInventory
 from accountant.ledger.protocols import JobKey, Receipt
-from accountant.notifications.delivery_attempts import Outcome
 from accountant.notifications.dispatcher import Dispatcher
+from accountant.notifications.subscriptions import Outcome
 from accountant.prices.price_book import PriceBook
 from accountant.storage import backups
 from accountant.wire.usage_models import Job

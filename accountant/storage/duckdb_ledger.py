@@ -38,11 +38,11 @@ from accountant.ledger.protocols import (
 )
 from accountant.ledger.team_assignment import Assignment
 from accountant.prices.price_book import PriceBook
-from accountant.storage import gpu_owners as owners
+from accountant.storage import gpu_lifetimes as owners
 from accountant.storage import misdated_records, retention
-from accountant.storage.changed_spans import Mark
 from accountant.storage.duckdb_engine import Cursor, Database, fingerprints
-from accountant.storage.gpu_lifetimes import act_of, retired_devices, retiring
+from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, retiring
+from accountant.storage.ledger_state import Mark
 from accountant.storage.parquet_archive import Archive, ArchivePart, groups, marks_of, take_rest
 from accountant.storage.query.window_weights import Lens
 from accountant.storage.snapshot import Hole, Imbalance, Snapshot, holes, imbalance, job_of, quarantine
@@ -315,7 +315,7 @@ class DuckLedger(Offsite):
             ends = retiring(fleet, asked, at_ms, now_ms, closed_ms)
             found = retired_devices(fleet, ends)
             with self._transaction() as cursor:
-                acts = write_acts(cursor, [act_of(found, now_ms, who, reason)], self._state.acts)[-1].number
+                acts = write_acts(cursor, [retirement_act(found, now_ms, who, reason)], self._state.acts)[-1].number
                 reference_tables.write_retired(cursor, ends)
                 after = replace(fleet, retired={**fleet.retired, **ends})
                 self._commit(cursor, replace(self._state, fleet=after, acts=acts))
@@ -331,7 +331,7 @@ class DuckLedger(Offsite):
             claims = self._owners.claims(now_ms)
             after = {gpu: claims.move(gpu, asked.node, who, asked.from_ms or 0) for gpu in chosen}
             with self._transaction() as cursor:
-                act = owners.act_of(before, after, now_ms, who, reason)
+                act = owners.owner_act(before, after, now_ms, who, reason)
                 acts = write_acts(cursor, [act], state.acts)[-1].number
                 add(cursor, "gpu_owner", record_columns.GPU_OWNER, claims.rows)
                 self._commit(cursor, replace(state, acts=acts), beside=True)
@@ -359,7 +359,7 @@ class DuckLedger(Offsite):
                 found = misdated_records.find(cursor, now_ms)
                 if found:
                     misdated_records.redate_records(cursor, now_ms, self._state.days)
-                    write_acts(cursor, [misdated_records.act_of(found, now_ms, who, reason)], self._state.acts)
+                    write_acts(cursor, [misdated_records.misdating_act(found, now_ms, who, reason)], self._state.acts)
                     self._commit(cursor, self._state)
             if found:
                 self._reread()
@@ -475,7 +475,7 @@ class DuckLedger(Offsite):
         return self._windows.watermark(self._state.fleet, at_ms, min_coverage, shard, cluster)
 
     def mark(self, start_ms: int, end_ms: int) -> Mark:
-        """As long as it is equal, no question about the span has another answer (accountant.storage.changed_spans)."""
+        """As long as it is equal, no question about the span has another answer (accountant.storage.ledger_state)."""
         state = self._state
         return state.changes.mark(start_ms, end_ms, state.fleet.census)
 

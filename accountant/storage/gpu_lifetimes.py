@@ -1,4 +1,4 @@
-"""Knows which GPUs were in service when, on which node, when they were down, and when they were retired.
+"""Knows which GPUs were in service when, on which node, when they were down or retired.
 
 A GPU is capacity from its first booked record until its node is deleted, or until it has been
 unlisted for 24 h while its node still reported others, or until it is retired by command. One that only
@@ -10,27 +10,171 @@ Immutable: every commit that changes it makes a new one, so a reader keeps the o
 No other source says it of a machine that was switched off for good and that no cluster or inventory file ever knew:
 without records its time would be `unmetered` for ever. A GPU that reports again is capacity again, with what lay
 between unmetered (accountant.storage.gpu_lifetimes).
+
+The GPUs in service in each quarter-hour of a window are counted without listing them. Of ten thousand GPUs nearly all
+are alike: they came with their rack, and their newest record ends at the last minute. So a question costs what
+different GPUs there are, not how many; a commit carries the count forward by what it changed. GPUs whose nodes were
+ever down, or that may be gone unseen, are few and kept one by one.
+
+The register says which node each GPU belonged to: as stored, as shown, and what an admin may move.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
 from accountant.core.claim_overlap import Span, intersect, union
-from accountant.core.errors import CannotRetire
+from accountant.core.errors import CannotMove, CannotRetire
 from accountant.core.periods import Timeline, utc
 from accountant.ledger.journal import NewAct
-from accountant.ledger.protocols import NamespaceFacts, NodeFacts, RetiredDevice, Retirement
-from accountant.storage.query.window_gpu_census import FOREVER, UNLISTED_MS, GpuCensus, Life
+from accountant.ledger.protocols import (
+    GpuClaim,
+    GpuMove,
+    GpuOwner,
+    GpuOwnership,
+    NamespaceFacts,
+    NodeFacts,
+    RetiredDevice,
+    Retirement,
+)
+from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.span_plan import TaggedSpan
-from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
+from accountant.storage.write.gpu_ownership import OwnedGpu, Ownership
+from accountant.storage.write.record_columns import GpuName
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE
+
+FOREVER = 2**62
+UNLISTED_MS = MS_PER_DAY
+"""A GPU without a record for so long, on a node that reports others, is gone."""
+
+
+class Life(NamedTuple):
+    """One GPU's time as capacity. end_ms is FOREVER while it is. home: the node of its newest record.
+    nodes: where it stood, ascending and without holes from start_ms on. down: spans of its nodes being
+    unusable, inside its life."""
+
+    start_ms: int
+    end_ms: int
+    last_ms: int
+    home: str
+    nodes: tuple[tuple[int, str], ...]
+    down: tuple[Span, ...]
+
+    def node_at(self, at_ms: int) -> str:
+        """The node at an instant; before its first record, the first one."""
+        name = self.nodes[0][1]
+        for since, node in self.nodes:
+            if since <= at_ms:
+                name = node
+        return name
+
+
+Alike = tuple[int, int, int]
+"""(start_ms, end_ms, last_ms) of GPUs that were never down."""
+LifeOf = Callable[[int], Life]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCensus:
+    """alike: how many GPUs. apart: those told one by one, by id. until_ms: as long as no record ends here or later,
+    none of `alike` can have gone unseen."""
+
+    alike: Mapping[Alike, int]
+    apart: Mapping[int, Life]
+    until_ms: int
+
+    @classmethod
+    def of(cls, gpus: Iterable[int], life: LifeOf, newest_ms: int) -> GpuCensus:
+        """newest_ms: end of the newest record of the fleet."""
+        alike: Counter[Alike] = Counter()
+        apart: dict[int, Life] = {}
+        for gpu in gpus:
+            mine = life(gpu)
+            if _stands_apart(mine, newest_ms):
+                apart[gpu] = mine
+            else:
+                alike[mine.start_ms, mine.end_ms, mine.last_ms] += 1
+        return cls(alike, apart, _until(alike))
+
+    def changed(
+        self, gpus: Iterable[int], before_of: Mapping[int, Life], life: LifeOf, newest_ms: int
+    ) -> GpuCensus | None:
+        """After a commit that brought records of these GPUs. before_of: lives as they were. None where all have to be
+        counted anew."""
+        if newest_ms >= self.until_ms:
+            return None
+        alike, apart = dict(self.alike), dict(self.apart)
+        unseen = [gpu for gpu, mine in apart.items() if _may_be_gone(mine, newest_ms)]
+        for gpu in {*gpus, *unseen}:
+            now, before = life(gpu), before_of.get(gpu)
+            if apart.pop(gpu, None) is None and before is not None:
+                key = before.start_ms, before.end_ms, before.last_ms
+                left = alike[key] - 1
+                if left:
+                    alike[key] = left
+                else:
+                    del alike[key]
+            if _stands_apart(now, newest_ms):
+                apart[gpu] = now
+            else:
+                key = now.start_ms, now.end_ms, now.last_ms
+                alike[key] = alike.get(key, 0) + 1
+        return GpuCensus(alike, apart, _until(alike))
+
+    def lives(self) -> Mapping[Span, int]:
+        """How many GPUs were capacity from when to when."""
+        found: Counter[Span] = Counter()
+        for (start, end, _), count in self.alike.items():
+            found[start, end] += count
+        found.update((life.start_ms, life.end_ms) for life in self.apart.values())
+        return found
+
+    def down(self) -> Iterator[tuple[int, Span]]:
+        """(id, span) of every GPU's down time, by id."""
+        for gpu in sorted(self.apart):
+            for span in self.apart[gpu].down:
+                yield gpu, span
+
+    def watermark(self, end_ms: int, min_coverage: float) -> int | None:
+        """The latest instant, at most end_ms, up to which the records of at least `min_coverage` of the GPUs
+        in service at end_ms reach; None where nothing is in service.
+
+        Holes further back do not move it (they lower `coverage`): it says how old the news are."""
+        reached: Counter[int] = Counter()
+        for (start, end, last), count in self.alike.items():
+            if start < end_ms <= end:
+                reached[min(last, end_ms)] += count
+        for life in self.apart.values():
+            if life.start_ms < end_ms <= life.end_ms and not any(s < end_ms <= e for s, e in life.down):
+                reached[min(life.last_ms, end_ms)] += 1
+        needed = max(1, math.ceil(min_coverage * reached.total()))
+        for last in sorted(reached, reverse=True):
+            needed -= reached[last]
+            if needed <= 0:
+                return last
+        return None
+
+
+def _stands_apart(life: Life, newest_ms: int) -> bool:
+    return bool(life.down) or _may_be_gone(life, newest_ms)
+
+
+def _may_be_gone(life: Life, newest_ms: int) -> bool:
+    """Whether records of others may show that it is unlisted."""
+    return life.last_ms + UNLISTED_MS <= newest_ms and life.last_ms + UNLISTED_MS < life.end_ms
+
+
+def _until(alike: Iterable[Alike]) -> int:
+    return min((last + UNLISTED_MS for _, end, last in alike if last + UNLISTED_MS < end), default=FOREVER)
+
 
 LINGER_MS = MS_PER_HOUR
 """Records up to so long after their node's deletion are its last words; later ones are a new node."""
@@ -321,7 +465,7 @@ def retired_devices(fleet: Fleet, ends: Mapping[int, int]) -> tuple[RetiredDevic
     return tuple(sorted(made, key=lambda one: (one.node, one.gpu_uuid)))
 
 
-def act_of(found: Sequence[RetiredDevice], now_ms: int, who: str, reason: str) -> NewAct:
+def retirement_act(found: Sequence[RetiredDevice], now_ms: int, who: str, reason: str) -> NewAct:
     """What the journal keeps of it."""
     nodes = sorted({one.node for one in found})
     content = [{"node": one.node, "gpu": one.gpu_uuid, "end_ms": one.end_ms} for one in found]
@@ -400,3 +544,112 @@ def _inside(span: Span, pieces: Sequence[Span], starts: Sequence[int]) -> Iterat
         low, high = max(start, pieces[tag][0]), min(end, pieces[tag][1])
         if low < high:
             yield tag, low, high
+
+
+def read_owners(cursor: Cursor, fleet: Fleet) -> dict[GpuName, OwnedGpu]:
+    """By GPU. What the table lacks, in ledgers of earlier releases and those rebuilt from an archive, the records tell:
+    a node that reported a GPU after all records of its owner took it over."""
+    stored: dict[GpuName, list[Ownership]] = defaultdict(list)
+    rows = cursor.run("SELECT cluster, gpu_uuid, node, from_ms, at_ms, who FROM gpu_owner ORDER BY from_ms, at_ms")
+    for cluster, uuid, node, from_ms, at_ms, who in rows:
+        stored[cluster, uuid].append(Ownership(node, from_ms, at_ms, who))
+    found: dict[GpuName, OwnedGpu] = {}
+    for gpu, tenures in fleet.tenures.items():
+        name = (fleet.gpus[gpu].cluster, fleet.gpus[gpu].uuid)
+        owners = stored.pop(name, [])
+        in_table = len(owners)
+        last = tenures[owners[-1].node].last_ms if owners and owners[-1].node in tenures else 0
+        for node, tenure in sorted(tenures.items(), key=lambda one: (one[1].first_ms, one[0])):
+            known = any(one.node == node for one in owners)
+            if not owners or (not known and tenure.first_ms >= max(last, owners[-1].from_ms)):
+                owners.append(Ownership(node, tenure.first_ms, tenure.first_ms))
+                last = tenure.last_ms
+        owner = owners[-1]
+        first = min(tenure.first_ms for tenure in tenures.values())
+        imported = gpu in fleet.own and owner.node not in fleet.own[gpu] and not owner.who
+        newest = max(last, owner.from_ms)
+        found[name] = OwnedGpu(tuple(owners), first, newest, imported=imported, stored=in_table)
+    return found
+
+
+CLAIMS = 10_000
+"""Quarantined records, the newest, that are searched for claims of other nodes."""
+
+
+def read_claims(cursor: Cursor) -> dict[GpuName, tuple[GpuClaim, ...]]:
+    """By GPU the nodes whose records of it were quarantined, by node."""
+    found: dict[GpuName, list[GpuClaim]] = defaultdict(list)
+    for cluster, uuid, node, records, newest in cursor.rows("gpu_claims", {"limit": CLAIMS}):
+        found[cluster, uuid].append(GpuClaim(node=node, records=records, newest_ms=newest))
+    return {gpu: tuple(claims) for gpu, claims in found.items()}
+
+
+def shown(
+    owned: Mapping[GpuName, OwnedGpu], claims: Mapping[GpuName, Sequence[GpuClaim]], fleet: Fleet
+) -> tuple[GpuOwnership, ...]:
+    """The register for people and programs, by cluster and UUID."""
+    models = {(gpu.cluster, gpu.uuid): gpu.model for gpu in fleet.gpus.values()}
+    return tuple(
+        GpuOwnership(
+            cluster=gpu[0],
+            gpu_uuid=gpu[1],
+            gpu_model=models.get(gpu, ""),
+            last_ms=one.last_ms,
+            owners=tuple(_owners(one.owners)),
+            claims=tuple(claim for claim in claims.get(gpu, ()) if claim.node != one.owner.node),
+        )
+        for gpu, one in sorted(owned.items())
+    )
+
+
+def _owners(steps: Sequence[Ownership]) -> Iterable[GpuOwner]:
+    ends = [step.from_ms for step in steps[1:]]
+    for step, until in zip(steps, [*ends, None], strict=True):
+        yield GpuOwner(
+            node=step.node, from_ms=step.from_ms, until_ms=until, recorded_ms=step.at_ms, confirmed_by=step.who
+        )
+
+
+def movable_gpus(
+    owned: Mapping[GpuName, OwnedGpu], nodes: Collection[NodeKey], asked: GpuMove, now_ms: int
+) -> list[GpuName]:
+    """The GPUs that are to be moved. nodes: all that the accountant knows. Raises CannotMove, and then none is to be
+    moved."""
+    cluster = asked.cluster or _only_cluster({gpu[0] for gpu in owned})
+    if (cluster, asked.node) not in nodes:
+        raise CannotMove(
+            f"cluster {cluster!r} has no node {asked.node!r}: nothing came from it, and no inventory names it"
+        )
+    chosen = [(cluster, uuid) for uuid in dict.fromkeys(asked.gpus)]
+    for gpu in chosen:
+        one = owned.get(gpu)
+        if one is None:
+            raise CannotMove(f"cluster {cluster!r} has no GPU {gpu[1]!r}")
+        if one.owner.node == asked.node:
+            raise CannotMove(f"GPU {gpu[1]} belongs to node {asked.node!r} already, from {utc(one.owner.from_ms)} on")
+        if asked.from_ms is not None and asked.from_ms < one.last_ms:
+            raise CannotMove(
+                f"GPU {gpu[1]}: node {one.owner.node!r} has records until {utc(one.last_ms)}: move it from then on, "
+                "or later"
+            )
+    if asked.from_ms is not None and asked.from_ms > now_ms:
+        raise CannotMove(f"{utc(asked.from_ms)} is yet to come")
+    return chosen
+
+
+def owner_act(
+    before: Mapping[GpuName, OwnedGpu], after: Mapping[GpuName, OwnedGpu], now_ms: int, who: str, reason: str
+) -> NewAct:
+    """What the journal keeps of a move."""
+    content = [
+        {"gpu": gpu[1], "from_node": before[gpu].owner.node, "node": one.owner.node, "from_ms": one.owner.from_ms}
+        for gpu, one in sorted(after.items())
+    ]
+    cluster, node = min(after)[0], content[0]["node"]
+    return NewAct(now_ms, "moved", f"{cluster}/{node}", who, reason, json.dumps(content))
+
+
+def _only_cluster(clusters: Collection[str]) -> str:
+    if len(clusters) != 1:
+        raise CannotMove(f"name the cluster; the ledger knows {', '.join(map(repr, sorted(clusters))) or 'none'}")
+    return next(iter(clusters))

@@ -70,7 +70,7 @@ def redatings_in(cursor: Cursor, acts_file: str) -> list[int]:
     return [at_ms for (at_ms,) in found]
 
 
-def act_of(found: Sequence[MisdatedRecords], now_ms: int, who: str, reason: str) -> NewAct:
+def misdating_act(found: Sequence[MisdatedRecords], now_ms: int, who: str, reason: str) -> NewAct:
     """What is recorded of it."""
     content = json.dumps([one.model_dump() for one in found], sort_keys=True)
     said = ", ".join(f"{one.count} {one.kind}" for one in found)

@@ -16,10 +16,9 @@ from zoneinfo import ZoneInfo
 
 from accountant.core.errors import LedgerUnavailable
 from accountant.storage import retention
-from accountant.storage.changed_spans import Changes
 from accountant.storage.duckdb_engine import Cursor, Database
-from accountant.storage.gpu_owners import read_owners
-from accountant.storage.ledger_state import State, load
+from accountant.storage.gpu_lifetimes import read_owners
+from accountant.storage.ledger_state import Changes, State, load
 from accountant.storage.parquet_archive import Archive
 from accountant.storage.query.window_query import Windows
 from accountant.storage.write.batch_admission import GroupCommit, stored_digests

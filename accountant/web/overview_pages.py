@@ -1,4 +1,4 @@
-"""Serves the home, month, team, prices, coverage and decisions pages.
+"""Serves the home, month, team, prices, coverage, decisions and late-change proposal pages.
 
 Names come from users: everything passes jinja2's autoescape. No scripts, nothing from elsewhere. The
 report pages are the report's own rendering with the navigation put on top.
@@ -37,6 +37,7 @@ from accountant.web.page_queries import records
 from accountant.web.page_rows import adjusting, correcting, to_lines
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision
+from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
 from gputally.server import page_layout
 from gputally.server.page_layout import HTML as HTML
@@ -393,3 +394,23 @@ async def one(request: Request, at_ms: int, id: str, deps: Given, principal: Rea
 def _query(asked: DecisionsParams, kind: str | None) -> str:
     given = asked.model_dump(exclude_defaults=True) | {"kind": kind}
     return "/decisions?" + urlencode({name: value for name, value in given.items() if value is not None})
+
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/proposals")
+async def proposals(request: Request, deps: Given, principal: Reading) -> Response:
+    """A team lead sees the effect on the own teams."""
+
+    def make() -> bytes:
+        found = [(one, one.effects(principal.teams)) for one in deps.books.proposals()]
+        book = deps.book()
+        rows = [(one, effect) for one, effects in found for effect in effects]
+        return page(
+            request, "/month", "proposals.html", deps, rows=rows, currency=book.currency if book else None,
+            waiting=[one for one, effects in found if effects], everyone=principal.teams is None,
+            total=exact_sum(effect.amount for _, effect in rows),
+        )  # fmt: skip
+
+    return tagged(request, await asyncio.to_thread(make), HTML)

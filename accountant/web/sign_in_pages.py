@@ -1,4 +1,4 @@
-"""Gives the sign-in pages (`gputally.server.sign_in_pages`) the accountant's look, refusals and bounds."""
+"""Gives the sign-in pages (`gputally.server.sign_in`) the accountant's look, refusals and bounds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from accountant.api.dependencies import Deps
 from accountant.api.problems import Refusal, retry_later
 from accountant.api.query_parameters import invalid
 from accountant.web import overview_pages
-from gputally.server.sign_in import SignInService
-from gputally.server.sign_in_pages import Kind, sign_in_routes
+from gputally.server.sign_in import Kind, SignInService, sign_in_routes
 
 
 class _Site:
-    """gputally.server.sign_in_pages.SignInSite"""
+    """gputally.server.sign_in.SignInSite"""
 
     def people(self, request: Request) -> SignInService:
         deps = _deps(request)

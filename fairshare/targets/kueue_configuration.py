@@ -22,7 +22,7 @@ from typing import Any
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
 from gputally.kubernetes.objects import Object
 
-_GROUP = "config.kueue.x-k8s.io/"
+_CONFIGURATION_GROUP = "config.kueue.x-k8s.io/"
 _FINAL, _INITIAL = "LessThanOrEqualToFinalShare", "LessThanInitialShare"
 _STRATEGIES = ([_FINAL], [_INITIAL], [_FINAL, _INITIAL])
 _ZERO = re.compile(r"[+-]?(0+(\.0*)?(ns|us|µs|ms|s|m|h)?)*")
@@ -49,7 +49,7 @@ def read_configuration(config_maps: Iterable[Object]) -> Configuration | None:
                 document = parse(text, key, MAX_CONFIG_CHARACTERS).data
             except FileFault:
                 continue
-            if isinstance(document, dict) and str(document.get("apiVersion", "")).startswith(_GROUP):
+            if isinstance(document, dict) and str(document.get("apiVersion", "")).startswith(_CONFIGURATION_GROUP):
                 return _configuration(document)
     return None
 
@@ -67,7 +67,7 @@ def admission_lines() -> str:
 
 
 def _configuration(document: Mapping[str, Any]) -> Configuration:
-    version = str(document["apiVersion"]).removeprefix(_GROUP)
+    version = str(document["apiVersion"]).removeprefix(_CONFIGURATION_GROUP)
     fair, fault = _fair_sharing(version, document.get("fairSharing"))
     admission = document.get("admissionFairSharing")
     gates = document.get("featureGates")

@@ -25,8 +25,7 @@ from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart, FairshareError
 from gputally.server import config_models
 from gputally.server.config_models import WatchedFile
-from gputally.server.sign_in import CookieSigner, SignInService, key_of
-from gputally.server.sign_in_pages import MARK
+from gputally.server.sign_in import MARK, CookieSigner, SignInService, key_of
 from gputally.server.tokens_and_grants import (
     SCOPES,
     Callers,

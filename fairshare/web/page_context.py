@@ -39,8 +39,7 @@ from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 from gputally.server import page_layout
 from gputally.server.request_handling import Answered, RequestLog, static_routes
-from gputally.server.sign_in import to_sign_in
-from gputally.server.sign_in_pages import PATHS, sign_in_routes
+from gputally.server.sign_in import PATHS, sign_in_routes, to_sign_in
 from gputally.server.tokens_and_grants import Scope
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Gives the sign-in pages (`gputally.server.sign_in_pages`) the look and the refusals of the controller's pages."""
+"""Gives the sign-in pages (`gputally.server.sign_in`) the look and the refusals of the controller's pages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from fairshare.web.http_messages import Fields, Refusal, read_form
 from fairshare.web.page_authentication import same_site
 
 if TYPE_CHECKING:
-    from gputally.server.sign_in import SignInService
-    from gputally.server.sign_in_pages import Kind
+    from gputally.server.sign_in import Kind, SignInService
 
 _REFUSED = {
     "no-provider": (404, "No such provider"),
@@ -25,7 +24,7 @@ _REFUSED = {
 
 
 class SignInPages:
-    """gputally.server.sign_in_pages.SignInSite"""
+    """gputally.server.sign_in.SignInSite"""
 
     def __init__(self, people: Callable[[], SignInService | None], page: Callable[..., Response]) -> None:
         self._people = people

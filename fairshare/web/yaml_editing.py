@@ -178,7 +178,7 @@ def _merged(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -
     ends = [0, *(content[number - 1] + 1 if number else 0 for number in [*first[1:], len(content)])]
     merged: list[str] = []
     done = 0
-    for start, end, at, last in _changes(before, after):
+    for start, end, at, last in _line_changes(before, after):
         if start < end:
             kept = content[first[start]]  # the comments above what changes
         else:
@@ -190,7 +190,7 @@ def _merged(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -
     return "".join([*merged, *lines[done:]])
 
 
-def _changes(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
+def _line_changes(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
     """The ranges of lines that are different; lines that are each replaced by one come alone."""
     for change, start, end, at, last in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if change == "replace" and end - start == last - at:

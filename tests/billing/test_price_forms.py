@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from accountant.billing.billing_rules import memory_to_compute, rebase
 from accountant.billing.costs import charges, cost
 from accountant.core.periods import parse_instant, zone
-from accountant.prices.derived_prices import Amortised
-from accountant.prices.price_book import PriceBook
+from accountant.prices.price_book import Amortised, PriceBook
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts
 from gputally.base.yaml_file import FileFault, parse

@@ -7,8 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from accountant.prices.derived_prices import AWS_WEIGHTS, Instance, ResourceWeights
-from accountant.prices.price_book import settle
+from accountant.prices.price_book import AWS_WEIGHTS, Instance, ResourceWeights, settle
 from accountant.reports.report_rows import share
 from gputally.base.money import exact_product
 

@@ -13,8 +13,7 @@ from starlette.testclient import TestClient
 
 from accountant.billing.costs import BILLED, charges, cost
 from accountant.compat import opencost_query
-from accountant.compat.opencost_allocation import instant
-from accountant.compat.opencost_api import AllocationSource, create_app
+from accountant.compat.opencost_api import AllocationSource, create_app, instant
 from accountant.core.settings import Limits
 from accountant.prices import price_book as prices
 from accountant.storage.duckdb_ledger import open_ledger

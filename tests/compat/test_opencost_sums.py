@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.billing.costs import ACCOUNTS, BILLED, Charge, Place
-from accountant.compat.opencost_allocation import Allocation, PodSeen, accumulated, aggregated, allocations, share_idle
+from accountant.compat.opencost_api import Allocation, PodSeen, accumulated, aggregated, allocations, share_idle
 from accountant.compat.opencost_query import KEYS
 from accountant.prices.price_book import Price, PriceRow
 from accountant.wire.policy_models import IDLE

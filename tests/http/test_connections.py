@@ -13,8 +13,8 @@ import pytest
 import trustme
 from starlette.types import Receive, Scope, Send
 
-from gputally.server.connection_limits import ConnectionLimits, Connections
 from gputally.server.https_server import Identity, Tls, serve
+from gputally.server.request_limits import ConnectionLimits, Connections
 
 SOON = ConnectionLimits(connections=40, connections_by_address=20, header_seconds=0.3, stalled_seconds=0.3)
 

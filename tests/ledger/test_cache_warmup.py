@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accountant.runtime.cache_warmup import in_force, warm
+from accountant.runtime.background_tasks import in_force, warm
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.ledger_state import State

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.ledger.protocols import Down, NodeFacts
-from accountant.storage.gpu_lifetimes import Fleet, Gpu, Tenure
-from accountant.storage.query.window_gpu_census import GpuCensus, Life
+from accountant.storage.gpu_lifetimes import Fleet, Gpu, GpuCensus, Life, Tenure
 from gputally.base.units import MS_PER_HOUR
 from tests.effort import examples
 

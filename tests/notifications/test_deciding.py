@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from accountant.bookkeeping.month_closing import ClosedMonth
 from accountant.ledger.journal import numbered
-from accountant.notifications import delivery_attempts, triggers
-from accountant.notifications.delivery_attempts import PATIENCE_MS, deliveries_from_acts, ended_how, next_attempt
-from accountant.notifications.subscriptions import Orders
+from accountant.notifications import subscriptions, triggers
+from accountant.notifications.subscriptions import PATIENCE_MS, Orders, deliveries_from_acts, ended_how, next_attempt
 from accountant.notifications.triggers import LEAST_US, TeamDay, unusual
 from accountant.wire.usage_models import BudgetState
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
@@ -189,7 +188,7 @@ def test_what_the_journal_says_is_what_was_known(history):
     known, acts = None, []
     for outcome, moment in history:
         known = next_attempt(known, "k", outcome, moment, "because")
-        acts += numbered([delivery_attempts.act(known)], len(acts), acts[-1].digest if acts else "0" * 64)
+        acts += numbered([subscriptions.act(known)], len(acts), acts[-1].digest if acts else "0" * 64)
     assert deliveries_from_acts(acts)["k"] == known
     assert json.loads(acts[-1].content) == {"outcome": known.outcome}
     if known.outcome in ("delivered", "unsure", "given-up", "sending"):

@@ -28,9 +28,8 @@ from accountant.core.errors import UnsupportedQuestion
 from accountant.core.window_decay import age_weights, bounds, combine, factor, slurm_weights, term
 from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force
 from accountant.storage.duckdb_engine import Cursor
-from accountant.storage.gpu_lifetimes import Fleet, in_service
+from accountant.storage.gpu_lifetimes import Fleet, GpuCensus, in_service
 from accountant.storage.ledger_state import State
-from accountant.storage.query.window_gpu_census import GpuCensus
 from accountant.storage.query.window_sums import (
     NO_PAYER,
     NO_SUMS,

@@ -13,8 +13,7 @@ import httpx2
 
 from fairshare.web.page_authentication import HOUSE, SignIns
 from gputally.base.clock import VirtualClock
-from gputally.server.sign_in import CookieSigner, Session
-from gputally.server.sign_in_pages import MARK
+from gputally.server.sign_in import MARK, CookieSigner, Session
 from tests.fairshare.web.granting import callers, key
 from tests.fairshare.web.staging import Answer, Stage, ask, stage
 from tests.fakes.provider import Provider

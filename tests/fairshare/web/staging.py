@@ -33,8 +33,7 @@ from fairshare.web.what_if_previews import Comparison, Preview, PreviewOrder, Pr
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR, US_PER_HOUR
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
-from gputally.server.sign_in import SignInService
-from gputally.server.sign_in_pages import MARK
+from gputally.server.sign_in import MARK, SignInService
 from gputally.server.tokens_and_grants import TokenFile, new_token
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.patience import CALM_S, until

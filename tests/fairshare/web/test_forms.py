@@ -15,7 +15,7 @@ from fairshare.controller import policy_file as policies
 from fairshare.controller.policy_file import digest
 from fairshare.web.what_if_previews import Cancelled, Comparison, PreviewOrder, Told
 from gputally.base.yaml_file import parse
-from gputally.server.sign_in_pages import MARK
+from gputally.server.sign_in import MARK
 from tests.fairshare.web.staging import Stage, quick, settled, stage, text
 
 

@@ -1,7 +1,7 @@
-"""Bounds the connections of an HTTP server: in total, by address, and so that files can still be opened.
+"""Bounds the connections of an HTTP server, in total and by address, and the rate of each client's requests.
 
 A connection counts from the moment it is accepted, before TLS, until it is closed. One too many is closed at once.
-Published: the controller's pages and its extender use it as well.
+The total leaves file descriptors for the rest of the process. A client's rate is a token bucket; memory is bounded.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import resource
 import threading
 from collections import Counter
 from dataclasses import dataclass
+
+from cachetools import LRUCache
+
+from gputally.base.clock import Clock
 
 RESERVED_DESCRIPTORS = 128
 """Kept for the ledger, the spool, the log and outgoing connections."""
@@ -74,3 +78,25 @@ def most_descriptors() -> int:
     if soft == resource.RLIM_INFINITY:
         return 2**31
     return max(FEWEST_CONNECTIONS, soft - max(RESERVED_DESCRIPTORS, soft // 4))
+
+
+_BUCKETS = 16_384
+
+
+class RateBound:
+    """A token bucket per client; the least recently seen clients are forgotten, never the memory bound."""
+
+    def __init__(self, clock: Clock, per_second: float, burst: int) -> None:
+        self._clock = clock
+        self._per_ms = per_second / 1000
+        self._burst = float(burst)
+        self._buckets: LRUCache[tuple[str, str], tuple[float, int]] = LRUCache(_BUCKETS)
+
+    def admit(self, client: tuple[str, str]) -> float:
+        """0 where the request may pass, else the seconds after which one may."""
+        now = self._clock.monotonic_ms()
+        level, since = self._buckets.pop(client, (self._burst, now))
+        level = min(self._burst, level + (now - since) * self._per_ms)
+        wait = 0.0 if level >= 1 else (1 - level) / self._per_ms / 1000
+        self._buckets[client] = (level if wait else level - 1, now)
+        return wait
