@@ -22,8 +22,7 @@ import msgspec
 from agent.core.errors import ClockSetBack, DriverReplaced, OutboxUnavailable
 from agent.core.readings import Snapshot
 from agent.core.settings import Settings, unseen
-from agent.core.steady_clock import SteadyClock
-from agent.metering.clock_slew import Timeline
+from agent.core.steady_clock import SteadyClock, Timeline
 from agent.metering.meter import ClosedSet, Meter, shifted_state
 from agent.metrics.exporter import AgentMetrics
 from agent.metrics.metric_families import Operations

@@ -22,7 +22,7 @@ from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePo
 from agent.wire import Gap, Holder, UsageInterval
 from fairshare.core.model import Claim, DivisionProblem
 from fairshare.laws.division import divide
-from fairshare.simulator.engine_division import whole_gpus
+from fairshare.simulator.kai_scenario_file import whole_gpus
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import Feedback
 from fairshare.simulator.simulation_model import Pool, Record, Workload

@@ -27,9 +27,8 @@ from agent.core.readings import (
     RecoveryAction,
     Unavailable,
 )
-from agent.devices.gpm_mig_activity import Gpm
 from agent.devices.gpu_health import RECOVERY, Events
-from agent.devices.mig_layout import Instance, MigLayout
+from agent.devices.mig_layout import Gpm, Instance, MigLayout
 from agent.devices.nvml_library import Driver, Fault, Lost, Refused, Restart
 from agent.devices.utilization import BusyCounter, EnergyCounter, Processes, ProcessSampler
 from gputally.base.clock import Clock
@@ -78,7 +77,7 @@ class Access:
 
 class Device:
     """One GPU. origin: makes this run's counters distinct from those of an earlier run. clock: see
-    agent.devices.gpm_mig_activity."""
+    agent.devices.mig_layout."""
 
     def __init__(
         self, driver: Driver, events: Events, gpu: Gpu, origin: str, access: Access, clock: Clock | None = None

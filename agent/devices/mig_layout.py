@@ -1,23 +1,33 @@
-"""Lists the MIG instances of a GPU, and notices when the layout changes.
+"""Lists the MIG instances of a GPU, notices when the layout changes, and reads the activity of each.
 
 A lookup takes 50 to 100 ms on some machines, so the list is read when MIG is switched, when the driver
 reports a change, soon after a caller named an instance that is not in it, and once a minute. A lookup that
 fails changes nothing and is repeated: an instance taken for gone would leave its holder with the whole GPU.
 Instances are told apart by their uuid, whatever its form: numbers are used again after a repartitioning. It
 must not know what runs on them.
+
+NVML's GPM samples of a GPU and of its MIG instances become activity as a part of the physical GPU. GPM answers with
+the exact average between two samples, so each engine keeps two and swaps them: whatever the rhythm of the readings,
+nothing between them is missed. The time between two samples is their own: a sample is taken some time after its
+reading began, behind lookups that take long now and then. It is the only look into a MIG instance, and it exists from
+Hopper on. The percentages become counters of microseconds that never decrease. Source: nvml.h, nvmlGpmMetricsGet; two
+samples need at least 100 ms between them.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from agent.core.readings import MigInstance
-from agent.devices.nvml_library import Driver, Refused
-from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
+from agent.core.errors import DriverReplaced
+from agent.core.readings import MigInstance, Unavailable
+from agent.devices.nvml_library import Driver, Fault, Refused
+from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND, US_PER_MS
 
 RESCAN_MS = MS_PER_MINUTE
 LOOK_MS = 10 * MS_PER_SECOND
@@ -114,3 +124,138 @@ def _profile(name: str, attributes: Any) -> str:
     if named:
         return named.group(1)
     return f"{attributes.gpuInstanceSliceCount}g.{round(attributes.memorySizeMB / 1024)}gb"
+
+
+MIN_SPAN_MS = 100
+_GRAPHICS, _SM, _ANY_TENSOR = (
+    "NVML_GPM_METRIC_GRAPHICS_UTIL",
+    "NVML_GPM_METRIC_SM_UTIL",
+    "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
+)
+_METRICS = (_GRAPHICS, _SM, _ANY_TENSOR)
+_UNSUPPORTED = Unavailable("no GPM on this GPU")
+_SUCCESS = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineActivity:
+    """One engine's cumulative microseconds: any work, multiprocessors at work, tensor cores at work.
+
+    A GPU whose multiprocessors are all busy for a second has 1,000,000 of `sm_active_us`, one with half of
+    them busy 500,000. busy_us is not less than it: an engine works while any of its multiprocessors does."""
+
+    busy_us: int
+    sm_active_us: int
+    tensor_active_us: int
+
+
+class _Engine:
+    """Two sample buffers (None: not allocated) and what was counted between them."""
+
+    __slots__ = ("at_ms", "counted", "last", "spare")
+
+    def __init__(self) -> None:
+        self.last: Any = None
+        self.spare: Any = None
+        self.at_ms: int | None = None
+        self.counted = EngineActivity(0, 0, 0)
+
+
+class Gpm:
+    """The engines of one GPU by name: "" the GPU itself, else a MIG instance's uuid.
+
+    clock: to date the samples with (None: by the reading's instant)."""
+
+    def __init__(self, driver: Driver, clock: Clock | None = None) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._engines: dict[str, _Engine] = {}
+        self._query: Any = None
+        self._metrics: Sequence[Any] = ()
+        self._supported: bool | None = None
+        self._unsupported = _UNSUPPORTED
+
+    def read(self, handle: Any, at_ms: int, name: str = "", gi: int | None = None) -> EngineActivity | Unavailable:
+        """What the engine has done since it was first read. handle: the GPU's; gi: the instance's, in MIG.
+
+        Raises Lost, Restart, DriverReplaced."""
+        try:
+            if not self._is_supported(handle):
+                return self._unsupported
+            engine = self._engines.setdefault(name, _Engine())
+            if engine.spare is None:
+                engine.last = self._driver.call("nvmlGpmSampleAlloc")
+                engine.spare = self._driver.call("nvmlGpmSampleAlloc")
+            began_ms = self._now_ms(at_ms)
+            if engine.at_ms is not None and began_ms - engine.at_ms < MIN_SPAN_MS:
+                return engine.counted
+            if gi is None:
+                self._driver.call("nvmlGpmSampleGet", handle, engine.spare)
+            else:
+                self._driver.call("nvmlGpmMigSampleGet", handle, gi, engine.spare)
+            sampled_ms = (began_ms + self._now_ms(at_ms)) // 2
+            if engine.at_ms is not None:
+                engine.counted = self._since(engine, sampled_ms - engine.at_ms)
+        except Refused as fault:
+            return Unavailable(f"GPM: {fault}", refused=not (fault.unsupported or fault.denied))
+        engine.last, engine.spare, engine.at_ms = engine.spare, engine.last, sampled_ms
+        return engine.counted
+
+    def _now_ms(self, at_ms: int) -> int:
+        return at_ms if self._clock is None else self._clock.monotonic_ms()
+
+    def keep(self, names: set[str]) -> None:
+        """Forget engines that are no more: MIG was partitioned anew."""
+        for name in self._engines.keys() - names:
+            self._free(self._engines.pop(name))
+
+    def close(self, *, forget: bool) -> None:
+        """Give the buffers back, while the library is still there. forget: count from zero afterwards."""
+        for engine in self._engines.values():
+            self._free(engine)
+        if forget:
+            self._engines.clear()
+        self._supported = None
+
+    def _is_supported(self, handle: Any) -> bool:
+        if self._supported is None:
+            try:
+                self._supported = bool(self._driver.call("nvmlGpmQueryDeviceSupport", handle).isSupportedDevice)
+            except Refused as fault:
+                if not fault.unsupported:
+                    raise
+                self._supported, self._unsupported = False, Unavailable(f"{_UNSUPPORTED.reason}: {fault}")
+        return self._supported
+
+    def _since(self, engine: _Engine, span_ms: int) -> EngineActivity:
+        query = self._prepared(engine)
+        self._driver.call("nvmlGpmMetricsGet", query)
+        times = []
+        for metric in self._metrics:
+            code, percent = self._driver.fields(metric, "nvmlReturn", "value")
+            if code != _SUCCESS or not 0 <= percent <= 100.5:  # NaN fails both bounds
+                raise Refused(code, "nvmlGpmMetricsGet")
+            times.append(min(round(percent * 10 * span_ms), span_ms * US_PER_MS))
+        graphics, sm, tensor = times
+        past = engine.counted
+        return EngineActivity(
+            past.busy_us + max(graphics, sm), past.sm_active_us + sm, past.tensor_active_us + min(tensor, sm)
+        )
+
+    def _prepared(self, engine: _Engine) -> Any:
+        if self._query is None:  # 19 KiB: made once
+            self._query = self._driver.structure("c_nvmlGpmMetricsGet_t")
+            self._query.version = self._driver.constant("NVML_GPM_METRICS_GET_VERSION")
+            self._query.numMetrics = len(_METRICS)
+            for i, name in enumerate(_METRICS):
+                self._query.metrics[i].metricId = self._driver.constant(name)
+            self._metrics = self._query.metrics[: len(_METRICS)]
+        self._query.sample1, self._query.sample2 = engine.last, engine.spare
+        return self._query
+
+    def _free(self, engine: _Engine) -> None:
+        buffers = [sample for sample in (engine.last, engine.spare) if sample is not None]
+        engine.last = engine.spare = engine.at_ms = None
+        for sample in buffers:
+            with suppress(Fault, DriverReplaced):  # the library may be gone, and the buffer with it
+                self._driver.call("nvmlGpmSampleFree", sample)

@@ -37,7 +37,7 @@ from agent.core.readings import (
     Unavailable,
 )
 from agent.devices.driver_lifecycle import DriverReading, Gpus
-from agent.holders.fraction_annotations import Seen, settle
+from agent.holders.device_allocations import Seen, settle
 from agent.holders.holder_files import Pods
 from agent.holders.process_cgroups import PodLogs, PodName, ProcessTable
 from agent.metering.reading_deltas import NO_HOLDER_READING

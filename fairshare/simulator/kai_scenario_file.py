@@ -19,10 +19,34 @@ from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePo
 from fairshare.core.errors import DivisionError
 from fairshare.core.model import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide, fair_shares
-from fairshare.simulator.engine_division import whole_gpus
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import Feedback, Usage
 from fairshare.simulator.simulation_model import ControllerView, Dividing, Pool, Record, Workload
+
+
+def whole_gpus(
+    names: Sequence[str], deserved: Sequence[float], priorities: Sequence[int] = (), limits: Sequence[float] = ()
+) -> Dividing:
+    """KAI's division without history (k = 0), by the weights in force."""
+
+    def dividing(view: ControllerView, weights: Sequence[float]) -> list[float]:
+        claims = tuple(
+            Claim(
+                name,
+                view.asked[q],
+                deserved[q],
+                limits[q] if limits else UNLIMITED,
+                weights[q],
+                priority=priorities[q] if priorities else 100,
+                creation=q,
+            )
+            for q, name in enumerate(names)
+        )
+        shares = divide(DivisionProblem("cycle", view.capacity, 0.0, claims), kai_compat=True).shares
+        return [shares[name] for name in names]
+
+    return dividing
+
 
 LAWS = ("static", "kai", "fairtree", "multifactor", "deficit")
 _FOREVER_S = 10**9

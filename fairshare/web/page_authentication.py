@@ -1,4 +1,4 @@
-"""Authenticates requests for the controller's pages and limits what each caller may see.
+"""Authenticates requests for the controller's pages, limits what each caller may see, and serves its sign-in pages.
 
 Imported only where people sign in: a controller with tokens alone does without what verifies a provider's word.
 
@@ -15,12 +15,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
+from starlette.responses import Response
 
-from fairshare.web.http_messages import Fields, Refusal, sent
+from fairshare.web.http_messages import Fields, Refusal, read_form, sent
 from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart, FairshareError
 from gputally.server import config_models
@@ -182,3 +183,40 @@ def same_site(request: Request) -> None:
     origin = request.headers.get("origin", "null")  # which is what our own pages send: they tell no referrer
     if origin != "null" and urlsplit(origin).netloc != request.headers.get("host", ""):
         raise Refusal(403, "Another site", "a page of another site may not write here")
+
+
+if TYPE_CHECKING:
+    from gputally.server.sign_in import Kind, SignInService
+
+_REFUSED = {
+    "no-provider": (404, "No such provider"),
+    "too-long": (400, "Too long"),
+    "unauthenticated": (401, "Not signed in"),
+    "cross-site": (403, "An old form"),
+    "authority-unavailable": (503, "The provider does not answer"),
+}
+
+
+class SignInPages:
+    """gputally.server.sign_in.SignInSite"""
+
+    def __init__(self, people: Callable[[], SignInService | None], page: Callable[..., Response]) -> None:
+        self._people = people
+        self._page = page
+
+    def people(self, _: Request) -> SignInService:
+        found = self._people()
+        if found is None:
+            raise Refusal(404, "No such page", "nobody signs in here: ask with a token")
+        return found
+
+    async def form(self, request: Request) -> Fields:
+        same_site(request)
+        return await read_form(request)
+
+    def page(self, _: Request, template: str, /, **values: Any) -> Response:
+        return self._page(template, None, **values)
+
+    def refusal(self, kind: Kind, detail: str) -> Exception:
+        status, title = _REFUSED[kind]
+        return Refusal(status, title, detail, {"Retry-After": "5"} if status == 503 else None)

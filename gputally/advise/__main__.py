@@ -14,7 +14,7 @@ import typer
 from accountant.cli.connection_options import Server, connected
 from accountant.core.periods import parse_instant, zone
 from gputally.advise import advice_output as shown
-from gputally.advise.ledger_questions import LedgerQuestions, Window
+from gputally.advise.advice_output import LedgerQuestions, Window
 from gputally.advise.recommendations import THRESHOLD, Form, RestartAssumptions, rendered
 from gputally.advise.recommendations import pools as by_pool
 from gputally.advise.recommendations import sharing_advice as shares

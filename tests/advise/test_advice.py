@@ -17,7 +17,7 @@ from rich.console import Console
 
 from accountant.ledger.protocols import JobKey
 from gputally.advise import advice_output
-from gputally.advise.ledger_questions import Window
+from gputally.advise.advice_output import Window
 from gputally.advise.recommendations import (
     GPU,
     VARIABLE,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core.readings import Allocation
-from agent.holders.fraction_annotations import limited_ppm, settle
+from agent.holders.device_allocations import limited_ppm, settle
 from agent.simulation.simulated_node import H100, make_gpu
 from agent.wire import Holder, SharingMode
 

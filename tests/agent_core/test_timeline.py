@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.metering.clock_slew import FAST_SLEW_PPM, SLEW_PPM, STEP_MS, Timeline
+from agent.core.steady_clock import FAST_SLEW_PPM, SLEW_PPM, STEP_MS, Timeline
 from gputally.base.clock import VirtualClock
 
 WALL_MS = 1_790_812_800_000

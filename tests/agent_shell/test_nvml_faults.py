@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import DriverReplaced
-from agent.metering.clock_slew import Timeline
+from agent.core.steady_clock import Timeline
 from agent.metering.meter import Meter
 from gputally.base.clock import VirtualClock
 from tests.agent_shell.rig import GIB, T0, Rig

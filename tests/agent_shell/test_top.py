@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agent.__main__ import main
-from agent.commands.top_command import Drawing, History, page
-from agent.commands.top_frames import Prices, from_exposition, parse, uniform_price
+from agent.commands.top_command import Drawing, History, Prices, from_exposition, page, parse, uniform_price
 from agent.core.errors import SettingsError
 from agent.core.readings import Allocation
 from agent.metering.meter import Meter

@@ -13,15 +13,17 @@ from rich.console import Console
 from agent.commands.top_command import (
     TREND_CELLS,
     Drawing,
+    Frame,
     History,
     Line,
     LiveTable,
+    Prices,
     columns,
+    from_snapshot,
     print_once,
     sparkline,
     unavailable,
 )
-from agent.commands.top_frames import Frame, Prices, from_snapshot
 from agent.core.readings import (
     Allocation,
     DeviceReading,

@@ -21,7 +21,7 @@ from accountant.inventory.inventory_file import InventoryFile
 from accountant.notifications.subscriptions import Orders
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Policy
-from agent.commands.top_frames import parse as live_prices
+from agent.commands.top_command import parse as live_prices
 from fairshare.controller.policy_file import advice
 from gputally.base import yaml_file
 from gputally.base.yaml_file import Document, FileFault

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairshare.targets.kueue_configuration import Configuration, admission_lines, fair_sharing_lines, read_configuration
+from fairshare.targets.kueue import Configuration, admission_lines, fair_sharing_lines, read_configuration
 
 ALIASES = "\n".join(
     ["a0: &a0 [x, x, x, x, x, x, x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]" for n in range(1, 9)]

@@ -14,8 +14,7 @@ from pydantic import ValidationError
 from accountant.wire.policy_models import Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import MOST_WRITES_AT, adopt, release_weights
-from fairshare.targets.runai import RunaiAdapter, RunaiCluster, RunaiFault, opened
-from fairshare.targets.runai_api import PROJECT, RunaiApi
+from fairshare.targets.runai import PROJECT, RunaiAdapter, RunaiApi, RunaiCluster, RunaiFault, opened
 from fairshare.targets.status_conditions import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound, Refused, Unavailable

@@ -32,7 +32,7 @@ from agent.core.readings import (
     Snapshot,
     Unavailable,
 )
-from agent.holders.fraction_annotations import settle
+from agent.holders.device_allocations import settle
 from agent.holders.node_source import HolderCounters, Owned
 from agent.metering.meter import ClosedSet, Meter
 from agent.simulation.simulated_node import A100, H100, make_gpu

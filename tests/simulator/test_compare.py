@@ -14,7 +14,7 @@ from fairshare.core.model import Standing
 from fairshare.laws.weight_calculation import calculate_weights
 from fairshare.simulator import comparison, fairness_measures, kai_scenario_file, scheduling_policies
 from fairshare.simulator.comparison import players
-from fairshare.simulator.engine_division import whole_gpus
+from fairshare.simulator.kai_scenario_file import whole_gpus
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import NAMES, Feedback, Setup
 from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Pool, Workload

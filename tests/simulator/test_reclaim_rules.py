@@ -18,8 +18,7 @@ from fairshare.preemption.preemption_rules import (
     may_reclaim,
     reclaimable,
 )
-from fairshare.simulator.engine_reclaim import Debtor, Run, collect, levels
-from fairshare.simulator.scheduler_engine import _Scheduler
+from fairshare.simulator.scheduler_engine import Debtor, Run, _Scheduler, collect, levels
 from fairshare.simulator.simulation_model import WHOLE, Flavour, Job, Pool, Slot, Workload
 from tests.effort import examples
 from tests.shelf import shared

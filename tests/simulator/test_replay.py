@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairshare.laws.division import fair_shares, fill
-from fairshare.simulator.engine_division import whole_gpus
+from fairshare.simulator.kai_scenario_file import whole_gpus
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.simulation_model import (
     CONTROL_S,

@@ -15,17 +15,21 @@ from fairshare.controller.policy_file import loaded
 from fairshare.web.policy_form import (
     QUEUE,
     SCALARS,
+    Entry,
     Form,
     PolicyText,
+    Revision,
     Row,
     changes,
     draft,
     form_from,
     form_of,
+    policy_text,
+    revise,
+    revised,
     with_new_row,
     written,
 )
-from fairshare.web.yaml_editing import Entry, Revision, policy_text, revise, revised
 from gputally.base.yaml_file import parse
 from tests.fairshare.web.staging import sample
 
