@@ -116,6 +116,10 @@ class Rules:
     restart_ms: extra run time of every start but the first.
     min_runtime_ms: a job is not reclaimed before it has run that long.
     cycle_ms: scheduling happens at multiples of this.
+    one_line: one line for all queues, first in first out across them; without reclaim.
+    backfill: EASY backfilling instead of starting whatever fits; without reclaim and limits.
+    settle: what a reclaim frees beyond its gang is given out by another cycle right after; without it the same cycle
+        goes on to serve the queues that may reclaim, and the others wait for the next event.
     """
 
     scan_depth: int = 32
@@ -124,6 +128,9 @@ class Rules:
     min_runtime_ms: int = 10 * MS_PER_MINUTE
     cycle_ms: int = 1_000
     reclaim: bool = True
+    one_line: bool = False
+    backfill: bool = False
+    settle: bool = True
 
 
 @dataclass(slots=True)

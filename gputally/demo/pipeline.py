@@ -177,11 +177,11 @@ class Pipeline:
         As soon as an hour is booked the controller thinks about it and the scheduler goes on, whether or not the
         machines have lived the next one meanwhile: so the weights it finds are in force an hour later."""
         hours = self.scenario.days * 24
-        events: Sequence[Event] = self.engine.run_until(self.scenario.start_ms)
+        events: Sequence[Event] = self.engine.events_until(self.scenario.start_ms)
         self._office.ask("hour", self.scenario.start_ms, _of_nodes(events), False)
         self._tell_nodes(events)
         self._crew.begin(events)
-        events = self.engine.run_until(self._after(1))
+        events = self.engine.events_until(self._after(1))
         self._crew.set_out(events, self._after(1))
         control: Callable[[], None] | None = None
         keep_house = False  # of the hour before: an order of its own would have to be waited for
@@ -220,7 +220,7 @@ class Pipeline:
             control()
         self._tell_nodes(events)
         states = self.engine.queue_states()
-        return states, self.engine.run_until(self._after(hour + 1)) if hour < self.scenario.days * 24 else ()
+        return states, self.engine.events_until(self._after(hour + 1)) if hour < self.scenario.days * 24 else ()
 
     def figures(self) -> LedgerFigures:
         """What the ledger has to say of the span."""

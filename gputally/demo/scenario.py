@@ -16,7 +16,7 @@ from accountant.wire.policy_models import Bounds, KaiTarget, Policy, QueuePolicy
 from fairshare.core.model import Claim
 from fairshare.simulator import job_traces
 from fairshare.simulator.job_traces import teams_of
-from fairshare.simulator.scheduler_engine import Engine
+from fairshare.simulator.scheduler_engine import ClusterSimulation
 from fairshare.simulator.simulation_model import WHOLE, Job, NodeSpec, Outage
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from gputally.demo import cluster_and_workload
@@ -96,9 +96,9 @@ class Scenario:
     def end_ms(self) -> int:
         return self.start_ms + self.days * 24 * MS_PER_HOUR
 
-    def engine(self) -> Engine:
+    def engine(self) -> ClusterSimulation:
         """The scheduler at the start, with the weights of the policy file."""
-        return Engine(self.nodes, claims(self.policy), self.jobs, outages=self.outages)
+        return ClusterSimulation(self.nodes, claims(self.policy), self.jobs, outages=self.outages)
 
 
 def build(options: Options) -> Scenario:
@@ -146,7 +146,7 @@ class Baseline:
         """Of the whole span."""
         scenario = self._scenario
         truth = GroundTruth(scenario.nodes, scenario.start_ms, scenario.interval_s * 1000)
-        for event in scenario.engine().run_until(scenario.end_ms):
+        for event in scenario.engine().events_until(scenario.end_ms):
             truth.see(event)
         truth.finish(scenario.end_ms)
         return truth.books

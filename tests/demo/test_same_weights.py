@@ -100,14 +100,14 @@ def _in_process(scenario: Scenario) -> list[Mapping[str, float]]:
     """The loop of a replay over the demo's engine, at the demo's pace: weights act an hour after they are known."""
     engine, held, gpus = scenario.engine(), _Held(), 16
     feedback = Feedback(scenario.policy, static_parts(scenario.policy, float(gpus)))
-    held.see(engine.run_until(START_MS))
-    held.see(engine.run_until(START_MS + MS_PER_HOUR))
+    held.see(engine.events_until(START_MS))
+    held.see(engine.events_until(START_MS + MS_PER_HOUR))
     published: list[Mapping[str, float]] = []
     for hour in range(1, HOURS + 1):
         states = engine.queue_states()
         used = held.until(START_MS + hour * MS_PER_HOUR)
         if hour < HOURS:
-            held.see(engine.run_until(START_MS + (hour + 1) * MS_PER_HOUR))
+            held.see(engine.events_until(START_MS + (hour + 1) * MS_PER_HOUR))
         view = ControllerView(
             hour * 3600, gpus, used, [states[team].allocated for team in TEAMS],
             [states[team].requested for team in TEAMS], [0] * len(TEAMS), [0] * len(TEAMS),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from fairshare.core.model import Claim
-from fairshare.simulator.scheduler_engine import Engine
+from fairshare.simulator.scheduler_engine import ClusterSimulation
 from fairshare.simulator.simulation_model import (
     Event,
     GpuSpec,
@@ -78,10 +78,10 @@ class Watcher:
 
 
 @pytest.fixture
-def watch() -> Callable[[Engine, Sequence[NodeSpec], int], Watcher]:
+def watch() -> Callable[[ClusterSimulation, Sequence[NodeSpec], int], Watcher]:
     """Run an engine to an instant under the eyes of a watcher."""
 
-    def run(engine: Engine, nodes: Sequence[NodeSpec], until_ms: int) -> Watcher:
-        return Watcher(nodes).see_all(engine.run_until(until_ms))
+    def run(engine: ClusterSimulation, nodes: Sequence[NodeSpec], until_ms: int) -> Watcher:
+        return Watcher(nodes).see_all(engine.events_until(until_ms))
 
     return run

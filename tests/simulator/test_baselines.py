@@ -65,9 +65,8 @@ def test_backfilling_never_moves_the_first_in_line() -> None:
 
 
 def test_a_reservation_is_used_up() -> None:
-    ends = [(100, 0), (200, 1)]
-    reservation = reserve(5, 1, ends, [3, 4])
-    assert (reservation.at_s, reservation.spare) == (200, 3)
+    reservation = reserve(5, 1, [(100, 3), (200, 4)])
+    assert (reservation.at_ms, reservation.spare) == (200, 3)
     assert reservation.admits(9, 200)
     assert reservation.admits(2, 201)
     assert not reservation.admits(2, 201)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairshare.core.model import UNLIMITED, Claim
-from fairshare.simulator.scheduler_engine import Engine
+from fairshare.simulator.scheduler_engine import ClusterSimulation
 from fairshare.simulator.simulation_model import Event, Job, Outage, Rules, Started, Stopped
 from tests.effort import examples
 from tests.simulator.conftest import MINUTE, Watcher, fleet
@@ -52,13 +52,13 @@ def key(event: Event) -> tuple[object, ...]:
 def test_capacity_limits_and_quotas_hold_at_every_event(
     queues: list[Claim], jobs: list[Job], outages: list[Outage]
 ) -> None:
-    engine = Engine(NODES, queues, jobs, outages=outages, rules=RULES)
+    engine = ClusterSimulation(NODES, queues, jobs, outages=outages, rules=RULES)
     claims = {claim.name: claim for claim in queues}
     watcher = Watcher(NODES)
     held: dict[str, int] = dict.fromkeys(claims, 0)
     work: dict[str, int] = {}
     since: dict[str, int] = {}
-    for event in engine.run_until(END):
+    for event in engine.events_until(END):
         watcher.see(event)
         if isinstance(event, Started):
             since[event.job.id] = event.at_ms
@@ -91,12 +91,12 @@ def test_the_outcome_depends_on_the_inputs_alone(
     queues: list[Claim], jobs: list[Job], outages: list[Outage], seed: int, stops: list[int]
 ) -> None:
     """Neither the order in which jobs and queues are given nor how the run is cut matters."""
-    one = Engine(NODES, queues, jobs, outages=outages, rules=RULES).run_until(END)
+    one = ClusterSimulation(NODES, queues, jobs, outages=outages, rules=RULES).events_until(END)
     shuffled_jobs, shuffled_queues = list(jobs), list(queues)
     Random(seed).shuffle(shuffled_jobs)
     Random(seed).shuffle(shuffled_queues)
-    other = Engine(NODES, shuffled_queues, shuffled_jobs, outages=outages, rules=RULES)
-    pieces = [event for at in [*sorted(stops), 600] for event in other.run_until(at * MINUTE)]
+    other = ClusterSimulation(NODES, shuffled_queues, shuffled_jobs, outages=outages, rules=RULES)
+    pieces = [event for at in [*sorted(stops), 600] for event in other.events_until(at * MINUTE)]
     assert [key(e) for e in one] == [key(e) for e in pieces]
 
 
@@ -105,11 +105,11 @@ def test_the_outcome_depends_on_the_inputs_alone(
 def test_nothing_idles_that_a_waiting_job_could_use(jobs: list[Job]) -> None:
     """Work conserving: with one queue, no limit and the whole queue looked at, what waits does not fit."""
     plain = [replace(job, queue="q0", preemptible=True) for job in jobs]
-    engine = Engine(NODES, [Claim("q0", 0.0)], plain, rules=replace(RULES, scan_depth=1_000))
+    engine = ClusterSimulation(NODES, [Claim("q0", 0.0)], plain, rules=replace(RULES, scan_depth=1_000))
     watcher = Watcher(NODES)
     waiting: set[str] = set()
     for at in range(0, 600, 7):
-        watcher.see_all(engine.run_until(at * MINUTE + 60_000))
+        watcher.see_all(engine.events_until(at * MINUTE + 60_000))
         now = engine.now_ms
         waiting = {
             o.job.id

@@ -7,18 +7,18 @@ from bisect import insort
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairshare.simulator.engine_state import NOBODY, Line
+from fairshare.simulator.engine_state import NEVER, Gang, Line
 from tests.effort import examples
 
 
 @settings(max_examples=examples(40, 400), deadline=None)
 @given(st.integers(1, 4), st.lists(st.tuples(st.sampled_from(["join", "leave", "rejoin"]), st.integers(0, 9))))
 def test_a_line_is_a_sorted_list_whose_front_is_at_hand(depth: int, steps: list[tuple[str, int]]) -> None:
-    gpus = [1 + job * 7 % 5 for job in range(len(steps))]
-    line, plain, gone, submitted = Line(depth, gpus), list[int](), list[int](), 0
+    gangs = [Gang(number, 0, 1 + number * 7 % 5, 1, 0) for number in range(len(steps))]
+    line, plain, gone, submitted = Line(depth), list[int](), list[int](), 0
     for step, which in steps:
         if step == "join":
-            line.join(submitted)
+            line.join(gangs[submitted])
             plain.append(submitted)
             submitted += 1
         elif step == "leave" and plain:
@@ -26,13 +26,13 @@ def test_a_line_is_a_sorted_list_whose_front_is_at_hand(depth: int, steps: list[
             line.leave(place)
             gone.append(plain.pop(place))
         elif step == "rejoin" and gone:
-            job = gone.pop(which % len(gone))
-            line.rejoin(job)
-            insort(plain, job)
-        assert line.jobs == plain[:depth]
-        assert line.gangs == [gpus[job] for job in line.jobs]
-        assert line.smallest() == min(line.gangs, default=NOBODY)
-    for job in plain:
-        assert line.jobs[0] == job, "and nobody behind is lost"
+            number = gone.pop(which % len(gone))
+            line.join(gangs[number])
+            insort(plain, number)
+        assert [gang.number for gang in line.front()] == plain[:depth]
+        assert line.depth() == len(plain[:depth])
+        assert line.smallest == min((gang.gpus for gang in line.front()), default=NEVER)
+    for number in plain:
+        assert line.gangs[0].number == number, "and none behind is lost"
         line.leave(0)
-    assert not line.jobs
+    assert not line.gangs

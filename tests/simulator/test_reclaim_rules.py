@@ -1,4 +1,4 @@
-"""Whom the simulators stop is whom the controller's own rules of reclaim allow, and KAI's vectors of them."""
+"""The simulator stops the jobs that the controller's own rules of reclaim allow, and KAI's vectors of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairshare.core.model import Claim
 from fairshare.preemption.preemption_rules import (
     Account,
     Claimant,
@@ -16,58 +17,43 @@ from fairshare.preemption.preemption_rules import (
     TakenBundles,
     allocatable,
     may_reclaim,
+    path,
+    queues_to_compare,
     reclaimable,
 )
-from fairshare.simulator.scheduler_engine import Debtor, Run, _Scheduler, collect, levels
-from fairshare.simulator.simulation_model import WHOLE, Flavour, Job, Pool, Slot, Workload
+from fairshare.simulator.engine_state import ANY_GPU, Gang, QueueTree
+from fairshare.simulator.scheduler_engine import Debtor, collect
 from tests.effort import examples
 from tests.shelf import shared
 
-FLAVOUR = Flavour(WHOLE, "H100", "")
 Queues = list[tuple[float, float, list[int]]]
 """deserved, share, and the gangs that run, oldest first; the first queue asks."""
+Rows = dict[str, tuple[str, float, float, list[int]]]
+"""parent, deserved, share, and the gangs that run, oldest first, of a leaf; of a queue above leaves no gangs."""
 
 
-def _engine(queues: Queues, missing: int) -> list[tuple[int, int]]:
-    """(queue, GPUs) of the engine's victims."""
-    debtors = [
-        Debtor(str(q), [_run(q, i, gpus) for i, gpus in reversed(list(enumerate(gangs)))])
-        for q, (_, _, gangs) in enumerate(queues)
-        if q
-    ]
-    job = Job("asks", "0", 0, missing, 1)
-    return [(int(run.job.queue), run.job.gpus) for run in collect(job, missing, FLAVOUR, debtors, _accounts(queues))]
+def _victims(rows: Rows, queue: str, gpus: int) -> list[tuple[str, int]]:
+    """(queue, GPUs) of those that the engine would stop for a gang, in the order in which they are taken."""
+    tree = QueueTree([Claim(name, 0.0, row[1], parent=row[0] or None) for name, row in rows.items()])
+    asking, debtors = tree.index[queue], []
+    for q in tree.leaves:
+        running = [_run(tree, q, i, gang) for i, gang in enumerate(rows[tree.names[q]][3])]
+        if running and q != asking:
+            debtors.append(Debtor(tree.levels(asking, q), running))
+    shares = [share for _, _, share, _ in rows.values()]
+    found = collect(Gang(99, 0, gpus, 1, asking), gpus, ANY_GPU, debtors, tree, shares, by_ms=10**9)
+    return [(tree.names[gang.queue], gang.gpus) for gang in found]
 
 
-def _accounts(queues: Queues) -> dict[str, Account]:
-    return {
-        str(q): Account(str(q), "", {"gpu": QueueResource(deserved, share, -1, float(sum(gangs)))})
-        for q, (deserved, share, gangs) in enumerate(queues)
-    }
+def _run(tree: QueueTree, queue: int, number: int, gpus: int) -> Gang:
+    gang = Gang(number, 0, gpus, 10**9, queue)
+    gang.start_ms = number
+    tree.allocate(queue, gpus, number, preemptible=True)
+    return gang
 
 
-def _run(queue: int | str, number: int, gpus: int) -> Run:
-    job = Job(f"{queue}-{number}", str(queue), 0, gpus, 1)
-    return Run(job, tuple(Slot("n", "g", i, FLAVOUR) for i in range(gpus)), number, 10**9, 0, 1)
-
-
-def _replay(queues: Queues, missing: int) -> list[tuple[int, int]]:
-    """The same of the replay's."""
-    jobs = [(q, gpus) for q, (_, _, gangs) in enumerate(queues) for gpus in gangs]
-    workload = Workload(
-        queues=tuple(str(q) for q in range(len(queues))), queue=[q for q, _ in jobs], gpus=[gpus for _, gpus in jobs],
-        submit_s=[0] * len(jobs), duration_s=[10**6] * len(jobs),
-    )  # fmt: skip
-    held = sum(sum(gangs) for _, _, gangs in queues)
-    pool = Pool(held, weights=[1.0] * len(queues), deserved=[d for d, _, _ in queues], min_runtime_s=0)
-    run = _Scheduler(workload, pool, 10**6)
-    run.share_out([share for _, share, _ in queues])
-    numbers = [0] * len(queues)
-    for i, (q, _) in enumerate(jobs):
-        run.start(i, numbers[q])
-        numbers[q] += 1
-    found = run._victims(0, missing, 10**5)
-    return [jobs[i] for i in found or ()]
+def _flat(queues: Queues) -> Rows:
+    return {str(q): ("", deserved, share, gangs) for q, (deserved, share, gangs) in enumerate(queues)}
 
 
 @st.composite
@@ -87,21 +73,20 @@ def pools(draw: st.DrawFn) -> tuple[Queues, int]:
 @pytest.mark.thorough
 @settings(max_examples=examples(40, 400), deadline=None)
 @given(pools())
-def test_victims_of_both_simulators_are_lawful_and_the_same(case: tuple[Queues, int]) -> None:
+def test_victims_are_lawful(case: tuple[Queues, int]) -> None:
     queues, gang = case
-    asker = Claimant("0", {"gpu": float(gang)})
-    accounts = _accounts(queues)
+    asker, rows = Claimant("0", {"gpu": float(gang)}), _flat(queues)
+    accounts = _tree(rows)
     assert may_reclaim(asker, accounts)
-    for victims in (engine := _engine(queues, gang), _replay(queues, gang)):
-        taken: dict[str, list[dict[str, float]]] = {}
-        for q, gpus in victims:
-            taken.setdefault(str(q), []).append({"gpu": float(gpus)})
-        assert reclaimable(asker, list(taken.items()), accounts)
-        assert not victims or sum(gpus for _, gpus in victims) >= gang
-        for queue, parts in taken.items():
-            left = accounts[queue].stocks["gpu"].allocated - sum(part["gpu"] for part in parts)
-            assert left >= accounts[queue].stocks["gpu"].deserved
-        assert sorted(victims) == sorted(engine)
+    victims = _victims(rows, "0", gang)
+    taken: dict[str, list[dict[str, float]]] = {}
+    for queue, gpus in victims:
+        taken.setdefault(queue, []).append({"gpu": float(gpus)})
+    assert reclaimable(asker, list(taken.items()), accounts)
+    assert not victims or sum(gpus for _, gpus in victims) >= gang
+    for queue, parts in taken.items():
+        left = accounts[queue].stocks["gpu"].allocated - sum(part["gpu"] for part in parts)
+        assert left >= accounts[queue].stocks["gpu"].deserved
 
 
 def test_vectors_of_the_rule_they_share() -> None:
@@ -119,7 +104,7 @@ def test_vectors_of_the_rule_they_share() -> None:
         assert allowed == row["expected"], row["name"]
         # The simulators never go below a quota either, which KAI's rule alone would.
         keeps = left["gpu"] - 1 >= _quota(theirs["gpu"])
-        assert bool(_engine(queues, 1)) == bool(_replay(queues, 1)) == (row["expected"] and keeps), row["name"]
+        assert bool(_victims(_flat(queues), "0", 1)) == (row["expected"] and keeps), row["name"]
     assert looked >= 3
 
 
@@ -129,10 +114,6 @@ def _quota(row: dict[str, Any]) -> float:
 
 def _allocatable(row: dict[str, Any]) -> float:
     return allocatable(row["deserved"], row["fairShare"], row["limit"])
-
-
-Rows = dict[str, tuple[str, float, float, list[int]]]
-"""parent, deserved, share, and the gangs that run, oldest first, of a leaf; of a queue above leaves no gangs."""
 
 
 def _tree(rows: Rows) -> dict[str, Account]:
@@ -145,24 +126,13 @@ def _tree(rows: Rows) -> dict[str, Account]:
     }
 
 
-def _asked(rows: Rows, queue: str, gpus: int) -> list[tuple[str, int]]:
-    """(queue, GPUs) of those whom the engine would stop for a gang, in the order in which they are taken."""
-    debtors = [
-        Debtor(name, [_run(name, i, gang) for i, gang in reversed(list(enumerate(gangs)))])
-        for name, (_, _, _, gangs) in rows.items()
-        if gangs and name != queue
-    ]
-    found = collect(Job("asks", queue, 0, gpus, 1), gpus, FLAVOUR, debtors, _tree(rows))
-    return [(run.job.queue, run.job.gpus) for run in found]
-
-
 def test_a_team_above_its_share_gives_to_its_own_department_alone_while_that_is_within_its_share() -> None:
     rows: Rows = {
         "one": ("", 0, 4, []), "a": ("one", 0, 2, [2, 2]), "b": ("one", 0, 2, []),
         "two": ("", 0, 4, []), "c": ("two", 0, 4, [2]),
     }  # fmt: skip
-    assert _asked(rows, "c", 2) == []
-    assert _asked(rows, "b", 2) == [("a", 2)]
+    assert _victims(rows, "c", 2) == []
+    assert _victims(rows, "b", 2) == [("a", 2)]
 
 
 def test_the_department_furthest_above_its_share_gives_first_and_in_it_the_team() -> None:
@@ -171,13 +141,13 @@ def test_the_department_furthest_above_its_share_gives_first_and_in_it_the_team(
         "two": ("", 0, 4, []), "c": ("two", 0, 2, [1, 1, 1]), "d": ("two", 0, 2, [1, 1, 1, 1]),
         "late": ("", 0, 4, []),
     }  # fmt: skip
-    assert _asked(rows, "late", 2) == [("d", 1), ("c", 1)]
+    assert _victims(rows, "late", 2) == [("d", 1), ("c", 1)]
 
 
 def test_quotas_are_kept_at_every_level() -> None:
     rows: Rows = {"one": ("", 3, 2, []), "a": ("one", 0, 2, [1] * 5), "late": ("", 0, 4, [])}
-    assert _asked(rows, "late", 2) == [("a", 1), ("a", 1)]
-    assert _asked(rows, "late", 3) == []
+    assert _victims(rows, "late", 2) == [("a", 1), ("a", 1)]
+    assert _victims(rows, "late", 3) == []
 
 
 def test_a_department_above_its_share_takes_from_itself_and_from_no_emptier_one() -> None:
@@ -185,8 +155,8 @@ def test_a_department_above_its_share_takes_from_itself_and_from_no_emptier_one(
         "one": ("", 0, 4, []), "a": ("one", 0, 2, []), "b": ("one", 0, 2, [2, 2, 2]),
         "two": ("", 0, 4, []), "c": ("two", 0, 4, [2, 2, 2]),
     }  # fmt: skip
-    assert _asked(rows, "a", 2) == [("b", 2)]
-    assert _asked(rows | {"b": ("one", 6, 2, [2, 2, 2])}, "a", 2) == []
+    assert _victims(rows, "a", 2) == [("b", 2)]
+    assert _victims(rows | {"b": ("one", 6, 2, [2, 2, 2])}, "a", 2) == []
 
 
 @st.composite
@@ -211,12 +181,14 @@ def test_victims_along_a_tree_are_lawful_and_no_quota_is_broken(case: tuple[Rows
     rows, queue, gang = case
     accounts = _tree(rows)
     taking = TakenBundles(Claimant(queue, {"gpu": float(gang)}), accounts)
-    victims = _asked(rows, queue, gang)
+    victims = _victims(rows, queue, gang)
     for name, gpus in victims:
         assert taking.right(name) is not None
         taking.take(name, {"gpu": float(gpus)})
     assert taking.fair()
     assert not victims or sum(gpus for _, gpus in victims) >= gang
     for name, _ in victims:
-        for above in levels(queue, name, accounts):
+        _, compared = queues_to_compare(queue, name, accounts)
+        way = path(name, accounts)
+        for above in way[way.index(compared) :]:
             assert taking.held(above)["gpu"] >= accounts[above].stocks["gpu"].deserved

@@ -43,7 +43,7 @@ class Past:
 def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
     folder = tmp_path_factory.mktemp("past")
     scenario = build(Options(days=1))
-    events = scenario.engine().run_until(END_MS)
+    events = scenario.engine().events_until(END_MS)
     truth = GroundTruth(scenario.nodes, START_MS, 900_000)
     for event in events:
         truth.see(event)
