@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from gputally.base.errors import AccountantError
-from gputally.base.text_escaping import for_terminal
+from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
 
 MODULES: Final = {

@@ -32,8 +32,8 @@ from agent.upload.uploader import Uploader
 from gputally.base import json_log
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock, SystemClock
-from gputally.base.text_escaping import for_terminal
 from gputally.base.units import MS_PER_DAY
+from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from gputally.base.identifiers import BootId, Epoch, Name
+from gputally.base.untrusted_text import BootId, Epoch, Name
 
 SCHEMA = 1
 """Version of this language; the accountant refuses a Batch whose schema it does not know."""

@@ -67,7 +67,7 @@ from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show
 from gputally.base.errors import AccountantError, FairshareError
-from gputally.base.text_escaping import for_terminal
+from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
 
 _CASE_KEYS = {"name", "total", "kValue", "queues", "function", "resource"}

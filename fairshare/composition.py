@@ -24,8 +24,8 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.kube_scheduler_extender import Extender, ExtenderViews
-from fairshare.core.bound_pods import BoundPods
 from fairshare.core.model import Pod
+from fairshare.core.pods import BoundPods
 from fairshare.core.settings import Settings, address
 from fairshare.http_server import Health, serve, serve_extender
 from fairshare.preemption.latency_objectives import Alarms, prometheus_latency

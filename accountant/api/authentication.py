@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from accountant.core.settings import Settings
 from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart
-from gputally.kubernetes.api_types import Api
+from gputally.kubernetes.list_watch import Api
 from gputally.server import config_models
 from gputally.server.config_models import WatchedFile
 from gputally.server.openid_connect import Issuers

@@ -25,8 +25,8 @@ from accountant.ledger.journal import Journal
 from accountant.ledger.protocols import JobKey, Ledger, MisdatedRecords, Quarantined, Receipt
 from accountant.notifications.dispatcher import Dispatcher
 from accountant.prices.price_book import PriceBook
-from accountant.reports.freshness import silence_note
 from accountant.reports.report_data import ReportQuestions
+from accountant.reports.report_text import silence_note
 from accountant.runtime.guarded_clock import GuardedClock
 from accountant.runtime.service_metrics import Metrics
 from accountant.storage.snapshot import Hole, Imbalance

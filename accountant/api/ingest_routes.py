@@ -25,7 +25,7 @@ from accountant.api.middleware import INLINE_BYTES, read_model
 from accountant.api.problems import AGENT_ACK, AGENT_BATCH, PROBLEMS, Refusal, inline_body, json_body, refuses
 from accountant.api.query_parameters import Params
 from accountant.core.errors import BadBatch
-from accountant.history_import.import_chunks import ImportedChunk, Source, is_import, of_acts, source_of
+from accountant.history_import.import_run import ImportedChunk, Source, is_import, of_acts, source_of
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import Facts
 from accountant.runtime.ingest import decode

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from accountant.api.problems import Refusal, answer, reason, retry_later
 from accountant.core.settings import Limits
 from gputally.base.clock import Clock
-from gputally.base.identifiers import NO_CONTROLS, unprintable
+from gputally.base.untrusted_text import NO_CONTROLS, unprintable
 from gputally.server import page_layout
 from gputally.server.config_models import NO_NUMBER, booleans_as_numbers
 from gputally.server.request_handling import ObservedSend, raw_headers

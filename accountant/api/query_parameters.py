@@ -27,7 +27,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from accountant.api.problems import Refusal
 from accountant.core import periods
 from accountant.core.settings import Limits
-from accountant.reports.freshness import age_note
+from accountant.reports.report_text import age_note
 from accountant.wire.usage_models import Dimension
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 

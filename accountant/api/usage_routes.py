@@ -46,7 +46,7 @@ from accountant.core.near_names import shown
 from accountant.core.periods import Month
 from accountant.core.window_decay import bounds
 from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
-from accountant.reports.freshness import age_note
+from accountant.reports.report_text import age_note
 from accountant.wire.policy_models import Measure, UsageWindow, WindowKind, WindowSpec
 from accountant.wire.usage_models import (
     BudgetState,

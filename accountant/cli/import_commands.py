@@ -20,8 +20,7 @@ from accountant.api.problems import Refusal
 from accountant.api.query_parameters import instant
 from accountant.cli.connection_options import Printed, ZonedLedger, connected
 from accountant.core.claim_overlap import Span
-from accountant.history_import.import_chunks import KNOWN_LIMITS
-from accountant.history_import.import_run import Destination, Read, Summary, run
+from accountant.history_import.import_run import KNOWN_LIMITS, Destination, Read, Summary, run
 from accountant.history_import.prometheus_source import History, PrometheusFailed
 from accountant.history_import.slurm_history import SlurmHistory, offers
 from accountant.inventory import slurm_accounting

@@ -46,8 +46,8 @@ from gputally.base.errors import CannotStart
 from gputally.base.money import exact_sum, gpu_hours, plain
 from gputally.base.number_format import NOTHING, hours
 from gputally.base.terminal import Terminal
-from gputally.base.text_escaping import for_cell
 from gputally.base.units import MS_PER_SECOND
+from gputally.base.untrusted_text import for_cell
 
 
 def register_questions(app: typer.Typer) -> None:

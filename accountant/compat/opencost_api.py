@@ -67,8 +67,8 @@ from accountant.wire.policy_models import UNASSIGNED
 from accountant.wire.usage_models import Dimension
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
-from gputally.base.text_escaping import for_cell
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR, US_PER_MS
+from gputally.base.untrusted_text import for_cell
 
 DIMENSIONS: Final[tuple[Dimension, ...]] = (
     "cluster", "node", "namespace", "pod", "container", "job", "team", "mig_profile", "gpu",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from difflib import get_close_matches
 
-from gputally.base.text_escaping import escaped
+from gputally.base.untrusted_text import escaped
 
 _NAMED = 3
 """Names in an error at most."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from accountant.core.claim_overlap import Span
 from accountant.history_import.gpu_holds import Demand, GpuLayout, GpuPart, SlotHold, place
-from accountant.history_import.import_chunks import Chunk
+from accountant.history_import.import_run import Chunk
 from accountant.history_import.kubernetes_history import NodeHistory
 from accountant.inventory.slurm_accounting import Fault, Job, facts
 from agent.wire import Holder

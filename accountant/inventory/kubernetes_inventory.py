@@ -35,8 +35,7 @@ from agent.wire import PodFacts
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterUnavailable
-from gputally.kubernetes.api_types import Api, NamedObject
-from gputally.kubernetes.list_watch import Reflector
+from gputally.kubernetes.list_watch import Api, NamedObject, Reflector
 
 _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _OWN_REASONS = frozenset({NOT_READY, CORDONED})

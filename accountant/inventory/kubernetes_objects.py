@@ -11,7 +11,7 @@ from datetime import datetime
 import msgspec
 
 from gputally.base.units import MS_PER_SECOND
-from gputally.kubernetes.api_types import Metadata, _Object
+from gputally.kubernetes.list_watch import Metadata, _Object
 
 
 class Condition(_Object, frozen=True):

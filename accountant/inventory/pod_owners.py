@@ -17,7 +17,7 @@ from cachetools import LRUCache
 from agent.wire import Owner
 from gputally.base.errors import ClusterRefused, ClusterUnavailable, ResourceGone
 from gputally.base.pod_queue_labels import QUEUE_KEYS
-from gputally.kubernetes.api_types import PAGE, Api, ListMetadata, Metadata, NamedObject, OwnerReference
+from gputally.kubernetes.list_watch import PAGE, Api, ListMetadata, Metadata, NamedObject, OwnerReference
 
 MANY = 20
 """Unknown owners of one kind above which all of the kind are listed."""

@@ -23,7 +23,7 @@ from accountant.reports.report_rows import TimeAndCost
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_models import BudgetState
 from gputally.base.money import exact_sum
-from gputally.base.text_escaping import escaped
+from gputally.base.untrusted_text import escaped
 
 _HEADER = 150
 _FIELD = 2_000

@@ -38,7 +38,7 @@ from accountant.reports import focus_export, report_tables
 from accountant.reports.report_model import Report
 from accountant.reports.report_tables import Record, instant, records
 from gputally.base.money import HOUR_PLACES, exact_sum, minor_places, plain
-from gputally.base.text_escaping import escaped, for_cell
+from gputally.base.untrusted_text import escaped, for_cell
 
 COLUMNS = (
     "record", "period_start", "period_end", "status", "team", "account", "gpu_model", "capacity_type", "price_row",

@@ -1,12 +1,16 @@
-"""Writes FOCUS 1.4 and 1.2 files.
+"""Fills the columns of FOCUS from each charge of a month, and writes FOCUS 1.4 and 1.2 files.
 
 An invoice line sums up a team's charges of one category, which add up to it exactly. What rounds the invoice to whole
 cents is a line of its own, since FOCUS wants a charge and its line to be of one category. `notes.json` names the time
 that is no charge (unpriced, unmetered, down) and what the figures were made from, so that a bundle is not taken for
-more than it is. Equal reports give equal bytes. Pure.
+more than it is. Equal reports give equal bytes.
 
 1.2 knows neither Invoice Detail nor Billing Period, calls ServiceProviderName ProviderName and asks for PublisherName;
-prices and costs stand in the pricing currency too, which is the billing currency. Pure.
+prices and costs stand in the pricing currency too, which is the billing currency.
+
+Rules that decide the form (FOCUS 1.4, columns and attributes): a period is half-open, in UTC; null is an empty cell;
+numbers are plain decimals; own columns begin with `x_` and stand last; where there is no SkuPriceId there is no unit
+price, quantity or pricing category. Pure.
 """
 
 from __future__ import annotations
@@ -15,18 +19,316 @@ import csv
 import io
 import json
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from functools import cache
 from typing import Final
 
 from accountant.billing.statements import StatementLine
-from accountant.core.periods import utc
-from accountant.reports import focus_columns
-from accountant.reports.focus_charges import FocusCharge
-from accountant.reports.focus_columns import Row, charges, currency_of, issuer_of, month_of, number
+from accountant.core.errors import CannotRender
+from accountant.core.periods import Month, utc
+from accountant.core.settings import Issuer
+from accountant.reports.focus_charges import Details, FocusCharge, Kind, beside_key, of_lines, rounding
 from accountant.reports.report_model import Report
-from gputally.base.money import exact_sum, plain
-from gputally.base.text_escaping import for_cell
+from accountant.wire.policy_models import IDLE
+from gputally.base.money import exact_product, exact_sum, plain
+from gputally.base.untrusted_text import for_cell
+
+
+def month_of(report: Report) -> Month:
+    """The calendar month that the report is, or is the beginning of. Raises CannotRender for any other span."""
+    month = Month.of(report.start_ms, report.tz)
+    begin, stop = month.span(report.tz)
+    if begin != report.start_ms or report.end_ms > stop:
+        raise CannotRender("FOCUS files are of a calendar month: a billing period has no parts")
+    return month
+
+
+def details_of(report: Report) -> Details:
+    """Raises CannotRender where the report was made without them."""
+    if report.details is None:
+        raise CannotRender("FOCUS files need the report's charges by day and pod, and it was made without them")
+    return report.details
+
+
+def issuer_of(report: Report) -> Issuer:
+    return details_of(report).issuer
+
+
+def currency_of(report: Report) -> str:
+    """Raises CannotRender where there is no price book."""
+    if report.currency is None:
+        raise CannotRender("FOCUS files are of money, and there is no price book (prices: FILE)")
+    return report.currency
+
+
+def charges(report: Report) -> list[FocusCharge]:
+    """They add up, team by team, to what the statement says is due. In the statement's order."""
+    month, details = month_of(report), details_of(report)
+    found = [
+        *of_lines(month, report.tz, (*report.lines, *report.commitments), details),
+        *_unmetered_charges(month, report),
+    ]
+    return [*found, *rounding(month, report.tz, report.due, found)]
+
+
+def _unmetered_charges(month: Month, report: Report) -> Iterator[FocusCharge]:
+    start_ms, end_ms = month.span(report.tz)
+    seen: dict[Hashable, int] = {}
+
+    def key(kind: Kind, *names: str) -> str:
+        seen[names] = seen.get(names, 0) + 1
+        return beside_key(month, kind, seen[names], *names)
+
+    for correction in report.corrections:
+        line = correction.line
+        then_ms, until_ms = Month.parse(correction.month).span(report.tz)
+        names = line.team, line.account, line.detail, line.gpu_model, line.capacity_type, line.price_row or ""
+        yield FocusCharge(
+            key=key("correction", correction.month, *names),
+            kind="correction",
+            team=line.team,
+            start_ms=then_ms,
+            end_ms=until_ms,
+            billed=correction.amount,
+            line=line,
+            about=correction.month,
+            reason=correction.reason,
+        )
+    for adjustment in report.adjustments:
+        yield FocusCharge(
+            key=key("credit", adjustment.id),
+            kind="credit",
+            team=adjustment.team,
+            start_ms=start_ms,
+            end_ms=end_ms,
+            billed=adjustment.amount,
+            about=adjustment.month,
+            reason=adjustment.reason,
+        )
+
+
+Row = dict[str, str]
+
+COST_AND_USAGE: Final = (
+    "AvailabilityZone", "BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodEnd",
+    "BillingPeriodStart", "ChargeCategory", "ChargeClass", "ChargeDescription", "ChargeFrequency", "ChargePeriodEnd",
+    "ChargePeriodStart", "CommitmentDiscountCategory", "CommitmentDiscountId", "CommitmentDiscountName",
+    "CommitmentDiscountQuantity", "CommitmentDiscountStatus", "CommitmentDiscountType", "CommitmentDiscountUnit",
+    "ConsumedQuantity", "ConsumedUnit", "ContractedCost", "ContractedUnitPrice", "EffectiveCost", "HostProviderName",
+    "InvoiceDetailId", "InvoiceId", "InvoiceIssuerName", "ListCost", "ListUnitPrice", "PricingCategory",
+    "PricingQuantity", "PricingUnit", "RegionId", "RegionName", "ResourceId", "ResourceName", "ResourceType",
+    "ServiceCategory", "ServiceName", "ServiceProviderName", "ServiceSubcategory", "SkuId", "SkuMeter",
+    "SkuPriceDetails", "SkuPriceId", "SubAccountId", "SubAccountName", "SubAccountType", "Tags",
+    "x_Account", "x_AboutMonth", "x_ChargeKey", "x_ClusterId", "x_Detail", "x_GpuHoursAllocated", "x_GpuHoursIdle",
+    "x_GpuHoursUsed", "x_PriceBookVersion", "x_Reason",
+)  # fmt: skip
+BILLING_PERIOD: Final = (
+    "BillingPeriodCreated", "BillingPeriodEnd", "BillingPeriodLastUpdated", "BillingPeriodStart",
+    "BillingPeriodStatus", "InvoiceIssuerName",
+)  # fmt: skip
+INVOICE_DETAIL: Final = (
+    "BilledCost", "BillingAccountId", "BillingCurrency", "BillingPeriodEnd", "BillingPeriodStart", "ChargeCategory",
+    "InvoiceDetailCreated", "InvoiceDetailDescription", "InvoiceDetailGrain", "InvoiceDetailId",
+    "InvoiceDetailLastUpdated", "InvoiceId", "InvoiceIssueDate", "InvoiceIssueStatus", "InvoiceIssuerName",
+    "PaymentDueDate", "PaymentTerms", "ReferenceInvoiceId",
+)  # fmt: skip
+
+CATEGORIES: Final[dict[Kind, str]] = {
+    "usage": "Usage", "commitment": "Usage", "correction": "Usage", "credit": "Credit", "rounding": "Adjustment",
+}  # fmt: skip
+"""ChargeCategory. An additional payment (a credit above zero) is an Adjustment."""
+INVOICE_LINES: Final[dict[Kind, str]] = {
+    "usage": "usage", "commitment": "usage", "rounding": "rounding", "correction": "correction", "credit": "credit",
+}  # fmt: skip
+"""What of a team's charges one line of its invoice sums up: charges of one ChargeCategory, as FOCUS links them."""
+_UNIT = "GPU-Hours"
+_RESOURCES = {"Slurm": "Slurm Job", "Container": "Container", "Process": "Process"}
+"""By the job's kind, as the ledger names what is no pod."""
+_USES = {
+    "busy": "GPU time used", "allocated_idle": "GPU time held and idle", "allocated_unknown": "GPU time held",
+    "unallocated": "GPU time nobody held", "unused_commitment": "Committed GPU time not used",
+}  # fmt: skip
+_DETAILS = {
+    "spread": "Share of GPU time nobody held", "reserved": "Guaranteed GPU time not used",
+    "starting": "GPU time while starting", "gang_waiting": "GPU time waiting for its gang",
+}  # fmt: skip
+
+
+def number(value: Decimal) -> str:
+    """A plain decimal that every reader takes for one: readers that guess types read `3` as an integer."""
+    text = plain(value)
+    return text if "." in text else f"{text}.0"
+
+
+def invoice_id(month: Month, team: str) -> str:
+    return f"INV-{month}-{team}"
+
+
+def category(charge: FocusCharge) -> str:
+    return "Adjustment" if charge.kind == "credit" and charge.billed > 0 else CATEGORIES[charge.kind]
+
+
+def invoice_line(month: Month, charge: FocusCharge) -> str:
+    """InvoiceDetailId; credits and charges on top are lines of their own."""
+    name = INVOICE_LINES[charge.kind]
+    if charge.kind == "credit" and charge.billed > 0:
+        name = "charge"
+    return f"{invoice_id(month, charge.team)}-{name}"
+
+
+def rows(report: Report, charges: Iterable[FocusCharge]) -> Iterator[Row]:
+    """Of each charge the cells of COST_AND_USAGE that are not null."""
+    month, issuer = month_of(report), issuer_of(report)
+    start_ms, end_ms = month.span(report.tz)
+    always = {
+        "BillingAccountId": issuer.billing_account,
+        "BillingAccountName": issuer.billing_account_name,
+        "BillingCurrency": currency_of(report),
+        "BillingPeriodStart": utc(start_ms),
+        "BillingPeriodEnd": utc(end_ms),
+        "HostProviderName": issuer.host,
+        "InvoiceIssuerName": issuer.name,
+        "ServiceCategory": "Compute",
+        "ServiceName": "GPU cluster",
+        "ServiceProviderName": issuer.name,
+        "ServiceSubcategory": "Containers",
+        "SubAccountType": "Team",
+        "x_PriceBookVersion": report.statement.price_book_version,
+    }
+    instant = cache(utc)
+    for charge in charges:
+        billed = number(charge.billed)
+        yield {
+            **always,
+            "BilledCost": billed,
+            "EffectiveCost": billed,
+            "ContractedCost": billed,
+            "ListCost": billed,
+            "ChargeCategory": category(charge),
+            "ChargeDescription": _description(charge),
+            "ChargeFrequency": "Usage-Based" if charge.kind == "usage" else "One-Time",
+            "ChargePeriodStart": instant(charge.start_ms),
+            "ChargePeriodEnd": instant(charge.end_ms),
+            "InvoiceDetailId": invoice_line(month, charge),
+            "InvoiceId": invoice_id(month, charge.team),
+            "SubAccountId": charge.team,
+            "SubAccountName": charge.team,
+            "Tags": _json(_tags(charge)),
+            "x_AboutMonth": charge.about,
+            "x_ChargeKey": charge.key,
+            "x_ClusterId": charge.use.cluster,
+            "x_Reason": charge.reason,
+            **(_of_line(charge, charge.line) if charge.line is not None else {}),
+            **(
+                _priced(charge, charge.line, charge.hours)
+                if charge.line is not None and charge.hours is not None
+                else {}
+            ),
+        }
+
+
+def _of_line(charge: FocusCharge, line: StatementLine) -> Row:
+    """Of every charge about GPU time; a correction has differences of hours, and no price."""
+    hours = charge.hours if charge.hours is not None else line.gpu_hours
+    found = {
+        "SkuId": _sku(line),
+        "SkuMeter": "GPU Hours",
+        "x_Account": line.account,
+        "x_Detail": line.detail,
+    }
+    if charge.kind == "correction":
+        found["ChargeClass"] = "Correction"
+    if line.account in ("busy", "allocated_idle", "allocated_unknown"):
+        found["x_GpuHoursAllocated"] = number(hours)
+    if line.account == "busy":
+        found["x_GpuHoursUsed"] = number(hours)
+    if line.account == "allocated_idle":
+        found["x_GpuHoursIdle"] = number(hours)
+    return found
+
+
+def _priced(charge: FocusCharge, line: StatementLine, hours: Decimal) -> Row:
+    assert line.unit_price is not None
+    assert charge.list_price is not None
+    quantity, use = number(hours), charge.use
+    found = {
+        "AvailabilityZone": use.zone,
+        "ContractedUnitPrice": number(line.unit_price),
+        "ListCost": number(exact_product(charge.list_price, hours)),
+        "ListUnitPrice": number(charge.list_price),
+        "PricingCategory": _category(charge, line),
+        "PricingQuantity": quantity,
+        "PricingUnit": _UNIT,
+        "RegionId": use.region,
+        "RegionName": use.region,
+        "SkuPriceDetails": _json({"GpuCount": 1, "x_GpuModel": line.gpu_model}),
+        # A price row may hold for several models; a SKU price belongs to one SKU.
+        "SkuPriceId": f"{_sku(line)}@{line.price_row}",
+    }
+    unused = charge.kind == "commitment"
+    if not unused:
+        found |= {"ConsumedQuantity": quantity, "ConsumedUnit": _UNIT}
+    if use.pod:
+        found |= {
+            "ResourceId": "/".join((use.cluster, use.namespace, use.pod)),
+            "ResourceName": use.pod,
+            "ResourceType": _RESOURCES.get(use.job.partition("/")[0], "Kubernetes Pod"),
+        }
+    if charge.commitment:
+        found |= {
+            "CommitmentDiscountCategory": "Usage",
+            "CommitmentDiscountId": charge.commitment,
+            "CommitmentDiscountName": charge.commitment,
+            "CommitmentDiscountQuantity": quantity,
+            "CommitmentDiscountStatus": "Unused" if unused else "Used",
+            "CommitmentDiscountType": "Committed GPUs",
+            "CommitmentDiscountUnit": _UNIT,
+        }
+    if unused:
+        found |= {
+            "ResourceId": charge.commitment,
+            "ResourceName": charge.commitment,
+            "ResourceType": "Committed GPUs",
+        }
+    return found
+
+
+def _category(charge: FocusCharge, line: StatementLine) -> str:
+    if charge.commitment or line.capacity_type == "reserved":
+        return "Committed"
+    return "Dynamic" if line.capacity_type == "spot" else "Standard"
+
+
+def _sku(line: StatementLine) -> str:
+    return "-".join(part for part in ("gpu", line.gpu_model.lower().replace(" ", "-"), line.capacity_type) if part)
+
+
+def _description(charge: FocusCharge) -> str:
+    line, use = charge.line, charge.use
+    if charge.kind == "rounding":
+        return "Rounding of the team's charges to the currency's minor unit"
+    if line is None:
+        return f"{'Credit' if charge.billed < 0 else 'Charge'} about {charge.about}"
+    what = f"{_DETAILS.get(line.detail) or _USES[line.account]}, {line.gpu_model}"
+    if charge.kind == "correction":
+        return f"Correction of {charge.about}: {what}"
+    return f"{what}, {use.namespace}/{use.pod}" if use.pod else what
+
+
+def _tags(charge: FocusCharge) -> dict[str, str]:
+    use = charge.use
+    named = {
+        "job": use.job, "namespace": use.namespace, "pool": use.pool, "queue": "" if use.queue == IDLE else use.queue,
+        "user": use.user,
+    }  # fmt: skip
+    idle = {"x_idle": "true"} if charge.line is not None and charge.line.account == "unallocated" else {}
+    return {name: value for name, value in named.items() if value} | idle
+
+
+def _json(content: Mapping[str, object]) -> str:
+    return json.dumps(content, sort_keys=True, ensure_ascii=False) if content else ""
+
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The earliest instant the format knows."""
@@ -73,9 +375,9 @@ def render_bundle(report: Report) -> bytes:
     currency_of(report)
     found = charges(report)
     files = {
-        "cost_and_usage.csv": table(focus_columns.COST_AND_USAGE, focus_columns.rows(report, found)),
-        "billing_period.csv": table(focus_columns.BILLING_PERIOD, [_billing_period(report)]),
-        "invoice_detail.csv": table(focus_columns.INVOICE_DETAIL, _invoice_details(report, found)),
+        "cost_and_usage.csv": table(COST_AND_USAGE, rows(report, found)),
+        "billing_period.csv": table(BILLING_PERIOD, [_billing_period(report)]),
+        "invoice_detail.csv": table(INVOICE_DETAIL, _invoice_details(report, found)),
         "notes.json": json.dumps(_notes(report, found), indent=1, ensure_ascii=False) + "\n",
     }
     return pack({name: content.encode() for name, content in files.items()})
@@ -119,7 +421,7 @@ def _invoice_details(report: Report, found: Iterable[FocusCharge]) -> Iterable[R
     start_ms, end_ms = month.span(report.tz)
     sums: dict[tuple[str, str], Decimal] = {}
     for charge in found:
-        at = charge.team, focus_columns.invoice_line(month, charge)
+        at = charge.team, invoice_line(month, charge)
         sums[at] = exact_sum([sums.get(at, Decimal(0)), charge.billed])
     for (team, line), amount in sums.items():
         category, what = _INVOICE_LINES[line.rpartition("-")[2]]
@@ -135,12 +437,12 @@ def _invoice_details(report: Report, found: Iterable[FocusCharge]) -> Iterable[R
             "InvoiceDetailGrain": json.dumps({"SubAccountId": team}, ensure_ascii=False),
             "InvoiceDetailId": line,
             "InvoiceDetailLastUpdated": utc(_updated_ms(report)),
-            "InvoiceId": focus_columns.invoice_id(month, team),
+            "InvoiceId": invoice_id(month, team),
             "InvoiceIssueDate": utc(_updated_ms(report)) if _closed(report) else "",
             "InvoiceIssueStatus": "Issued" if _closed(report) else "Open",
             "InvoiceIssuerName": issuer_of(report).name,
             "PaymentTerms": "Internal transfer",
-            "ReferenceInvoiceId": focus_columns.invoice_id(month, team),
+            "ReferenceInvoiceId": invoice_id(month, team),
         }
 
 
@@ -188,17 +490,17 @@ _ADDED = (
     "BillingAccountType", "PricingCurrency", "PricingCurrencyContractedUnitPrice", "PricingCurrencyEffectiveCost",
     "PricingCurrencyListUnitPrice", "ProviderName", "PublisherName",
 )  # fmt: skip
-_FOCUS = [name for name in focus_columns.COST_AND_USAGE if not name.startswith("x_") and name not in _DROPPED]
+_FOCUS = [name for name in COST_AND_USAGE if not name.startswith("x_") and name not in _DROPPED]
 COLUMNS: Final = (
     *sorted([*_FOCUS, *_ADDED]),
-    *(name for name in focus_columns.COST_AND_USAGE if name.startswith("x_")),
+    *(name for name in COST_AND_USAGE if name.startswith("x_")),
 )
 
 
 def render_projection(report: Report) -> str:
     """One CSV. Raises CannotRender."""
     currency = currency_of(report)
-    return table(COLUMNS, (_projected(row, currency) for row in focus_columns.rows(report, charges(report))))
+    return table(COLUMNS, (_projected(row, currency) for row in rows(report, charges(report))))
 
 
 def _projected(row: Row, currency: str) -> Row:

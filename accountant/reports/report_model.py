@@ -35,7 +35,7 @@ from accountant.billing.statements import build as build_statement
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.periods import Month, zone
 from accountant.core.settings import Issuer
-from accountant.history_import.import_chunks import ImportRow, of_acts, said_of
+from accountant.history_import.import_run import ImportRow, of_acts, said_of
 from accountant.ledger.journal import Act, ActKind
 from accountant.prices.price_book import PriceBook
 from accountant.reports import job_ranking, report_sections

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from accountant.core.errors import BadBatch, LedgerFailed, LedgerUnavailable
-from accountant.history_import.import_chunks import is_import
+from accountant.history_import.import_run import is_import
 from accountant.ledger.protocols import Ledger, Receipt
 from agent.wire import SCHEMA, Batch, Labels
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
-from gputally.base.identifiers import unprintable
+from gputally.base.untrusted_text import unprintable
 
 MOST_RECORDS = 20_000
 """Of one batch; more have to be split."""

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from accountant.billing.queue_waits import KnownPod
 from accountant.core.errors import BadBatch, LedgerDamaged, LedgerUnavailable, SequenceGap
-from accountant.history_import.import_chunks import is_import
+from accountant.history_import.import_run import is_import
 from accountant.ledger.journal import Act, ActKind, NewAct
 from accountant.ledger.protocols import (
     EpochReport,

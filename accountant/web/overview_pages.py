@@ -31,7 +31,7 @@ from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.ledger.protocols import JobKey
 from accountant.reports import html_and_pdf, report_model, report_text
-from accountant.reports.freshness import is_old, silent_clusters
+from accountant.reports.report_text import is_old, silent_clusters
 from accountant.web import page_queries, page_rows
 from accountant.web.page_queries import records
 from accountant.web.page_rows import adjusting, correcting, to_lines

@@ -55,7 +55,7 @@ from accountant.web.page_queries import Bills, books
 from accountant.web.page_rows import booked, of_lines
 from accountant.wire.policy_models import IDLE
 from gputally.base.money import exact_sum, gpu_hours, half_unit, plain
-from gputally.base.text_escaping import for_cell
+from gputally.base.untrusted_text import for_cell
 from gputally.server.request_handling import tagged
 from gputally.server.tokens_and_grants import Principal
 

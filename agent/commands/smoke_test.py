@@ -31,8 +31,8 @@ from agent.wire import Holder
 from gputally.base import json_log
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.command_output import OUTPUTS, Output, show
-from gputally.base.text_escaping import for_terminal
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
+from gputally.base.untrusted_text import for_terminal
 
 if TYPE_CHECKING:
     from agent.main_loop import Source

@@ -36,7 +36,7 @@ from fairshare.explain.what_if import (
     of_books,
     of_trace,
 )
-from fairshare.simulator import comparison, comparison_figures, job_traces, kai_scenario_file, scheduling_policies
+from fairshare.simulator import comparison, job_traces, kai_scenario_file, scheduling_policies
 from fairshare.simulator.comparison import Result, players
 from fairshare.simulator.job_traces import teams_of
 from fairshare.simulator.simulation_model import Record, Workload, columns
@@ -45,7 +45,7 @@ from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show
 from gputally.base.errors import FairshareError
 from gputally.base.terminal import Terminal
-from gputally.base.text_escaping import for_cell
+from gputally.base.untrusted_text import for_cell
 from gputally.base.yaml_file import read
 from gputally.server.config_models import parse_duration
 
@@ -84,7 +84,7 @@ def simulate(
         if scheduling_policies.unknown(name):
             raise SimulateError(f"no policy {name!r}; one of {', '.join(scheduling_policies.NAMES)}")
     if plots is not None:
-        comparison_figures.available()
+        comparison.available()
     workload, parts = _workload(trace, share, team_column, leave_out_faulty)
     begin = _seconds(start)
     length = days * 86_400 if days else (workload.submit_s[-1] + 1 - begin) // 21_600 * 21_600
@@ -99,12 +99,12 @@ def simulate(
     stretches = comparison.windows_of(length, windows, window_days)
     console = Terminal(width=None if sys.stdout.isatty() else 200)
     results = _run(workload, parts, names, stretches, sizes)
-    for table in comparison_figures.tables(comparison.summarise(results)):
+    for table in comparison.tables(comparison.summarise(results)):
         console.print(table)
     if output is not None:
-        _write_simulation(output, comparison_figures.HEADER, comparison_figures.rows(results))
+        _write_simulation(output, comparison.HEADER, comparison.rows(results))
     if plots is not None:
-        for path in comparison_figures.draw(results, plots):
+        for path in comparison.draw(results, plots):
             console.print(f"wrote {path}")
 
 
@@ -212,7 +212,7 @@ def what_if(
 ) -> None:
     """Replay history under another policy: GPU-hours, waits and preemptions of every queue, against what was."""
     if plots is not None:
-        comparison_figures.available()
+        comparison.available()
     other = policies.load(policy)[0]
     if trace is not None:
         if against is None or capacity is None:
@@ -319,4 +319,4 @@ def _draw(folder: Path, leaves: Sequence[str], past: ReplayHistory, before: Reco
         if past.days is not None:
             lines["as it was"] = [(at, values[q]) for at, values in past.days]
         panels.append((leaves[q], lines))
-    return comparison_figures.draw_days(folder, panels)
+    return comparison.draw_days(folder, panels)

@@ -12,6 +12,12 @@ sharing within containers" (side-cars count with the containers, other init cont
 A scheduler's own objects say what starts together (PodGroup, Workload); pods say what runs. Where both are
 there, allocation is what the pods hold; a gang without pods yet asks for what its object says. Pods that no
 object groups are gangs by their controller, or one by one, in the queue that `gputally.dev/queue` names.
+
+`BoundPods` keeps pods as they were when they were bound: what their owners write later buys no protection from
+preemption. Queue, gang, share of a GPU and "not to be preempted" are labels and annotations, which the owner of a pod
+can change while it runs. They count as they were when the pod was first seen on its node. A checkpoint is never taken
+back, since work that was safe once stays safe, and "interruptible at any time" is not taken back either. Kept in
+memory: after a restart of the controller pods count as it finds them.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ from typing import Any
 from accountant.wire.policy_models import Policy
 from fairshare.core.model import Gang, Pod, Standing
 from fairshare.core.queue_objects import sum_up
+from gputally.base.clock import Clock
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
 from gputally.kubernetes.objects import POD, Kind, Object, gpus, look, quantity
 
@@ -282,3 +289,43 @@ def smallest_waiting(gangs: Iterable[Gang]) -> Mapping[str, float]:
 
 def _age(pod: Pod) -> tuple[int, str]:
     return pod.created_ms or 0, pod.name
+
+
+MOST_PODS = 200_000
+
+
+class BoundPods:
+    """`gputally.kubernetes.list_watch.Mirror`'s reduction of pods. Not thread-safe: one mirror owns it."""
+
+    def __init__(self, clock: Clock, read: Callable[[Object], Pod | None] = read_pod) -> None:
+        self._clock = clock
+        self._read = read
+        self._known: dict[str, Pod] = {}
+
+    def __call__(self, obj: Object) -> Pod | None:
+        pod = self._read(obj)
+        uid = obj["metadata"].get("uid", "")
+        known = self._known.get(uid)
+        if pod is None or not pod.node or not uid:
+            return pod
+        if known is not None:
+            pod = self._as_bound(pod, known)
+        elif len(self._known) >= MOST_PODS:
+            del self._known[next(iter(self._known))]
+        self._known[uid] = pod
+        return pod
+
+    def _as_bound(self, pod: Pod, known: Pod) -> Pod:
+        now_ms = self._clock.wall_ms()
+        safe = [at for at in (pod.checkpoint_ms, known.checkpoint_ms) if at is not None and at <= now_ms]
+        return replace(
+            pod,
+            gpus=known.gpus,
+            shares=known.shares,
+            ref=known.ref,
+            gang=known.gang,
+            priority=known.priority,
+            spot=pod.spot or known.spot,
+            disruptable=pod.disruptable or known.disruptable,
+            checkpoint_ms=max(safe, default=None),
+        )

@@ -1,4 +1,4 @@
-"""Compares policies over windows and loads on all cores.
+"""Compares policies over windows and loads on all cores, and prints and plots the comparison.
 
 A window is a stretch of the trace replayed from an empty cluster, its first week only to fill it. The
 cluster's size follows from the load of the whole trace, so that every window of a load sees the same one.
@@ -15,20 +15,27 @@ import os
 import signal
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import accumulate, combinations_with_replacement
 from math import factorial, prod, sqrt
+from pathlib import Path
 from statistics import fmean, pstdev
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from rich import box
+from rich.table import Table
 
 from accountant.wire.policy_models import DeficitPolicy
 from fairshare.simulator import fairness_measures, scheduling_policies
 from fairshare.simulator.fairness_measures import PolicyScore
-from fairshare.simulator.scheduling_policies import Setup
+from fairshare.simulator.scheduling_policies import LAWS, Setup
 from fairshare.simulator.simulation_model import SNAPSHOT_S, Record, Workload, capacity_for
+from gputally.base.errors import FairshareError
 
 COUNTED = 8
 """Windows up to which a bootstrap counts every resample."""
@@ -261,3 +268,251 @@ def _begin(player: TaskRunner) -> None:
 def _play(task: Task) -> Result:
     result = _player[0].play(task)
     return replace(result, record=replace(result.record, workload=_NO_JOBS))
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+HEADER = (
+    "load", "capacity", "start_s", "end_s", "policy", "week_error_mean", "week_error_p95", "day_error_mean",
+    "day_error_p95", "jain", "worst_ratio", "utilisation", "wait_mean_h", "wait_p95_h", "wait_worst_queue_h",
+    "gang8_wait_p95_h", "preemptions", "lost", "weight_movement_per_day", "weight_swing", "disparity", "contended",
+    "slowdown_mean", "slowdown_p95",
+)  # fmt: skip
+_HEADINGS = (
+    "week err %", "p95", "day err %", "p95", "Jain", "worst", "util %", "wait h", "p95", "worst q.", "gang≥8",
+    "preempt", "lost %", "move/day", "swing", "slowdown",
+)  # fmt: skip
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's: told apart with any common colour vision; lines differ in dashes as well."""
+DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+MOST_DRAWN = len(COLOURS)
+_LEVELS = 401
+"""Of a distribution: as finely as it is drawn."""
+_PRICES: tuple[tuple[str, Callable[[PolicyScore], float], float], ...] = (
+    ("share error of a day, %", lambda score: 100 * score.day[0], 0.1),
+    ("preemptions", lambda score: score.preemptions, 1000.0),
+    ("weights move, per day", lambda score: score.move_per_day, 0.01),
+)
+"""What a small error of a week may cost, and up to where its axis is linear."""
+_EMPTIER, _SIGHT = 0.02, 2.5
+
+
+class PlotsMissing(FairshareError):
+    """matplotlib is not installed."""
+
+
+def available() -> None:
+    """Raises PlotsMissing where nothing can be drawn."""
+    if find_spec("matplotlib") is None:
+        raise PlotsMissing("plots need matplotlib: install gputally[plots]")
+
+
+def cells(score: PolicyScore) -> list[str]:
+    """One row for people, in the order of the headings."""
+    return [
+        f"{100 * score.week[0]:.2f}", f"{100 * score.week[1]:.2f}", f"{100 * score.day[0]:.2f}",
+        f"{100 * score.day[1]:.2f}", f"{score.jain:.3f}", f"{score.worst_ratio:.2f}", f"{100 * score.utilisation:.2f}",
+        f"{score.wait_mean_h:.1f}", f"{score.wait_p95_h:.0f}", f"{score.wait_worst_queue_h:.0f}",
+        f"{score.gang_p95_h:.0f}", f"{score.preemptions:,}", f"{100 * score.lost:.2f}", f"{score.move_per_day:.3f}",
+        f"{score.swing:,.1f}", f"{score.slowdown[0]:,.1f}",
+    ]  # fmt: skip
+
+
+def tables(summaries: Sequence[Summary]) -> Iterator[Table]:
+    """One table per load, policies in the order they were asked for."""
+    for load, capacity in dict.fromkeys((summary.load, summary.capacity) for summary in summaries):
+        some = [summary for summary in summaries if (summary.load, summary.capacity) == (load, capacity)]
+        title = f"load {load:.2f}, {capacity:,} GPUs, {some[0].windows} window{'s' if some[0].windows > 1 else ''}"
+        title += f", {100 * some[0].mean.contended:.0f} % of the weeks contended"
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("policy")
+        for heading in _HEADINGS:
+            table.add_column(heading, justify="right")
+        if some[0].windows > 1:
+            table.add_column("week err, windows", justify="right")
+            table.add_column("95 % of means", justify="right")
+        for summary in some:
+            spread = [
+                f"{100 * low:.2f} … {100 * high:.2f}" for low, high in (summary.week_range, summary.week_interval)
+            ]
+            table.add_row(summary.policy, *cells(summary.mean), *(spread if summary.windows > 1 else []))
+        yield table
+
+
+def rows(results: Sequence[Result]) -> Iterator[tuple[object, ...]]:
+    """CSV rows under `HEADER`, errors and utilisation as parts of 1."""
+    for result in results:
+        s = result.score
+        yield (
+            round(result.load, 4), result.capacity, result.window.start_s, result.window.end_s, s.policy, *s.week,
+            *s.day, s.jain, s.worst_ratio, s.utilisation, s.wait_mean_h, s.wait_p95_h, s.wait_worst_queue_h,
+            s.gang_p95_h, s.preemptions, s.lost, s.move_per_day, s.swing, s.disparity, s.contended,
+            *s.slowdown,
+        )  # fmt: skip
+
+
+def draw_days(folder: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]]]]]) -> Path:
+    """`what-if.svg`: of at most eight queues, GPUs held day by day, one line per case. Raises FairshareError."""
+    pyplot = _pyplot()
+    shown = panels[:8]
+    figure, axes = pyplot.subplots(
+        len(shown), 1, figsize=(11.0, 1.9 * len(shown)), squeeze=False, sharex=True, layout="constrained"
+    )
+    for (queue, lines), axis in zip(shown, (axis for line in axes for axis in line), strict=True):
+        for (label, points), colour, dash in zip(lines.items(), COLOURS, DASHES, strict=False):
+            axis.plot([at for at, _ in points], [held for _, held in points], color=colour, ls=dash, label=label)
+        axis.set_ylim(bottom=0)
+        axis.set_ylabel("GPUs")
+        axis.set_title(f"{queue}: mean GPUs held, 24 h to the day shown", fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].legend(ncols=3, fontsize=8, frameon=False)
+    axes[-1][0].set_xlabel("day")
+    path = folder / "what-if.svg"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None})
+    except OSError as error:
+        raise FairshareError(f"{folder}: {error.strerror or error}") from error
+    finally:
+        pyplot.close(figure)
+    return path
+
+
+def draw(results: Sequence[Result], folder: Path) -> list[Path]:
+    """Figures of the last load; returns the files. Raises FairshareError. All windows and policies are in what each
+    costs, the rest is of the first window and as many policies as can be told apart."""
+    pyplot = _pyplot()
+    load, window = results[-1].load, results[0].window
+    chosen = [result for result in results if result.load == load and result.window == window]
+    if len(chosen) > MOST_DRAWN:
+        wanted = (chosen[0].score.policy, *LAWS)
+        chosen = sorted(chosen, key=lambda result: result.score.policy not in wanted)[:MOST_DRAWN]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        for name, paint, size in (
+            ("shares", _shares, (11.0, 2.1)), ("fairness", _fairness, (11.0, 4.0)), ("waits", _waits, (11.0, 4.0))
+        ):  # fmt: skip
+            rows_ = len(chosen) if paint is _shares else 1
+            columns = 1 if paint is _shares else 2
+            figure, axes = pyplot.subplots(
+                rows_, columns, figsize=(size[0], size[1] * rows_), squeeze=False, layout="constrained"
+            )
+            paint(chosen, [axis for line in axes for axis in line])
+            path = folder / f"{name}.svg"
+            figure.savefig(path, metadata={"Date": None})
+            pyplot.close(figure)
+            written.append(path)
+        figure, axes = pyplot.subplots(1, len(_PRICES), figsize=(11.0, 4.2), sharey=True, layout="constrained")
+        _costs([summary for summary in summarise(results) if summary.load == load], axes)
+        written.append(folder / "costs.svg")
+        figure.savefig(written[-1], metadata={"Date": None})
+        pyplot.close(figure)
+    except OSError as error:
+        raise FairshareError(f"{folder}: {error.strerror or error}") from error
+    return written
+
+
+def _pyplot() -> Any:
+    available()
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "gputally"
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _shares(results: Sequence[Result], axes: Sequence[Axes]) -> None:
+    """Of the four largest queues: their part of what was delivered each day (solid) and due (dotted)."""
+    for result, axis in zip(results, axes, strict=True):
+        days = fairness_measures.spans(result.record, 24)
+        hours = [each.start_s / 86_400 + 1 for each in days]
+        largest = np.argsort([-part for part in result.record.pool.weights], kind="stable")[:4]
+        for colour, q in zip(COLOURS, largest.tolist(), strict=False):
+            axis.plot(hours, [100 * s.used[q] / s.possible for s in days], color=colour, lw=1.4,
+                      label=result.record.workload.queues[q])  # fmt: skip
+            axis.plot(hours, [100 * s.due[q] / s.possible for s in days], color=colour, lw=1.0, ls=":")
+        axis.set_ylabel("% of cluster")
+        axis.set_title(f"{result.score.policy}: held (solid) and due (dotted), 24 h to the day shown", fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(ncols=4, fontsize=8, frameon=False, loc="upper right")
+    axes[-1].set_xlabel("day of the replay")
+
+
+def _fairness(results: Sequence[Result], axes: Sequence[Axes]) -> None:
+    """Left: Lorenz curves of satisfaction. Right: Jain's index week by week."""
+    left, right = axes
+    left.axhline(0.0, color="#999999", lw=0.8)
+    for result, colour, dash in zip(results, COLOURS, DASHES, strict=False):
+        weeks = fairness_measures.spans(result.record, 168)
+        used, due = sum(s.used for s in weeks), sum(s.due for s in weeks)
+        ratio = np.asarray(used) / np.maximum(np.asarray(due), 1.0)
+        order = np.argsort(ratio, kind="stable")
+        across = np.concatenate([[0.0], np.cumsum(np.asarray(due)[order]) / np.sum(due)])
+        up = np.concatenate([[0.0], np.cumsum(np.asarray(used)[order]) / np.sum(used)])
+        left.plot(across, up - across, color=colour, ls=dash, label=result.score.policy)
+        jains = [(s.start_s / 86_400, value) for s in weeks if (value := s.jain) is not None]
+        right.plot([at for at, _ in jains], [value for _, value in jains], color=colour, ls=dash)
+    left.set_title("Lorenz curve of what was had against what was due, below the diagonal", fontsize=9)
+    left.set_xlabel("part of the entitlement, least satisfied first")
+    left.legend(fontsize=8, frameon=False)
+    right.set_title("Jain's index of the week that begins on the day shown", fontsize=9)
+    right.set_xlabel("day of the replay")
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+
+
+def _costs(summaries: Sequence[Summary], axes: Sequence[Axes]) -> None:
+    """A week's error against a day's, against preemptions and against how much weights move; what no other policy
+    beats in both is full, the rest is pale. Numbers are told in the legend. Left out: who leaves the cluster emptier,
+    or is out of sight of the first policy."""
+    fullest = max(summary.mean.utilisation for summary in summaries)
+    summaries = [
+        summary
+        for summary in summaries
+        if summary.mean.utilisation >= fullest - _EMPTIER and summary.mean.week[0] <= _SIGHT * summaries[0].mean.week[0]
+    ] or list(summaries)
+    for axis, (heading, of, linear_to) in zip(axes, _PRICES, strict=True):
+        points = [(of(summary.mean), 100 * summary.mean.week[0]) for summary in summaries]
+        axis.set_xscale("symlog", linthresh=linear_to, subs=(2, 5))
+        axis.xaxis.set_major_formatter("{x:,g}")
+        axis.xaxis.set_minor_formatter("{x:,g}")
+        axis.tick_params(which="both", labelsize=7.5)
+        for number, (x, y) in enumerate(points, 1):
+            best = not any((a <= x and b < y) or (a < x and b <= y) for a, b in points)
+            axis.plot(x, y, "o", ms=11, color=COLOURS[0] if best else "#B8C4CE")
+            axis.annotate(
+                str(number), (x, y), ha="center", va="center", fontsize=6.5, color="white" if best else "black"
+            )
+        axis.set_xlabel(heading)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("share error of a week, % of the cluster")
+    for number, summary in enumerate(summaries, 1):
+        axes[0].plot([], [], " ", label=f"{number}  {summary.policy}")
+    axes[0].figure.legend(loc="outside right upper", fontsize=8, frameon=False, handlelength=0)
+
+
+def _waits(results: Sequence[Result], axes: Sequence[Axes]) -> None:
+    """Left: how many wait longer than this. Right: mean wait of every queue."""
+    left, right = axes
+    width = 0.8 / len(results)
+    for i, (result, colour, dash) in enumerate(zip(results, COLOURS, DASHES, strict=False)):
+        waits, queues, _ = fairness_measures.waits(result.record, fairness_measures.WARM_UP_S)
+        levels = np.linspace(0, 1, _LEVELS)
+        longest = np.quantile(waits, levels) if len(waits) else np.zeros(_LEVELS)
+        left.plot(np.maximum(longest, 1 / 60), 1 - levels, color=colour, ls=dash, label=result.score.policy)
+        means = [float(waits[queues == q].mean()) if (queues == q).any() else 0.0
+                 for q in range(len(result.record.workload.queues))]  # fmt: skip
+        right.bar(np.arange(len(means)) + i * width, means, width, color=colour)
+    left.set_xscale("log")
+    left.set_title("part of the jobs that wait longer", fontsize=9)
+    left.set_xlabel("hours from submission to first start")
+    left.legend(fontsize=8, frameon=False, loc="lower left")
+    names = results[0].record.workload.queues
+    right.set_xticks(np.arange(len(names)) + 0.4, names, rotation=60, fontsize=7)
+    right.set_title("mean wait by queue, hours", fontsize=9)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)

@@ -22,7 +22,7 @@ from gputally.advise.recommendations import spot_advice as spots
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show
 from gputally.base.errors import AccountantError
-from gputally.base.text_escaping import for_terminal
+from gputally.base.untrusted_text import for_terminal
 from gputally.server.config_models import parse_duration
 
 app = typer.Typer(

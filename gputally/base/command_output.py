@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from gputally.base.text_escaping import for_cell, for_json
+from gputally.base.untrusted_text import for_cell, for_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -1,5 +1,5 @@
 """The console of every command: text is shown as it is, without markup, and steers no terminal
-(`gputally.base.text_escaping`)."""
+(`gputally.base.untrusted_text`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from gputally.base.text_escaping import for_terminal
+from gputally.base.untrusted_text import for_terminal
 
 
 class Terminal(Console):

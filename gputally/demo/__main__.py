@@ -24,8 +24,8 @@ from accountant.core.periods import utc
 from fairshare.simulator.job_traces import TraceError
 from gputally.base.command_output import OUTPUTS, Output
 from gputally.base.errors import AccountantError
-from gputally.base.text_escaping import for_terminal
 from gputally.base.units import BUCKET_MS, MS_PER_SECOND
+from gputally.base.untrusted_text import for_terminal
 from gputally.demo import results as summary
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.results import Results, collect

@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from gputally.base.text_escaping import for_page
+from gputally.base.untrusted_text import for_page
 
 
 def shown(value: object) -> object:

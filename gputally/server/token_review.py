@@ -19,7 +19,7 @@ from cachetools import TLRUCache
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterUnavailable
 from gputally.base.units import MS_PER_SECOND
-from gputally.kubernetes.api_types import Api
+from gputally.kubernetes.list_watch import Api
 from gputally.server import tokens_and_grants
 from gputally.server.request_limits import RateBound
 from gputally.server.tokens_and_grants import (

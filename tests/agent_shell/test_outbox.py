@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.metering.meter import ClosedSet
-from agent.upload.spool import OUTBOX_FULL, SPOOL_UNWRITABLE, LostRecords, Outbox
-from agent.upload.sqlite_file import uuid7
+from agent.upload.spool import OUTBOX_FULL, SPOOL_UNWRITABLE, LostRecords, Outbox, uuid7
 from agent.wire import Ack, PodFacts
 from gputally.base.clock import VirtualClock
 from tests.agent_shell.outboxes import ALL, acknowledge, pending_seqs

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from fairshare.core.bound_pods import BoundPods
 from fairshare.core.model import Pod
 from fairshare.core.pods import (
     CHECKPOINT,
     GANG_LABEL,
     QUEUE_LABEL,
     SPOT_LABEL,
+    BoundPods,
     amounts,
     checkpoint,
     fraction,

@@ -11,7 +11,7 @@ from typing import Any
 
 from accountant.billing.queue_waits import KnownPod
 from accountant.core.errors import SequenceGap, UnsupportedQuestion
-from accountant.history_import.import_chunks import is_import
+from accountant.history_import.import_run import is_import
 from accountant.ledger.journal import Act, NewAct
 from accountant.ledger.protocols import (
     EpochReport,

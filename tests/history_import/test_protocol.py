@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.core.claim_overlap import union
-from accountant.history_import.import_chunks import chunks, epoch, first_seq, is_import, source_of, without
+from accountant.history_import.import_run import chunks, epoch, first_seq, is_import, source_of, without
 from gputally.base.units import MS_PER_HOUR
 from tests.effort import examples
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from accountant.history_import.import_chunks import ImportedChunk, epoch, of_acts, said_of
+from accountant.history_import.import_run import ImportedChunk, epoch, of_acts, said_of
 from accountant.ledger.journal import Act
 from accountant.reports import html_and_pdf, report_tables
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR

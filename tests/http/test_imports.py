@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from accountant.history_import.import_chunks import epoch, first_seq
+from accountant.history_import.import_run import epoch, first_seq
 from gputally.base.units import MS_PER_DAY
 from gputally.server.tokens_and_grants import sha256
 from tests.http.conftest import NOW_MS, batch, encoded

@@ -29,7 +29,7 @@ from accountant.notifications.triggers import ReportDue
 from accountant.reports import report_model
 from agent.wire import Holder, PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
-from gputally.base.text_escaping import for_page
+from gputally.base.untrusted_text import for_page
 from gputally.server.structlog_setup import configure
 from tests.fakes.mailserver import mail_server
 from tests.http.conftest import MINUTE_MS, NOW_MS, batch, encoded

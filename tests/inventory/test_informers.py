@@ -16,7 +16,7 @@ from accountant.ledger.protocols import Down, JobKey, NamespaceFacts, NodeFacts
 from agent.wire import Owner, PodFacts
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterUnavailable, ResourceGone
-from gputally.kubernetes.api_types import PAGE
+from gputally.kubernetes.list_watch import PAGE
 from tests.inventory.api import UNREACHABLE, FakeApi, node, owner, pod
 
 CREATED = 1_790_812_800_000  # 2026-10-01T00:00:00Z

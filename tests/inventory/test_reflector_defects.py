@@ -10,8 +10,7 @@ import structlog
 
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
-from gputally.kubernetes.api_types import NamedObject
-from gputally.kubernetes.list_watch import Reflector
+from gputally.kubernetes.list_watch import NamedObject, Reflector
 
 PAGE = json.dumps(
     {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "n", "uid": "u", "resourceVersion": "7"}}]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from accountant.history_import.import_chunks import epoch, first_seq
+from accountant.history_import.import_run import epoch, first_seq
 from accountant.storage.duckdb_ledger import open_ledger
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS
 

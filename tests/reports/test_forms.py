@@ -20,7 +20,7 @@ from accountant.reports.csv_xlsx_parquet import SCHEMA
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from accountant.reports.report_model import Report, build
 from gputally.base.money import exact_sum
-from gputally.base.text_escaping import FORMULA, escaped
+from gputally.base.untrusted_text import FORMULA, escaped
 from tests.billing.conftest import ListLedger, held, price_book
 from tests.reports import sample
 from tests.reports.hostile import HOSTILE

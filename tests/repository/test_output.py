@@ -11,7 +11,7 @@ import pytest
 from rich.table import Table
 
 from gputally.base.command_output import UNWATCHED, Output, flat, show
-from gputally.base.text_escaping import for_cell
+from gputally.base.untrusted_text import for_cell
 from gputally.command_tree import all_commands
 
 RECORD = {

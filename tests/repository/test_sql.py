@@ -65,13 +65,13 @@ OWN = {
     },
     "accountant/storage/write/name_ids.py": {"c", "columns", "match", "self._table", "table"},
     "accountant/storage/write/record_columns.py": {"', '.join(['unnest(?)'] * len(lists))", "table"},
-    "agent/upload/spool.py": {"name"},
-    "agent/upload/sqlite_file.py": {
+    "agent/upload/spool.py": {
         "'FULL' if fsync else 'OFF'",
         "LOG_PAGES",
         "LOG_PAGES * 4096",
         "_LAYOUT",
         "_SCHEMA",
+        "name",
     },
 }
 """By module, what may stand in a statement: names of tables and columns that the module itself lists, whole numbers,

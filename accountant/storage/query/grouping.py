@@ -17,10 +17,9 @@ from zoneinfo import ZoneInfo
 from accountant.core.claim_overlap import cut
 from accountant.ledger.protocols import OF_HOLDERS
 from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force
-from accountant.storage.device_kinds import OF_NODES
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import Fleet, changes_between
-from accountant.storage.ledger_state import State
+from accountant.storage.ledger_state import OF_NODES, State
 from accountant.storage.query.result_cache import ResultCache
 from accountant.storage.span_plan import edges_inside, local_hours
 from accountant.storage.write.name_ids import DeviceName, HolderName

@@ -24,9 +24,8 @@ from accountant.billing.costs import PRICED_BY, Place
 from accountant.billing.held_time_columns import HeldTime, Hours, JobName, Peak, Whole, repeated
 from accountant.core import accounts as carving
 from accountant.ledger.protocols import OF_HOLDERS
-from accountant.storage.device_kinds import DeviceKinds
 from accountant.storage.duckdb_engine import Cursor
-from accountant.storage.ledger_state import State
+from accountant.storage.ledger_state import DeviceKinds, State
 from accountant.storage.query.grouping import (
     NOBODY,
     OF_TIME,

@@ -16,10 +16,9 @@ from zoneinfo import ZoneInfo
 
 from accountant.core.accounts import AccountVector, full_us
 from accountant.ledger.protocols import OF_HOLDERS
-from accountant.storage.device_kinds import DeviceKinds, device_kinds
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import Fleet, down_in, lives_in
-from accountant.storage.ledger_state import State
+from accountant.storage.ledger_state import DeviceKinds, State, device_kinds
 from accountant.storage.query.grouping import (
     NOBODY,
     OF_TIME,

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from accountant.core import accounts as carving
 from accountant.core.accounts import ACCOUNTS, CELLS, AccountVector, part
-from accountant.storage.device_kinds import Kinds
 from accountant.storage.duckdb_engine import Cursor, Row, statement, streamed
+from accountant.storage.ledger_state import Kinds
 from accountant.storage.span_plan import EVERY_GPU, Bucket, SpanPlan, TaggedSpan, near, plan_spans
 from accountant.storage.write import record_columns
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR

@@ -26,7 +26,7 @@ from msgspec import structs
 
 from accountant.core.accounts import full_us
 from accountant.core.errors import BadBatch, SequenceGap
-from accountant.history_import.import_chunks import is_import
+from accountant.history_import.import_run import is_import
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns
 from accountant.storage.write.gpu_ownership import GpuClaims
@@ -43,8 +43,8 @@ from accountant.storage.write.record_columns import (
     digest,
 )
 from agent.wire import Ack, Batch, Holder, PodFacts, Sharing, Skipped, Slice, UsageInterval
-from gputally.base.identifiers import LONGEST_EPOCH, LONGEST_NAME, is_epoch, is_name, unprintable
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
+from gputally.base.untrusted_text import LONGEST_EPOCH, LONGEST_NAME, is_epoch, is_name, unprintable
 
 LARGEST_SEQ = 2**53
 

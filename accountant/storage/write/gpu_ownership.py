@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from accountant.core.periods import utc
-from accountant.history_import.import_chunks import is_import
+from accountant.history_import.import_run import is_import
 from accountant.storage.write.record_columns import Fault, GpuName, Stream
 from gputally.base.units import MS_PER_HOUR
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from accountant.history_import.import_chunks import is_import
+from accountant.history_import.import_run import is_import
 from accountant.history_import.slurm_history import node_names
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns

@@ -22,8 +22,7 @@ from accountant.ledger.protocols import NamespaceFacts
 from gputally.base.clock import SystemClock
 from gputally.base.errors import ClusterRefused, ClusterUnavailable
 from gputally.kubernetes.api_client import KubernetesApi
-from gputally.kubernetes.api_types import NamedObject
-from gputally.kubernetes.list_watch import Reflector
+from gputally.kubernetes.list_watch import NamedObject, Reflector
 from gputally.server.token_review import TokenReviews
 from gputally.server.tokens_and_grants import KubernetesCallers, Principal, Unauthenticated
 from tests.real.controlplane import PLAIN_TOKEN, ApiServer, api_server
