@@ -40,7 +40,7 @@ from fairshare.preemption.preemption_types import (
     Verdict,
     Victim,
 )
-from fairshare.preemption.victim_candidates import Bundle, bundles, counted_from, for_good, past_of, protected, teams
+from fairshare.preemption.victim_candidates import Bundle, bundles, loss_text, past_of, protected, teams, victim_of
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.errors import ClusterError, NotFound
 from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR, US_PER_MS
@@ -159,12 +159,9 @@ def _verdict(
 def _victim(team: str, rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness, now_ms: int) -> Victim:
     what = f"its {part.gpus:g} GPUs were" if part.whole else f"{part.gpus:g} of its GPUs were"
     ago = (now_ms - max(idleness.warned[pod.uid] for pod in part.pods)) / MS_PER_SECOND / 60
-    since = counted_from(part, now_ms)
-    reason = (
-        f"{what} {idleness_text(rule, part, idleness)}; its owner was warned {ago:.0f} min ago;"
-        f" {part.lost_gpu_hours:.1f} GPU-hours of work since {since} are lost{for_good(part)}"
-    )
-    return Victim(part.gang, part.pods, part.gpus, part.lost_gpu_hours, part.whole, "idle", team, reason)
+    warned, loss = f"its owner was warned {ago:.0f} min ago", loss_text(part, now_ms)
+    reason = f"{what} {idleness_text(rule, part, idleness)}; {warned}; {loss}"
+    return victim_of(part, "idle", team, reason)
 
 
 def idleness_text(rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness) -> str:

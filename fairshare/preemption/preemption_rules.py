@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum, inf
+from fractions import Fraction
+from math import inf
 from typing import Final, Literal
 
 from accountant.wire.policy_models import PreemptionPolicy
@@ -290,7 +291,7 @@ class Budget:
     """What may still be stopped now. Grows smaller with every `spend`; a copy goes its own way.
 
     It is asked for every workload that comes into question, thousands of times a cycle: everything a limit compares
-    is kept added up, the lost work as exactly as `math.fsum` of all its parts."""
+    is kept added up, the lost work exactly."""
 
     def __init__(self, rules: PreemptionPolicy, past: Sequence[PastPreemption], now_ms: int) -> None:
         self._rules = rules
@@ -299,7 +300,7 @@ class Budget:
         self._going: set[str] = set()
         self._hour: set[tuple[str, int]] = set()
         self._by_team: dict[str, set[tuple[str, int]]] = {}
-        self._lost: list[float] = []
+        self._lost = Fraction(0)
         for each in still_limiting(past, now_ms, rules.cool_down):
             self.spend(each)
 
@@ -307,7 +308,7 @@ class Budget:
         other = Budget(self._rules, (), self.now_ms)
         other._last_ms, other._going, other._hour = dict(self._last_ms), set(self._going), set(self._hour)
         other._by_team = {team: set(stopped) for team, stopped in self._by_team.items()}
-        other._lost = list(self._lost)
+        other._lost = self._lost
         return other
 
     def spend(self, past: PastPreemption) -> None:
@@ -320,7 +321,7 @@ class Budget:
             self._hour.add(act)
             self._by_team.setdefault(past.team, set()).add(act)
         if past.at_ms > self.now_ms - DAY_MS:
-            _add(self._lost, past.lost_gpu_hours)
+            self._lost += Fraction(past.lost_gpu_hours)
 
     def refusal(self, key: str, team: str, lost_gpu_hours: float) -> Denial | None:
         """Why this one may not be stopped now; None: it may.
@@ -341,7 +342,7 @@ class Budget:
             if everyone >= rules.per_cluster:
                 text = f"{everyone} workloads of the cluster were stopped within the hour, and no more may be"
                 return Denial("per-cluster", text)
-        lost = fsum(self._lost)
+        lost = float(self._lost)
         if lost + lost_gpu_hours > rules.lost_gpu_hours:
             return Denial(
                 "lost-hours",
@@ -349,17 +350,3 @@ class Budget:
                 f" be more than the {rules.lost_gpu_hours:g} allowed",
             )
         return None
-
-
-def _add(parts: list[float], value: float) -> None:
-    """Add to a sum that is kept as a few numbers that do not overlap, so that nothing of it is rounded away
-    (Shewchuk 1997, "Adaptive precision floating-point arithmetic")."""
-    kept_parts = 0
-    for part in parts:
-        large, small = (value, part) if abs(value) >= abs(part) else (part, value)
-        value = large + small
-        rest = small - (value - large)
-        if rest:
-            parts[kept_parts] = rest
-            kept_parts += 1
-    parts[kept_parts:] = [value]

@@ -15,7 +15,7 @@ from math import fsum
 from accountant.wire.policy_models import Policy
 from fairshare.core.model import Gang, Pod
 from fairshare.preemption.preemption_rules import EPSILON, PastPreemption
-from fairshare.preemption.preemption_types import PreemptionInputs
+from fairshare.preemption.preemption_types import Ground, PreemptionInputs, Victim
 from gputally.base.units import MS_PER_SECOND
 
 _INDIVISIBLE = ("kueue.x-k8s.io/", "batch.volcano.sh/")
@@ -106,24 +106,25 @@ def _saved(gang: Gang, since_ms: int, now_ms: int) -> int | None:
     return at if at is not None and since_ms < at <= now_ms else None
 
 
-def counted_from(bundle: Bundle, now_ms: int) -> str:
-    """Since when `lost` counts, in words."""
-    starts = [pod.started_ms or bundle.gang.started_ms for pod in bundle.pods] or [bundle.gang.started_ms]
-    known = [start if start is not None else bundle.gang.created_ms for start in starts]
-    saved = any(start is not None and _saved(bundle.gang, start, now_ms) for start in known)
-    return "the last checkpoint" if saved else "the start"
-
-
 def _lost_by(gang: Gang, pods: Sequence[Pod], now_ms: int) -> float:
     return fsum(lost(gang, pod.gpus, pod.started_ms or gang.started_ms, now_ms) for pod in pods)
 
 
-def for_good(bundle: Bundle) -> str:
-    """What its owner has to know beside the reason: bare pods are not recreated. Empty for all others."""
+def loss_text(bundle: Bundle, now_ms: int) -> str:
+    """What its owner loses, in words, and that bare pods are not recreated."""
+    starts = [pod.started_ms or bundle.gang.started_ms for pod in bundle.pods] or [bundle.gang.started_ms]
+    known = [start if start is not None else bundle.gang.created_ms for start in starts]
+    saved = any(start is not None and _saved(bundle.gang, start, now_ms) for start in known)
+    since = "the last checkpoint" if saved else "the start"
     bare = sum(not pod.owner for pod in bundle.pods)
-    return (
-        f"; no controller will start {'it' if len(bundle.pods) == 1 else f'{bare} of its pods'} again" if bare else ""
-    )
+    which = "it" if len(bundle.pods) == 1 else f"{bare} of its pods"
+    for_good = f"; no controller will start {which} again" if bare else ""
+    return f"{bundle.lost_gpu_hours:.1f} GPU-hours of work since {since} are lost{for_good}"
+
+
+def victim_of(bundle: Bundle, ground: Ground, team: str, reason: str) -> Victim:
+    """reason: one sentence for its owner."""
+    return Victim(bundle.gang, bundle.pods, bundle.gpus, bundle.lost_gpu_hours, bundle.whole, ground, team, reason)
 
 
 def by_preference(saturation: Mapping[str, float]) -> Callable[[Bundle], tuple[object, ...]]:

@@ -33,7 +33,16 @@ from fairshare.preemption.preemption_claims import (
     refusal,
     saturations,
 )
-from fairshare.preemption.preemption_rules import EPSILON, Account, Accounts, Budget, Limit, TakenBundles, path
+from fairshare.preemption.preemption_rules import (
+    EPSILON,
+    Account,
+    Accounts,
+    Budget,
+    Limit,
+    TakenBundles,
+    above_share,
+    path,
+)
 from fairshare.preemption.preemption_types import Ground, Outcome, PreemptionInputs, SparedWorkload, Verdict, Victim
 from fairshare.preemption.victim_candidates import (
     Bundle,
@@ -41,11 +50,11 @@ from fairshare.preemption.victim_candidates import (
     by_node,
     by_preference,
     class_name,
-    counted_from,
-    for_good,
+    loss_text,
     past_of,
     protected,
     teams,
+    victim_of,
 )
 
 MOST_SPARED = 200
@@ -241,7 +250,7 @@ class Search:
         if right == "within quota" and rules.quota:
             return right, ""
         lower = bundle.gang.priority > claim.priority
-        if right is not None and rules.over_share and taking_above(taking, theirs, accounts) and not lower:
+        if right is not None and rules.over_share and above_share(accounts[theirs], taking.held(theirs)) and not lower:
             return "above share", ""
         if claim.called and not lower:
             return "latency", ""
@@ -311,11 +320,6 @@ def _needed(picks: Sequence[PickedBundle], trial: _ClaimPlacement) -> tuple[Pick
 
 def _most_lost(bundle: Bundle) -> tuple[float, float, str]:
     return -bundle.lost_gpu_hours, -bundle.gpus, bundle.key
-
-
-def taking_above(taking: TakenBundles, queue: str, accounts: Accounts) -> bool:
-    """Whether a queue still holds more than it may."""
-    return taking.held(queue)[GPU] > accounts[queue].stocks[GPU].allocatable + EPSILON
 
 
 def field_of(policy: Policy, situation: PreemptionInputs) -> Field:
@@ -465,21 +469,9 @@ def _victim(
         "lower class": f"its priority {class_name(policy, bundle.gang.priority)} is lower in the same queue, and"
         f" {claim.why}",
     }
-    since = counted_from(bundle, now_ms)
-    reason = (
-        f"{what} go to {claim.key} of queue {claim.queue}: {grounds[pick.ground]};"
-        f" {bundle.lost_gpu_hours:.1f} GPU-hours of work since {since} are lost{for_good(bundle)}"
-    )
-    return Victim(
-        bundle.gang,
-        bundle.pods,
-        bundle.gpus,
-        bundle.lost_gpu_hours,
-        bundle.whole,
-        pick.ground,
-        field.team(queue),
-        reason,
-    )
+    loss = loss_text(bundle, now_ms)
+    reason = f"{what} go to {claim.key} of queue {claim.queue}: {grounds[pick.ground]}; {loss}"
+    return victim_of(bundle, pick.ground, field.team(queue), reason)
 
 
 def _settle(

@@ -225,22 +225,9 @@ def feasible_demand(
 
 
 def entitlement(total: int, demand: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
-    """Water-filling: `total` by weight, none above its demand, what one leaves goes to the others.
+    """`total` by weight, none above its demand, what one leaves goes to the others.
 
-    Exact inside (fractions), so the result does not depend on the order of the queues. A queue without
-    weight gets what the others leave, which is nothing while one of them still wants."""
-    shares = {name: Fraction(0) for name in sorted(weights)}
-    left = Fraction(total)
-    open_ = {name: Fraction(weights[name]) for name in shares if weights[name] > 0 and demand.get(name, 0) > 0}
-    while open_ and left > 0:
-        whole = sum(open_.values())
-        full = [name for name, weight in open_.items() if demand[name] - shares[name] <= left * weight / whole]
-        if not full:
-            for name, weight in open_.items():
-                shares[name] += left * weight / whole
-            break
-        for name in full:
-            left -= demand[name] - shares[name]
-            shares[name] = Fraction(demand[name])
-            del open_[name]
-    return {name: float(share) for name, share in shares.items()}
+    A queue without weight gets what the others leave, which is nothing while one of them still wants."""
+    names = sorted(weights)
+    caps = [float(demand.get(name, 0)) for name in names]
+    return dict(zip(names, fill(float(total), caps, [weights[name] for name in names]), strict=True))
