@@ -179,7 +179,7 @@ class Client:
         answer = self._remote.ask(UsageWindow, "/v1/windows", query)
         rows = ({"queue": queue, "usage": usage} for queue, usage in sorted(answer.usage.items()))
         frame = _frame(rows, ("queue",), {"usage": "int64"})
-        frame["share"] = frame.usage / answer.capacity if answer.capacity else 0.0
+        frame["share"] = frame.usage / answer.capacity if answer.capacity else float("nan")
         frame.attrs.update(
             start=pd.Timestamp(answer.start_ms, unit="ms", tz="UTC"),
             unit=answer.unit,

@@ -22,13 +22,13 @@ from gputally.server.config_models import Model
 class Balance(Model):
     """imbalance_gpu_us: 0 when every GPU-microsecond stands in exactly one account and every sum equals its rows.
     differences: in words, the first hundred. month_faults: closed months whose kept bytes are not their hash, or do not
-    name the month before. capacity_gpu_us: of the span; where it is 0 `coverage` says nothing."""
+    name the month before. capacity_gpu_us: of the span; where it is 0 there is no `coverage`."""
 
     start_ms: int
     end_ms: int
     imbalance_gpu_us: int
     differences: tuple[str, ...]
-    coverage: float
+    coverage: float | None
     quarantined_rows: int
     wal_bytes: int
     closed_months: int = 0

@@ -145,7 +145,7 @@ def _unmetered(ledger: Questions, start_ms: int, end_ms: int) -> Metric:
         "nodes that lack most.",
         labels=["node"],
     )
-    if ledger.coverage(start_ms, end_ms) < 1:
+    if (ledger.coverage(start_ms, end_ms) or 0) < 1:
         missing = {
             line.key["node"]: line.accounts_gpu_us.unmetered
             for line in ledger.usage(start_ms, end_ms, ("node",))
@@ -360,11 +360,13 @@ class LedgerCollector(Collector):
         yield from (spent, forecast, limit, exhausted)
 
     def _trust(self, start_ms: int, settled_ms: int, now_ms: int) -> Iterator[Metric]:
-        yield _gauge(
+        metered = GaugeMetricFamily(
             "gputally_ledger_coverage_ratio",
-            "Metered share of the current month's capacity, 0 to 1.",
-            self._ledger.coverage(start_ms, settled_ms) if settled_ms > start_ms else 1.0,
+            "Metered share of the current month's capacity, 0 to 1; absent where no capacity of it is known.",
         )
+        if settled_ms > start_ms and (share := self._ledger.coverage(start_ms, settled_ms)) is not None:
+            metered.add_metric([], share)
+        yield metered
         watermark = GaugeMetricFamily(
             "gputally_ledger_watermark_timestamp_seconds",
             "Latest instant up to which at least 98 % of the last day is metered.",

@@ -97,7 +97,8 @@ async def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
 async def costs(asked: Grouped, deps: Given, principal: Reading) -> CostAnswer:
     """Billed GPU time and its cost per group. Pages that follow from one another are of one answer and add up to its
     `total`, which every page shows, whatever is booked or priced anew meanwhile. Unpriced time is never zero: where
-    some of a group has no price its cost is null, and `unpriced_gpu_us` says how much."""
+    some of a group has no price its cost is null, and `unpriced_gpu_us` says how much. `total` is null too where
+    nothing of the span is metered."""
     page, where, zone, note = _opened("cost", asked, deps, principal)
 
     def find() -> CostAnswer:
@@ -106,6 +107,8 @@ async def costs(asked: Grouped, deps: Given, principal: Reading) -> CostAnswer:
         check_cost(deps.ledger, deps.settings.limits, *span, len(asked.by), asked.where_cluster)
         with deps.ledger.moment(*span) as moment:
             found = cost(moment, deps.book(), *span, asked.by, where, zone)
+            if not moment.coverage(*span):  # what it cost is not known
+                found = found.model_copy(update={"total": None})
         return found.model_copy(update={"note": note})
 
     return await asyncio.to_thread(deps.kept.turn, page, deps.page_lines(asked.limit), find)
@@ -360,6 +363,7 @@ async def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: 
         book = deps.book()
         with deps.ledger.moment(page.start_ms, page.end_ms) as moment:
             every = asking.jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone)
+            metered = moment.coverage(page.start_ms, page.end_ms)
         found = tuple(one for one in every if asked.state in (None, one.state))
         costs = [one.cost for one in found]
         known = [cost for cost in costs if cost is not None]
@@ -370,7 +374,7 @@ async def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: 
             price_book_version=book.version if book else "",
             jobs=found,
             total_gpu_us=sum(one.accounts_gpu_us.allocated for one in found),
-            total_cost=exact_sum(known) if len(known) == len(costs) else None,
+            total_cost=exact_sum(known) if len(known) == len(costs) and metered else None,
             note=note,
         )
 

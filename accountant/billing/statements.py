@@ -145,6 +145,11 @@ class Statement:
         return (*self.lines, *self.commitments)
 
     @property
+    def metered(self) -> bool:
+        """Whether any time of the span is metered; of one without, all that is known is what is missing."""
+        return self.gpu_us > 0 and self.coverage > 0
+
+    @property
     def hash(self) -> str:
         """SHA-256 of `canonical`."""
         return hashlib.sha256(canonical(self)).hexdigest()

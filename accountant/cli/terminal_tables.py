@@ -117,7 +117,7 @@ def balance_table(balance: Balance) -> Table:
     off = balance.imbalance_gpu_us
     verdict = Text(f"{off:,} µs apart", "red") if off else Text("balances")
     table.add_row("books", verdict)
-    table.add_row("metered", percent(balance.coverage if balance.capacity_gpu_us else None))
+    table.add_row("metered", percent(balance.coverage))
     table.add_row("rows in quarantine", f"{balance.quarantined_rows:,}")
     table.add_row("write-ahead log", f"{balance.wal_bytes:,} bytes")
     faults = len(balance.month_faults)
@@ -132,7 +132,7 @@ def balance_table(balance: Balance) -> Table:
 
 def _metered(answer: UsageAnswer) -> str:
     """Of a span without capacity nothing is known, and no share of it is metered."""
-    if not any(line.accounts_gpu_us.total for line in answer.lines):
+    if answer.coverage is None:
         return "nothing is recorded of this time"
     return f"{percent(answer.coverage)} of the capacity is metered"
 

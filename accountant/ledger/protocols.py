@@ -350,8 +350,8 @@ class Questions(Protocol):
         """Those in force in the span, oldest first. Before the first policy its mapping is used."""
         ...
 
-    def coverage(self, start_ms: int, end_ms: int) -> float:
-        """Metered share of the capacity without `down`, 0..1; 1 where there is no capacity."""
+    def coverage(self, start_ms: int, end_ms: int) -> float | None:
+        """Metered share of the capacity without `down`, 0..1; None where there is no capacity."""
         ...
 
     def extent(self) -> Span:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from decimal import Decimal
 from itertools import groupby
@@ -63,7 +63,8 @@ def render_csv(report: Report) -> str:
         for record in several:
             writer.writerow({**common, **_cells(record)})
         if kind in _TOTALS:
-            writer.writerow({**common, "record": _TOTALS[kind], **_total(several, hours=kind == "line")})
+            total = _total(report, several) if kind == "line" else {"cost": _number(_sum_of_costs(several))}
+            writer.writerow({**common, "record": _TOTALS[kind], **total})
     return text.getvalue()
 
 
@@ -77,11 +78,20 @@ def _cells(record: Record) -> dict[str, str]:
     }
 
 
-def _total(several: Iterable[Record], *, hours: bool) -> dict[str, str]:
-    found = list(several)
-    cost = exact_sum(record.cost for record in found if record.cost is not None)
-    time = exact_sum(record.gpu_hours for record in found if record.gpu_hours is not None)
-    return {"cost": _number(cost), **({"gpu_hours": _number(time)} if hours else {})}
+def _total(report: Report, lines: Sequence[Record]) -> dict[str, str]:
+    cost = report_tables.sum_of_lines(report, lines)
+    time = exact_sum(record.gpu_hours for record in lines if record.gpu_hours is not None) if lines else None
+    if not report.statement.metered:
+        reason = "nothing of this time is metered"
+    elif any(record.cost is None for record in lines):
+        reason = "some of the time has no price"
+    else:
+        reason = ""
+    return {"cost": _number(cost), "gpu_hours": _number(time), "reason": reason}
+
+
+def _sum_of_costs(several: Iterable[Record]) -> Decimal:
+    return exact_sum(record.cost for record in several if record.cost is not None)
 
 
 def _number(value: Decimal | None) -> str:

@@ -206,7 +206,7 @@ def made_of(
     earlier = build_statement(found.earlier, found.book_before, (), *found.before_ms, timezone)
     if kept_before is not None and (kept_before.start_ms, kept_before.end_ms) == found.before_ms:
         earlier = kept_before
-    before = payable_lines(earlier)
+    before = payable_lines(earlier) if earlier.metered else ()
     jobs = found.jobs.ranked(team)
     jobs_before = len(found.jobs_before.ranked(team)) if before else 0
     users = jobs.users()

@@ -289,7 +289,10 @@ def _kind(text: str) -> ColumnKind:
 
 
 def _summary(report: Report) -> Table:
+    """Of a span of which nothing is metered there are no figures."""
     stated, head = report.statement, report.headline
+    priced = report.currency is not None and stated.metered
+    use = _use(head.figures)[:5] if stated.metered else (None,) * 5
     return Table(
         "summary",
         "Summary",
@@ -305,12 +308,13 @@ def _summary(report: Report) -> Table:
             (
                 report.team or "cluster", instant(report.start_ms), instant(report.end_ms), report.tz.key,
                 report.period,
-                report.currency, _known(head.cost, head.unpriced_us) if report.currency else None,
-                _known(head.unallocated_cost, head.unallocated_unpriced_us) if report.currency else None,
+                report.currency, _known(head.cost, head.unpriced_us) if priced else None,
+                _known(head.unallocated_cost, head.unallocated_unpriced_us) if priced else None,
                 exact_sum(report.due.values()) if report.currency else None,
                 exact_sum(total for _, total in report.restated.values()),
                 _known(report.before.cost, report.before.unpriced_us) if report.before and report.currency else None,
-                gpu_hours(head.figures.accounts.total), *_use(head.figures)[:5], head.jobs, stated.coverage,
+                gpu_hours(head.figures.accounts.total) if stated.gpu_us else None, *use,
+                head.jobs if stated.metered else None, stated.coverage if stated.gpu_us else None,
                 stated.price_book_version, ", ".join(stated.policy_versions), stated.hash,
             ),
         ),
@@ -332,7 +336,7 @@ def _money(report: Report) -> Iterator[Table]:
         ),
         (
             "total", "", "", "", "", "", None, exact_sum(r.gpu_hours for r in lines if r.gpu_hours is not None),
-            exact_sum(r.cost for r in lines if r.cost is not None),
+            sum_of_lines(report, lines),
         ),
     )  # fmt: skip
     yield _by_team("payable", "Payable by team", found)
@@ -344,6 +348,13 @@ def _money(report: Report) -> Iterator[Table]:
         ((r.record, r.about, r.team, r.account, r.gpu_model, r.reason, r.gpu_hours, r.cost) for r in beside),
     )
     yield _by_team("due", "Due by team", found)
+
+
+def sum_of_lines(report: Report, lines: Iterable[Record]) -> Decimal | None:
+    """What the statement's priced lines cost together; None where no billed time has a price, or no time is metered."""
+    if not report.statement.metered:
+        return None
+    return _known(exact_sum(line.cost for line in lines if line.cost is not None), report.statement.unpriced_gpu_us)
 
 
 def _by_team(record: str, title: str, found: Iterable[Record]) -> Table:

@@ -510,7 +510,7 @@ class DuckLedger(Offsite):
     def newest_by_cluster(self) -> Mapping[str, int]:
         return self._state.fleet.newest_by_cluster
 
-    def coverage(self, start_ms: int, end_ms: int) -> float:
+    def coverage(self, start_ms: int, end_ms: int) -> float | None:
         return coverage(self.usage(start_ms, end_ms, ()))
 
     def imbalance(self, start_ms: int, end_ms: int) -> int:

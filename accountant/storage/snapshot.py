@@ -175,7 +175,7 @@ class Snapshot:
         known = [rules.version for rules in self._state.policies if rules.version is not None]
         return reference_tables.policies_between(known, start_ms, end_ms)
 
-    def coverage(self, start_ms: int, end_ms: int) -> float:
+    def coverage(self, start_ms: int, end_ms: int) -> float | None:
         return coverage(self.usage(start_ms, end_ms, ()))
 
     def pods(

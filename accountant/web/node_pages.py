@@ -228,6 +228,7 @@ async def one(
         with deps.ledger.moment(start, at) as moment:
             strips, of_gpus = timeline(moment, start, at, here, timezone)
             holders = moment.usage(start, at, ("team", "namespace", "job", "cluster"), here, timezone)
+        whole = page_rows.summed(of_gpus)
         register = page_queries.gpus_of(deps, cluster, node)
         if not of_gpus and facts is None and not register:
             raise Refusal("not-found", f"no node {node[:200]!r} of cluster {cluster[:200]!r} in that time")
@@ -235,7 +236,7 @@ async def one(
             request, "/nodes", "node.html", deps, cluster=cluster, node=node, days=asked.days, facts=facts,
             strips=strips, timeline=timeline_svg(strips, f"What each GPU of {node} did") if strips.strips else "",
             holders=page_rows.held_by(holders)[:MOST_HOLDERS], start_ms=start, end_ms=at,
-            whole=page_rows.summed(of_gpus), register=register,
+            whole=whole, metered=whole.total > whole.unmetered + whole.down, register=register,
             may_move=principal.may("admin"), forms=deps.settings.auth == "off"
             or overview_pages.person_of(request) is not None,
         )  # fmt: skip

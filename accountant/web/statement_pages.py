@@ -102,7 +102,7 @@ async def lines(
         query = asked.model_dump(exclude_none=True, exclude_defaults=True) | ({"team": team} if team else {})
         return overview_pages.page(
             request, "/month", "lines.html", deps, month=chosen, team=team, asked=asked, by=by, found=found,
-            as_of_ms=cut.as_of_ms,
+            as_of_ms=cut.as_of_ms, metered=(kept or cut.value.stated).metered,
             cuts=[(cut, name, of_lines(chosen, query | {"by": cut})) for cut, name in _CUTS.items()
                   if cut != "team" or team is None],
             file=of_lines(chosen, query | {"by": by}, ".csv"), currency=book.currency if book else None,
@@ -123,8 +123,9 @@ async def lines_file(
 
     def make() -> bytes:
         kept, cut = deps.books.kept(chosen), page_queries.bills_of(deps, chosen, by).value
-        found = itemise(kept or cut.stated, asked.figure(team), cut.groups)
-        return _lines_csv(found, deps.books.priced_by(kept), chosen, by).encode()
+        stated = kept or cut.stated
+        found = itemise(stated, asked.figure(team), cut.groups)
+        return _lines_csv(found, deps.books.priced_by(kept), chosen, by, metered=stated.metered).encode()
 
     name = file_name("csv", str(chosen), team, "lines", by)
     return tagged(request, await asyncio.to_thread(make), "text/csv; charset=utf-8", name)
@@ -178,7 +179,7 @@ def _named(by: Cut, key: tuple[str, ...]) -> tuple[str, str, str | None]:
     return name, "", None
 
 
-def _lines_csv(found: Itemised, book: PriceBook | None, month: Month, by: Cut) -> str:
+def _lines_csv(found: Itemised, book: PriceBook | None, month: Month, by: Cut, *, metered: bool) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     own = [name for name in DIMENSIONS[by] if name != "team"]
@@ -198,9 +199,11 @@ def _lines_csv(found: Itemised, book: PriceBook | None, month: Month, by: Cut) -
              *(_plain(each) for each in (line.unit_price, item.part.gpu_hours, item.part.cost, item.part.amount))]
         )  # fmt: skip
     whole = found.whole
+    known = metered and not (not whole.cost and any(part.cost is None for _, part in found.lines))
+    figures = (whole.gpu_hours, *((whole.cost, whole.amount) if known else (None, None)))
     writer.writerow(
         [str(month), "", *("" for _ in own), "total", "", "", "", "", "", currency, "",
-         *(_plain(each) for each in (whole.gpu_hours, whole.cost, whole.amount))]
+         *(_plain(each) for each in figures)]
     )  # fmt: skip
     return text.getvalue()
 

@@ -72,11 +72,11 @@ def known_memory(mib_s: int, unknown_us: int, allocated_us: int) -> int | None:
     return None if unknown_us and unknown_us >= allocated_us else mib_s
 
 
-def coverage(lines: Sequence[UsageLine]) -> float:
-    """Metered share of the capacity without `down`, of lines that are all of a span's; 1 where there is none."""
+def coverage(lines: Sequence[UsageLine]) -> float | None:
+    """Metered share of the capacity without `down`, of lines that are all of a span's; None where there is none."""
     total = sum(line.accounts_gpu_us.total - line.accounts_gpu_us.down for line in lines)
     unmetered = sum(line.accounts_gpu_us.unmetered for line in lines)
-    return (total - unmetered) / total if total else 1.0
+    return (total - unmetered) / total if total else None
 
 
 class UsageAnswer(Model):
@@ -85,7 +85,8 @@ class UsageAnswer(Model):
     by: tuple[str, ...]
     lines: tuple[UsageLine, ...]
     next_page: str | None = None
-    coverage: float
+    coverage: float | None
+    """Metered share of the capacity without `down`; None where no capacity of the span is known."""
     note: str = ""
     """Why the span is not the one that a reader expects; "" where it is."""
 

@@ -76,9 +76,9 @@ class LedgerQuestions:
         self._client = Client(remote)
         self.window = window
 
-    def node_hours(self) -> tuple[list[NodeHour], float]:
-        """(every node in every hour, metered share of the capacity). What is not metered is neither up nor idle; a node
-        belongs where most of its time did."""
+    def node_hours(self) -> tuple[list[NodeHour], float | None]:
+        """(every node in every hour, metered share of the capacity, None where there is none). What is not metered is
+        neither up nor idle; a node belongs where most of its time did."""
         span = self.window.start_ms, self.window.end_ms
         places = self._client.usage(*span, (*_PLACE, "node"))
         places["all"] = places[list(_UP)].sum(axis=1)
@@ -93,7 +93,7 @@ class LedgerQuestions:
             NodeHour(of_node[str(cluster), str(node)], str(node), str(hour), int(up), int(held))
             for cluster, node, hour, up, held in hourly
         ]
-        return found, float(frame.attrs["coverage"])
+        return found, frame.attrs["coverage"]
 
     def prices(self, places: Sequence[Pool]) -> dict[Pool, Decimal | None]:
         """Of a GPU-hour at the window's end; None without one."""
@@ -169,7 +169,7 @@ def span(window: Window) -> str:
 
 
 def pools(
-    found: Sequence[PoolAdvice], window: Window, threshold: float, coverage: float, currency: str | None
+    found: Sequence[PoolAdvice], window: Window, threshold: float, coverage: float | None, currency: str | None
 ) -> RenderableType:
     """One pool a line, then each pool's week."""
     table = _table(f"Nodes by pool, {span(window)}; a node is due at {threshold:.0%} of its GPUs held")
@@ -187,13 +187,15 @@ def pools(
     return Group(table, *weeks, Text(), *(Text(f"· {note}") for note in notes(found, window, coverage)))
 
 
-def notes(found: Sequence[PoolAdvice], window: Window, coverage: float) -> Iterator[str]:
+def notes(found: Sequence[PoolAdvice], window: Window, coverage: float | None) -> Iterator[str]:
     """What the figures do not show."""
     yield "GPUs: of a node; held, peak: mean and most of an hour, in GPUs; idle: nothing held"
     yield "surplus: node-hours up beyond the need of their hour of the week; saving: where those can be given back"
     if found and max(one.hours for one in found) < 2 * len(DAYS) * HOURS:
         yield "less than two weeks are on record: the week's pattern rests on one of each hour"
-    if coverage < TRUSTED:
+    if coverage is None:
+        yield "no node is on record in that time: nothing is known of it"
+    elif coverage < TRUSTED:
         yield f"{percent(coverage)} of the capacity is metered: the rest counts as neither up nor idle"
     for one in found:
         if one.hours < len(window.lengths):
@@ -226,7 +228,7 @@ def _week(one: PoolAdvice) -> RenderableType:
 
 
 def pools_document(
-    found: Sequence[PoolAdvice], window: Window, threshold: float, coverage: float, currency: str | None
+    found: Sequence[PoolAdvice], window: Window, threshold: float, coverage: float | None, currency: str | None
 ) -> dict[str, Any]:
     """Everything; weekly: 168 counts from Monday 00:00."""
     return {

@@ -198,7 +198,7 @@ class DemoAccountant:
             currency,
             _payable(bill.total, currency),
             {line.key["team"]: _payable(line.cost, currency) for line in bill.lines},
-            ledger.coverage(start_ms, end_ms),
+            ledger.coverage(start_ms, end_ms) or 0.0,  # of no capacity nothing is metered
             self._service.metrics.rows(),
             self._wire.acks_lost,
         )

@@ -238,7 +238,7 @@ class MemoryLedger(FromLines, MemoryJournal):
         path.write_bytes(b"a copy")
         return 1
 
-    def coverage(self, start_ms: int, end_ms: int) -> float:
+    def coverage(self, start_ms: int, end_ms: int) -> float | None:
         return 1.0
 
     def newest_end_ms(self) -> int:

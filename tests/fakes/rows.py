@@ -108,10 +108,10 @@ class ListLedger(FromLines, MemoryJournal):
             for key in sorted(sums)
         ]
 
-    def coverage(self, start_ms: int, end_ms: int) -> float:
+    def coverage(self, start_ms: int, end_ms: int) -> float | None:
         total = Accounts(**self._total(start_ms, end_ms))
         capacity = total.total - total.down
-        return 1.0 if capacity == 0 else (capacity - total.unmetered) / capacity
+        return None if capacity == 0 else (capacity - total.unmetered) / capacity
 
     def extent(self) -> tuple[int, int]:
         return (min(row.start_ms for row in self.rows), max(row.end_ms for row in self.rows)) if self.rows else (0, 0)

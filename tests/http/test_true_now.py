@@ -18,14 +18,9 @@ from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
 from gputally.server.https_server import serve
 from tests.http.conftest import MINUTE_MS, NOW_MS, batch, encoded
+from tests.http.little_known import POLICY, PRICES, STOPPED_MS, words
 
-PRICES = (
-    "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.40, per: gpu-hour,"
-    " valid_from: 2026-01-01, valid_to: 2026-12-01, source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
-)
-POLICY = "schema: 1\nqueues:\n  - {name: llm, team: llm, deserved: 8}\n  - {name: vision, team: vision, deserved: 8}\n"
 PATHS = ("/", "/month", "/jobs", "/jobs?state=waiting", "/nodes", "/decisions", "/prices", "/coverage", "/invoice")
-STOPPED_MS = 52 * MS_PER_DAY
 Make = Callable[..., Service]
 
 
@@ -68,10 +63,6 @@ def asked(service: Service, capsys: pytest.CaptureFixture[str]) -> Iterator[Call
 
 def metered(client: TestClient, rows: int = 30) -> None:
     assert client.post("/v1/usage", content=encoded(batch(rows=rows))).status_code == 200
-
-
-def words(page: str) -> str:
-    return " ".join(re.sub(r"<style.*?</style>|<[^>]+>", " ", page, flags=re.DOTALL).split())
 
 
 def standing(requested: float, allocated: float) -> dict[str, float]:

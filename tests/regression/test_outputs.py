@@ -25,8 +25,9 @@ pytestmark = pytest.mark.timeout(600)
 
 CHECKOUT = Path(__file__).parents[2]
 DIGESTS = Path(__file__).with_name("digests.json")
-DAYS, START, END = "2", "2026-09-01T00:00:00Z", "2026-09-03T00:00:00Z"
-MONTH = "2026-09"
+DAYS, START, END = "2", "2026-10-01T00:00:00Z", "2026-10-03T00:00:00Z"
+"""What the demo simulates."""
+MONTH = "2026-10"
 SPAN = urlencode({"start": START, "end": END})
 QUESTIONS = (
     *(f"/v1/{what}?{SPAN}&by={by}" for what in ("usage", "cost") for by in (
@@ -118,6 +119,11 @@ def gather(url: str, folder: Path) -> dict[str, str]:
         if file.suffix in {".html", ".csv", ".json", ".txt"}:
             texts[f"file {file.relative_to(folder)}"] = masked(file.read_text("utf-8"), url)
     return texts
+
+
+def test_the_questions_are_about_the_time_that_the_demo_simulates(outputs: dict[str, str]) -> None:
+    for path in (f"/v1/{what}?{SPAN}&by={by}" for what in ("usage", "cost") for by in ("team", "job", "gpu", "user")):
+        assert json.loads(outputs[path].partition("\n")[2])["lines"], path
 
 
 def test_outputs_are_those_of_before(outputs: dict[str, str], tmp_path: Path) -> None:
