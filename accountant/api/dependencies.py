@@ -15,7 +15,6 @@ from fastapi import Depends, Request
 
 from accountant.api.answer_cache import AnswerCache, AnswerPages
 from accountant.api.middleware import BodyLimits
-from accountant.billing.bill_columns import BillQuestions
 from accountant.billing.job_costs import JobQuestions
 from accountant.billing.queue_waits import KnownPod
 from accountant.bookkeeping.bookkeeper import Bookkeeper
@@ -51,7 +50,7 @@ class Ingesting(Protocol):
         ...
 
 
-class LedgerSnapshot(JobQuestions, ReportQuestions, BillQuestions, Protocol):
+class LedgerSnapshot(JobQuestions, ReportQuestions, Protocol):
     """One moment of the ledger (accountant.storage.snapshot)."""
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:

@@ -20,7 +20,8 @@ from accountant.api.known_names import check_teams
 from accountant.api.middleware import read_model
 from accountant.api.problems import answers, inline_body, refuses
 from accountant.api.query_parameters import REPORT_WIDTH, MonthText, SpanParams, check_cost, invalid
-from accountant.billing.statements import canonical, statement
+from accountant.billing.bills import statement
+from accountant.billing.statements import canonical
 from accountant.bookkeeping.month_closing import ClosedMonths, Objecting
 from accountant.core import periods
 from accountant.core.periods import Month

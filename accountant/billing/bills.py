@@ -1,12 +1,12 @@
-"""Applies the billing policy to charges: who pays for held, idle and committed time (columns only).
+"""Applies the billing policy to charges: who pays for held, idle and committed time.
 
-A bill begins as the charges of accountant.billing.costs (held time to its holder, the rest to `__idle__`) and time is
-then only moved between payers: never made, lost, put into another account or given another price. So the bills of a
-span add up to its charges, account by account and price row by price row. What was paid for in advance and not
-used is no time of the span: it stands beside the bills (`unused_commitments`).
+A bill begins as the charges of accountant.billing.charge_columns (held time to its holder, the rest to `__idle__`).
+The policy then only moves time between payers: it makes and loses none, and changes neither account nor price. So the
+bills of a span add up to its charges, account by account and price row by price row. Time that was paid for in advance
+and not used is no time of the span: it stands beside the bills (`unused_commitments`).
 
-The order is fixed: start-up time, then unused guarantees, then what is still unallocated. Weights of a spread are
-the costs of what was held, before any share. Asks the ledger; decides with billing, idle and guarantees.
+The order is fixed: start-up time, then unused guarantees, then what is still unallocated. Unallocated time is spread by
+the cost of what was held, before any share. This module asks the ledger; billing_rules and quota_usage decide.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Final
 
+import numpy as np
+
 from accountant.billing.billing_rules import spread_shares, whole_weights
-from accountant.billing.costs import ALLOCATED, PRICED_BY, Charge, Detail, Place, charges, merged, pieces, regrouped
+from accountant.billing.charge_columns import ACCOUNT, DETAIL, KEY, PLACE, BilledLines, ChargeColumns, charges_by_cuts
+from accountant.billing.costs import ALLOCATED, DETAILS, LINE_ACCOUNTS, Charge, Detail, charges, merged, pieces
 from accountant.billing.quota_usage import reserve, unused_by_team
+from accountant.billing.statements import Statement, build, for_teams
 from accountant.core.periods import hours, zone
-from accountant.ledger.protocols import OF_HOLDERS, IdlePhases, Questions
+from accountant.ledger.protocols import OF_HOLDERS, Questions
+from accountant.ledger.usage_columns import Place
 from accountant.prices.price_book import Billing, PriceBook, settle
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Dimension
@@ -28,6 +33,7 @@ from gputally.base.money import exact_product, exact_sum
 from gputally.base.units import US_PER_MS
 
 _CLUSTER: Final = "cluster"
+_START_UP: Final[tuple[Detail, ...]] = ("starting", "gang_waiting")
 
 
 def bills(
@@ -37,24 +43,61 @@ def bills(
     end_ms: int,
     by: Sequence[Dimension],
     timezone: str = "UTC",
-    counted: Sequence[Charge] | None = None,
 ) -> list[Charge]:
-    """Charges by who pays; `by` begins with the team. Sorted by key, place, account, detail and price row.
-    counted: the charges of this question, where they are at hand."""
+    """Charges by who pays; `by` begins with the team. Sorted by key, place, account, detail and price row."""
+    (found,) = _billed(ledger, book, start_ms, end_ms, (by,), timezone)
+    return found.charges()
+
+
+def bills_by_cuts(
+    ledger: Questions,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    cuts: Sequence[Sequence[Dimension]],
+    timezone: str = "UTC",
+) -> list[BilledLines]:
+    """The lines of a statement of [start_ms, end_ms), divided by each of the cuts, all of which begin with the team."""
+    return [found.by_line() for found in _billed(ledger, book, start_ms, end_ms, cuts, timezone)]
+
+
+def _billed(
+    ledger: Questions,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    cuts: Sequence[Sequence[Dimension]],
+    timezone: str,
+) -> list[ChargeColumns]:
+    """Idle time of one cluster is not spread over teams of another, so the clusters are told apart meanwhile."""
     billing = book.billing if book is not None else Billing()
-    fine = told_by(billing, by)
-    at_hand = counted if len(fine) == len(by) else None
-    found = told_apart(ledger, book, start_ms, end_ms, fine, None, timezone, at_hand)
-    found = start_up(found, billing, fine)
-    if billing.any("guaranteed", "owner"):
-        found = bill_guarantees(ledger, book, found, billing, start_ms, end_ms, fine, timezone)
-    return regrouped(spread_idle(found, billing, fine, weights(found, fine)), fine, by)
+    spread = billing.any("unallocated", "spread")
+    fine = [(*by, _CLUSTER) if spread and _CLUSTER not in by else tuple(by) for by in cuts]
+    found = []
+    priced = charges_by_cuts(ledger, book, start_ms, end_ms, fine, timezone)
+    for by, of_cut, columns in zip(cuts, fine, priced, strict=True):
+        moved = bill_start_up(columns, billing, of_cut)
+        free = np.flatnonzero(moved.table[:, ACCOUNT] == LINE_ACCOUNTS.index("unallocated"))
+        unallocated = moved.only(free).charges()
+        if billing.any("guaranteed", "owner"):
+            unallocated = bill_guarantees(ledger, book, unallocated, billing, start_ms, end_ms, of_cut, timezone)
+        if spread:
+            named: list[Dimension] = ["team", _CLUSTER]
+            held = moved.regrouped([of_cut.index(name) for name in named]).charges()
+            unallocated = spread_idle(unallocated, billing, of_cut, weights(held, named))
+        found.append(moved.replaced(free, unallocated).regrouped(range(len(by))))
+    return found
 
 
-def told_by(billing: Billing, by: Sequence[Dimension]) -> tuple[Dimension, ...]:
-    """What charges are told apart by to be billed by these: what is idle in one cluster is not spread over teams of
-    another."""
-    return (*by, _CLUSTER) if billing.any("unallocated", "spread") and _CLUSTER not in by else tuple(by)
+def bill_start_up(columns: ChargeColumns, billing: Billing, by: Sequence[Dimension]) -> ChargeColumns:
+    """Start-up time to the cluster, in the pools whose policy says so."""
+    moved = np.zeros(len(columns.table), dtype=bool)
+    for detail in _START_UP:
+        pools = [getattr(billing.of_pool(place.pool), detail) == "cluster" for place in columns.places]
+        to_cluster = np.array(pools, dtype=bool)[columns.table[:, PLACE]]
+        moved |= to_cluster & (columns.table[:, DETAIL] == DETAILS.index(detail))
+    payers = {key: paid_by(IDLE, columns.keys[key], by) for key in np.unique(columns.table[moved, KEY]).tolist()}
+    return columns.paid_by(moved, payers) if payers else columns
 
 
 def unused_commitments(
@@ -83,67 +126,6 @@ def unused_commitments(
             if unused:
                 found.append(Charge((one.commitment.owner,), place, "unused_commitment", unused, one.price))
     return merged(found)
-
-
-def told_apart(
-    ledger: Questions,
-    book: PriceBook | None,
-    start_ms: int,
-    end_ms: int,
-    by: Sequence[Dimension],
-    where: Mapping[Dimension, Collection[str]] | None = None,
-    timezone: str = "UTC",
-    counted: Sequence[Charge] | None = None,
-) -> list[Charge]:
-    """The charges of a question with allocated_idle told apart. counted: them, where they are at hand.
-
-    Between two changes of price each span is asked for by itself: a start-up costs what its own hours cost."""
-    wanted = where or {}
-    asked = tuple(dict.fromkeys((*by, *wanted, *PRICED_BY)))
-    spans = pieces(book, start_ms, end_ms)
-    at_hand = counted if len(spans) == 1 else None
-    found: list[Charge] = []
-    for start, end in spans:
-        of_piece = charges(ledger, book, start, end, by, where, timezone) if at_hand is None else at_hand
-        phases = ledger.idle_phases(start, end, asked, timezone)
-        chosen = [one for one in phases if all(one.key[name] in values for name, values in wanted.items())]
-        found += with_phases(of_piece, chosen, by)
-    return found if len(spans) == 1 else merged(found)
-
-
-def with_phases(found: Iterable[Charge], phases: Iterable[IdlePhases], by: Sequence[Dimension]) -> list[Charge]:
-    """Charges of a span in which no price changes, with allocated_idle told apart."""
-    left: dict[tuple[tuple[str, ...], Place], dict[Detail, int]] = {}
-    for phase in phases:
-        key = tuple(phase.key[name] for name in by), Place(*(phase.key[name] for name in PRICED_BY))
-        left[key] = {"starting": phase.starting_us, "gang_waiting": phase.gang_waiting_us}
-    parts: list[Charge] = []
-    for charge in found:
-        if charge.account != "allocated_idle":
-            parts.append(charge)
-            continue
-        rest = charge.gpu_us
-        of_group = left.get((charge.key, charge.place), {})
-        for detail in of_group:
-            taken = min(rest, of_group[detail])
-            of_group[detail] -= taken
-            rest -= taken
-            if taken:
-                parts.append(replace(charge, gpu_us=taken, detail=detail))
-        if rest:
-            parts.append(replace(charge, gpu_us=rest, detail="running_idle"))
-    return parts
-
-
-def start_up(found: Iterable[Charge], billing: Billing, by: Sequence[Dimension]) -> list[Charge]:
-    """Start-up time to the cluster, in the pools whose policy says so."""
-    return [
-        replace(charge, key=paid_by(IDLE, charge.key, by))
-        if charge.detail in ("starting", "gang_waiting")
-        and getattr(billing.of_pool(charge.place.pool), charge.detail) == "cluster"
-        else charge
-        for charge in found
-    ]
 
 
 def spread_idle(
@@ -263,3 +245,21 @@ def paid_by(team: str, key: tuple[str, ...], by: Sequence[Dimension]) -> tuple[s
     """The key of time that a team pays without having held it."""
     nobody = {"team": team, "queue": IDLE}
     return tuple(nobody.get(name, "") if name in OF_HOLDERS else value for name, value in zip(by, key, strict=True))
+
+
+def statement(
+    ledger: Questions,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    timezone: str = "UTC",
+    *,
+    teams: Collection[str] | None = None,
+) -> Statement:
+    """The statement of a span as the ledger stands now; teams None: of the whole cluster.
+
+    The coverage is always that of the cluster."""
+    found = bills(ledger, book, start_ms, end_ms, ("team",), timezone)
+    unused = unused_commitments(ledger, book, start_ms, end_ms, timezone)
+    whole = build(found, book, ledger.policies(start_ms, end_ms), start_ms, end_ms, timezone, unused=unused)
+    return whole if teams is None else for_teams(whole, teams)

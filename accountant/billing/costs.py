@@ -19,12 +19,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import pairwise
-from typing import Final, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import Final, Literal, TypeVar, cast, get_args
 
 from accountant.billing.billing_rules import by_memory, memory_to_compute
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import OF_HOLDERS, Questions
+from accountant.ledger.usage_columns import PRICED_BY, Place
 from accountant.prices.price_book import Committed, Price, PriceBook, commitment_cover
 from accountant.wire.usage_models import CostAnswer, CostLine, Dimension
 from gputally.base.money import apportion_gpu_hours, exact_product, exact_sum
@@ -52,18 +53,7 @@ UNPRICED: Final = "~unpriced"
 NOT_BILLED: Final = "~not billed"
 """Buckets beside the price rows, whose ids never begin like that; they sort last."""
 
-PRICED_BY: Final[tuple[Dimension, ...]] = ("gpu_model", "pool", "region", "capacity_type")
-"""What a price may depend on."""
 _MIG: Final[tuple[Dimension, ...]] = ("mig_profile",)
-
-
-class Place(NamedTuple):
-    """PRICED_BY's values of one GPU; "" where not known."""
-
-    gpu_model: str
-    pool: str
-    region: str
-    capacity_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +189,6 @@ def _at_rows(
         for key, place, order, row_id in sorted(sums)
         if sums[key, place, order, row_id]
     ]
-
-
-def regrouped(found: Iterable[Charge], by: Sequence[Dimension], coarser: Sequence[Dimension]) -> list[Charge]:
-    """Charges by `by` as charges by `coarser`, all of which are in it: what asking for those finds, without asking,
-    where nothing is committed (a commitment covers group by group)."""
-    places = [by.index(name) for name in coarser]
-    return _summed((tuple([charge.key[place] for place in places]), charge) for charge in found)
 
 
 def merged(found: Iterable[Charge]) -> list[Charge]:

@@ -26,20 +26,10 @@ from fractions import Fraction
 from itertools import product
 from typing import Final, NamedTuple, Protocol
 
-from accountant.billing.costs import (
-    ALLOCATED,
-    PRICED_BY,
-    Charge,
-    Place,
-    PricedTime,
-    charges,
-    pieces,
-    quantify,
-    total_cost,
-    unpriced_us,
-)
+from accountant.billing.costs import ALLOCATED, Charge, PricedTime, charges, pieces, quantify, total_cost, unpriced_us
 from accountant.billing.queue_waits import KnownPod, pod_wait
 from accountant.ledger.protocols import EpochReport, JobKey, Questions
+from accountant.ledger.usage_columns import PRICED_BY, Place
 from accountant.prices.price_book import PriceBook
 from accountant.wire.usage_models import Accounts, Dimension, EpochLine, Job, JobAnswer, JobPart, JobState, UsageLine
 from gputally.base.units import US_PER_MS, apportion

@@ -22,7 +22,7 @@ from accountant.wire.usage_models import UsageLine
 from gputally.base.units import US_PER_MS, apportion
 
 if TYPE_CHECKING:
-    from accountant.billing.held_time_columns import Hours
+    from accountant.ledger.usage_columns import Hours
 
 _MILLI = 1_000
 """Deserved quotas are decimal GPUs; they are counted in thousandths."""

@@ -21,9 +21,10 @@ from typing import Final, Literal
 
 import numpy as np
 
+from accountant.billing.charge_columns import Groups, LineKey
 from accountant.billing.costs import ALLOCATED, Account
-from accountant.billing.held_time_columns import Groups, LineKey, Whole
 from accountant.billing.statements import Statement, StatementLine, payable_lines
+from accountant.ledger.usage_columns import Whole
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Dimension
 from gputally.base.money import HOUR_PLACES, exact_product, exact_sum, minor_places, nano_gpu_hours

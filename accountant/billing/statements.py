@@ -22,10 +22,8 @@ from typing import Literal, TypeAlias, TypedDict
 
 from pydantic import TypeAdapter
 
-from accountant.billing.bills import bills, unused_commitments
 from accountant.billing.costs import DETAILS, LINE_ACCOUNTS, Account, Charge, Detail, coverage, quantify
 from accountant.core.periods import Month, zone
-from accountant.ledger.protocols import Ledger
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import PolicyVersion
 from gputally.base.money import Money, exact_sum, payable, plain
@@ -302,24 +300,6 @@ def _by_owner(commitments: Iterable[StatementLine], currency: str | None) -> dic
     return {
         team: payable({team: Money(amount, currency)}, currency)[team].amount for team, amount in sorted(owed.items())
     }
-
-
-def statement(
-    ledger: Ledger,
-    book: PriceBook | None,
-    start_ms: int,
-    end_ms: int,
-    timezone: str = "UTC",
-    *,
-    teams: Collection[str] | None = None,
-) -> Statement:
-    """The statement of a span as the ledger stands now; teams None: of the whole cluster.
-
-    The coverage is always that of the cluster."""
-    found = bills(ledger, book, start_ms, end_ms, ("team",), timezone)
-    unused = unused_commitments(ledger, book, start_ms, end_ms, timezone)
-    whole = build(found, book, ledger.policies(start_ms, end_ms), start_ms, end_ms, timezone, unused=unused)
-    return whole if teams is None else for_teams(whole, teams)
 
 
 def canonical(statement: Statement) -> bytes:

@@ -23,12 +23,14 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from accountant.billing.bills import start_up, told_apart
-from accountant.billing.costs import ALLOCATED, BILLED, DETAILS, LINE_ACCOUNTS, PRICED_BY, quantify, total_cost
+from accountant.billing.bills import bill_start_up
+from accountant.billing.charge_columns import charges_by_cuts
+from accountant.billing.costs import ALLOCATED, BILLED, DETAILS, LINE_ACCOUNTS, quantify, total_cost
 from accountant.billing.statements import Adjustment, Correction, StatementLine
 from accountant.core.amounts import Share
 from accountant.core.periods import Month, utc
 from accountant.ledger.protocols import Ledger
+from accountant.ledger.usage_columns import PRICED_BY
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Dimension
@@ -191,10 +193,9 @@ class CreditLine:
 def credit_lines(ledger: Ledger, book: PriceBook, span: NodeSpan, timezone: str) -> list[CreditLine]:
     """By team; without a payer where nothing was held. Raises ValueError where held time has no price."""
     where: Mapping[Dimension, Collection[str]] = {"cluster": (span.cluster,), "node": (span.node,)}
-    found = told_apart(ledger, book, span.start_ms, span.end_ms, _BY, where, timezone)
-    held = [
-        charge for charge in start_up(found, book.billing, _BY) if charge.account in ALLOCATED and charge.key[0] != IDLE
-    ]
+    (found,) = charges_by_cuts(ledger, book, span.start_ms, span.end_ms, (_BY,), timezone, where)
+    paid = bill_start_up(found, book.billing, _BY).charges()
+    held = [charge for charge in paid if charge.account in ALLOCATED and charge.key[0] != IDLE]
     billed: dict[str, tuple[int, Decimal]] = {}
     for (team,), parts in quantify(((charge.key[0],), charge) for charge in held).items():
         cost = total_cost(parts)

@@ -20,6 +20,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import parse_instant, zone
 from accountant.ledger.journal import NewAct
+from accountant.ledger.usage_columns import UsageColumns
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Dimension, UsageLine
@@ -334,6 +335,13 @@ class Questions(Protocol):
         """Accounts per group. Time without a holder has team and queue IDLE; held time that nothing assigns
         has UNASSIGNED; any other missing name is "". `day` and `hour` are local to `timezone`
         (2026-10-01, 2026-10-01T13)."""
+        ...
+
+    def usage_columns(
+        self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC"
+    ) -> list[UsageColumns]:
+        """What `usage` and `idle_phases` say by each of the cuts and PRICED_BY, in each stretch between two
+        neighbouring edges, which ascend."""
         ...
 
     def idle_phases(

@@ -20,9 +20,9 @@ from fractions import Fraction
 import numpy as np
 
 from accountant.billing.costs import ALLOCATED, Account, Charge, PricedTime, total_cost
-from accountant.billing.held_time_columns import HeldTime, Whole
 from accountant.billing.job_costs import EpochQuestions, Where, epoch_lines, only_job
 from accountant.ledger.protocols import EpochReport, JobKey
+from accountant.ledger.usage_columns import HeldTime, Whole
 from accountant.prices.price_book import Price, PriceBook
 from accountant.reports import report_sections, savings_hints
 from accountant.reports.report_rows import JobRow, UserRow

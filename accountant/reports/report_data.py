@@ -5,7 +5,7 @@ a team's report without the ledger, and all reports that are made of them show f
 report of their epochs is named here and asked for by the report: few do.
 
 `read` asks a handful of questions, whatever the cluster's size, and has no clock. Names of jobs and what they held are
-columns (accountant.billing.held_time_columns); of the pods' waits only the rows of the queues are kept.
+columns (accountant.ledger.usage_columns); of the pods' waits only the rows of the queues are kept.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from zoneinfo import ZoneInfo
 from accountant.billing import budget_forecast, queue_waits
 from accountant.billing.bills import bills, unused_commitments
 from accountant.billing.budget_forecast import BY as BY_DAY
-from accountant.billing.costs import Charge, charges, pieces, regrouped
-from accountant.billing.held_time_columns import HeldTime, Hours, JobName, Peak
+from accountant.billing.costs import Charge, charges, pieces
 from accountant.billing.job_costs import EpochQuestions
 from accountant.billing.queue_waits import KnownPod, WaitRow
 from accountant.core.periods import Month, zone
 from accountant.ledger.protocols import EpochReport
+from accountant.ledger.usage_columns import HeldTime, Hours, JobName, Peak
 from accountant.prices.price_book import Price, PriceBook
 from accountant.reports import job_ranking
 from accountant.reports.job_ranking import Ranking
@@ -133,7 +133,6 @@ def read(
     before_ms = span_before(start_ms, end_ms, zone(timezone))
     book_before = book_before or book
     month = budget_forecast.month_of(start_ms, end_ms, timezone)
-    by_team, by_day = _counted(ledger, book, start_ms, end_ms, timezone, daily=month is not None)
     jobs = _holdings(ledger, book, start_ms, end_ms, timezone)
     wanted = frozenset((None, *jobs.held.teams) if scopes is None else scopes)
     return Readings(
@@ -146,8 +145,8 @@ def read(
         policies=tuple(ledger.policies(start_ms, end_ms)),
         month=month,
         since_ms=ledger.extent()[0],
-        by_day=by_day,
-        billed=bills(ledger, book, start_ms, end_ms, _BY_TEAM, timezone, by_team),
+        by_day=charges(ledger, book, start_ms, end_ms, BY_DAY, None, timezone) if month is not None else (),
+        billed=bills(ledger, book, start_ms, end_ms, _BY_TEAM, timezone),
         earlier=bills(ledger, book_before, *before_ms, _BY_TEAM, timezone),
         unused=unused_commitments(ledger, book, start_ms, end_ms, timezone),
         hourly=ledger.hours(start_ms, end_ms, timezone),
@@ -168,19 +167,6 @@ def span_before(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[int, int]:
         begin, stop = month.previous.span(tz)
         return begin, stop if end_ms == last else min(begin + end_ms - start_ms, stop)
     return start_ms - (end_ms - start_ms), start_ms
-
-
-def _counted(
-    ledger: ReportQuestions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str, *, daily: bool
-) -> tuple[list[Charge], list[Charge]]:
-    """Charges by team, and BY_DAY where they are wanted: one reading for both, but where commitments divide them."""
-    span = (start_ms, end_ms)
-    if not daily:
-        return charges(ledger, book, *span, _BY_TEAM, None, timezone), []
-    fine = charges(ledger, book, *span, BY_DAY, None, timezone)
-    if book is not None and book.commits(*span):
-        return charges(ledger, book, *span, _BY_TEAM, None, timezone), fine
-    return regrouped(fine, BY_DAY, _BY_TEAM), fine
 
 
 def _holdings(ledger: ReportQuestions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str) -> Holdings:

@@ -18,7 +18,6 @@ from zoneinfo import ZoneInfo
 
 from accountant.billing import budget_forecast
 from accountant.billing.budget_forecast import Outlook
-from accountant.billing.held_time_columns import repeated
 from accountant.billing.job_costs import EpochQuestions
 from accountant.billing.queue_waits import WaitRow
 from accountant.billing.quota_usage import QuotaRow, quotas
@@ -37,6 +36,7 @@ from accountant.core.periods import Month, zone
 from accountant.core.settings import Issuer
 from accountant.history_import.import_run import ImportRow, of_acts, said_of
 from accountant.ledger.journal import Act, ActKind
+from accountant.ledger.usage_columns import repeated
 from accountant.prices.price_book import PriceBook
 from accountant.reports import job_ranking, report_sections
 from accountant.reports.focus_charges import Details

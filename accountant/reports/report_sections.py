@@ -14,10 +14,10 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from accountant.billing.costs import ACCOUNTS, ALLOCATED, Charge, Place, quantify
-from accountant.billing.held_time_columns import Hours
+from accountant.billing.costs import ACCOUNTS, ALLOCATED, Charge, quantify
 from accountant.billing.statements import Entry, StatementLine
 from accountant.core.periods import days
+from accountant.ledger.usage_columns import Hours, Place
 from accountant.reports.report_rows import (
     AccountRow,
     DayRow,
@@ -233,7 +233,7 @@ class HourlyUse:
 
 
 def hourly_use(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) -> HourlyUse:
-    """hourly: of the whole cluster. longer_ms: accountant.billing.held_time_columns.repeated of the span."""
+    """hourly: of the whole cluster. longer_ms: accountant.ledger.usage_columns.repeated of the span."""
     mine = np.array([team in (None, name) for name, _ in hourly.owners], dtype=bool)[hourly.owner]
     busy, idle, unknown = (column[mine] for column in (hourly.busy_us, hourly.idle_us, hourly.unknown_us))
     held = np.zeros((len(hourly.hours), 3), dtype=np.int64)

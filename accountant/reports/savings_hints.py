@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
-from accountant.billing.costs import ALLOCATED, Charge, Place
-from accountant.billing.held_time_columns import JobName, Peak
+from accountant.billing.costs import ALLOCATED, Charge
+from accountant.ledger.usage_columns import JobName, Peak, Place
 from accountant.prices.price_book import Price, PriceBook
 from accountant.reports.report_rows import JobRow
 from accountant.wire.usage_models import Accounts

@@ -37,6 +37,7 @@ from accountant.ledger.protocols import (
     Retirement,
 )
 from accountant.ledger.team_assignment import Assignment
+from accountant.ledger.usage_columns import UsageColumns
 from accountant.prices.price_book import PriceBook
 from accountant.storage import gpu_lifetimes as owners
 from accountant.storage import misdated_records, retention
@@ -428,6 +429,12 @@ class DuckLedger(Offsite):
         spaces = self._state.fleet.namespaces.values()
         named = {q.team for q in queues if q.team} | {s.team for s in spaces} | {t for s in spaces for t in s.teams}
         return frozenset(named - {""})
+
+    def usage_columns(
+        self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC"
+    ) -> list[UsageColumns]:
+        with self._snapshot(edges[0], edges[-1]) as (cursor, state):
+            return Snapshot(cursor, state).usage_columns(edges, cuts, timezone)
 
     def idle_phases(
         self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"

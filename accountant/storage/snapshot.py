@@ -13,19 +13,18 @@ from typing import Any
 
 import msgspec
 
-from accountant.billing.cost_columns import UsageColumns
-from accountant.billing.held_time_columns import HeldTime, Hours, JobName, Peak
 from accountant.billing.queue_waits import KnownPod, merged
 from accountant.core.accounts import ACCOUNTS, CELLS, full_us
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger.protocols import EpochReport, IdlePhases, JobKey, LentTime, Quarantined
 from accountant.ledger.team_assignment import NO_POLICY, labels_count
+from accountant.ledger.usage_columns import HeldTime, Hours, JobName, Peak, UsageColumns
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import gpus_at
 from accountant.storage.ledger_state import State
 from accountant.storage.query.idle_time_query import idle_phases, lent_time
 from accountant.storage.query.result_cache import ResultCache
-from accountant.storage.query.usage_columns_query import held_time, hourly_peaks, hours, tabled
+from accountant.storage.query.usage_columns_query import held_time, hourly_peaks, hours, usage_columns
 from accountant.storage.query.usage_query import usage, usage_between
 from accountant.storage.write import record_columns, reference_tables
 from accountant.storage.write.reference_tables import epochs_between, read_epochs
@@ -151,11 +150,10 @@ class Snapshot:
         """What `usage` says by team, queue and hour, as columns."""
         return hours(self._cursor, self._state, start_ms, end_ms, timezone)
 
-    def tabled(
+    def usage_columns(
         self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC"
     ) -> list[UsageColumns]:
-        """What `usage` and `idle_phases` say by each of the cuts and PRICED_BY, in each stretch between two edges."""
-        return tabled(self._cursor, self._state, edges, cuts, timezone)
+        return usage_columns(self._cursor, self._state, edges, cuts, timezone)
 
     def peaks(
         self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from accountant.api.answer_cache import Answer
 from accountant.api.dependencies import Deps
 from accountant.billing import job_costs, statement_items, statements
-from accountant.billing.bill_columns import bills_by_cuts
-from accountant.billing.held_time_columns import Groups
+from accountant.billing.bills import bills_by_cuts
+from accountant.billing.charge_columns import Groups
 from accountant.billing.job_costs import Where
 from accountant.billing.statement_items import Cut
 from accountant.billing.statements import Statement

@@ -13,13 +13,15 @@ from urllib.parse import urlencode
 
 from pydantic import TypeAdapter
 
-from accountant.billing.costs import ACCOUNTS, ALLOCATED, BILLED, PRICED_BY, Account, charges, quantify, unpriced_us
+from accountant.billing.bills import statement
+from accountant.billing.costs import ACCOUNTS, ALLOCATED, BILLED, Account, charges, quantify, unpriced_us
 from accountant.billing.queue_waits import KnownPod, pod_wait
-from accountant.billing.statements import Adjustment, Correction, statement
+from accountant.billing.statements import Adjustment, Correction
 from accountant.core.periods import Month, zone
 from accountant.inventory.pod_facts import is_gpu_resource
 from accountant.ledger.journal import Act, Journal
 from accountant.ledger.protocols import Ledger, NodeFacts, Questions
+from accountant.ledger.usage_columns import PRICED_BY
 from accountant.prices.price_book import PriceBook
 from accountant.reports.report_rows import AccountRow, share
 from accountant.wire.policy_models import IDLE

@@ -5,12 +5,14 @@ from __future__ import annotations
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.billing.billing_rules import Share, lend, share_out, spread_shares
-from accountant.billing.bills import bills, weights, with_phases
+from accountant.billing.bills import bills, bills_by_cuts, weights
+from accountant.billing.charge_columns import split_in_order
 from accountant.billing.costs import charges, quantify, total_cost
 from accountant.billing.idle_breakdown import Launch, PhaseSpan, gang, phase_spans
 from accountant.billing.quota_usage import reserve
@@ -113,9 +115,6 @@ def test_unused_guarantees_are_their_owners(books, pools):
     assert {c.account for c in found if c.detail == "reserved"} == {"unallocated"}
 
 
-PHASES = [IdlePhases({"team": "vision", "gpu_model": "H100", "pool": "", "region": "", "capacity_type": ""}, 5, 7)]
-
-
 def test_start_up_is_told_apart_and_may_be_the_clusters(books):
     place = {"gpu_model": "H100", "pool": "a", "region": "", "capacity_type": ""}
     ledger = books.ledger([books.held("2026-10-01", "2026-10-01T10:00", busy=0.5, **place)])
@@ -157,9 +156,29 @@ def test_a_start_up_costs_what_its_own_hours_cost(books):
 
 
 def test_phases_never_exceed_the_idle_time(books):
-    ledger = books.ledger([books.held("2026-10-01", "2026-10-01T10:00", busy=1.0, gpu_model="H100")])
-    found = charges(ledger, book(), books.at("2026-10-01"), books.at("2026-10-02"), ("team",))
-    assert with_phases(found, PHASES, ("team",)) == found
+    place = {"gpu_model": "H100", "pool": "a", "region": "", "capacity_type": ""}
+    ledger = books.ledger([books.held("2026-10-01", "2026-10-01T10:00", busy=1.0, **place)])
+    ledger.idle_phases = lambda *_: [IdlePhases({"team": "vision", **place}, 5, 7)]
+    assert {(c.account, c.detail, c.gpu_us) for c in ask(books, ledger)} == {("busy", "", 10 * HOUR)}
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.integers(0, 12), st.integers(0, 12)),
+        max_size=3,
+    )
+)
+def test_the_first_time_of_a_group_is_its_start_up(groups):
+    """Microsecond by microsecond: a group's rows begin with `starting`, then `gang_waiting`, and the rest follows."""
+    expected = []
+    for rows, starting, gang_waiting in groups:
+        microseconds = (["s"] * starting + ["g"] * gang_waiting + ["r"] * sum(rows))[: sum(rows)]
+        for row in rows:
+            taken, microseconds = microseconds[:row], microseconds[row:]
+            expected.append([taken.count(part) for part in "sgr"])
+    table = [(at, row, *limits) for at, (rows, *limits) in enumerate(groups) for row in rows]
+    group, gpu_us, *limits = np.array(table, dtype=np.int64).reshape(-1, 4).T
+    assert split_in_order(group, gpu_us, np.stack(limits, axis=1)).tolist() == expected
 
 
 TEAMS = st.sampled_from(["a", "b", "c"])
@@ -208,6 +227,47 @@ def test_policies_move_time_and_keep_it(books, rows, free, chosen, deserved):
         for some in (found, plain)
     ]
     assert costs[0] == costs[1]
+    cuts = [("team",), ("team", "pod"), ("team", "day"), ("team", "cluster", "node")]
+    several = bills_by_cuts(ledger, book(billing), *span, cuts)
+    for by, lines in zip(cuts, several, strict=True):
+        assert sums(bills(ledger, book(billing), *span, by)) == sums(plain)
+        for charge in lines.charges:
+            key = charge.key[0], charge.account, charge.detail, charge.place.gpu_model, charge.place.capacity_type
+            numbers, gpu_us = lines.groups.of[*key, charge.row.id if charge.row else None]
+            assert sum(gpu_us.tolist()) == charge.gpu_us
+            assert {lines.groups.keys[number][0] for number in numbers.tolist()} == {charge.key[0]}
+        assert sum(c.gpu_us for c in lines.charges) == sum(c.gpu_us for c in plain)
+
+
+@given(cut=st.integers(1, 86_399_999), times=st.integers(1, 50))
+def test_bills_of_parts_add_up_and_grow_with_the_capacity(books, cut, times):
+    """A span's bills are those of its two parts together; as many GPUs again in every row are as much again."""
+    origin = books.at("2026-10-01")
+
+    def ledger(gpus):
+        return books.ledger(
+            [
+                books.held(origin, origin + 50_000_001, gpus, team="a", busy=0.3),
+                books.held(origin + 7_000_003, origin + 80_000_000, 2 * gpus, team="b", busy=None, pod="b-0"),
+                books.unheld(origin, origin + 86_400_000, gpus=3 * gpus),
+            ]
+        )
+
+    def time(some, factor=1):
+        found = {}
+        for charge in some:
+            key = charge.key, charge.account, charge.place, charge.bucket
+            found[key] = found.get(key, 0) + factor * charge.gpu_us
+        return found
+
+    def billed(ledger, start, end):
+        return bills(ledger, book(), start, end, ("team", "pod"))
+
+    start, end = origin, origin + 86_400_000
+    whole = billed(ledger(1), start, end)
+    parts = [*billed(ledger(1), start, start + cut), *billed(ledger(1), start + cut, end)]
+    assert time(parts) == time(whole)
+    assert time(billed(ledger(times), start, end)) == time(whole, times)
 
 
 @given(

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.statements import canonical, from_canonical, statement
+from accountant.billing.bills import statement
+from accountant.billing.statements import canonical, from_canonical
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.month_closing import CannotClose, faults
 from accountant.core.errors import LedgerUnavailable

@@ -7,8 +7,8 @@ from decimal import Decimal
 
 import pytest
 
-from accountant.billing.bills import bills
-from accountant.billing.held_time_columns import Groups, grouped
+from accountant.billing.bills import bills_by_cuts
+from accountant.billing.charge_columns import Groups
 from accountant.billing.statement_items import DIMENSIONS, LATE, LineFilter, Row, accounts_named, itemise, total
 from accountant.billing.statements import build, payable_lines
 from accountant.prices.price_book import Billing, IdlePolicy
@@ -19,17 +19,17 @@ OCTOBER = ("2026-10-01", "2026-11-01")
 
 @pytest.fixture(scope="module")
 def october(books):
-    """The busy month's ledger, its book, and its bills by cut."""
+    """The bills of a busy month by cut, the book and the span."""
     book = books.price_book(books.sample_prices)
     ledger = books.ledger(books.busy_month("2026-09-28", "2026-10-20"))
     span = tuple(map(books.at, OCTOBER))
-    return {cut: bills(ledger, book, *span, by) for cut, by in DIMENSIONS.items()}, book, span
+    return dict(zip(DIMENSIONS, bills_by_cuts(ledger, book, *span, list(DIMENSIONS.values())), strict=True)), book, span
 
 
 @pytest.fixture(scope="module")
 def stated(october):
-    charges, book, span = october
-    return build(charges["team"], book, (), *span, "UTC")
+    billed, book, span = october
+    return build(billed["team"].charges, book, (), *span, "UTC")
 
 
 FIGURES = (
@@ -48,9 +48,9 @@ FIGURES = (
 
 @pytest.mark.parametrize("cut", DIMENSIONS)
 def test_items_add_up_to_every_figure(october, stated, cut):
-    charges, _, _ = october
+    billed, _, _ = october
     for figure in FIGURES:
-        found = itemise(stated, figure, grouped(charges[cut]))
+        found = itemise(stated, figure, billed[cut].groups)
         expected = [(line, amount) for line, (_, _, amount) in payable_lines(stated) if figure.takes(line)]
         assert [(line, part.amount) for line, part in found.lines] == expected
         assert found.lines, figure
@@ -84,8 +84,9 @@ def test_a_share_of_idle_time_is_nobodys_late_record(books, cut):
     ]
     span = tuple(map(books.at, OCTOBER))
     ledger = books.ledger(rows)
-    stated = build(bills(ledger, book, *span, ("team",)), book, (), *span, "UTC")
-    found = itemise(stated, LineFilter(), grouped(bills(ledger, book, *span, DIMENSIONS[cut])))
+    by_team, by_cut = bills_by_cuts(ledger, book, *span, (("team",), DIMENSIONS[cut]))
+    stated = build(by_team.charges, book, (), *span, "UTC")
+    found = itemise(stated, LineFilter(), by_cut.groups)
     assert {line.team for line, _ in found.lines if line.detail == "spread"} == {"vision", "language", "robotics"}
     assert not [item for item in found.items if item.key == LATE]
     for line, part in found.lines:
@@ -107,7 +108,7 @@ def test_a_choice_takes_the_lines_that_it_names(stated):
 
 def test_what_is_unpriced_has_no_cost_and_counts_in_time(october, stated):
     found = itemise(
-        stated, LineFilter(gpu_model="Tesla T4", accounts=accounts_named("allocated")), grouped(october[0]["job"])
+        stated, LineFilter(gpu_model="Tesla T4", accounts=accounts_named("allocated")), october[0]["job"].groups
     )
     (row,) = found.rows()
     assert (row.part.cost, row.part.amount) == (None, None)
@@ -117,23 +118,19 @@ def test_what_is_unpriced_has_no_cost_and_counts_in_time(october, stated):
 @pytest.mark.parametrize("days", [-2, 3])
 def test_a_closed_month_names_what_moved_since(october, stated, days):
     """The kept lines stay; what the ledger has more, or less, is an item of its own."""
-    charges, _, _ = october
+    groups = october[0]["team"].groups
     moved = 86_400_000_000 * days
     figure = LineFilter(team="language", accounts=accounts_named("busy"), gpu_model="NVIDIA H100 80GB HBM3")
-    line = next(line for line in stated.lines if figure.takes(line))
-    later = list(charges["team"])
-    at = next(i for i, charge in enumerate(later) if _key(charge) == _line(line) and charge.gpu_us > abs(moved))
-    later[at] = replace(later[at], gpu_us=later[at].gpu_us - moved)
-    found = itemise(stated, replace(figure, price_row=line.price_row), grouped(later))
+    key, (line, (number, gpu_us)) = next(
+        (key, (line, groups.of[key]))
+        for line in stated.lines
+        if figure.takes(line)
+        and (key := (line.team, line.account, line.detail, line.gpu_model, line.capacity_type, line.price_row))
+    )
+    assert gpu_us.sum() > abs(moved)
+    later = replace(groups, of={**groups.of, key: (number, gpu_us - moved)})
+    found = itemise(stated, replace(figure, price_row=line.price_row), later)
     (late,) = [item for item in found.items if item.key == LATE]
     assert late.part.gpu_us == moved
     assert late.part.gpu_hours == Decimal(24 * days)
     assert total(item.part for item in found.items) == found.whole
-
-
-def _key(charge):
-    return charge.key[0], charge.account, charge.detail, charge.place.gpu_model, charge.row.id if charge.row else None
-
-
-def _line(line):
-    return line.team, line.account, line.detail, line.gpu_model, line.price_row

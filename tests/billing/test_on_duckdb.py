@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from accountant.billing.bills import statement
 from accountant.billing.costs import charges, cost
-from accountant.billing.statements import canonical, statement
+from accountant.billing.statements import canonical
 from accountant.core.accounts import split
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.reports import html_and_pdf

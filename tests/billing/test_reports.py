@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from accountant.billing.held_time_columns import repeated
 from accountant.core.periods import Month, zone
+from accountant.ledger.usage_columns import repeated
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import csv_xlsx_parquet, html_and_pdf, report_tables
 from accountant.reports.report_data import read

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.statements import canonical, statement
+from accountant.billing.bills import statement
+from accountant.billing.statements import canonical
 from accountant.core.periods import Month, zone
 from tests.effort import examples
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.costs import ACCOUNTS, BILLED, Charge, Place
+from accountant.billing.costs import ACCOUNTS, BILLED, Charge
 from accountant.compat.opencost_api import Allocation, PodSeen, accumulated, aggregated, allocations, share_idle
 from accountant.compat.opencost_query import KEYS
+from accountant.ledger.usage_columns import Place
 from accountant.prices.price_book import Price, PriceRow
 from accountant.wire.policy_models import IDLE
 from tests.effort import examples

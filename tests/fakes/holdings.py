@@ -8,10 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from accountant.billing.cost_columns import COLUMNS, UsageColumns
-from accountant.billing.costs import PRICED_BY, Place
-from accountant.billing.held_time_columns import HeldTime, Hours, JobName, Peak, repeated
 from accountant.ledger.protocols import IdlePhases, LentTime
+from accountant.ledger.usage_columns import (
+    COLUMNS,
+    PRICED_BY,
+    HeldTime,
+    Hours,
+    JobName,
+    Peak,
+    Place,
+    UsageColumns,
+    repeated,
+)
 from accountant.wire.usage_models import Dimension, UsageLine
 from gputally.base.units import MS_PER_HOUR
 
@@ -50,10 +58,10 @@ class FromLines:
     ) -> dict[JobName, Peak]:
         return peaks_of_lines(self.usage, start_ms, end_ms, jobs, timezone)
 
-    def tabled(
+    def usage_columns(
         self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC"
     ) -> list[UsageColumns]:
-        return tabled_of_lines(self.usage, self.idle_phases, edges, cuts, timezone)
+        return usage_columns_of_lines(self.usage, self.idle_phases, edges, cuts, timezone)
 
 
 def of_lines(usage: Callable[..., list[UsageLine]], edges: Sequence[int], timezone: str) -> HeldTime:
@@ -119,7 +127,7 @@ def peaks_of_lines(
     return {key: peak for key, peak in found.items() if key[1:3] in jobs and peak.held_us}
 
 
-def tabled_of_lines(
+def usage_columns_of_lines(
     usage: Callable[..., list[UsageLine]],
     phases: Callable[..., list[IdlePhases]],
     edges: Sequence[int],

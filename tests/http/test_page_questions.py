@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.billing.bill_columns import bills_by_cuts
+from accountant.billing.bills import bills_by_cuts
 from accountant.billing.statement_items import DIMENSIONS
 from accountant.storage.duckdb_engine import Cursor, Parameters, Row
 from accountant.storage.duckdb_ledger import DuckLedger

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.costs import PRICED_BY, charges
-from accountant.billing.held_time_columns import Hours
+from accountant.billing.costs import charges
+from accountant.ledger.usage_columns import PRICED_BY, Hours
 from accountant.reports import job_ranking
 from accountant.reports.report_sections import BY_JOB
 from accountant.storage.duckdb_ledger import DuckLedger

@@ -1,25 +1,25 @@
-"""Columns of a cut say what `usage` and `idle_phases` say, and bills made of them are the bills that charges make."""
+"""Columns of a cut say what `usage` and `idle_phases` say, and the bills made of them add up to the charges."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.bill_columns import bills_by_cuts
-from accountant.billing.bills import bills
-from accountant.billing.cost_columns import UsageColumns
-from accountant.billing.held_time_columns import Groups, grouped
+from accountant.billing.bills import bills, bills_by_cuts
+from accountant.billing.costs import Charge, charges
 from accountant.billing.statement_items import DIMENSIONS, Cut
 from accountant.billing.statements import build
 from accountant.ledger.protocols import Facts
+from accountant.ledger.usage_columns import UsageColumns
 from accountant.prices.price_book import Billing, IdlePolicy, PriceBook
 from accountant.wire.policy_models import Policy, QueuePolicy
 from agent.wire import Holder
 from tests.effort import examples
-from tests.fakes.holdings import tabled_of_lines
+from tests.fakes.holdings import usage_columns_of_lines
 from tests.ledger.busy import BOOK, HAND, ROWS, busy_ledger
 from tests.ledger.conftest import MINUTE, START_MS
 
@@ -43,11 +43,13 @@ def told_by(found: UsageColumns) -> dict[tuple[object, ...], list[int]]:
     return {(stretch, found.keys[key], found.places[place]): cells for stretch, key, place, cells in rows}
 
 
-def lines_of(groups: Groups) -> dict[object, dict[tuple[str, ...], int]]:
-    return {
-        line: {groups.keys[key]: gpu_us for key, gpu_us in zip(keys.tolist(), time.tolist(), strict=True)}
-        for line, (keys, time) in groups.of.items()
-    }
+def by_account(found: Iterable[Charge]) -> dict[tuple[str, str, str], int]:
+    """GPU-µs by account, model and price: what no policy changes."""
+    sums: dict[tuple[str, str, str], int] = {}
+    for charge in found:
+        key = charge.account, charge.place.gpu_model, charge.bucket
+        sums[key] = sums.get(key, 0) + charge.gpu_us
+    return sums
 
 
 @pytest.mark.thorough
@@ -59,7 +61,7 @@ def lines_of(groups: Groups) -> dict[object, dict[tuple[str, ...], int]]:
     order=st.randoms(use_true_random=False),
 )
 @settings(max_examples=examples(2, 60), deadline=None)
-def test_columns_are_the_lines_and_make_the_same_bills(
+def test_columns_are_the_lines_of_usage_and_bills_add_up_to_the_charges(
     rows: list[tuple[int, int, int, int, bool]],
     inside: set[int],
     cuts: set[Cut],
@@ -94,12 +96,14 @@ def test_columns_are_the_lines_and_make_the_same_bills(
             assert not isinstance(receipt, Exception)
             assert receipt.quarantined == 0
         with ledger.moment(*span) as moment:
-            expected = tabled_of_lines(moment.usage, moment.idle_phases, edges, several, ZONE)
-            for found, other in zip(moment.tabled(edges, several, ZONE), expected, strict=True):
+            expected = usage_columns_of_lines(moment.usage, moment.idle_phases, edges, several, ZONE)
+            for found, other in zip(moment.usage_columns(edges, several, ZONE), expected, strict=True):
                 assert told_by(found) == told_by(other)
                 assert list(found.keys) == sorted(set(found.keys))
-            slow = [bills(moment, book, *span, by, ZONE) for by in several]
-            for fast, charges in zip(bills_by_cuts(moment, book, *span, several, ZONE), slow, strict=True):
-                assert lines_of(fast.groups) == lines_of(grouped(charges))
-                stated = [build(some, book, (), *span, ZONE) for some in (fast.charges, charges)]
-                assert stated[0] == stated[1]
+            expected_sums = by_account(charges(moment, book, *span, (), None, ZONE))
+            together = bills_by_cuts(moment, book, *span, several, ZONE)
+            for by, lines in zip(several, together, strict=True):
+                alone = bills(moment, book, *span, by, ZONE)
+                assert by_account(alone) == by_account(lines.charges) == expected_sums
+                assert build(alone, book, (), *span, ZONE) == build(lines.charges, book, (), *span, ZONE)
+                assert alone == bills(ledger, book, *span, by, ZONE)

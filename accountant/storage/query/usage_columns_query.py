@@ -19,11 +19,20 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from accountant.billing.cost_columns import COLUMNS, UsageColumns
-from accountant.billing.costs import PRICED_BY, Place
-from accountant.billing.held_time_columns import HeldTime, Hours, JobName, Peak, Whole, repeated
 from accountant.core import accounts as carving
 from accountant.ledger.protocols import OF_HOLDERS
+from accountant.ledger.usage_columns import (
+    COLUMNS,
+    PRICED_BY,
+    HeldTime,
+    Hours,
+    JobName,
+    Peak,
+    Place,
+    UsageColumns,
+    Whole,
+    repeated,
+)
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.ledger_state import DeviceKinds, State
 from accountant.storage.query.grouping import (
@@ -209,7 +218,7 @@ _UNALLOCATED, _UNMETERED, _DOWN = (COLUMNS.index(name) for name in ("unallocated
 _PHASES = {name: COLUMNS.index(name) for name in ("starting", "gang_waiting")}
 
 
-def tabled(
+def usage_columns(
     cursor: Cursor, state: State, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str
 ) -> list[UsageColumns]:
     """Of each stretch between two neighbouring edges, which ascend: an answer for each cut, whose dimensions are told
