@@ -171,12 +171,12 @@ class Archive:
 def rows_of(cursor: Cursor, files: Collection[Path]) -> str:
     """A query for rows in parts' files, as `received` has them; for this cursor, until it is told of other files."""
     cursor.run("SET VARIABLE archived = ?", [[str(file) for file in files]])
-    return statement("archived_rows").format(rows=parts_rows("getvariable('archived')"))
+    return statement("archived_rows", rows=parts_rows("getvariable('archived')"))
 
 
 def parts_rows(files: str) -> str:
     """A query for rows as the parts have them. files: how the statement names their files."""
-    return statement("parts_rows").format(files=files)
+    return statement("parts_rows", files=files)
 
 
 def sha256(path: Path) -> str:

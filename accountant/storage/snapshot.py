@@ -63,7 +63,7 @@ def _held_for(cursor: Cursor, keys: Collection[JobKey], memory: ResultCache | No
     if len(wanted) <= _FEW:
         asked |= {"namespaces": sorted({key.namespace for key in keys}), "jobs": sorted({key.job for key in keys})}
         only = "WHERE list_contains($namespaces, namespace) AND list_contains($jobs, job)"
-    sql = statement("holder_jobs").format(names=statement("holder_names"), only=only)
+    sql = statement("holder_jobs", names=statement("holder_names"), only=only)
     return {number: key for number, *names in cursor.run(sql, asked) if (key := JobKey(*names)) in wanted}
 
 
@@ -85,7 +85,6 @@ def job_of(cursor: Cursor, cluster: str, uid: str) -> JobKey | None:
 _decoder = msgspec.json.Decoder(ObservedPod)
 _WAITING = " AND coalesce(s.at[2], p.at[2], s.at[3], p.at[3], s.at[4], p.at[4]) IS NULL"
 _PLACED = ", CAST(s.at[2] AS BIGINT), CAST(p.at[2] AS BIGINT), CAST(s.at[3] AS BIGINT), CAST(p.at[3] AS BIGINT)"
-_OF_JOBS = "(FROM {table} WHERE (cluster, uid) IN ({named}))"
 
 
 def pods(
@@ -107,9 +106,9 @@ def pods(
     if of is not None:
         asked |= {"jobs": sorted({key.job for key in of}), "names": sorted({key.job.partition("/")[2] for key in of})}
         named = statement("pods_named")
-        tables = {name: _OF_JOBS.format(table=table, named=named) for name, table in tables.items()}
+        tables = {name: f"(FROM {table} WHERE (cluster, uid) IN ({named}))" for name, table in tables.items()}
     found = []
-    sql = statement("pods_between").format(only=_WAITING * waiting, placed=_PLACED * placed, **tables)
+    sql = statement("pods_between", only=_WAITING * waiting, placed=_PLACED * placed, **tables)
     for cluster, node, seen in cursor.run(sql, asked):
         facts = merged(None if node is None else _decoder.decode(node), None if seen is None else _decoder.decode(seen))
         made = facts.created_ms if facts.created_ms is not None else start_ms

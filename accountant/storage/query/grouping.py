@@ -130,7 +130,8 @@ def make_holder_classes(
         + f"LEFT JOIN ({statement('holder_users')}) u(id, who) ON u.id = n.id" * by_user
     )
     chosen = "[json_extract_string(l.labels, '$.\"' || k || '\"') FOR k IN $labels]" if by_label else "NULL"
-    sql = statement("holder_classes").format(
+    sql = statement(
+        "holder_classes",
         payers=statement("payers"), names=statement("holder_names"), joins=joins, asked_labels=chosen,
         asked_user="coalesce(u.who, '')" if by_user else "''", columns=", ".join(_QUOTED[name] for name in wanted),
         filter=" AND ".join(f"list_contains(${name}s, {_QUOTED[name]})" for name in filters) or "true",

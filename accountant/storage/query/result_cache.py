@@ -48,7 +48,7 @@ class ResultCache:
         if key not in self._holders:
             names = {*pods, *(job.partition("/")[2] or job for job in jobs)}
             found = cursor.run(
-                statement("holders_named").format(pods=statement("pods_named")),
+                statement("holders_named", pods=statement("pods_named")),
                 {"jobs": sorted(jobs), "names": sorted(names)},
             )
             few = len(found) <= MOST_NAMED

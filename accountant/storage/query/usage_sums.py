@@ -137,7 +137,7 @@ def _parts(
         low, high = min(s.start_ms for s in edges), max(s.end_ms for s in edges)
         inside = "e.start_ms >= i.start_ms AND e.end_ms <= i.end_ms AND i.gpu IN (0, e.gpu)"
         yield _sums(ask, "i.tag", f"entry e JOIN incoming i ON {inside}", "e.start_ms", (low, high), apart, table)
-        reaching = statement("straddling").format(only=apart.only_sets)
+        reaching = statement("straddling", only=apart.only_sets)
         rows = cursor.run(reaching, {"low": low - BUCKET_MS, "high": high}, incoming=table)
         cut = []
         for tag, gpu, device, payer, *cells in _straddlers(rows, apart.payers, apart.gpus):
@@ -233,7 +233,7 @@ class _Grouping:
         if payers is not None and len(payers) <= _FEW:
             few = _listed(payers) or "NULL"
             only += f" AND e.payer IN ({few})"
-            only_sets += f" AND (e.stream, e.set_seq) IN ({statement('sets_of').format(payers=few)})"
+            only_sets += f" AND (e.stream, e.set_seq) IN ({statement('sets_of', payers=few)})"
         return cls(gpu, device, payer, joins, only, only_sets, kinds, payers, gpus, by_device, by_payer)
 
     @property
@@ -287,7 +287,8 @@ def _sums(
     apart: _Grouping,
     incoming: pa.Table = None,
 ) -> P:
-    sql = statement("sums").format(
+    sql = statement(
+        "sums",
         tag=tag, gpu=apart.gpu, device=apart.device, payer=apart.payer, source=source, joins=apart.joins, of=of,
         only=apart.only, figures=ask.figures,
     )  # fmt: skip

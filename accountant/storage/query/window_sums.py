@@ -308,7 +308,7 @@ class Reader:
         if folded:
             span: dict[str, int | None] = {"low": min(folded), "high": max(folded) + BUCKET_MS}
             table = record_columns.column_table(record_columns.HOUR, [(at,) for at in folded])
-            found |= self._run(statement("window_quarters"), span, table, places)
+            found |= self._run(statement("window_quarters", origins=_origins()), span, table, places)
         for group in near([TaggedSpan(0, at, at + BUCKET_MS) for at in set(buckets) - set(folded)]):
             bounds = self._bounds(group[0].start_ms, group[-1].end_ms)
             read = self._run(_rows("rows_of_quarters"), bounds, None, places)
@@ -335,7 +335,7 @@ class Reader:
             here = [asked[span.tag] for span in group]
             bounds = {"low": min(one.start_ms for one in here) - BUCKET_MS, "high": max(one.end_ms for one in here)}
             table = record_columns.column_table(record_columns.SPAN, [one[:4] for one in here])
-            rows = self._cursor.run(statement("straddling").format(only=""), bounds, table)
+            rows = self._cursor.run(statement("straddling", only=""), bounds, table)
             origins |= self._origins({row[9] for row in rows})
             for _, members in groupby(rows, key=itemgetter(*range(8))):
                 for tag, device, payer, figures in self._cut(list(members), of_tag):
@@ -355,7 +355,7 @@ class Reader:
         if not payers:
             return {}
         table = record_columns.column_table(record_columns.ID, [(payer,) for payer in sorted(payers)])
-        return dict(self._cursor.run(statement("holder_origins").format(payers="SELECT id FROM incoming"), None, table))
+        return dict(self._cursor.run(statement("holder_origins", payers="SELECT id FROM incoming"), None, table))
 
     def _bounds(self, low_ms: int, high_ms: int) -> dict[str, int | None]:
         half_life_ms = None if self._half_life_s is None else self._half_life_s * MS_PER_SECOND
@@ -364,16 +364,20 @@ class Reader:
     def _run(
         self, sql: str, bounds: Mapping[str, int | None], incoming: Any, places: Mapping[int, int]
     ) -> dict[int, Sums]:
-        text = sql.replace("{origins}", statement("holder_origins").format(payers=statement("payers")))
         kinds = record_columns.column_table(record_columns.KIND, places.items())
         found: dict[int, list[Row]] = defaultdict(list)
-        for tag, start, end, place, queue, *values in self._cursor.run(text, bounds, incoming, None, kinds):
+        for tag, start, end, place, queue, *values in self._cursor.run(sql, bounds, incoming, None, kinds):
             found[tag].append((start, end, place, self._queues[queue], *values))
         return {tag: _table(rows) for tag, rows in found.items()}
 
 
 def _rows(source: str) -> str:
-    return statement("window_rows").replace("{rows}", statement(source)).replace("{weight}", statement("weight"))
+    """The figures of rows that a statement selects."""
+    return statement("window_rows", rows=statement(source), weight=statement("weight"), origins=_origins())
+
+
+def _origins() -> str:
+    return statement("holder_origins", payers=statement("payers"))
 
 
 def figures(cells: AccountVector, weight: float) -> Figures:

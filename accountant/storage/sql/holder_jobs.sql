@@ -1,4 +1,4 @@
--- The jobs of the holders of $clusters: the workload, else the holder itself. {{names}}: holder_names.sql; {{only}}: of which.
+-- The jobs of the holders of $clusters: the workload, else the holder itself. {names}: holder_names.sql; {only}: of which.
 WITH incoming AS (SELECT id FROM holder WHERE list_contains($clusters, cluster)),
 told AS (
     SELECT id, cluster, namespace,

@@ -1,5 +1,5 @@
--- Pods that existed in [$low, $high), as their nodes and as the API server show them. {{pod}}, {{seen}}: the tables, or
--- what is looked at of them; {{only}}: a condition on the instants of both, which are taken out of a pod's JSON at once; {{placed}}: further instants
+-- Pods that existed in [$low, $high), as their nodes and as the API server show them. {pod}, {seen}: the tables, or
+-- what is looked at of them; {only}: a condition on the instants of both, which are taken out of a pod's JSON at once; {placed}: further instants
 -- to begin at.
 WITH p AS (
     SELECT cluster, uid, content,

@@ -420,7 +420,7 @@ def write_pods(
             labels.add((cluster, fact.uid, fact.observed_ms, chosen))
     heard = sorted({uid for cluster, uid in newest if (cluster, uid) not in unheard})
     if heard:
-        for taken in cursor.plainly(statement("take_pods").format(table=table), [heard]):
+        for taken in cursor.plainly(statement("take_pods", table=table), [heard]):
             kept = _PodRow(*taken)
             _merge(newest, (kept.cluster, kept.uid), _observed.decode(kept.content))
     add(cursor, table, record_columns.POD, [_pod_row(cluster, fact) for (cluster, _), fact in newest.items()])

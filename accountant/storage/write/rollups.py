@@ -97,7 +97,7 @@ def keep(cursor: Cursor, days: DailySums, unfolded: Collection[int], newest_ms: 
     drop(cursor, foreign)
     for start, end in ready:
         source = "quarter" if start % MS_PER_HOUR or end % MS_PER_HOUR else "hour"
-        cursor.run(statement("keep_day").format(source=source), {"start": start, "end": end})
+        cursor.run(statement("keep_day", source=source), {"start": start, "end": end})
         cursor.run("INSERT INTO kept_day VALUES (?, ?)", [start, end])
     if not ready:
         return days
