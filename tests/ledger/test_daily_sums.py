@@ -123,3 +123,30 @@ def test_a_kept_ledger_is_opened_and_tells_the_same(kept: Path, tmp_path: Path, 
         assert ledger.window(spec, end_ms, "allocated", 0.98).capacity > apart.capacity
     finally:
         ledger.close()
+
+
+SCHEMA_OF_A_FILE = {
+    "tables": "SELECT table_name, column_count FROM duckdb_tables()",
+    "columns": "SELECT table_name, column_index, column_name, data_type, is_nullable, column_default"
+    " FROM duckdb_columns() WHERE schema_name = 'main' AND NOT internal",
+    "indexes": "SELECT table_name, index_name, is_unique, expressions FROM duckdb_indexes()",
+    "constraints": "SELECT table_name, constraint_type, constraint_text FROM duckdb_constraints()",
+    "views": "SELECT view_name, sql FROM duckdb_views() WHERE NOT internal",
+}
+
+
+def schema_of(place: Path) -> dict[str, set[tuple[Any, ...]]]:
+    with duckdb.connect(str(place), read_only=True) as file:
+        return {what: set(file.execute(question).fetchall()) for what, question in SCHEMA_OF_A_FILE.items()}
+
+
+@pytest.mark.parametrize("kept", sorted(KEPT.glob("schema-*.duckdb.gz")), ids=lambda kept: kept.name.split(".")[0])
+def test_a_migrated_ledger_has_the_schema_of_a_fresh_one(kept: Path, tmp_path: Path) -> None:
+    migrated, fresh = tmp_path / "migrated.duckdb", tmp_path / "fresh.duckdb"
+    migrated.write_bytes(gzip.decompress(kept.read_bytes()))
+    for place in (migrated, fresh):
+        open_ledger(place, VirtualClock(NOW_MS)).close()
+    found, expected = schema_of(migrated), schema_of(fresh)
+    assert len(expected["columns"]) > 100
+    for what, wanted in expected.items():
+        assert found[what] == wanted, what
