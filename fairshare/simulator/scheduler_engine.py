@@ -117,6 +117,7 @@ class Engine:
         self.reclaims = [0] * len(tree.claims)
         """Gangs that were stopped for each queue."""
         self._foreign = 0
+        self._arrivals_ms = [*(gang.submit_ms for gang in gangs), NEVER]
         self._submitted = 0
         self._cycle_ms = NEVER
         self.unsettled = False
@@ -158,7 +159,7 @@ class Engine:
     def run_until(self, at_ms: int, *, cycle: bool = True) -> None:
         """Everything that happens up to and including `at_ms`; without `cycle` not the scheduling at that instant."""
         while True:
-            self.wake(min(self._events[0][0], self._next_submit_ms()))
+            self.wake(min(self._events[0][0], self._arrivals_ms[self._submitted]))
             due_ms = self._cycle_ms
             self._pass(min(due_ms, at_ms))
             if due_ms > at_ms or (due_ms == at_ms and not cycle):
@@ -182,15 +183,12 @@ class Engine:
             elif gangs[number].end_ms == self.now_ms:  # else that run was stopped
                 self.stop(gangs[number], "finished")
         self.now_ms = max(self.now_ms, until_ms)
-        while self._next_submit_ms() <= until_ms:
+        while self._arrivals_ms[self._submitted] <= until_ms:
             gang = gangs[self._submitted]
             self._submitted += 1
             if gang.divided:
                 self._request(gang, gang.gpus)
             self._wait(gang)
-
-    def _next_submit_ms(self) -> int:
-        return self.gangs[self._submitted].submit_ms if self._submitted < len(self.gangs) else NEVER
 
     def _wait(self, gang: Gang) -> None:
         """Let it wait in the order of submission."""
@@ -313,9 +311,10 @@ class Engine:
 
     def _bid(self, q: int, place: int) -> _Bid | None:
         """Of the first gang, from a place on, that can start now; None: none within the scan depth."""
-        line, most = self.lines[q], float(self.placement.most_free())
-        if not self.rules.one_line:
-            most = min(most, self.tree.room(q))
+        line = self.lines[q]
+        most = min(self.placement.most_free(), inf if self.rules.one_line else self.tree.room(q))
+        if line.smallest > most:
+            return None
         for at in range(place, line.depth()):
             gang = line.gangs[at]
             if gang.gpus <= most and self._fits(gang):
@@ -384,11 +383,9 @@ class Engine:
     def _claimants(self, shares: Sequence[float]) -> list[int]:
         """The queues with a gang with which they stay within their share, in order; all that wait where those that lose
         jobs in this cycle count too."""
-        held = self.tree.held
+        held, settle = self.tree.held, self.rules.settle
         found = [
-            q
-            for q, line in enumerate(self.lines)
-            if held[q] + line.smallest <= shares[q] or (self.rules.settle and line.gangs)
+            q for q, line in enumerate(self.lines) if held[q] + line.smallest <= shares[q] or (settle and line.gangs)
         ]
         return sorted(found, key=lambda q: self.order(q, 0)) if len(found) > 1 else found
 
@@ -782,9 +779,9 @@ class _PoolReplay(Engine):
         if not self.rules.reclaim:
             return (self.rank[line], line)
         held, share, deserved = self.tree.held[line], self._shares[line], self.tree.deserved[line]
-        due = max(share, deserved)
-        fullness = (held + gpus) / due if gpus <= due and due > 0.0 else inf
-        return (held > share, held + gpus > deserved, fullness, line)
+        due = max(deserved, share)
+        with_gang = held + gpus
+        return (held > share, with_gang > deserved, with_gang / due if gpus <= due and due > 0.0 else inf, line)
 
     def view(self) -> ControllerView:
         """What a controller sees now."""
