@@ -279,6 +279,8 @@ class Engine:
     def _start_others(self) -> None:
         """Parts of GPUs, and jobs of other schedulers: the queue that holds least goes first."""
         waiting = [q for q, line in enumerate(self.others) if line.gangs]
+        if not waiting:
+            return
         held = {q: sum(gang.gpus for gang in self.running[q].values()) for q in waiting}
         for q in sorted(waiting, key=lambda q: (held[q], self._names[q])):
             line, place = self.others[q], 0
