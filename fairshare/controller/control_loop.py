@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from math import fsum
 
 from accountant.wire.policy_models import Decision, Policy, UsageWindow
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
@@ -32,7 +31,7 @@ from fairshare.core.errors import AccountantUnavailable
 from fairshare.core.model import Condition, Observation, Pod, Value, Weight
 from fairshare.core.queue_objects import has_ref, say
 from fairshare.laws.feedback_laws import Memory
-from fairshare.laws.shards import pools, weigh_pools
+from fairshare.laws.shards import weigh_pools
 from fairshare.laws.weight_calculation import WeightResult
 from fairshare.laws.weight_change import DecidedWeight, WeightChange, WeightInputs, changes
 from fairshare.preemption import target_preemption
@@ -44,8 +43,15 @@ from fairshare.targets import ADAPTERS, status_conditions
 from fairshare.targets.status_conditions import StatusObject
 from fairshare.targets.weight_plan import Adapter, Apply, list_if_served, look_at, plan, release
 from fairshare.usage.accountant_client import AccountantPort, Usage
-from fairshare.usage.cluster_capacity import LostGpus, ServingNodes, UnmeteredNodes, one_unit
-from fairshare.usage.stale_usage_hold import UsageHold, fresh, with_capacity_reason, within
+from fairshare.usage.cluster_capacity import (
+    LostGpus,
+    NothingToDivide,
+    ServingNodes,
+    UnmeteredNodes,
+    one_unit,
+    target_capacity,
+)
+from fairshare.usage.stale_usage_hold import UsageHold, fresh, with_capacity_reason
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError, NotFound, Unavailable
 from gputally.base.yaml_file import FileFault
@@ -274,26 +280,13 @@ class Controller:
         values: Mapping[str, Value] = {}
         gpus = 0.0
         if window is not None:
-            there = serving.capacity(window)
-            gpus = within(there, observation.capacity)
-            if gpus <= 0:
-                text = "no node shows GPUs, and the measure does not tell their number"
-                if there > 0:
-                    text = "the quotas of its queues hold no GPU: there is nothing to divide"
-                return _degraded(report, "NoCapacity", text), []
             memory = self._memory.get(adapter.name, {})
-            devices = serving.devices
-            if devices is not None and gpus < there:
-                devices *= gpus / there
-            report = replace(report, memory=memory, exhausted=spent, lost=serving.lost, devices=devices)
-            parts = pools(observation.shards, serving.nodes, gpus)
-            if parts:
-                divided = fsum(pool.gpus for pool in parts)
-                if divided <= 0:
-                    text = "no node of its shards has a GPU that pods of other schedulers leave: nothing to divide"
-                    return _degraded(report, "NoCapacity", text), []
-                devices = None if devices is None else devices * divided / gpus
-                gpus = divided
+            report = replace(report, memory=memory, exhausted=spent, lost=serving.lost)
+            try:
+                capacity = target_capacity(serving, window, observation.capacity, observation.shards)
+            except NothingToDivide as error:
+                return _degraded(report, "NoCapacity", str(error)), []
+            gpus, devices, parts = capacity.gpus, capacity.devices, capacity.pools
             report = replace(report, pools=parts, devices=devices)
             situation = WeightInputs(
                 self._policy, window, observation.standings, gpus, now_ms, memory, spent, devices, tuple(parts)

@@ -19,13 +19,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
-from math import fsum
 from typing import Any, Literal
 
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.core.model import Entitlement, Eviction, Gang, Pod, Quota, Standing
 from fairshare.core.queue_objects import has_ref, sum_up
-from fairshare.laws.shards import pools, weigh_pools
+from fairshare.laws.shards import weigh_pools
 from fairshare.preemption import target_preemption
 from fairshare.preemption.eviction import STOPPED, EvictionVeto
 from fairshare.preemption.idle_reclaim import IdleReport, IdleWatch, PodUsage
@@ -38,8 +37,8 @@ from fairshare.preemption.victim_candidates import key_of
 from fairshare.targets.status_conditions import StatusObject
 from fairshare.targets.weight_plan import Adapter, list_if_served, look_at
 from fairshare.usage.accountant_client import AccountantPort
-from fairshare.usage.cluster_capacity import LostGpus, UnmeteredNodes
-from fairshare.usage.stale_usage_hold import usage_gate, within
+from fairshare.usage.cluster_capacity import LostGpus, NothingToDivide, UnmeteredNodes, target_capacity
+from fairshare.usage.stale_usage_hold import usage_gate
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError, Conflict, FairshareError, NotFound
 from gputally.base.units import MS_PER_MINUTE
@@ -281,9 +280,6 @@ def by_hand(
     if unheard is not None:
         raise NotPossible(f"{unheard}: nobody is preempted on such usage")
     serving = LostGpus(accountant.lost_gpus).serving(nodes, window, now_ms)
-    nodes_gpus = serving.capacity(window)
-    if nodes_gpus <= 0:
-        raise NotPossible("no node shows GPUs, and the measure does not tell their number")
     for adapter in adapters:
         unread = adapter.name in target_preemption.UNREAD
         if unread or not has_ref(policy, *adapter.prefixes) or adapter.mode(policy) == "off":
@@ -291,16 +287,20 @@ def by_hand(
         observation = look_at(adapter, policy, cluster, pods)
         if not any(named_by(gang, call.workload) for gang in observation.gangs):
             continue
-        gpus = within(nodes_gpus, observation.capacity)
-        parts = pools(observation.shards, serving.nodes, gpus)
-        devices = serving.devices
-        if parts:
-            divided = fsum(pool.gpus for pool in parts)
-            if divided <= 0:
-                continue
-            devices = None if devices is None else devices * divided / gpus
-            gpus = divided
-        weighing = weigh_pools(policy, window, observation.standings, parts, gpus, now_ms, {}, devices=devices)
+        try:
+            capacity = target_capacity(serving, window, observation.capacity, observation.shards)
+        except NothingToDivide as error:
+            raise NotPossible(f"{adapter.name}: {error}") from error
+        weighing = weigh_pools(
+            policy,
+            window,
+            observation.standings,
+            capacity.pools,
+            capacity.gpus,
+            now_ms,
+            {},
+            devices=capacity.devices,
+        )
         past = recent(cluster, where)
         here = preemption_inputs(
             policy,

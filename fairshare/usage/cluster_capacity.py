@@ -31,10 +31,12 @@ from typing import Final
 
 from accountant.wire.policy_models import UsageWindow
 from fairshare.core.errors import AccountantUnavailable
-from fairshare.core.model import Condition
+from fairshare.core.model import Condition, Shard
 from fairshare.core.pods import millis
 from fairshare.core.queue_objects import say
-from fairshare.usage.stale_usage_hold import gpus_of_window
+from fairshare.laws.shards import Pool, pools
+from fairshare.usage.stale_usage_hold import gpus_of_window, within
+from gputally.base.errors import FairshareError
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 from gputally.kubernetes.objects import GPU, Object, gpus, gpus_of_nodes, look, quantity
 
@@ -113,6 +115,40 @@ class ServingNodes:
     def devices(self) -> float | None:
         """Physical GPUs behind the capacity; None where the nodes list none."""
         return fsum(map(devices, self.nodes)) or None
+
+
+class NothingToDivide(FairshareError):
+    """A target has no GPU for its queues; `str()` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCapacity:
+    """What the queues of one target divide.
+
+    devices: physical GPUs behind `gpus`; None where the nodes list none. pools: by shard; empty where the cluster is
+    divided as one."""
+
+    gpus: float
+    devices: float | None
+    pools: tuple[Pool, ...]
+
+
+def target_capacity(
+    serving: ServingNodes, window: UsageWindow, quota_gpus: float | None, shards: Sequence[Shard]
+) -> TargetCapacity:
+    """quota_gpus: what the target can give by quotas of its own; None: all. Raises NothingToDivide."""
+    there = serving.capacity(window)
+    gpus = within(there, quota_gpus)
+    if there <= 0:
+        raise NothingToDivide("no node shows GPUs, and the measure does not tell their number")
+    if gpus <= 0:
+        raise NothingToDivide("the quotas of its queues hold no GPU: there is nothing to divide")
+    parts = pools(shards, serving.nodes, gpus)
+    divided = fsum(pool.gpus for pool in parts) if parts else gpus
+    if divided <= 0:
+        raise NothingToDivide("no node of its shards has a GPU that pods of other schedulers leave: nothing to divide")
+    behind = serving.devices
+    return TargetCapacity(divided, None if behind is None else behind * (divided / there), parts)
 
 
 def quarter(window: UsageWindow, now_ms: int) -> tuple[int, int] | None:

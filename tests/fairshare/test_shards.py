@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from accountant.wire.policy_models import WindowSpec
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import replay_weights
+from fairshare.core.model import Shard
 from fairshare.core.pods import read_pod
 from fairshare.preemption.preemption_claims import preemption_inputs
 from fairshare.targets.kai import POD_GROUP, POOL_LABEL
+from fairshare.usage.cluster_capacity import NothingToDivide, ServingNodes, target_capacity
 from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_HOUR
 from gputally.kubernetes.objects import GPU
 from tests.fairshare.victims import pod_object
 
@@ -152,3 +156,39 @@ def test_a_gang_finds_room_on_nodes_of_its_own_pool_alone(
     target, _ = due([*objects, _shard(shard_object), _shard(shard_object, "blue")], waiting)
     here = preemption_inputs(policy_of(k=0), "kai", target.gangs, target.entitlements, nodes, (), 0)
     assert here.usable == {"PodGroup/ns/ga": ("n1",), "PodGroup/ns/gc": ("n2",)}
+
+
+def _shared_node(gpus: int) -> dict[str, Any]:
+    """Lists each of its GPUs twice."""
+    node = _node("n0", gpus)
+    return {**node, "metadata": {"name": "n0", "labels": {"nvidia.com/gpu.replicas": "2"}}}
+
+
+def test_the_physical_gpus_behind_a_target_shrink_with_what_it_divides(accountant: Any) -> None:
+    """A node lists 16 GPUs, each twice: a target whose quotas hold 8 of them divides 4 physical ones, in the cycle and
+    by hand."""
+    serving = ServingNodes((_shared_node(16),))
+    window = accountant.window(WindowSpec(), "allocated", MS_PER_HOUR, 0.0)
+    whole = target_capacity(serving, window, None, ())
+    assert (whole.gpus, whole.devices, whole.pools) == (16.0, 8.0, ())
+    half = target_capacity(serving, window, 8.0, ())
+    assert (half.gpus, half.devices) == (8.0, 4.0)
+    part = target_capacity(serving, window, 8.0, (Shard(("a",), None, 4.0),))
+    assert (part.gpus, part.devices) == (4.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "quota", "shards", "reason"),
+    [
+        (0, None, (), "no node shows GPUs"),
+        (8, 0.0, (), "the quotas of its queues hold no GPU"),
+        (8, None, (Shard(("a",), None, 8.0),), "no node of its shards has a GPU"),
+    ],
+)
+def test_a_target_without_gpus_says_why(
+    accountant: Any, gpus: int, quota: float | None, shards: tuple[Shard, ...], reason: str
+) -> None:
+    accountant.capacity = 0
+    window = accountant.window(WindowSpec(), "allocated", MS_PER_HOUR, 0.0)
+    with pytest.raises(NothingToDivide, match=reason):
+        target_capacity(ServingNodes((_node("n0", gpus),)), window, quota, shards)
