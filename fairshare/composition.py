@@ -110,7 +110,9 @@ def run(settings: Settings, stop: threading.Event) -> None:
             )
         )
         url = open_.enter_context(
-            serve(settings.host, settings.port, live=health.live, ready=health.ready, metrics=metrics.render)
+            serve(
+                settings.host, settings.port, live=health.live, ready=health.ready, metrics=metrics.render, tasks=tasks
+            )
         )
         if settings.watch_pods:
             mirror.prime()
@@ -119,9 +121,9 @@ def run(settings: Settings, stop: threading.Event) -> None:
             open_.enter_context(run_beside("fairshare-lease", election.run, stop, tasks))
         extender = Extender(view.room, clock) if settings.extender_listen else None
         if extender is not None:
-            open_.enter_context(_extender(settings, extender, metrics))
+            open_.enter_context(_extender(settings, extender, metrics, tasks))
         if settings.pages_listen:
-            open_.enter_context(pages(settings, scene, client, clock, cluster))
+            open_.enter_context(pages(settings, scene, client, clock, cluster, tasks))
         alarms: Alarms | None = None
         if settings.prometheus:
             alarms = Alarms(prometheus_latency(settings.prometheus, settings.prometheus_token_file))
@@ -173,13 +175,15 @@ def _election(settings: Settings, clock: Clock) -> LeaderStatus | None:
     return Election(settings.lease, settings.status_namespace, identity, clock, kubeconfig=settings.kubeconfig)
 
 
-def _extender(settings: Settings, extender: Extender, metrics: Metrics) -> AbstractContextManager[str]:
+def _extender(
+    settings: Settings, extender: Extender, metrics: Metrics, tasks: BackgroundTasks
+) -> AbstractContextManager[str]:
     host, port = address(settings.extender_listen)
     tls = None
     if settings.extender_certificate is not None and settings.extender_key is not None:
         authority = settings.extender_client_authority
         tls = Tls(Identity(settings.extender_certificate, settings.extender_key, authority, clients_required=True))
-    return serve_extender(host, port, extender, told=metrics.answered, tls=tls)
+    return serve_extender(host, port, extender, told=metrics.answered, tls=tls, tasks=tasks)
 
 
 @contextmanager

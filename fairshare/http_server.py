@@ -57,7 +57,15 @@ class Health:
 
 
 @contextmanager
-def serve(host: str, port: int, *, live: Probe, ready: Probe, metrics: Callable[[], bytes]) -> Iterator[str]:
+def serve(
+    host: str,
+    port: int,
+    *,
+    live: Probe,
+    ready: Probe,
+    metrics: Callable[[], bytes],
+    tasks: BackgroundTasks | None = None,
+) -> Iterator[str]:
     """Serve in a thread until the context ends; yields the base URL. port 0: any free one. Raises CannotStart."""
 
     def exposition(_: Request) -> Response:
@@ -73,7 +81,8 @@ def serve(host: str, port: int, *, live: Probe, ready: Probe, metrics: Callable[
     app = Starlette(
         routes=[Route("/metrics", exposition), Route("/livez", probe(live)), Route("/readyz", probe(ready))]
     )
-    with https_server.serve(RequestLog(app, "fairshare.http"), host, port, limits=LIMITS, name="fairshare-http") as url:
+    logged = RequestLog(app, "fairshare.http")
+    with https_server.serve(logged, host, port, limits=LIMITS, name="fairshare-http", tasks=tasks) as url:
         yield url
 
 
@@ -85,6 +94,7 @@ def serve_extender(
     *,
     told: Callable[[str, float, str], None] | None = None,
     tls: Tls | None = None,
+    tasks: BackgroundTasks | None = None,
 ) -> Iterator[str]:
     """`POST /scheduler/prioritize` and `/scheduler/preempt` until the context ends; yields the base URL.
 
@@ -116,7 +126,7 @@ def serve_extender(
         exception_handlers={HTTPException: refuse},  # type: ignore[dict-item]  # a handler of its own exception
     )
     wrapped = RequestLog(app, "fairshare.http")
-    with https_server.serve(wrapped, host, port, tls, LIMITS, "fairshare-extender", renew=True) as url:
+    with https_server.serve(wrapped, host, port, tls, LIMITS, "fairshare-extender", tasks=tasks, renew=True) as url:
         yield url
 
 

@@ -122,9 +122,14 @@ def run(service: Service) -> int:
     limits = settings.limits.of_connections()
     with contextlib.ExitStack() as open_ports:
         for listener in service.listeners:
-            address = open_ports.enter_context(serving(listener.app, *host_and_port(listener.listen), limits=limits))
+            at, name = host_and_port(listener.listen), f"http {listener.what}"
+            address = open_ports.enter_context(
+                serving(listener.app, *at, limits=limits, name=name, tasks=service.tasks)
+            )
             events.info("serving_for_others", what=listener.what, url=address)
-        url = open_ports.enter_context(serving(service.app, settings.host, settings.port, service.tls, limits))
+        url = open_ports.enter_context(
+            serving(service.app, settings.host, settings.port, service.tls, limits, tasks=service.tasks)
+        )
         service.start()
         events.info("serving", url=url, ledger=str(settings.ledger_file), auth=settings.auth)
         service.over.wait()

@@ -21,6 +21,7 @@ from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.queue_history import History, ReportCache
 from fairshare.web.what_if_previews import Previews, Source, Worker
+from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError, FairshareError
 from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Event
@@ -41,10 +42,16 @@ class NoCallers(FairshareError):
 
 @contextmanager
 def pages(
-    settings: Settings, scene: ReportCache, client: AccountantApi, clock: Clock, cluster: Cluster
+    settings: Settings,
+    scene: ReportCache,
+    client: AccountantApi,
+    clock: Clock,
+    cluster: Cluster,
+    tasks: BackgroundTasks | None = None,
 ) -> Iterator[str]:
-    """Serve until the context ends; yields the base URL. Raises CannotStart, PagesMissing, NobodyComesIn, NoSessions,
-    and FileFault for tokens and callers."""
+    """Serve until the context ends; yields the base URL. tasks: where the listener is listed.
+
+    Raises CannotStart, PagesMissing, NobodyComesIn, NoSessions, and FileFault for tokens and callers."""
     if find_spec("jinja2") is None:
         raise PagesMissing("pages_listen: pages need jinja2: install gputally[fairshare]")
     from fairshare.web.page_context import PageContext, PagesApp
@@ -98,7 +105,9 @@ def pages(
     ready = threading.Thread(target=site.make_ready, name="templates", daemon=True)
     with ExitStack() as open_:
         open_.callback(previews.close)
-        url = open_.enter_context(serve(site.observed(told), host, port, tls, LIMITS, "fairshare-pages", renew=True))
+        url = open_.enter_context(
+            serve(site.observed(told), host, port, tls, LIMITS, "fairshare-pages", tasks=tasks, renew=True)
+        )
         ready.start()
         open_.callback(ready.join)
         events.info("pages", url=url, apply=settings.pages_apply, tokens=tokens is not None, sign_in=people is not None)

@@ -32,6 +32,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gputally.base.atomic_file import Stamp, stamp
+from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, described
 from gputally.base.errors import AccountantError, CannotStart
 from gputally.server.request_limits import ConnectionLimits, Connections
 
@@ -225,9 +226,17 @@ class _Server(uvicorn.Server):
     """Accepts connections within bounds, and says when it listens, so that clients need not poll."""
 
     def __init__(
-        self, config: uvicorn.Config, bound: socket.socket, limits: ConnectionLimits, tls: Tls | None, *, renew: bool
+        self,
+        config: uvicorn.Config,
+        bound: socket.socket,
+        limits: ConnectionLimits,
+        tls: Tls | None,
+        task: BackgroundTask | None,
+        *,
+        renew: bool,
     ) -> None:
         super().__init__(config)
+        self._task = task
         self._tls = tls
         self._renew = renew
         self.listening = threading.Event()
@@ -243,6 +252,18 @@ class _Server(uvicorn.Server):
         self._bound.setblocking(False)
         self._accepting = asyncio.create_task(self._accept())
         self.listening.set()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second, unless a request holds up the loop."""
+        if self._accepting is not None and self._accepting.done() and not self._accepting.cancelled():
+            error = self._accepting.exception() or RuntimeError("accepting ended")
+            self._log.error("accepting_failed", reason=described(error), exc_info=error)
+            if self._task is not None:
+                self._task.fail(error)
+            self._accepting = asyncio.create_task(self._accept())
+        elif self._task is not None:
+            self._task.progress()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._accepting is not None:
@@ -261,8 +282,13 @@ class _Server(uvicorn.Server):
                 self._log.error("connection_not_accepted", reason=error.strerror or str(error))
                 await asyncio.sleep(_NO_DESCRIPTOR_SECONDS)
                 continue
-            if not self._connections.enter(address[0]):
-                connection.close()
+            entered = False
+            try:
+                entered = self._connections.enter(address[0])
+            finally:
+                if not entered:
+                    connection.close()
+            if not entered:
                 continue
             task = loop.create_task(self._open(connection, address[0]))
             self._opening.add(task)
@@ -330,13 +356,16 @@ def serve(
     limits: ConnectionLimits | None = None,
     name: str = "http",
     *,
+    tasks: BackgroundTasks | None = None,
     renew: bool = False,
 ) -> Iterator[str]:
     """Serve the app in a thread of this name and give its base URL; on leaving, stop accepting and let requests finish.
 
-    renew: a certificate whose files changed serves the connections that come then; without it, the caller has to
-    `look`. tls: serve HTTPS with it. port 0 takes a free one. Raises CannotStart."""
+    tasks: where the thread is listed as a task, which has a fault while a request holds up all others. renew: a
+    certificate whose files changed serves the connections that come then; without it, the caller has to `look`. tls:
+    serve HTTPS with it. port 0 takes a free one. Raises CannotStart."""
     bound = listen(host, port)
+    task = None if tasks is None else tasks.add(name)
     server = _Server(
         uvicorn.Config(
             app,
@@ -352,6 +381,7 @@ def serve(
         bound,
         limits or ConnectionLimits(),
         tls,
+        task,
         renew=renew,
     )
 
@@ -362,6 +392,8 @@ def serve(
             server.listening.set()
 
     thread = threading.Thread(target=run, name=name, daemon=True)
+    if task is not None:
+        task.watch(thread)
     thread.start()
     server.listening.wait()
     address, actual_port = bound.getsockname()[:2]
@@ -369,6 +401,8 @@ def serve(
     try:
         yield f"{'http' if tls is None else 'https'}://{name}:{actual_port}"
     finally:
+        if task is not None:
+            task.end()
         server.should_exit = True
         thread.join()
         bound.close()

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import httpx2
 import pytest
 import trustme
 from starlette.types import Receive, Scope, Send
 
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import VirtualClock
 from gputally.server.https_server import Identity, Tls, serve
 from gputally.server.request_limits import ConnectionLimits, Connections
+from tests.patience import until
 
 SOON = ConnectionLimits(connections=40, connections_by_address=20, header_seconds=0.3, stalled_seconds=0.3)
 
@@ -205,3 +210,49 @@ def test_a_defect_while_a_connection_is_opened_gives_its_place_back(tmp_path):
         with socket.create_connection(address(url)) as one, socket.create_connection(address(url)) as other:
             assert not ended(one, within=0.2)
             assert not ended(other, within=0.2)
+
+
+def test_a_listener_whose_loop_is_held_up_is_a_fault_of_its_task() -> None:
+    clock, held, release = VirtualClock(0), threading.Event(), threading.Event()
+    tasks = BackgroundTasks(clock)
+
+    async def holding(scope: Scope, receive: Receive, send: Send) -> None:
+        held.set()
+        release.wait(30)  # on the loop: nothing else is answered meanwhile
+        await app(scope, receive, send)
+
+    with serve(holding, "127.0.0.1", 0, name="http", tasks=tasks) as url, ExitStack() as open_:
+        until(lambda: tasks.states()["http"].running_s is not None, "the loop does not tick")
+        assert not tasks.faults()
+        asking = threading.Thread(target=lambda: httpx2.get(url, timeout=60))
+        asking.start()
+        open_.callback(asking.join)
+        open_.callback(release.set)
+        assert held.wait(30)
+        clock.advance(59_000)
+        assert tasks.faults() == {"http": "has not ended for 59 s"}
+        release.set()
+        until(lambda: not tasks.faults(), "the loop does not go on")
+    assert not tasks.faults(), "it was told to stop"
+
+
+class RaisesOnce(int):
+    """A bound with a defect: the first comparison with it fails."""
+
+    raised = False
+
+    def __le__(self, other: int) -> bool:
+        if not RaisesOnce.raised:
+            RaisesOnce.raised = True
+            raise KeyError("a defect")
+        return super().__le__(other)
+
+
+def test_a_listener_that_stops_accepting_begins_anew_and_counts_it(logs: list[Any]) -> None:
+    tasks, limits = BackgroundTasks(VirtualClock(0)), ConnectionLimits(connections_by_address=RaisesOnce(100))
+    with serve(app, "127.0.0.1", 0, limits=limits, tasks=tasks) as url:
+        with socket.create_connection(address(url)):
+            until(lambda: tasks.states()["http"].failures == 1, "the defect is not counted")
+        assert httpx2.get(url, timeout=60).status_code == 200
+        until(lambda: not tasks.faults(), "it accepts again")
+    assert [line["event"] for line in logs] == ["accepting_failed"]
