@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 from math import fsum
@@ -15,6 +16,7 @@ from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.explain.decision_replay import recount
+from fairshare.explain.queue_explanation import explain_queue
 from fairshare.laws.weight_change import CAUSES, WeightChange, change_sentence
 from gputally.base.clock import VirtualClock
 from tests.fairshare.conftest import Accountant
@@ -73,6 +75,29 @@ def test_the_sentence_adds_up_and_is_on_the_page(cycles: Callable[..., CycleRepo
     assert clause[1:] in " ".join(page.sentences)
     grid = next(grid for grid in page.grids if grid.title == "What moved it since the decision before")
     assert len(grid.rows) == len([part for part in decision.inputs["change"]["parts"].values() if part]) + 2  # type: ignore[index,attr-defined]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_page_explanation_and_event_give_the_sentence_of_the_decision(
+    cycles: Callable[..., CycleReport], policy_of: Make, seed: int
+) -> None:
+    chance, policy, moved = random.Random(seed), policy_of(k=1.0), 0
+    for _ in range(4):
+        usage = [chance.random() for _ in "abc"]
+        report = cycles(**{queue: part / fsum(usage) for queue, part in zip("abc", usage, strict=True)})
+        events = {event.name: event.message for event in report.events if event.reason == "WeightChanged"}
+        for decision in report.decisions:
+            if "change" not in decision.inputs:
+                continue
+            moved += 1
+            change: Any = decision.inputs["change"]
+            assert fsum([change["before"], *change["parts"].values()]) == pytest.approx(decision.value, abs=1e-12)
+            assert events[decision.subject] == decision.reason
+            (account,) = explain_queue(policy, report, decision.subject, modes={}, past=report.decisions)
+            assert [one.reason for one in account.past] == [decision.reason]
+            page = " ".join(decision_text.decision_text(decision, report.decisions).sentences)
+            assert decision.reason.partition(";")[0][1:] in page
+    assert moved >= 6
 
 
 def test_a_replay_finds_the_same_sentence(cycles: Callable[..., CycleReport], policy_of: Make) -> None:
