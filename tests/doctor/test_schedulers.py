@@ -240,6 +240,63 @@ def test_what_is_wrong_with_kueue_is_found_with_the_lines_to_write(
     assert lines in found.remedy
 
 
+def shard(**spec: Any) -> dict[str, Any]:
+    return {"apiVersion": "kai.scheduler/v1", "kind": "SchedulingShard", "metadata": {"name": "default"}, "spec": spec}
+
+
+def volcano(*plugins: dict[str, Any]) -> dict[str, Any]:
+    text = yaml.safe_dump({"actions": "enqueue, allocate", "tiers": [{"plugins": list(plugins)}]})
+    metadata = {"name": "volcano-scheduler-configmap", "namespace": "volcano-system"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"volcano-scheduler.conf": text}}
+
+
+KAI_QUEUE = {
+    "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": "a"},
+    "spec": {"resources": {"gpu": {"quota": 8, "overQuotaWeight": 1, "limit": -1}}},
+}  # fmt: skip
+VOLCANO_QUEUE = {
+    "apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue",
+    "metadata": {"name": "a", "annotations": {"volcano.sh/hierarchy": "root/a", "volcano.sh/hierarchy-weights": "1/1"}},
+    "spec": {"weight": 1},
+}  # fmt: skip
+DATABASE = {"clientType": "prometheus", "connectionString": "http://usage:9091"}
+ARGUMENTS = {"plugins": {"proportion": {"arguments": {"other": "1"}}}}
+PATCH = 'kubectl patch schedulingshard default --type merge -p \'{"spec":'
+EDIT = "kubectl -n volcano-system edit configmap volcano-scheduler-configmap: "
+
+
+@pytest.mark.parametrize(("mode", "wrong", "right", "reason", "lines"), [
+    ("kai", shard(kValue=1, usageDBConfig=DATABASE), shard(kValue=0, usageDBConfig=DATABASE), "HistoryCountedTwice",
+     PATCH + '{"kValue":0}}\''),
+    ("kai", shard(kValue=0, usageDBConfig=DATABASE, **ARGUMENTS),
+     shard(kValue=0, usageDBConfig=DATABASE, plugins={"proportion": {"arguments": {"other": "1", "kValue": "0"}}}),
+     "HistoryCountedTwice", PATCH + '{"plugins":{"proportion":{"arguments":{"kValue":"0"}}}}}\''),
+    ("kai:usage", shard(kValue=1), shard(kValue=1, usageDBConfig=DATABASE), "UsageNotRead",
+     PATCH + '{"usageDBConfig":{"clientType":"prometheus","connectionString":"http://usage:9091"'),
+    ("kai:usage", shard(kValue=0, usageDBConfig=DATABASE), shard(kValue=1, usageDBConfig=DATABASE), "UsageNotRead",
+     PATCH + '{"kValue":1}}\''),
+    ("volcano:weight", volcano({"name": "gang"}), volcano({"name": "gang"}, {"name": "proportion"}), "PluginNotActive",
+     EDIT + "under `plugins` of a tier in volcano-scheduler.conf write `- {name: proportion}`"),
+    ("volcano:deserved", volcano({"name": "gang"}), volcano({"name": "gang"}, {"name": "capacity"}), "PluginNotActive",
+     EDIT + "under `plugins` of a tier in volcano-scheduler.conf write `- {name: capacity}`"),
+    ("volcano:hierarchy", volcano({"name": "drf", "enabledHierarchy": True}),
+     volcano({"name": "drf", "enableHierarchy": True}), "HierarchyOff", "write `- {name: drf, enableHierarchy: true}`"),
+    ("volcano:weight", volcano({"name": "proportion"}, {"name": "fairshare"}), volcano({"name": "proportion"}),
+     "HistoryCountedTwice", EDIT + "take `- name: fairshare` out of volcano-scheduler.conf"),
+])  # fmt: skip
+def test_what_is_wrong_with_kai_and_volcano_is_found_with_the_lines_to_write(
+    mode: str, wrong: dict[str, Any], right: dict[str, Any], reason: str, lines: str
+) -> None:
+    name, _, how = mode.partition(":")
+    target = {"mode": how, **({"endpoint": "http://usage:9091"} if name == "kai" else {})} if how else {}
+    given = policy({"name": "a", "deserved": 8, "refs": (f"{name}:a",)}, targets={name: target})
+    queue = KAI_QUEUE if name == "kai" else VOLCANO_QUEUE
+    (found,) = weights(given, targets(MemoryGround([queue, wrong]), given)).findings
+    assert (found.severity, f"({reason})" in found.what) == ("error", True)
+    assert lines in found.remedy
+    assert weights(given, targets(MemoryGround([queue, right]), given)).findings == (), "the lines mend it"
+
+
 def test_a_stopped_queue_and_a_quota_that_differs_are_warnings() -> None:
     given = policy({"name": "a", "deserved": 16, "refs": ("kueue:a",)})
     container = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
