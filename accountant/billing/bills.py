@@ -71,21 +71,23 @@ def _billed(
 ) -> list[ChargeColumns]:
     """Idle time of one cluster is not spread over teams of another, so the clusters are told apart meanwhile."""
     billing = book.billing if book is not None else Billing()
-    spread = billing.any("unallocated", "spread")
+    guaranteed, spread = billing.any("guaranteed", "owner"), billing.any("unallocated", "spread")
     fine = [(*by, _CLUSTER) if spread and _CLUSTER not in by else tuple(by) for by in cuts]
     found = []
     priced = charges_by_cuts(ledger, book, start_ms, end_ms, fine, timezone)
     for by, of_cut, columns in zip(cuts, fine, priced, strict=True):
         moved = bill_start_up(columns, billing, of_cut)
-        free = np.flatnonzero(moved.table[:, ACCOUNT] == LINE_ACCOUNTS.index("unallocated"))
-        unallocated = moved.only(free).charges()
-        if billing.any("guaranteed", "owner"):
-            unallocated = bill_guarantees(ledger, book, unallocated, billing, start_ms, end_ms, of_cut, timezone)
-        if spread:
-            named: list[Dimension] = ["team", _CLUSTER]
-            held = moved.regrouped([of_cut.index(name) for name in named]).charges()
-            unallocated = spread_idle(unallocated, billing, of_cut, weights(held, named))
-        found.append(moved.replaced(free, unallocated).regrouped(range(len(by))))
+        if guaranteed or spread:
+            free = np.flatnonzero(moved.table[:, ACCOUNT] == LINE_ACCOUNTS.index("unallocated"))
+            unallocated = moved.only(free).charges()
+            if guaranteed:
+                unallocated = bill_guarantees(ledger, book, unallocated, billing, start_ms, end_ms, of_cut, timezone)
+            if spread:
+                named: list[Dimension] = ["team", _CLUSTER]
+                held = moved.regrouped([of_cut.index(name) for name in named]).charges()
+                unallocated = spread_idle(unallocated, billing, of_cut, weights(held, named))
+            moved = moved.replaced(free, unallocated)
+        found.append(moved if len(of_cut) == len(by) else moved.regrouped(range(len(by))))
     return found
 
 

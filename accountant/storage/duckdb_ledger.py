@@ -157,9 +157,7 @@ class Offsite(Transactions):
         )
         cursor.run("DELETE FROM archive_mark")
         rows = [(ids[stream], seq) for stream, seq in marks.items()]
-        cursor.run(
-            "INSERT INTO archive_mark FROM incoming", incoming=record_columns.column_table(record_columns.NUMBER, rows)
-        )
+        cursor.insert("archive_mark", record_columns.column_table(record_columns.NUMBER, rows))
         registers = {**self._state.archived_registers, **part.registers}
         cursor.run("DELETE FROM archive_register")
         cursor.run(

@@ -29,7 +29,7 @@ from accountant.history_import.import_run import is_import
 from accountant.inventory import pod_facts
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger import team_assignment
-from accountant.storage.duckdb_engine import Cursor, Row, statement, streamed
+from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.gpu_lifetimes import Fleet, Gpu, Tenure
 from accountant.storage.span_plan import quarters
 from accountant.storage.write import record_columns
@@ -144,7 +144,7 @@ def _rewrite(cursor: Cursor, sets: dict[SetId, _NeighbourSet], kept: dict[SetId,
     cursor.rows("mark_booked", bounds, incoming=flags)
     cursor.rows("drop_pieces", incoming=_ids(sets))
     if pieces:
-        cursor.rows("add_piece", incoming=record_columns.column_table(record_columns.PIECE, pieces))
+        cursor.insert("piece", record_columns.column_table(record_columns.PIECE, pieces))
 
 
 def _pieces(rows: list[Row], kept: list[Span]) -> list[tuple[object, ...]]:
@@ -250,10 +250,10 @@ def book(
             (streams[r.stream], r.seq, r.digest, group.now_ms, r.fault.reason, r.fault.detail, r.content)
             for r in group.rejected
         ]
-        cursor.rows("add_quarantine", incoming=record_columns.column_table(record_columns.QUARANTINE, rows))
+        cursor.insert("quarantine", record_columns.column_table(record_columns.QUARANTINE, rows))
     if group.holes:
         holes = [(streams[stream], first, last, reason) for stream, first, last, reason in group.holes]
-        cursor.rows("add_hole", incoming=record_columns.column_table(record_columns.HOLE, holes))
+        cursor.insert("hole", record_columns.column_table(record_columns.HOLE, holes))
     marks = {"streams": [streams[stream] for stream in group.advanced], "seqs": list(group.advanced.values())}
     cursor.plainly(statement("add_mark"), marks)
     fresh = frozenset(bucket for bucket in touched if bucket >= newest_ms)
@@ -275,7 +275,7 @@ def _book_rows(
     stream = np.array([streams[section.stream] for section in incoming.sections], np.int64)[incoming.section]
     ids = record_columns.RowIds(stream, gpus[incoming.gpu.of_row], parties.device, parties.holder, parties.payer)
     rows = record_columns.received(incoming, cells, ids, booked)
-    cursor.plainly(statement("add_received"), incoming=streamed(rows))
+    cursor.insert("received", rows)
     added = _added(incoming, cells, parties, booked)
     touched = set(added)
     unsettled: set[tuple[int, str]] = set()

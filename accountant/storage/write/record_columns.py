@@ -31,7 +31,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from accountant.core.accounts import CELLS, split
-from accountant.storage.duckdb_engine import Cursor, streamed
+from accountant.storage.duckdb_engine import Cursor
 from agent.wire import Holder, PodFacts, Sharing, Slice, UsageInterval
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -428,4 +428,4 @@ def add(cursor: Cursor, table: str, schema: pa.Schema, rows: Sequence[Sequence[o
         lists = [list(column) for column in zip(*rows, strict=True)]
         cursor.plainly(f"INSERT INTO {table} SELECT {', '.join(['unnest(?)'] * len(lists))}", lists)
     else:
-        cursor.plainly(f"INSERT INTO {table} FROM incoming", incoming=streamed(column_table(schema, rows)))
+        cursor.insert(table, column_table(schema, rows))

@@ -84,7 +84,7 @@ def _write_past(cursor: Cursor, kind: str, histories: Mapping[Key, Timeline[T]])
         for (_, value), (until, _) in pairwise(history.steps)
     ]
     if rows:
-        cursor.rows("add_past", incoming=record_columns.column_table(_PAST, rows))
+        cursor.insert("past", record_columns.column_table(_PAST, rows))
 
 
 def _histories(

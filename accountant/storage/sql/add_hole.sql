@@ -1,1 +1,0 @@
-INSERT INTO hole SELECT * FROM incoming

@@ -1,1 +1,0 @@
-INSERT INTO past SELECT * FROM incoming

@@ -1,1 +1,0 @@
-INSERT INTO piece SELECT * FROM incoming

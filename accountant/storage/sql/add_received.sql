@@ -1,1 +1,0 @@
-INSERT INTO received SELECT * FROM incoming
