@@ -1,14 +1,10 @@
 """Calls a Kubernetes API server: reads, reviews and server-side apply; the only importer of `kubernetes`.
 
-Plain REST over the client's own transport (authentication, TLS, token renewal). Answers are handed on as
-bytes; what is no answer becomes one of accountant.core.errors with the server's own words. Reads, and reviews
-of tokens and rights: nothing here changes a cluster.
+Plain REST over the client's own transport (authentication, TLS, token renewal), so that any kind works without models
+of it. Every failure is one of gputally.base.errors with the server's own words.
 
-Plain REST over the client's own transport (authentication, TLS, token renewal), so that any kind works
-without models of it. Writes are server-side apply, never forced. Every answer that is none becomes one
-of fairshare.core.errors with the server's own words.
-
-Reads and reviews alone; nothing is stored by any of them.
+`KubernetesApi` reads and reviews, and hands answers on as bytes; it changes nothing in a cluster. `KubernetesCluster`
+reads and writes objects; writes are server-side apply, never forced. `Inspector` also asks a cluster about itself.
 """
 
 from __future__ import annotations
@@ -48,6 +44,59 @@ MOST_LINE_BYTES = 8 * 2**20
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
+def in_cluster() -> bool:
+    """Whether this process runs in a pod with a service account."""
+    return _IN_CLUSTER.exists()
+
+
+def _connected(kubeconfig: Path | None, fault: type[Exception]) -> client.ApiClient:
+    """A client of the cluster this pod runs in, else of that of the kubeconfig. Raises `fault` where neither is."""
+    settings = client.Configuration()
+    try:
+        if kubeconfig is None and in_cluster():
+            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+        else:
+            config.load_kube_config(  # type: ignore[no-untyped-call]
+                config_file=str(kubeconfig) if kubeconfig else None, client_configuration=settings
+            )
+    except (config.ConfigException, OSError) as error:
+        raise fault(f"no cluster: {error}") from error
+    return client.ApiClient(settings)
+
+
+def _called(
+    api: client.ApiClient,
+    method: str,
+    path: str,
+    query: Mapping[str, str],
+    body: Mapping[str, object] | None,
+    timeout_s: float | tuple[float, float],
+    *,
+    accept: str = _JSON,
+    content_type: str = _JSON,
+) -> Any:
+    """The response, unread, whatever its status."""
+    request = api.param_serialize(
+        method,
+        path,
+        query_params=list(query.items()),
+        header_params={"Accept": accept, **({"Content-Type": content_type} if body is not None else {})},
+        body=body,
+        auth_settings=["BearerToken"],
+    )
+    return api.call_api(*request, _request_timeout=timeout_s)
+
+
+def _lines(stream: Any, path: str, fault: type[Exception]) -> Iterator[bytes]:
+    """The lines of a watch, as they arrive. Raises `fault` for one that is too long to be an object."""
+    rest = b""
+    for chunk in stream.stream(_CHUNK, decode_content=True):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > MOST_LINE_BYTES:
+            raise fault(f"GET {path}: a line of the watch is longer than {MOST_LINE_BYTES} bytes")
+        yield from (line for line in lines if line.strip())
+
+
 class KubernetesApi:
     """Talks to the API server behind `api`. Thread-safe, as the client's connection pool is."""
 
@@ -60,17 +109,7 @@ class KubernetesApi:
     @classmethod
     def connect(cls, kubeconfig: Path | None = None) -> KubernetesApi:
         """The cluster this pod runs in, else that of the kubeconfig. Raises ClusterUnavailable where neither is."""
-        settings = client.Configuration()
-        try:
-            if kubeconfig is None and _IN_CLUSTER.exists():
-                config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
-            else:
-                config.load_kube_config(  # type: ignore[no-untyped-call]
-                    config_file=str(kubeconfig) if kubeconfig else None, client_configuration=settings
-                )
-        except (config.ConfigException, OSError) as error:
-            raise ClusterUnavailable(f"no cluster: {error}") from error
-        return cls(client.ApiClient(settings))
+        return cls(_connected(kubeconfig, ClusterUnavailable))
 
     def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
         response = self._send("GET", path, query, accept=_accept(metadata_only, "limit" in query))
@@ -87,20 +126,12 @@ class KubernetesApi:
     def watch(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> Iterator[bytes]:
         asked = {**query, "watch": "true"}
         response = self._send("GET", path, asked, accept=_accept(metadata_only, False), timeout_s=(10.0, self._watch_s))
-        raw = response.response
-        rest = b""
         try:
             with _translated():
-                for chunk in raw.stream(_CHUNK):
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    if len(rest) > MOST_LINE_BYTES:
-                        raise ClusterUnavailable(
-                            f"GET {path}: a line of the watch is longer than {MOST_LINE_BYTES} bytes"
-                        )
-                    yield from (line for line in lines if line)
+                yield from _lines(response.response, path, ClusterUnavailable)
         finally:
             # What is left unread cannot be read by the connection's next user.
-            raw.close()
+            response.response.close()
 
     def _send(
         self,
@@ -112,17 +143,8 @@ class KubernetesApi:
         accept: str = _JSON,
         timeout_s: float | tuple[float, float] | None = None,
     ) -> Any:
-        headers = {"Accept": accept, **({"Content-Type": _JSON} if body is not None else {})}
         with _translated():
-            request = self._api.param_serialize(
-                method,
-                path,
-                query_params=list(query.items()),
-                header_params=headers,
-                body=body,
-                auth_settings=["BearerToken"],
-            )
-            response: Any = self._api.call_api(*request, _request_timeout=timeout_s or self._timeout_s)
+            response = _called(self._api, method, path, query, body, timeout_s or self._timeout_s, accept=accept)
             if not 200 <= response.status < 300:
                 raise _error(method, path, response.status, response.read())
         return response
@@ -235,17 +257,7 @@ class KubernetesCluster:
     @classmethod
     def connect(cls, kinds: Iterable[Kind], kubeconfig: Path | None = None, *, timeout_s: float = 10.0) -> Self:
         """The cluster this pod runs in, else that of the kubeconfig. Raises Unavailable where neither is found."""
-        settings = client.Configuration()
-        try:
-            if kubeconfig is None and in_cluster():
-                config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
-            else:
-                config.load_kube_config(  # type: ignore[no-untyped-call]
-                    config_file=str(kubeconfig) if kubeconfig else None, client_configuration=settings
-                )
-        except (config.ConfigException, OSError) as error:
-            raise Unavailable(f"no cluster: {error}") from error
-        return cls(client.ApiClient(settings), kinds, timeout_s=timeout_s)
+        return cls(_connected(kubeconfig, Unavailable), kinds, timeout_s=timeout_s)
 
     def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
         found: list[Object] = []
@@ -282,13 +294,10 @@ class KubernetesCluster:
         try:
             if not 200 <= response.status < 300:
                 raise error_of("GET", path, response.status, response.read(), response.headers)
-            rest = b""
-            for chunk in stream.stream(65_536, decode_content=True):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    change = decode(line) if line.strip() else None
-                    if change is not None:
-                        yield _change(path, change)
+            for line in _lines(stream, path, Unavailable):
+                change = decode(line)
+                if change is not None:
+                    yield _change(path, change)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise Unavailable(f"GET {path}: the watch broke off: {error}".splitlines()[0]) from error
         finally:
@@ -417,17 +426,8 @@ class KubernetesCluster:
         content_type: str,
         timeout_s: float,
     ) -> Any:
-        headers = {"Accept": _JSON, **({"Content-Type": content_type} if body is not None else {})}
         try:
-            request = self._api.param_serialize(
-                method,
-                path,
-                query_params=list((query or {}).items()),
-                header_params=headers,
-                body=body,
-                auth_settings=["BearerToken"],
-            )
-            return self._api.call_api(*request, _request_timeout=timeout_s)
+            return _called(self._api, method, path, query or {}, body, timeout_s, content_type=content_type)
         except (client.ApiException, urllib3.exceptions.HTTPError, OSError) as error:
             raise Unavailable(f"the API server does not answer: {error}".splitlines()[0]) from error
 
@@ -452,10 +452,6 @@ def _path(kind: Kind, namespace: str = "", name: str = "") -> str:
 def _micro_time(at_ms: int) -> str:
     """Always with six digits: the API server does not parse a MicroTime without a fraction."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def in_cluster() -> bool:
-    return Path("/var/run/secrets/kubernetes.io/serviceaccount/token").exists()
 
 
 _REVIEWS = "/apis/authorization.k8s.io/v1"

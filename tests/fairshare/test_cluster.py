@@ -16,7 +16,7 @@ from kubernetes import client
 
 from fairshare.targets.kai import QUEUE
 from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable, VersionGone
-from gputally.kubernetes.api_client import PAGE, KubernetesCluster
+from gputally.kubernetes.api_client import MOST_LINE_BYTES, PAGE, KubernetesCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event
 
 Reply = Callable[[str, str, dict[str, list[str]], Any], tuple[int, Any]]
@@ -189,3 +189,9 @@ def test_a_kubeconfig_is_read(tmp_path: Path, stub: Stub) -> None:
         path.write_text(json.dumps(config))
         assert KubernetesCluster.connect([QUEUE], path).list(QUEUE) == []
     assert stub.asked[0][4]["authorization"] == "Bearer from-file"
+
+
+def test_a_watch_line_that_is_too_long_for_an_object_is_not_collected(cluster: KubernetesCluster, stub: Stub) -> None:
+    stub.reply = lambda *_: (200, b"x" * (MOST_LINE_BYTES + 2**20))
+    with pytest.raises(Unavailable, match=rf"a line of the watch is longer than {MOST_LINE_BYTES} bytes"):
+        list(cluster.watch(CONFIG_MAP, "1", 5))

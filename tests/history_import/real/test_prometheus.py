@@ -63,7 +63,13 @@ def imported(past: Past, books: Books, cluster: str) -> int:
         "--cluster": cluster,
     }  # fmt: skip
     return main(
-        ["import", "prometheus", past.url, *(part for pair in options.items() for part in pair), *books.options]
+        [
+            "import",
+            "prometheus",
+            past.url,
+            *(part for pair in options.items() for part in pair),
+            *books.by_admin.options,
+        ]
     )
 
 
@@ -123,9 +129,11 @@ def test_an_import_that_was_cut_off_goes_on_and_agents_keep_what_they_metered(pa
     wanted, chunk = (START_MS, START_MS + 6 * MS_PER_HOUR), 3 * MS_PER_HOUR
 
     with pytest.raises(Unanswered, match="network is gone"):
-        import_run.run(Destination(books.remote(Cut), "new", "prometheus", "p"), history.read, wanted, chunk, quiet)
+        import_run.run(
+            Destination(books.by_admin.remote(Cut), "new", "prometheus", "p"), history.read, wanted, chunk, quiet
+        )
     assert len(books.ledger.acts("imported")) == 1
-    to = Destination(books.remote(), "new", "prometheus", "p")
+    to = Destination(books.by_admin.remote(), "new", "prometheus", "p")
     summary = import_run.run(to, history.read, wanted, chunk, quiet)
     assert (summary.before, summary.done) == (1, 1)
     assert summary.metered_us == 8 * HOUR_US // 4
