@@ -113,17 +113,17 @@ def memory_to_compute(profile: str, gpu_model: str) -> Fraction | None:
     return Fraction(memory * _COMPUTE_SLICES_OF.get(gpu.family, _COMPUTE_SLICES), MEMORY_SLICES * compute)
 
 
-def by_memory(lines: Sequence[UsageLine], places: Sequence[Dimension], *, with_nobody: bool) -> list[UsageLine]:
+def by_memory(lines: Sequence[UsageLine], places: Sequence[Dimension], *, with_unheld: bool) -> list[UsageLine]:
     """Lines (grouped by `places` and `mig_profile` among others) with holders' time by memory slices.
 
-    with_nobody: whether time without a holder belongs to the answer. Lines whose share cannot be told stay."""
+    with_unheld: whether time without a holder belongs to the answer. Lines whose share cannot be told stay."""
     pools: dict[tuple[str, ...], list[UsageLine]] = {}
     for line in lines:
         pools.setdefault(tuple(line.key[name] for name in places), []).append(line)
-    return [line for pool in pools.values() for line in _pool(pool, with_nobody)]
+    return [line for pool in pools.values() for line in _pool(pool, with_unheld)]
 
 
-def _pool(lines: Sequence[UsageLine], with_nobody: bool) -> list[UsageLine]:
+def _pool(lines: Sequence[UsageLine], with_unheld: bool) -> list[UsageLine]:
     ratios = [memory_to_compute(line.key["mig_profile"], line.key["gpu_model"]) or Fraction(1) for line in lines]
     if all(ratio == 1 for ratio in ratios):
         return list(lines)
@@ -133,14 +133,14 @@ def _pool(lines: Sequence[UsageLine], with_nobody: bool) -> list[UsageLine]:
         for account in HELD
     }
     before = sum(line.accounts_gpu_us.unallocated for line in lines)
-    found, rest = rebase(cells, before) if with_nobody else ({key: int(us * of) for key, (us, of) in cells.items()}, 0)
+    found, rest = rebase(cells, before) if with_unheld else ({key: int(us * of) for key, (us, of) in cells.items()}, 0)
     changed = [
         line.model_copy(
             update={"accounts_gpu_us": line.accounts_gpu_us.model_copy(update={name: found[at, name] for name in HELD})}
         )
         for at, line in enumerate(lines)
     ]
-    return _with_unallocated(changed, rest) if with_nobody and rest != before else changed
+    return _with_unallocated(changed, rest) if with_unheld and rest != before else changed
 
 
 def _with_unallocated(lines: list[UsageLine], rest: int) -> list[UsageLine]:

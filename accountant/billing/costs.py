@@ -154,13 +154,13 @@ def _at_rows(
     """The charges as the book's rows price them, commitments aside."""
     by_slices = book is not None and book.mig_basis == "memory"
     dimensions = tuple(dict.fromkeys((*by, *PRICED_BY, *_MIG[:by_slices])))
-    with_nobody = not set(where or ()) & OF_HOLDERS
+    with_unheld = not set(where or ()) & OF_HOLDERS
     rows: dict[str, Price | None] = {"": None}
     sums: dict[tuple[tuple[str, ...], Place, int, str], int] = {}
     for start, end in pieces(book, start_ms, end_ms):
         lines = ledger.usage(start, end, dimensions, where, timezone)
         prices: dict[Place, Price | None] = {}
-        for line in by_memory(lines, PRICED_BY, with_nobody=with_nobody) if by_slices else lines:
+        for line in by_memory(lines, PRICED_BY, with_unheld=with_unheld) if by_slices else lines:
             place = Place(*(line.key[name] for name in PRICED_BY))
             if place not in prices:
                 prices[place] = book.unit_price(place.gpu_model, start, *place[1:]) if book else None

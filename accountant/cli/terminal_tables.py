@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from accountant.storage.backups import Backup
     from accountant.storage.snapshot import Imbalance
 
-NAMES = {IDLE: "(nobody)", UNASSIGNED: "(unassigned)", "": NOTHING}
+NAMES = {IDLE: "(unallocated)", UNASSIGNED: "(unassigned)", "": NOTHING}
 """What people read for names that are none."""
 
 

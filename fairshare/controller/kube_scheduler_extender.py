@@ -162,7 +162,7 @@ DEADLINE_MS = 300
 ASSUME_MS = 10_000
 MOST_BYTES = 32 * 1024 * 1024
 MOST_NODES = 20_000
-NOBODY_ASKS = "NobodyAsks"
+NO_REQUESTS = "NoRequests"
 REMEDY = (
     "in the KubeSchedulerConfiguration: `extenders: [{urlPrefix: https://gputally-extender.NAMESPACE.svc:9403/scheduler,"
     " enableHTTPS: true, tlsConfig: {caFile: /etc/kubernetes/gputally-extender-ca.crt}, prioritizeVerb: prioritize,"
@@ -204,7 +204,7 @@ class Extender:
         if self._asked:
             return Condition("Effective", "True", "Asked", "the scheduler asks the extender")
         text = "no scheduler has asked the extender of this replica since it started: shares act where it does"
-        return Condition("Effective", "Unknown", NOBODY_ASKS, text, REMEDY)
+        return Condition("Effective", "Unknown", NO_REQUESTS, text, REMEDY)
 
     def prioritize(self, content: bytes) -> Answer:
         """ExtenderArgs to HostPriorityList."""

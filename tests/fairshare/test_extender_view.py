@@ -78,6 +78,6 @@ def test_whether_the_scheduler_asks_is_heard(
         (found,) = [condition for condition in conditions if condition.type == "Effective"]
         return found.status, found.reason
 
-    assert said() == ("Unknown", "NobodyAsks")
+    assert said() == ("Unknown", "NoRequests")
     extender.prioritize(b'{"Pod": {"metadata": {"name": "p", "namespace": "ns", "uid": "u"}}, "NodeNames": []}')
     assert said() == ("True", "Asked")

@@ -46,7 +46,7 @@ class HolderClasses:
         return HolderClasses({holder: number for holder, number in self.of.items() if number in names}, names)
 
 
-def asks_for_nobody(where: Mapping[Dimension, Collection[str]]) -> bool:
+def asks_for_unheld_time(where: Mapping[Dimension, Collection[str]]) -> bool:
     """Whether time without a payer passes the filter, as far as that concerns holders."""
     return all(
         (IDLE if dimension in ASSIGNED else "") in allowed
@@ -80,7 +80,7 @@ def classes(
     }
     ids = cursor.columns("SELECT id, class FROM holder_class")
     of = dict(zip(ids["id"].tolist(), ids["class"].tolist(), strict=True))
-    if asks_for_nobody(where):
+    if asks_for_unheld_time(where):
         of[NOBODY] = NOBODY
     return HolderClasses(of, names)
 
@@ -102,7 +102,7 @@ def _of_few(
             look = tuple([getattr(name, column) for column in wanted])
             of[number] = number_of.setdefault(look, number)
             names.setdefault(of[number], name)
-    if asks_for_nobody(where):
+    if asks_for_unheld_time(where):
         of[NOBODY] = NOBODY
     return HolderClasses(of, names)
 

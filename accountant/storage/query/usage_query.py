@@ -23,7 +23,7 @@ from accountant.storage.query.grouping import (
     NOBODY,
     OF_TIME,
     ConstantSpan,
-    asks_for_nobody,
+    asks_for_unheld_time,
     classes,
     key_of,
     of_all,
@@ -161,7 +161,7 @@ def _contributions(
             known = of_all(holders(cursor, payers, labels, users="user" in asked))
         else:
             known = classes(cursor, pieces[0].start_ms, pieces[-1].end_ms, asked, where, labels, memory)
-            if "queue" in where and not asks_for_nobody(where):
+            if "queue" in where and not asks_for_unheld_time(where):
                 rules, queues = {piece.era: piece.rules for piece in pieces}.values(), frozenset(where["queue"])
                 known = known.only(lambda name: any(each.queue(name.queue_ref) in queues for each in rules))
     if sums is None:
@@ -184,7 +184,7 @@ def _contributions(
             if look not in looks:
                 looks[look] = key_of(wanted, fleet, piece, gpu, device, None)
             yield found.tag, _at(piece, looks[look], timed), rest, 0, 0
-    if not asks_for_nobody(where):
+    if not asks_for_unheld_time(where):
         return
     if OF_HOLDERS & where.keys():
         # Holders that are not asked for are missing from the sums, but were metered all the same.

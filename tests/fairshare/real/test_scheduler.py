@@ -171,7 +171,7 @@ def test_over_https_the_scheduler_asks_with_an_authority_alone(
         with scheduler(server, tmp_path, [_extender(url)]):
             cockpit.pod("without", 2, "small")
             cockpit.until_bound("without")
-            assert extender.acts().reason == "NobodyAsks"
+            assert extender.acts().reason == "NoRequests"
         trusted = {"enableHTTPS": True, "tlsConfig": {"caFile": str(paths["ca"])}}
         with scheduler(server, tmp_path, [_extender(url, **trusted)]):
             cockpit.pod("with", 2, "small")
