@@ -1,0 +1,75 @@
+"""Each program imports no library beyond those of its extra, which are all that its image holds."""
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+# Imports every module of a package while the libraries named on standard input cannot be found, and prints each
+# module that does not load.
+_IMPORT_ALL = """
+import importlib, pkgutil, sys
+package, *optional = sys.argv[1:]
+hidden = frozenset(sys.stdin.read().split())
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+top = importlib.import_module(package)
+for module in pkgutil.walk_packages(top.__path__, package + "."):
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as fault:
+        if fault.name.partition(".")[0] not in optional:
+            print(f"{module.name} needs {fault.name}")
+"""
+
+
+def _installed(requirements: list[str], extras: frozenset[str] = frozenset()) -> Iterator[str]:
+    """The distributions that pip installs for these requirements, their own requirements included."""
+    waiting = [(Requirement(text), extras) for text in requirements]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        requirement, wanted = waiting.pop()
+        if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in wanted or {""}):
+            continue
+        name, own = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if (name, own) in seen:
+            continue
+        seen.add((name, own))
+        yield name
+        try:
+            waiting.extend((Requirement(text), own | {""}) for text in requires(name) or ())
+        except PackageNotFoundError:
+            continue  # for another platform
+
+
+@pytest.mark.parametrize(("program", "optional"), [("agent", ()), ("accountant", ()), ("fairshare", ("matplotlib",))])
+def test_a_program_imports_only_what_its_extra_installs(program: str, optional: tuple[str, ...]) -> None:
+    """optional: libraries of another extra, which the modules that draw figures ask for by name."""
+    installed = set(_installed(PROJECT["dependencies"] + PROJECT["optional-dependencies"][program]))
+    own = {"agent", "accountant", "fairshare", "dashboards", "gputally"}
+    hidden = {
+        name
+        for name, owners in packages_distributions().items()
+        if name not in own and not installed & {canonicalize_name(owner) for owner in owners}
+    }
+    assert "pytest" in hidden  # a development tool: no image has it
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORT_ALL, program, *optional],
+        input="\n".join(hidden), capture_output=True, text=True, check=False, timeout=120, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
