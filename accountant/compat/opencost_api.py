@@ -29,6 +29,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol
 from urllib.parse import urlencode
 
@@ -76,6 +78,8 @@ DIMENSIONS: Final[tuple[Dimension, ...]] = (
 """What charges have to be asked by; GPUs of one holder are put together."""
 IDLE_NAME = "__idle__"
 UNALLOCATED = "__unallocated__"
+_MACHINE = re.compile(r"(?:aws|gce)://[^/]*/[^/]*/([^/]+)")
+"""A machine as its provider names it: OpenCost shows the last part for these two clouds, the whole for others."""
 _LONE = frozenset({"Pod", "Container", "Process", "Unattributed"})
 """Beginnings of a job's name that say that nothing stands above the holder."""
 
@@ -176,15 +180,20 @@ SORTED_BY: Final[Mapping[str, Callable[[Allocation], Fraction]]] = {
 
 
 def allocations(
-    charges: Iterable[Charge], pods: Mapping[PodName, PodSeen], start_ms: int, end_ms: int
+    charges: Iterable[Charge],
+    pods: Mapping[PodName, PodSeen],
+    start_ms: int,
+    end_ms: int,
+    machines: Mapping[tuple[str, str], str] = MappingProxyType({}),
 ) -> list[Allocation]:
-    """One per holder and place, and idle ones per node and GPU. charges: of the span, by DIMENSIONS."""
+    """One per holder and place, and idle ones per node and GPU. charges: of the span, by DIMENSIONS. machines: provider
+    ids by cluster and node."""
     groups: dict[tuple[bool, tuple[str, ...]], list[Charge]] = {}
     for charge in charges:
         held = charge.account in ALLOCATED
         if held or charge.account == "unallocated":
             groups.setdefault((held, charge.key[:-1] if held else charge.key), []).append(charge)
-    return [_allocation(held, found, pods, start_ms, end_ms) for (held, _), found in sorted(groups.items())]
+    return [_allocation(held, found, pods, start_ms, end_ms, machines) for (held, _), found in sorted(groups.items())]
 
 
 def share_idle(found: Sequence[Allocation], *, by_node: bool) -> list[Allocation]:
@@ -288,7 +297,12 @@ def filtered_by(one: Allocation) -> Mapping[str, str]:
 
 
 def _allocation(
-    held: bool, charges: Sequence[Charge], pods: Mapping[PodName, PodSeen], start_ms: int, end_ms: int
+    held: bool,
+    charges: Sequence[Charge],
+    pods: Mapping[PodName, PodSeen],
+    start_ms: int,
+    end_ms: int,
+    machines: Mapping[tuple[str, str], str],
 ) -> Allocation:
     told = dict(zip(DIMENSIONS, charges[0].key, strict=True))
     time: dict[CostGroup, int] = defaultdict(int)
@@ -299,6 +313,8 @@ def _allocation(
         by_gpu[charge.key[-1]] += charge.gpu_us
         of_account[charge.account] += charge.gpu_us
     place = {name: told[name] for name in ("cluster", "node") if told[name]}
+    if machine := machines.get((told["cluster"], told["node"]), ""):
+        place["providerID"] = machine
     if not held:
         return Allocation(place, {}, True, start_ms, end_ms, time)
     pod = pods.get((told["cluster"], told["namespace"], told["pod"]), PodSeen())
@@ -348,7 +364,7 @@ def _common(several: Collection[Mapping[str, str]]) -> dict[str, str]:
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
 
 
-_PROPERTIES = ("cluster", "node", "container", "controller", "controllerKind", "namespace", "pod")
+_PROPERTIES = ("cluster", "node", "container", "controller", "controllerKind", "namespace", "pod", "providerID")
 _CPU = ("cpuCores", "cpuCoreRequestAverage", "cpuCoreUsageAverage", "cpuCoreHours", "cpuCost", "cpuCostAdjustment",
         "cpuCostIdle", "cpuEfficiency")  # fmt: skip
 _NETWORK = ("networkTransferBytes", "networkReceiveBytes", "networkCost", "networkCrossZoneCost",
@@ -411,12 +427,24 @@ def node_assets(
     }
 
 
+def _asset(cluster: str, node: str, machine: str) -> dict[str, str]:
+    return {**ASSET, "cluster": cluster, "name": node, "providerID": machine}
+
+
+def provider_id(facts: NodeFacts) -> str:
+    """As OpenCost shows it (ParseID in core/pkg/util)."""
+    cloud = _MACHINE.match(facts.provider_id)
+    return cloud[1] if cloud else facts.provider_id
+
+
 def _node(cluster: str, node: str, total: NodeTotal, facts: NodeFacts, span: Span) -> dict[str, Any]:
     cost = float(total.cost / US_PER_HOUR)
     places = {"topology_kubernetes_io_region": facts.region, "topology_kubernetes_io_zone": facts.zone}
     return {
         "type": ASSET["type"],
-        "properties": {"category": ASSET["category"], "service": ASSET["service"], "cluster": cluster, "name": node},
+        "properties": {
+            name: value for name, value in _asset(cluster, node, provider_id(facts)).items() if value and name != "type"
+        },
         "labels": {name: value for name, value in places.items() if value},
         "window": window(span),
         "start": instant(span[0]),
@@ -564,18 +592,19 @@ class AllocationSource:
         keeps = asset_filter(given)
         start, end = asked.start_ms, min(asked.end_ms, now)
         self._check_cost(start, end, 2)
+        known = {(facts.cluster, facts.name): facts for facts in self._ledger.nodes()}
+        machines = {name: provider_id(facts) for name, facts in known.items()}
         totals: dict[tuple[str, str], NodeTotal] = {}
         unpriced: dict[str, int] = {}
         for charge in charges(self._ledger, self._book(), start, end, ("cluster", "node")) if start < end else ():
             cluster, node = charge.key
-            if not charge.billed or not keeps({"cluster": cluster, "name": node, **ASSET}):
+            if not charge.billed or not keeps(_asset(cluster, node, machines.get((cluster, node), ""))):
                 continue
             before = totals.get((cluster, node), NodeTotal())
             price = Fraction(charge.row.price) if charge.row is not None else Fraction(0)
             totals[cluster, node] = NodeTotal(before.gpu_us + charge.gpu_us, before.cost + price * charge.gpu_us)
             if charge.unpriced:
                 unpriced[charge.place.gpu_model] = unpriced.get(charge.place.gpu_model, 0) + charge.gpu_us
-        known = {(facts.cluster, facts.name): facts for facts in self._ledger.nodes()}
         data: object = node_assets(totals, known, (start, end))
         return _success([data] if given.get("filterTypes", "") else data, _unpriced(unpriced))
 
@@ -621,6 +650,7 @@ class AllocationSource:
         self._check_cost(question.start_ms, min(question.end_ms, now_ms), len(question.aggregate))
         book = self._book()
         seen = _seen(self._ledger.pods(question.start_ms, min(question.end_ms, now_ms), placed=True))
+        machines = {(facts.cluster, facts.name): provider_id(facts) for facts in self._ledger.nodes()}
         found: Found = []
         unmetered_us = count = 0
         steps_told = self._charges([step for spans in question.sets for step in spans], book, now_ms)
@@ -629,7 +659,7 @@ class AllocationSource:
             for start, end in spans:
                 told = next(steps_told)
                 unmetered_us += sum(charge.gpu_us for charge in told if charge.account == "unmetered")
-                steps.append(_step(told, seen, start, min(end, now_ms), question))
+                steps.append(_step(allocations(told, seen, start, min(end, now_ms), machines), question))
             found.append(((spans[0][0], spans[-1][1]), accumulated(steps) if len(steps) > 1 else steps[0]))
             count += len(found[-1][1])
             if count > MAX_ALLOCATIONS:
@@ -673,10 +703,7 @@ def _instant(text: str) -> int:
     return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * MS_PER_SECOND)
 
 
-def _step(
-    told: Sequence[Charge], seen: Mapping[PodName, PodSeen], start_ms: int, end_ms: int, question: Question
-) -> dict[str, Allocation]:
-    found = allocations(told, seen, start_ms, end_ms)
+def _step(found: list[Allocation], question: Question) -> dict[str, Allocation]:
     if question.share_idle:
         found = share_idle(found, by_node=question.idle_by_node)
     wanted = question.include_idle or question.share_idle

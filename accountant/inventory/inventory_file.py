@@ -73,6 +73,7 @@ class NodeEntry(_Named):
     capacity_type: Literal["on-demand", "spot", "reserved", "on-prem", ""] = ""
     instance_type: str = ""
     shard: str = ""
+    provider_id: str = Field(default="", max_length=2_048)
     down: tuple[DownEntry, ...] = ()
     deleted: str | None = None
     since: str | None = None
@@ -167,6 +168,7 @@ class InventoryFile(Model):
                 capacity_type=node.capacity_type,
                 instance_type=node.instance_type,
                 shard=node.shard,
+                provider_id=node.provider_id,
                 down=tuple(
                     Down(
                         parse_instant(down.start, UTC), parse_instant(down.end, UTC) if down.end else None, down.reason

@@ -269,6 +269,7 @@ class ClusterInventory:
             ready_since_ms=milliseconds(ready.last_transition_time) if ready else None,
             cordoned=bool(node.spec.unschedulable),
             cordoned_ms=milliseconds(taint.time_added) if taint else None,
+            provider_id=node.spec.provider_id,
         )
 
 

@@ -26,6 +26,7 @@ class Taint(_Object, frozen=True):
 
 
 class NodeSpec(_Object, frozen=True):
+    provider_id: str = msgspec.field(name="providerID", default="")
     unschedulable: bool | None = None
     taints: list[Taint] | None = None
 

@@ -80,6 +80,7 @@ class NodeObservation:
     ready_since_ms: int | None = None
     cordoned: bool = False
     cordoned_ms: int | None = None
+    provider_id: str = ""
 
 
 def described(cluster: str, name: str, labels: Mapping[str, str]) -> NodeFacts:
@@ -113,7 +114,8 @@ def seen(before: NodeFacts | None, sight: NodeObservation, now_ms: int) -> NodeF
     down = _continued(down, NOT_READY, not sight.ready, began, began, now_ms)
     cordoned_ms = sight.cordoned_ms if sight.cordoned_ms is not None else now_ms
     down = _continued(down, CORDONED, sight.cordoned, cordoned_ms, now_ms, now_ms)
-    return replace(described(sight.cluster, sight.name, sight.labels), down=tuple(down))
+    node = described(sight.cluster, sight.name, sight.labels)
+    return replace(node, down=tuple(down), provider_id=sight.provider_id)
 
 
 def deleted_node(before: NodeFacts, at_ms: int) -> NodeFacts:
@@ -144,6 +146,7 @@ def merge_nodes(first: NodeFacts, second: NodeFacts) -> NodeFacts:
         gpu_model=either("gpu_model"),
         since_ms=first.since_ms,
         shard=either("shard"),
+        provider_id=either("provider_id"),
     )
 
 

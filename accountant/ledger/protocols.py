@@ -142,6 +142,8 @@ class NodeFacts:
     """From when on its labels hold; None: from when they are first read."""
     shard: str = ""
     """The scheduling shard that the node belongs to (KAI's label kai.scheduler/node-pool); "": of none."""
+    provider_id: str = ""
+    """The machine as its cloud names it (`spec.providerID` of the Node); "": not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from accountant.api.dependencies import Deps
 from accountant.app import create_app
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.settings import Settings
+from accountant.ledger.protocols import Facts, NodeFacts
 from accountant.runtime.service_metrics import Metrics
 from gputally.server.tokens_and_grants import AllowAll
 from tests.compat.opencost_day import START_MS
@@ -255,3 +256,29 @@ def test_csv(port: Port, api: TestClient) -> None:
     assert {row["name"]: float(row["totalCost"]) for row in rows} == {name: told[name] for name in ("nlp", "vision")}
     assert {row["name"]: float(row["gpuHours"]) for row in rows} == {name: held[name] for name in ("nlp", "vision")}
     assert {row["windowStart"] for row in rows} == {"2026-10-01T00:00:00Z"}
+
+
+PROVIDER_IDS = {
+    "n1": ("aws:///eu-central-1a/i-0fea4fd46592d050b", "i-0fea4fd46592d050b"),
+    "n2": ("gce://project/us-central1-a/gke-n2", "gke-n2"),
+    "n3": ("azure:///subscriptions/s/resourceGroups/g/n3", "azure:///subscriptions/s/resourceGroups/g/n3"),
+}
+"""As the Node has it, and as OpenCost shows it."""
+
+
+def test_the_machines_of_a_cloud_have_its_names(port: Port) -> None:
+    asked = {"aggregate": "node", "accumulate": "true"}
+    assert not any("providerID" in one["properties"] for one in port.get(**asked)["data"][0].values())
+    nodes = tuple(NodeFacts("prod", name, provider_id=given) for name, (given, _) in PROVIDER_IDS.items())
+    port.ledger.observe(Facts(nodes=nodes), port.clock.wall_ms())
+    shown = {name: shown for name, (_, shown) in PROVIDER_IDS.items()}
+    told = port.get(**asked)["data"][0]
+    assert {name: one["properties"]["providerID"] for name, one in told.items()} == {
+        name: shown[name] for name in ("n1", "n2")
+    }
+    (whole,) = port.get(aggregate="cluster", accumulate="true")["data"][0].values()
+    assert "providerID" not in whole["properties"]  # of two machines
+    assets = port.get("/model/assets")["data"].values()
+    assert {one["properties"]["name"]: one["properties"]["providerID"] for one in assets} == shown
+    (only,) = port.get("/model/assets", filter=f'providerID:"{shown["n1"]}"')["data"].values()
+    assert only["properties"]["name"] == "n1"

@@ -79,7 +79,10 @@ def test_pods_with_their_chain_namespaces_and_nodes(server: ApiServer, api: Kube
     server.request(
         "POST",
         "/api/v1/nodes",
-        {"metadata": {"name": "gpu-1", "labels": {"karpenter.sh/nodepool": "a", "nvidia.com/gpu.product": "H100"}}},
+        {
+            "metadata": {"name": "gpu-1", "labels": {"karpenter.sh/nodepool": "a", "nvidia.com/gpu.product": "H100"}},
+            "spec": {"providerID": "aws:///eu-central-1a/i-0fea"},
+        },
     )
     clock = SystemClock()
     inventory = ClusterInventory(api, clock, "prod")
@@ -99,6 +102,7 @@ def test_pods_with_their_chain_namespaces_and_nodes(server: ApiServer, api: Kube
     assert fact.created_ms is not None
     (node,) = facts.nodes
     assert (node.pool, node.gpu_model, [down.reason for down in node.down]) == ("a", "H100", ["NotReady"])
+    assert node.provider_id == "aws:///eu-central-1a/i-0fea"
 
     # By the watch: a cordon, and a pod that is deleted.
     server.request("PATCH", "/api/v1/nodes/gpu-1", {"spec": {"unschedulable": True}}, "application/merge-patch+json")
