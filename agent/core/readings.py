@@ -204,9 +204,9 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
 class Snapshot:
     """Everything one node shows at `at_ms` (UTC, on the agent's slewed timeline).
 
-    `allocations` is Unavailable where no source knows the holders: the meter then keeps the
-    last known holders and marks the time as a gap. `unknown_holders` names the GPUs of which that is so, with the
-    reason; their allocations are the last known ones. `sources` names each source and its failure
+    `allocations` is Unavailable where no source knows the holders: the meter then keeps the last known holders, marks
+    the time as a gap, and books no time as unheld. `unknown_holders` names the GPUs of which that is so where others
+    are known, with the reason; their allocations are the last known ones. `sources` names each source and its failure
     ("" = it answered); `took_ms` how long those took that are timed."""
 
     at_ms: int

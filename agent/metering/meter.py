@@ -203,7 +203,8 @@ class OpenSpan:
         energies: Sequence[int | None] = [None] * (len(busy) + 1)
         if energy is not None:
             alone = len(busy) == 1 and not rest  # and has all of it, whatever it is made up of
-            active = 0 if alone else active_energy(energy, self._energy_ms, self._device, idle_power_mw)
+            # What an unread share spent on its work is not known: all of it goes by allocation.
+            active = 0 if alone or self._unread else active_energy(energy, self._energy_ms, self._device, idle_power_mw)
             if rest:
                 energies = attribute_energy(energy, active, [*busy, rest], [*capacities, 0])
             else:
@@ -450,9 +451,8 @@ class Meter:
         self._listed: tuple[Allocation, ...] | None = None
         self._allocations: dict[str, tuple[Allocation, ...]] | None = None
         """The same by GPU."""
-        self._unknown_holders = ""
-        self._unknown_of: dict[str, str] = {}
-        """The same of single GPUs."""
+        self._unknown: dict[str, str] = {}
+        """Why it is not known who holds a GPU, by GPU."""
         self._carry: dict[str, GpuState] = {}
 
     def observe(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
@@ -469,8 +469,7 @@ class Meter:
             self._listed, self._allocations = snapshot.allocations, _by_gpu(snapshot.allocations)
         closed += self._follow(snapshot)
         closed += self._begin(snapshot)
-        self._unknown_holders = snapshot.allocations.reason if isinstance(snapshot.allocations, Unavailable) else ""
-        self._unknown_of = dict(snapshot.unknown_holders)
+        self._unknown = _unknown_holders(snapshot)
         self._at_ms = at_ms
         return tuple(closed)
 
@@ -480,7 +479,7 @@ class Meter:
             return []
         at_ms = snapshot.at_ms
         closed: list[ClosedSet] = []
-        unknown = dict(snapshot.unknown_holders)
+        unknown = _unknown_holders(snapshot)
         devices = {device.gpu.uuid: device for device in snapshot.devices}
         instants = self._instants(self._at_ms, at_ms)
         cut = self._is_cut(instants)
@@ -511,7 +510,7 @@ class Meter:
         if self._allocations is None:
             return []
         closed: list[ClosedSet] = []
-        unknown = dict(snapshot.unknown_holders)
+        unknown = _unknown_holders(snapshot)
         for device in snapshot.devices:
             uuid = device.gpu.uuid
             if uuid in self._open or uuid in unknown:
@@ -520,7 +519,7 @@ class Meter:
             claims = self._allocations.get(uuid, ())
             power_mw = held.idle_power_mw if held else None
             self._open[uuid] = _WatchedGpu(device, index_holders(device), claims, snapshot.at_ms, power_mw)
-            if held is not None and not isinstance(snapshot.allocations, Unavailable):
+            if held is not None:
                 closed += self._carried(held, self._open[uuid], snapshot.at_ms)
         if snapshot.devices:
             # A device that is not listed among others has ended; one whose holders are unknown waits.
@@ -587,7 +586,7 @@ class Meter:
             known_mw = open_.idle_power_mw
             open_.idle_power_mw = step.idle_power_mw if known_mw is None else min(known_mw, step.idle_power_mw)
         last = instants[-1]
-        gap = self._unknown_holders or self._unknown_of.get(open_.layout.gpu.uuid, "")
+        gap = self._unknown.get(open_.layout.gpu.uuid, "")
         if len(instants) == 2:
             open_.tally.add(step, instants[0], last, gap)
             return [open_.close(last)] if cut else []
@@ -629,6 +628,13 @@ class Meter:
         if not self._month_from_ms <= at_ms < self._month_edge_ms:
             self._month_from_ms, self._month_edge_ms = at_ms, next_month_ms(at_ms, self._zone)
         return min((at_ms // self._interval_ms + 1) * self._interval_ms, self._month_edge_ms)
+
+
+def _unknown_holders(snapshot: Snapshot) -> dict[str, str]:
+    """By GPU, why it is not known who holds it: the same for all of the node's where no source answers."""
+    if isinstance(snapshot.allocations, Unavailable):
+        return {device.gpu.uuid: snapshot.allocations.reason for device in snapshot.devices}
+    return dict(snapshot.unknown_holders)
 
 
 def next_month_ms(at_ms: int, zone: ZoneInfo) -> int:

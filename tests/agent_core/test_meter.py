@@ -1,5 +1,6 @@
 """The meter on hand-written snapshots: where spans close, and what is a gap."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
@@ -241,6 +242,35 @@ def test_when_nobody_says_who_holds_what_the_last_known_holders_stay_with_a_gap(
     )
     assert (row.holder, row.allocated_us, row.busy_us) == (pod("a"), 60_000_000, 6_000_000)
     assert row.gaps == (Gap(T + 20_000, T + 50_000, "kubelet gone"),)
+
+
+def test_while_the_holders_are_unknown_no_time_is_booked_as_unheld() -> None:
+    """A pod may have been given what was free before: that time is unknown, as is a GPU that appears meanwhile."""
+    free = device(0, 0)
+    new, shared = device(0, 0, gpu=make_gpu("GPU-new", 2, H100)), device(0, 0, gpu=make_gpu("GPU-shared", 3, H100))
+    claim = replace(sliced("a"), gpu_uuid="GPU-shared")
+
+    def at(at_ms: int, *devices: DeviceReading, unknown: str = "") -> Snapshot:
+        return snapshot(at_ms, devices, claim, unknown=unknown)
+
+    closed = run(
+        meter(),
+        at(0, free, shared),
+        at(10_000, free, shared, unknown="kubelet gone"),
+        at(40_000, free, shared, new, unknown="kubelet gone"),
+        at(50_000, free, shared, new),
+        at(60_000, free, shared, new),
+    )
+    unheld = sorted((row.gpu_uuid, row.start_ms - T, row.end_ms - T) for row in rows(closed) if row.holder is None)
+    assert unheld == [
+        (GPU.uuid, 0, 10_000), (GPU.uuid, 50_000, 60_000), ("GPU-new", 50_000, 60_000),
+        ("GPU-shared", 0, 10_000), ("GPU-shared", 50_000, 60_000),
+    ]  # fmt: skip
+    held = [row for row in rows(closed) if row.holder is not None]
+    assert [(row.start_ms - T, row.end_ms - T, row.allocated_us) for row in held] == [
+        (0, 10_000, 5_000_000), (10_000, 50_000, 20_000_000), (50_000, 60_000, 5_000_000),
+    ]  # fmt: skip
+    assert {gap.reason for gap in held[1].gaps} == {"kubelet gone"}
 
 
 def test_before_the_holders_are_first_known_nothing_is_claimed() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.readings import Allocation, DeviceReading, InstanceReading
+from agent.core.readings import Allocation, DeviceReading, HolderReading, InstanceReading
 from agent.wire import UNATTRIBUTED
 from tests.agent_core.metering import (
     MIG,
@@ -131,3 +131,14 @@ def test_a_holder_whose_last_process_ended_did_nothing_since() -> None:
     ]
     closed = rows(run(meter(), *(snapshot(i * 20_000, [reading], *both) for i, reading in enumerate(seen))))
     assert [(row.busy_us, row.gaps) for row in closed] == [(20_000_000, ()), (0, ())]
+
+
+def test_energy_goes_by_allocation_while_the_busy_time_of_a_holder_is_unknown() -> None:
+    """What the unread one spent on its work is not the other's."""
+    both = (sliced("a"), sliced("b"))
+    unread = HolderReading(pod("b"), busy_us=UNREAD, memory_mib=UNREAD)
+    first = device(0, 0, used("a", 0), unread, method="process")
+    then = device(30, 600, used("a", 10), unread, method="process")
+    a, b, *_ = rows(run(meter(), snapshot(0, [first], *both), snapshot(MINUTE, [then], *both)))
+    assert (a.busy_us, b.busy_us) == (10_000_000, None)
+    assert (a.energy_uj, b.energy_uj) == (300_000_000, 300_000_000)
