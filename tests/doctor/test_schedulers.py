@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import yaml
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.model import Condition, Gang, Issue, Pod
@@ -25,6 +24,24 @@ from gputally.doctor.scheduler_checks import (
 )
 from gputally.kubernetes.objects import CONFIG_MAP, POD
 from tests.doctor.conftest import NOW_MS, MemoryGround
+from tests.fairshare.scheduler_objects import (
+    ARGUMENTS,
+    DATABASE,
+    KAI_QUEUE,
+    KUEUE,
+    ON,
+    SCOPED,
+    SHOWN,
+    STRATEGIES,
+    V1BETA1,
+    V1BETA2,
+    VOLCANO_QUEUE,
+    cluster_queue,
+    configured,
+    local_queue,
+    shard,
+    volcano,
+)
 
 SERVED = {
     (versions[0].api_version.partition("/")[0], versions[0].plural): (versions[0].api_version.partition("/")[2],)
@@ -180,44 +197,6 @@ def test_a_gang_beyond_any_share_of_its_queue() -> None:
     assert guarantees(even, 16, 16, [], [gang("a", 8)]).findings == ()
 
 
-KUEUE = "kueue.x-k8s.io/v1beta2"
-V1BETA2 = {"apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration"}
-V1BETA1 = {"apiVersion": "config.kueue.x-k8s.io/v1beta1", "kind": "Configuration"}
-STRATEGIES = "[LessThanOrEqualToFinalShare, LessThanInitialShare]"
-ACTIVE = {
-    "type": "Active",
-    "status": "True",
-    "reason": "Ready",
-    "message": "",
-    "lastTransitionTime": "2026-11-01T00:00:00Z",
-}
-
-
-def cluster_queue(**more: Any) -> dict[str, Any]:
-    """As Kueue leaves it while fair sharing is off."""
-    resources = [{"name": "nvidia.com/gpu", "nominalQuota": "8"}]
-    groups = [{"coveredResources": ["nvidia.com/gpu"], "flavors": [{"name": "h200", "resources": resources}]}]
-    spec = {"cohortName": "ml", "resourceGroups": groups, **more.pop("spec", {})}
-    status = {"conditions": [ACTIVE], **more.pop("status", {})}
-    return {"apiVersion": KUEUE, "kind": "ClusterQueue", "metadata": {"name": "a"}, "spec": spec, "status": status}
-
-
-def configured(document: dict[str, Any]) -> dict[str, Any]:
-    metadata = {"name": "kueue-manager-config", "namespace": "kueue-system"}
-    data = {"controller_manager_config.yaml": yaml.safe_dump(document)}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-
-
-def local_queue(**spec: Any) -> dict[str, Any]:
-    metadata = {"name": "x", "namespace": "ns"}
-    return {"apiVersion": KUEUE, "kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": "a", **spec}}
-
-
-SHOWN = {"status": {"fairSharing": {"weightedShare": 0}}}
-ON = {**V1BETA2, "fairSharing": {"preemptionStrategies": ["LessThanInitialShare"]}}
-SCOPED = {"spec": {"admissionScope": {"admissionMode": "UsageBasedAdmissionFairSharing"}}}
-
-
 @pytest.mark.parametrize(("objects", "ref", "reason", "lines"), [
     ([cluster_queue(), configured(V1BETA2)], "kueue:a", "FairSharingOff",
      f"`fairSharing: {{preemptionStrategies: {STRATEGIES}}}`"),
@@ -240,27 +219,6 @@ def test_what_is_wrong_with_kueue_is_found_with_the_lines_to_write(
     assert lines in found.remedy
 
 
-def shard(**spec: Any) -> dict[str, Any]:
-    return {"apiVersion": "kai.scheduler/v1", "kind": "SchedulingShard", "metadata": {"name": "default"}, "spec": spec}
-
-
-def volcano(*plugins: dict[str, Any]) -> dict[str, Any]:
-    text = yaml.safe_dump({"actions": "enqueue, allocate", "tiers": [{"plugins": list(plugins)}]})
-    metadata = {"name": "volcano-scheduler-configmap", "namespace": "volcano-system"}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"volcano-scheduler.conf": text}}
-
-
-KAI_QUEUE = {
-    "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": "a"},
-    "spec": {"resources": {"gpu": {"quota": 8, "overQuotaWeight": 1, "limit": -1}}},
-}  # fmt: skip
-VOLCANO_QUEUE = {
-    "apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue",
-    "metadata": {"name": "a", "annotations": {"volcano.sh/hierarchy": "root/a", "volcano.sh/hierarchy-weights": "1/1"}},
-    "spec": {"weight": 1},
-}  # fmt: skip
-DATABASE = {"clientType": "prometheus", "connectionString": "http://usage:9091"}
-ARGUMENTS = {"plugins": {"proportion": {"arguments": {"other": "1"}}}}
 PATCH = 'kubectl patch schedulingshard default --type merge -p \'{"spec":'
 EDIT = "kubectl -n volcano-system edit configmap volcano-scheduler-configmap: "
 

@@ -39,6 +39,7 @@ class Failing(MemoryCluster):
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
         if obj["kind"] == "ConfigMap" and not self.admit_config_maps:
             raise Refused("PATCH: 403: exceeded quota: objects")
+        self._fail(f"apply {obj['kind']}")
         return super().apply(obj, field_manager=field_manager, dry_run=dry_run, subresource=subresource)
 
     def event(self, event: Event) -> None:

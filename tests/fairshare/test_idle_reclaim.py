@@ -254,6 +254,8 @@ def test_a_warning_that_cannot_be_written_is_none(start: Make, lives_of: Lives, 
     loop = start(cluster)
     report = loop.cycle()
     assert report.targets[0].preemption.faults == ('ns/nb: admission webhook "policy.example" denied the request',)
+    told = {condition.type: (condition.status, condition.reason) for condition in report.targets[0].conditions}
+    assert told["Preemption"] == ("False", "WarningNotWritten")
     clock.advance(GRACE_MS)
     loop.cycle()
     assert _names(cluster) == ["nb"]

@@ -1,0 +1,67 @@
+"""Objects of KAI, Kueue and Volcano as those programs and their administrators write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+KUEUE = "kueue.x-k8s.io/v1beta2"
+V1BETA2 = {"apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration"}
+V1BETA1 = {"apiVersion": "config.kueue.x-k8s.io/v1beta1", "kind": "Configuration"}
+STRATEGIES = "[LessThanOrEqualToFinalShare, LessThanInitialShare]"
+ACTIVE = {
+    "type": "Active",
+    "status": "True",
+    "reason": "Ready",
+    "message": "",
+    "lastTransitionTime": "2026-11-01T00:00:00Z",
+}
+
+
+def cluster_queue(**more: Any) -> dict[str, Any]:
+    """As Kueue leaves it while fair sharing is off."""
+    resources = [{"name": "nvidia.com/gpu", "nominalQuota": "8"}]
+    groups = [{"coveredResources": ["nvidia.com/gpu"], "flavors": [{"name": "h200", "resources": resources}]}]
+    spec = {"cohortName": "ml", "resourceGroups": groups, **more.pop("spec", {})}
+    status = {"conditions": [ACTIVE], **more.pop("status", {})}
+    return {"apiVersion": KUEUE, "kind": "ClusterQueue", "metadata": {"name": "a"}, "spec": spec, "status": status}
+
+
+def configured(document: dict[str, Any]) -> dict[str, Any]:
+    metadata = {"name": "kueue-manager-config", "namespace": "kueue-system"}
+    data = {"controller_manager_config.yaml": yaml.safe_dump(document)}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def local_queue(**spec: Any) -> dict[str, Any]:
+    metadata = {"name": "x", "namespace": "ns"}
+    return {"apiVersion": KUEUE, "kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": "a", **spec}}
+
+
+SHOWN = {"status": {"fairSharing": {"weightedShare": 0}}}
+ON = {**V1BETA2, "fairSharing": {"preemptionStrategies": ["LessThanInitialShare"]}}
+SCOPED = {"spec": {"admissionScope": {"admissionMode": "UsageBasedAdmissionFairSharing"}}}
+
+
+def shard(**spec: Any) -> dict[str, Any]:
+    return {"apiVersion": "kai.scheduler/v1", "kind": "SchedulingShard", "metadata": {"name": "default"}, "spec": spec}
+
+
+def volcano(*plugins: dict[str, Any]) -> dict[str, Any]:
+    text = yaml.safe_dump({"actions": "enqueue, allocate", "tiers": [{"plugins": list(plugins)}]})
+    metadata = {"name": "volcano-scheduler-configmap", "namespace": "volcano-system"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"volcano-scheduler.conf": text}}
+
+
+KAI_QUEUE = {
+    "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": "a"},
+    "spec": {"resources": {"gpu": {"quota": 8, "overQuotaWeight": 1, "limit": -1}}},
+}  # fmt: skip
+VOLCANO_QUEUE = {
+    "apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue",
+    "metadata": {"name": "a", "annotations": {"volcano.sh/hierarchy": "root/a", "volcano.sh/hierarchy-weights": "1/1"}},
+    "spec": {"weight": 1},
+}  # fmt: skip
+DATABASE = {"clientType": "prometheus", "connectionString": "http://usage:9091"}
+ARGUMENTS = {"plugins": {"proportion": {"arguments": {"other": "1"}}}}

@@ -1,0 +1,318 @@
+"""Every reason of a condition stands on docs/conditions.md and in a test with the objects that bring it about and that
+make it go."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.kube_scheduler_extender import Extender
+from fairshare.core import queue_objects
+from fairshare.targets import KINDS
+from fairshare.targets.kai import QUEUE
+from fairshare.targets.runai import effective as runai_effective
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import NotFound, Refused, Unavailable
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import Cluster, Object
+from tests.fairshare.conftest import Accountant
+from tests.fairshare.failing_clusters import Failing
+from tests.fairshare.observations import conditions_of
+from tests.fairshare.scheduler_objects import (
+    ARGUMENTS,
+    DATABASE,
+    KAI_QUEUE,
+    ON,
+    SCOPED,
+    SHOWN,
+    V1BETA2,
+    VOLCANO_QUEUE,
+    cluster_queue,
+    configured,
+    local_queue,
+    shard,
+    volcano,
+)
+from tests.fairshare.victims import node_object
+
+Make = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/conditions.md").read_text("utf-8")
+WITH_OBJECTS = ("Effective", "InSync", "Mapped")
+"""Conditions that the objects of a scheduler decide: each of their reasons has a case below."""
+
+Reason = tuple[str, str, str, str]
+"""Target (or condition, for the controller's own), type, status, reason."""
+
+
+def _rows() -> Iterator[Reason]:
+    """The tables of the page."""
+    kind = ""
+    for line in PAGE.splitlines():
+        if line.startswith("## "):
+            kind = line[3:].partition(":")[0]
+        elif found := re.fullmatch(r"\| ([^|]+) \| (True|False|Unknown) \| `(\w+)` \|.*", line):
+            scope, status, reason = found.groups()
+            if scope in ("Mapped", "Readable") or kind == "The controller itself":
+                yield "", scope, status, reason
+            else:
+                for target in scope.split(", "):
+                    yield target, kind, status, reason
+
+
+REASONS = tuple(_rows())
+
+
+def _literals(path: Path) -> Iterator[tuple[str, str]]:
+    """Type and reason of every Condition that a module makes from literals."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Condition":
+            words = [each.value if isinstance(each, ast.Constant) else None for each in node.args[:3]]
+            if isinstance(words[0], str) and isinstance(words[2], str):
+                yield words[0], words[2]
+
+
+def test_every_reason_of_the_code_is_on_the_page_and_every_one_of_the_page_is_in_the_code() -> None:
+    listed = {(kind, reason) for _, kind, _, reason in REASONS}
+    modules = sorted((ROOT / "fairshare").rglob("*.py"))
+    made = {found for path in modules for found in _literals(path)}
+    assert len(made) > 30
+    assert made - listed == set()
+    source = "".join(path.read_text("utf-8") for path in [*modules, ROOT / "gputally/base/errors.py"])
+    assert [reason for _, reason in sorted(listed) if f'"{reason}"' not in source] == []
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a policy with one queue `a` finds: `reason` with the objects `wrong`, another one with `right`.
+
+    ref: of the queue. target: the policy's settings of the target. queue: more of the policy's queue."""
+
+    reason: Reason
+    ref: str
+    wrong: list[Object]
+    right: list[Object]
+    target: dict[str, Any] = field(default_factory=dict)
+    queue: dict[str, Any] = field(default_factory=dict)
+
+
+NOTED = queue_objects.WeightAnnotations(1.0, 0.5, None, 0, "f" * 16).annotations()
+LEFT_BEHIND = {**KAI_QUEUE, "metadata": {"name": "old", "annotations": NOTED}}
+WELL = shard(kValue=0)
+FAIR = [cluster_queue(**SHOWN), configured(ON)]
+ADMITTING = {**V1BETA2, "admissionFairSharing": {"usageHalfLifeTime": "168h", "usageSamplingInterval": "5m"}}
+CREDITS = {"resourceGroups": [{"coveredResources": ["example.com/credits"], "flavors": [
+    {"name": "h200", "resources": [{"name": "example.com/credits", "nominalQuota": "80"}]}]}]}  # fmt: skip
+ALONE = cluster_queue(**SHOWN)
+del ALONE["spec"]["cohortName"]
+BESIDE = {**cluster_queue(), "metadata": {"name": "b"}}
+USAGE = {"mode": "usage", "endpoint": "http://usage:9091"}
+BY_ENVIRONMENT = {"clientType": "prometheus", "connectionStringEnvVar": "USAGE_URL"}
+HOLDING = {"state": "Open", "allocated": {"nvidia.com/gpu": "4"}}
+IDLE: dict[str, Any] = {"state": "Open"}
+STRANGER = {**VOLCANO_QUEUE, "metadata": {"name": "stranger"}, "status": HOLDING}
+CONTAINER = {"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
+POD_SETS = [{"name": "main", "count": 2, "template": {"spec": {"containers": [CONTAINER]}}}]
+WAITING = {
+    "apiVersion": cluster_queue()["apiVersion"], "kind": "Workload", "metadata": {"name": "w", "namespace": "ns"},
+    "spec": {"queueName": "x", "podSets": POD_SETS},
+}  # fmt: skip
+STOPPED = cluster_queue(**SHOWN, spec={"stopPolicy": "Hold"})
+COUNTED = {
+    "weightedShare": 0,
+    "admissionFairSharingStatus": {"consumedResources": {"nvidia.com/gpu": "1"}, "lastUpdate": "2026-11-01T00:00:00Z"},
+}
+ADMITS = {**local_queue(), "status": {"fairSharing": COUNTED}}
+EIGHT: dict[str, Any] = {"deserved": 8}
+
+
+def _kai(status: str, reason: str, wrong: Object | None, right: Object, **target: Any) -> Case:
+    queue: list[Object] = [KAI_QUEUE]
+    before = queue if wrong is None else [*queue, wrong]
+    return Case(("KAI", "Effective", status, reason), "kai:a", before, [*queue, right], target)
+
+
+def _kueue(status: str, reason: str, wrong: list[Object], right: list[Object], ref: str = "kueue:a") -> Case:
+    return Case(("Kueue", "Effective", status, reason), ref, wrong, right)
+
+
+def _volcano(status: str, reason: str, wrong: list[Object], right: list[Object], mode: str = "weight") -> Case:
+    effective = ("Volcano", "Effective", status, reason)
+    return Case(effective, "volcano:a", [VOLCANO_QUEUE, *wrong], [VOLCANO_QUEUE, *right], {"mode": mode})
+
+
+PROPORTION = volcano({"name": "proportion"})
+DRF = {"name": "drf", "enableHierarchy": True}
+REFUSED = configured({**V1BETA2, "fairSharing": {}})
+SCOPED_QUEUE = cluster_queue(**SCOPED)
+
+CASES = [
+    _kai("True", "WeightsOnly", WELL, shard(kValue=1, usageDBConfig=DATABASE)),
+    _kai("False", "HistoryCountedTwice", shard(kValue=0, usageDBConfig=DATABASE, **ARGUMENTS), WELL),
+    _kai("Unknown", "NoShards", None, WELL),
+    _kai("True", "UsageOnly", shard(kValue=1, usageDBConfig=DATABASE), shard(kValue=1), **USAGE),
+    _kai("False", "UsageNotRead", shard(kValue=1), shard(kValue=1, usageDBConfig=DATABASE), **USAGE),
+    _kai("Unknown", "AddressUnknown", shard(kValue=1, usageDBConfig=BY_ENVIRONMENT),
+         shard(kValue=1, usageDBConfig=DATABASE), **USAGE),
+    _kueue("True", "FairSharing", FAIR, [cluster_queue(), configured(V1BETA2)]),
+    _kueue("False", "FairSharingOff", [cluster_queue(), configured(V1BETA2)], FAIR),
+    _kueue("False", "ConfigurationRefused", [cluster_queue(), REFUSED], FAIR),
+    _kueue("Unknown", "ConfigurationRefused", [cluster_queue(**SHOWN), REFUSED], FAIR),
+    _kueue("False", "NothingToShare", [ALONE, configured(ON)], FAIR),
+    _kueue("Unknown", "RestartPending", [cluster_queue(**SHOWN), configured(V1BETA2)], FAIR),
+    _kueue("Unknown", "SharesDisagree", [*FAIR, BESIDE], [*FAIR, {**BESIDE, "status": FAIR[0]["status"]}]),
+    _kueue("Unknown", "SharesUnseen", [{**cluster_queue(), "status": {}}, configured(ON)], FAIR),
+    _kueue("Unknown", "ConfigurationUnread", [{**cluster_queue(), "status": {}}], FAIR),
+    _kueue("True", "AdmissionFairSharing", [SCOPED_QUEUE, ADMITS, configured(ADMITTING)],
+           [SCOPED_QUEUE, ADMITS, configured(V1BETA2)], "kueue:ns/x"),
+    _kueue("False", "AdmissionFairSharingOff", [SCOPED_QUEUE, ADMITS, configured(V1BETA2)],
+           [SCOPED_QUEUE, ADMITS, configured(ADMITTING)], "kueue:ns/x"),
+    _kueue("Unknown", "UsageUnseen", [SCOPED_QUEUE, local_queue(), configured(ADMITTING)],
+           [SCOPED_QUEUE, ADMITS, configured(ADMITTING)], "kueue:ns/x"),
+    _volcano("True", "PluginActive", [PROPORTION], [volcano({"name": "gang"})]),
+    _volcano("False", "PluginNotActive", [volcano({"name": "gang"})], [PROPORTION]),
+    _volcano("False", "HierarchyOff", [volcano({"name": "drf", "enabledHierarchy": True})], [volcano(DRF)],
+             "hierarchy"),
+    _volcano("False", "HistoryCountedTwice", [volcano({"name": "proportion"}, {"name": "fairshare"})], [PROPORTION]),
+    _volcano("False", "StrangersCompete", [PROPORTION, STRANGER], [PROPORTION, {**STRANGER, "status": IDLE}]),
+    _volcano("False", "ConfigurationRefused", [volcano({"name": "proportion"}, DRF)], [PROPORTION]),
+    _volcano("Unknown", "ConfigurationUnread", [], [PROPORTION]),
+    Case(("KAI", "InSync", "True", "AsPolicy"), "kai:a", [KAI_QUEUE, WELL],
+         [{**KAI_QUEUE, "spec": {"resources": {"gpu": {"quota": 4, "limit": -1}}}}, WELL], queue=EIGHT),
+    Case(("KAI", "InSync", "False", "PolicyDiffers"), "kai:a", [KAI_QUEUE, WELL],
+         [{**KAI_QUEUE, "spec": {"resources": {"gpu": {"quota": 16, "limit": -1}}}}, WELL], queue={"deserved": 16}),
+    Case(("Kueue", "InSync", "True", "AsPolicy"), "kueue:a", FAIR, [STOPPED, local_queue(), WAITING], queue=EIGHT),
+    Case(("Kueue", "InSync", "False", "PolicyDiffers"), "kueue:a", FAIR,
+         [cluster_queue(**SHOWN, spec={"resourceGroups": [{"coveredResources": ["nvidia.com/gpu"], "flavors": [
+             {"name": "h200", "resources": [{"name": "nvidia.com/gpu", "nominalQuota": "16"}]}]}]}), configured(ON)],
+         queue={"deserved": 16}),
+    Case(("Kueue", "InSync", "False", "QueuesStopped"), "kueue:a", [STOPPED, local_queue(), WAITING],
+         [cluster_queue(**SHOWN), local_queue(), WAITING], queue=EIGHT),
+    Case(("Kueue", "InSync", "Unknown", "NotComparable"), "kueue:a", [cluster_queue(**SHOWN, spec=CREDITS)], FAIR,
+         queue=EIGHT),
+    Case(("", "Mapped", "True", "AllFound"), "kai:a", [KAI_QUEUE, WELL], [WELL]),
+    Case(("", "Mapped", "False", "QueuesLeftOut"), "kai:a", [WELL], [KAI_QUEUE, WELL]),
+    Case(("", "Mapped", "False", "WeightsLeftBehind"), "kai:a", [KAI_QUEUE, LEFT_BEHIND, WELL],
+         [KAI_QUEUE, {**LEFT_BEHIND, "metadata": {"name": "old"}}, WELL]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mended", [False, True], ids=["wrong", "right"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case.reason).strip())
+def test_the_objects_of_a_scheduler_bring_a_reason_about_and_make_it_go(
+    either_of: Make, policy_of: Make, accountant: Accountant, clock: VirtualClock, case: Case, mended: bool
+) -> None:
+    _, kind, status, reason = case.reason
+    target = case.ref.partition(":")[0]
+    policy = policy_of([{"name": "a", "refs": [case.ref], **case.queue}], targets={target: case.target})
+    cluster = either_of(case.right if mended else case.wrong)
+    found = conditions_of(Controller(policy, accountant, cluster, clock).cycle())[f"{target}.{kind}"]
+    assert (found == (status, reason)) is not mended, found
+
+
+def _pool(**history: object) -> Object:
+    return {"metadata": {"name": "default"}, "spec": {"timeBasedFairShare": history}}
+
+
+def test_run_ai_tells_of_its_own_history_and_not_of_its_setting() -> None:
+    twice = runai_effective([_pool(enabled=True)], {"default"})
+    assert (twice.status, twice.reason) == ("False", "HistoryCountedTwice")
+    unseen = runai_effective([_pool(enabled=False)], {"default"})
+    assert (unseen.status, unseen.reason) == ("Unknown", "SettingNotSeen")
+
+
+def test_the_kube_scheduler_is_heard_by_the_extender_alone(
+    policy_of: Make, accountant: Accountant, clock: VirtualClock
+) -> None:
+    policy = policy_of([{"name": "a", "refs": ["policy:a"]}], targets={"kube_scheduler": {"mode": "extender"}})
+    cluster = MemoryCluster(KINDS)
+
+    def effective(**options: Any) -> tuple[str, str]:
+        report = Controller(policy, accountant, cluster, clock, **options).cycle()
+        return conditions_of(report)["kube-scheduler.Effective"]
+
+    assert effective() == ("Unknown", "AsksTheExtender")
+    extender = Extender(lambda: None, clock)
+    assert effective(acts={"kube-scheduler": extender.acts}) == ("Unknown", "NoRequests")
+    extender.prioritize(b'{"Pod": {"metadata": {"name": "p", "namespace": "n", "uid": "u"}}, "NodeNames": ["n1"]}')
+    assert effective(acts={"kube-scheduler": extender.acts}) == ("True", "Asked")
+
+
+KAI = [KAI_QUEUE, {**KAI_QUEUE, "metadata": {"name": "b"}}, WELL, node_object("n1", gpus=8)]
+
+
+def _available(
+    policy: Any, accountant: Accountant, clock: VirtualClock, cluster: Cluster, kind: str = "Available"
+) -> tuple[str, str]:
+    accountant.spend(a=1.0)
+    return conditions_of(Controller(policy, accountant, cluster, clock).cycle())[f"kai.{kind}"]
+
+
+def _contested(cluster: MemoryCluster) -> None:
+    taken = cluster.get(QUEUE, "a")
+    taken["spec"] = {"resources": {"gpu": {"quota": 8, "overQuotaWeight": 3, "limit": -1}}}
+    cluster.put(taken, field_manager="argocd")
+
+
+@pytest.mark.parametrize(("what", "error", "reason"), [
+    ("list Queue", NotFound("GET: 404: the server could not find the requested resource"), "CRDAbsent"),
+    ("list Queue", Refused("GET: 403: queues.scheduling.run.ai is forbidden"), "Refused"),
+    ("list Queue", Unavailable("GET: 503: the server is currently unable to handle the request"), "Unavailable"),
+    ("apply Queue", NotFound("PATCH: 404: queues.scheduling.run.ai a not found"), "NotFound"),
+    ("apply Queue", Refused("PATCH: 403: admission webhook denied the request"), "Refused"),
+    ("apply Queue", Unavailable("PATCH: 504: timeout"), "Unavailable"),
+])  # fmt: skip
+def test_what_the_api_server_answers_is_the_reason_until_it_answers_well(
+    policy_of: Make, accountant: Accountant, clock: VirtualClock, what: str, error: Exception, reason: str
+) -> None:
+    cluster = Failing(KINDS, KAI)
+    cluster.failing, cluster.error = frozenset({what}), error
+    policy = policy_of([{"name": name, "refs": [f"kai:{name}"]} for name in "ab"])
+    assert _available(policy, accountant, clock, cluster) == ("False", reason)
+    cluster.failing = frozenset()
+    assert _available(policy, accountant, clock, cluster) == ("True", "Writable")
+
+
+def test_a_field_of_another_manager_is_contested_and_the_weight_not_ours(
+    policy_of: Make, accountant: Accountant, clock: VirtualClock
+) -> None:
+    policy = policy_of([{"name": name, "refs": [f"kai:{name}"]} for name in "ab"])
+    cluster = MemoryCluster(KINDS, KAI)
+    _contested(cluster)
+    assert _available(policy, accountant, clock, cluster) == ("False", "Contested")
+    assert _available(policy, accountant, clock, cluster, "Effective") == ("False", "FieldNotOurs")
+    free = MemoryCluster(KINDS, KAI)
+    assert _available(policy, accountant, clock, free) == ("True", "Writable")
+    assert _available(policy, accountant, clock, free, "Effective") == ("True", "WeightsOnly")
+
+
+def test_a_target_that_is_off_or_has_no_gpu_to_divide(
+    policy_of: Make, accountant: Accountant, clock: VirtualClock
+) -> None:
+    queues = [{"name": "a", "refs": ["kai:a"]}]
+    off = policy_of(queues, targets={"kai": {"mode": "off"}})
+    assert _available(off, accountant, clock, MemoryCluster(KINDS, KAI)) == ("Unknown", "Off")
+    shut = node_object("n1", gpus=8)
+    shut["metadata"]["labels"] = {"kai.scheduler/node-pool": "other"}
+    none = MemoryCluster(KINDS, [KAI_QUEUE, WELL, shut])
+    assert _available(policy_of(queues), accountant, clock, none) == ("False", "NoCapacity")
+    assert _available(policy_of(queues), accountant, clock, MemoryCluster(KINDS, KAI)) == ("True", "Writable")
+
+
+def test_every_reason_that_a_schedulers_objects_decide_has_a_case() -> None:
+    apart = {("Run:ai", "Effective"), ("kube-scheduler", "Effective"), ("all", "Effective")}
+    wanted = {reason for reason in REASONS if reason[1] in WITH_OBJECTS and reason[:2] not in apart}
+    assert {case.reason for case in CASES} == wanted
+
+
+def test_every_other_reason_is_named_in_a_test() -> None:
+    here = Path(__file__)
+    tests = "".join(path.read_text("utf-8") for path in sorted(here.parents[1].rglob("*.py")))
+    assert sorted({reason for _, _, _, reason in REASONS if not re.search(f'"{reason}[":]', tests)}) == []
