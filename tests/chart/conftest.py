@@ -18,6 +18,24 @@ Manifest = dict[str, Any]
 COMPONENT = "app.kubernetes.io/component"
 Render = Callable[[Values], list[Manifest]]
 
+OF_A_POD: Values = {
+    "podLabels": {"example.org/cost": "platform"},
+    "dnsConfig": {"options": [{"name": "ndots", "value": "2"}]},
+    "priorityClassName": "high",
+    "extraArgs": ["--log-level=debug"],
+    "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}],
+    "extraVolumes": [{"name": "proxy-ca", "configMap": {"name": "proxy-ca"}}],
+    "extraVolumeMounts": [{"name": "proxy-ca", "mountPath": "/etc/proxy-ca", "readOnly": True}],
+    "podSecurityContext": {"supplementalGroups": [4000]},
+    "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+}
+"""What a pod may be given, for each component."""
+SPREAD: Values = {
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    ]
+}
+
 VARIATIONS: dict[str, Values] = {
     "defaults": {},
     "everything": {
@@ -32,6 +50,7 @@ VARIATIONS: dict[str, Values] = {
             "image": {"digest": "sha256:" + "0" * 64},
             "affinity": {"nodeAffinity": {}},
             "podAnnotations": {"note": "agent"},
+            "podLabels": {"example.org/billed": "no"},
             "extraEnv": [{"name": "GPUTALLY_AGENT_LOG_LEVEL", "value": "debug"}],
             "updateStrategy": {"type": "OnDelete"},
             "namespace": {"name": "gpu-agents", "create": True},
@@ -111,6 +130,32 @@ VARIATIONS: dict[str, Values] = {
         "dashboards": {"enabled": False},
         "networkPolicy": {"enabled": False},
     },
+    "as a cluster admin wants it": {
+        "namespaceOverride": "metering",
+        "global": {"imageRegistry": "mirror.example", "imagePullSecrets": ["mirror"], "theirs": {"x": 1}},
+        "commonLabels": {"app.kubernetes.io/part-of": "platform"},
+        "agent": {"dnsPolicy": "ClusterFirstWithHostNet", **OF_A_POD},
+        "accountant": {
+            "publicUrl": "https://gpus.example:8443/",
+            "ingress": {
+                "enabled": True,
+                "className": "nginx",
+                "tls": [{"secretName": "web", "hosts": ["gpus.example"]}],
+            },
+            "httpRoute": {"enabled": True, "parentRefs": [{"name": "web", "namespace": "gateways"}]},
+            "tokens": {"existingSecret": "people"},
+            **SPREAD,
+            **OF_A_POD,
+        },
+        "fairshare": {
+            "pages": {"enabled": True, "ingress": {"enabled": True, "hosts": ["fairshare.example"]}},
+            **SPREAD,
+            **OF_A_POD,
+        },
+        "backup": {"enabled": True, "podAnnotations": {"note": "job"}, **OF_A_POD},
+        "report": {"enabled": True, "podAnnotations": {"note": "job"}, **OF_A_POD},
+        "networkPolicy": {"accountantFrom": [{"kubernetes.io/metadata.name": "ingress"}]},
+    },
     "pools": {
         "agent": {
             "pools": {
@@ -135,13 +180,20 @@ VARIATIONS: dict[str, Values] = {
         "fullnameOverride": "books",
         "agent": {"enabled": False},
         "fairshare": {"rbac": {"create": False}, "serviceAccount": {"create": False, "name": "mine"}},
-        "networkPolicy": {"metricsFrom": []},
+        "monitoring": {"namespaceSelector": {"matchExpressions": [{"key": "prometheus", "operator": "Exists"}]}},
     },
 }
 EXAMPLES: dict[str, Values] = {
     path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted((CHART / "examples").glob("*.yaml"))
 }
-EVERY: dict[str, Values] = {**VARIATIONS, **{f"examples/{name}": values for name, values in EXAMPLES.items()}}
+PRESETS: dict[str, Values] = {
+    path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted((CHART / "presets").glob("*.yaml"))
+}
+FILES: dict[str, Values] = {
+    **{f"examples/{name}": values for name, values in EXAMPLES.items()},
+    **{f"presets/{name}": values for name, values in PRESETS.items()},
+}
+EVERY: dict[str, Values] = {**VARIATIONS, **FILES}
 
 
 def named(manifests: list[Manifest]) -> dict[tuple[str, str], Manifest]:
@@ -198,9 +250,10 @@ def values(request: pytest.FixtureRequest) -> Values:
     return EVERY[request.param]
 
 
-@pytest.fixture(scope="session", params=sorted(EXAMPLES))
+@pytest.fixture(scope="session", params=sorted(FILES))
 def example(request: pytest.FixtureRequest) -> Values:
-    return EXAMPLES[request.param]
+    """A values file that the chart brings."""
+    return FILES[request.param]
 
 
 @pytest.fixture

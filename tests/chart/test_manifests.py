@@ -15,9 +15,11 @@ import yaml
 
 from accountant.core.settings import load
 from dashboards import __main__, prometheus_rules
-from tests.chart.conftest import EXAMPLES
+from tests.chart.conftest import EXAMPLES, PRESETS
 
 GOLDEN = Path(__file__).parent / "golden"
+FOREIGN = {"SecurityContextConstraints", "Certificate", "HTTPRoute", "BackendTLSPolicy"}
+"""Kinds of OpenShift, cert-manager and the Gateway API."""
 
 
 def test_lint_finds_nothing(folder: Path, values: dict[str, Any]) -> None:
@@ -30,11 +32,11 @@ def test_kubernetes_knows_every_field(manifests: list[dict[str, Any]]) -> None:
     from kubernetes import client
 
     for manifest in manifests:
-        if manifest["kind"] not in {"SecurityContextConstraints", "Certificate"}:  # OpenShift's and cert-manager's
+        if manifest["kind"] not in FOREIGN:
             getattr(client, f"V1{manifest['kind']}").model_validate(manifest)
 
 
-def test_objects_are_named_once_and_fit_their_release(manifests: list[dict[str, Any]]) -> None:
+def test_objects_are_named_once_and_fit_their_release(manifests: list[dict[str, Any]], values: dict[str, Any]) -> None:
     names = [(m["kind"], m["metadata"].get("namespace"), m["metadata"]["name"]) for m in manifests]
     assert len(set(names)) == len(names)
     for manifest in manifests:
@@ -44,7 +46,9 @@ def test_objects_are_named_once_and_fit_their_release(manifests: list[dict[str, 
             assert meta["namespace"] in {"metering", "gpu-agents", "gputally-agents"}
         labels = meta["labels"]
         assert labels["app.kubernetes.io/instance"] == "gputally"
-        assert labels["app.kubernetes.io/part-of"] == "gputally"
+        assert labels["app.kubernetes.io/part-of"] == values.get("commonLabels", {}).get(
+            "app.kubernetes.io/part-of", "gputally"
+        )
         assert labels["app.kubernetes.io/managed-by"] == "Helm"
         assert re.fullmatch(r"gputally-\d+\.\d+\.\d+", labels["helm.sh/chart"])
 
@@ -243,21 +247,72 @@ def test_the_notes_name_the_next_three_commands(chart: helm_python.Chart, values
     assert {command.split()[0] for command in commands} == {"gputally", "kubectl"}
 
 
+def test_monitors_relabel_as_the_values_say(folder: Path, tmp_path: Path) -> None:
+    chart = helm_python.Chart.load(with_operator(folder, tmp_path, "monitoring.yaml"))
+    targets = [{"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}]
+    metrics = [{"sourceLabels": ["__name__"], "regex": "python_.*", "action": "drop"}]
+    values = {"monitoring": {"enabled": True, "relabelings": targets, "metricRelabelings": metrics}}
+    text = chart.render(values, name="gputally", namespace="metering")["gputally/templates/monitoring.yaml"]
+    monitors = [m for m in yaml.safe_load_all(text) if m and "Monitor" in m["kind"]]
+    assert len(monitors) == 3
+    for monitor in monitors:
+        (endpoint,) = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
+        assert (endpoint["relabelings"], endpoint["metricRelabelings"]) == (targets, metrics)
+
+
+def settled(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the dashboards' content, which has tests of its own, and what is another at each rendering."""
+    for manifest in manifests:
+        if manifest["metadata"]["name"].startswith("gputally-dashboard-"):
+            manifest["data"] = dict.fromkeys(manifest["data"], "as dashboards/generated has it")
+        made = manifest["kind"] in {"Secret", "ConfigMap"}
+        if made and manifest["metadata"]["name"].endswith(("-accountant-tls", "-authority")):
+            manifest["data"] = dict.fromkeys(manifest["data"], "a new one")
+    return manifests
+
+
+def golden(name: str, manifests: list[dict[str, Any]]) -> None:
+    """GPUTALLY_GOLDEN=update writes them anew; look at the difference before it is committed."""
+    text = yaml.safe_dump_all(manifests, sort_keys=True)
+    file = GOLDEN / f"{name}.yaml"
+    if os.environ.get("GPUTALLY_GOLDEN") == "update":
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(("name", "example"), [("default", None), ("on-prem", "on-prem")])
 def test_the_manifests_are_the_golden_ones(render: Any, name: str, example: str | None) -> None:
-    """GPUTALLY_GOLDEN=update writes them anew; look at the difference before it is committed."""
-    manifests = render(EXAMPLES[example] if example else {})
-    for manifest in manifests:
-        if manifest["metadata"]["name"].startswith("gputally-dashboard-"):  # their own tests look inside
-            manifest["data"] = dict.fromkeys(manifest["data"], "as dashboards/generated has it")
-        if manifest["metadata"]["name"] in {
-            "gputally-accountant-tls",
-            "gputally-authority",
-        }:  # another at each rendering
-            manifest["data"] = dict.fromkeys(manifest["data"], "a new one")
-    text = yaml.safe_dump_all(manifests, sort_keys=True)
-    golden = GOLDEN / f"{name}.yaml"
-    if os.environ.get("GPUTALLY_GOLDEN") == "update":
-        GOLDEN.mkdir(exist_ok=True)
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+    golden(name, settled(render(EXAMPLES[example] if example else {})))
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_what_a_preset_changes_is_the_golden_change(render: Any, name: str) -> None:
+    """The objects that differ from those of the defaults, and none that is missing."""
+    defaults = {(m["kind"], m["metadata"]["name"]): m for m in settled(render({}))}
+    found = settled(render(PRESETS[name]))
+    assert set(defaults) <= {(m["kind"], m["metadata"]["name"]) for m in found}
+    golden(f"presets/{name}", [m for m in found if m != defaults.get((m["kind"], m["metadata"]["name"]))])
+
+
+@pytest.fixture(scope="module")
+def parent(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> helm_python.Chart:
+    """A platform's chart of charts, of which this one is a part."""
+    path = tmp_path_factory.mktemp("parent")
+    dependency = {"name": "gputally", "version": "0.1.0", "repository": ""}
+    description = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
+    (path / "Chart.yaml").write_text(yaml.safe_dump(description), "utf-8")
+    shutil.copytree(folder, path / "charts" / "gputally")
+    return helm_python.Chart.load(path)
+
+
+def test_as_a_part_of_another_chart_it_makes_the_same(
+    parent: helm_python.Chart, render: Any, values: dict[str, Any]
+) -> None:
+    """Every variation, example and preset, beside a parent's `global` that has other charts' keys."""
+    ours = values.get("global", {})
+    given = {"gputally": values, "global": {"storageClass": "fast", "security": {"allowInsecureImages": True}, **ours}}
+    files = parent.render(given, name="gputally", namespace="metering")
+    texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
+    found = [manifest for text in texts for manifest in yaml.load_all(text, yaml.CSafeLoader) if manifest]
+    assert settled(found) == settled(render(values))

@@ -17,7 +17,7 @@ from agent.simulation.scenario_file import load_scenario
 from fairshare.core.settings import load as fairshare_settings
 from gputally.__main__ import main
 from gputally.server.tokens_and_grants import Callers
-from tests.chart.conftest import COMPONENT, EXAMPLES, Manifest, container, named, ways_out
+from tests.chart.conftest import COMPONENT, PRESETS, Manifest, container, named, ways_out
 
 
 def environment(workload: Manifest) -> dict[str, str]:
@@ -31,7 +31,7 @@ def test_each_pool_has_agents_of_its_own_values(render: Any) -> None:
     sets = {m["metadata"]["name"]: m for m in render({"agent": {**common, "pools": pools}}) if m["kind"] == "DaemonSet"}
     assert set(sets) == {"gputally-agent-mig", "gputally-agent-desks"}, "and none for the rest: two would share a spool"
     mig, desks = (sets[f"gputally-agent-{name}"]["spec"]["template"]["spec"] for name in ("mig", "desks"))
-    assert mig["nodeSelector"] == {"nvidia.com/gpu.present": "true", "gpu": "yes", "pool": "mig"}
+    assert mig["nodeSelector"] == {"gpu": "yes", "pool": "mig"}
     assert (mig["runtimeClassName"], desks.get("runtimeClassName")) == ("nvidia", None)
     assert "--privilege=profiling" in mig["containers"][0]["args"]
     assert "--privilege=process" in desks["containers"][0]["args"]
@@ -307,7 +307,7 @@ def test_an_agent_without_gpus_plays_a_scenario_and_mounts_no_more_than_its_spoo
 
 
 def test_a_driver_without_a_runtime_is_mounted_where_the_loader_looks(render: Any) -> None:
-    agent = named(render(EXAMPLES["gke"]))["DaemonSet", "gputally-agent"]
+    agent = named(render(PRESETS["gke"]))["DaemonSet", "gputally-agent"]
     (volume,) = [v for v in agent["spec"]["template"]["spec"]["volumes"] if v["name"] == "driver"]
     (mount,) = [m for m in container(agent)["volumeMounts"] if m["name"] == "driver"]
     assert volume["hostPath"] == {"path": "/home/kubernetes/bin/nvidia", "type": "Directory"}

@@ -184,7 +184,9 @@ def test_accounting_mode_needs_the_hosts_processes(chart: Any) -> None:
 
 
 def test_the_agent_is_told_its_level_and_what_may_leave_the_node(render: Any) -> None:
-    values = {"agent": {"privilege": "process", "podLabels": ["team", "example.org/*"], "gpuSharing": ["kai", "hami"]}}
+    values = {
+        "agent": {"privilege": "process", "exportPodLabels": ["team", "example.org/*"], "gpuSharing": ["kai", "hami"]}
+    }
     arguments = container(next(m for m in render(values) if m["kind"] == "DaemonSet"))["args"]
     assert {"--privilege=process", "--pod-labels=team,example.org/*", "--gpu-sharing=kai,hami"} <= set(arguments)
     assert "--standalone" not in arguments

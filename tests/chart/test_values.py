@@ -11,8 +11,12 @@ import helm_python
 import pytest
 import yaml
 
-PASSED_ON = {"affinity", "valueFrom", "items"}
-"""Objects of Kubernetes that we hand on as they are; the API server knows their shape."""
+PASSED_ON = {
+    "affinity", "valueFrom", "items", "podSecurityContext", "securityContext", "dnsConfig", "extraVolume",
+    "extraVolumeMount", "relabeling", "topologySpreadConstraint", "global",
+}  # fmt: skip
+"""Objects of Kubernetes that are passed on as they are; the API server knows their shape. `global` has other charts'
+keys."""
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("an unknown key", {"agnet": {}}, "agnet"),
@@ -26,9 +30,9 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("a relative spool", {"agent": {"spool": {"hostPath": "spool"}}}, "hostPath"),
     ("relative log folders", {"agent": {"podLogsHostPath": "pods"}}, "podLogsHostPath"),
     ("a relative folder of the kubelet", {"agent": {"podResourcesHostPath": "kubelet"}}, "podResourcesHostPath"),
-    ("labels as one text", {"agent": {"podLabels": "team,project"}}, "podLabels"),
+    ("labels as one text", {"agent": {"exportPodLabels": "team,project"}}, "exportPodLabels"),
     ("a sharing system that is not known", {"agent": {"gpuSharing": ["mine"]}}, "gpuSharing"),
-    ("a label with a comma", {"agent": {"podLabels": ["team,project"]}}, "podLabels"),
+    ("a label with a comma", {"agent": {"exportPodLabels": ["team,project"]}}, "exportPodLabels"),
     ("an audience with a space", {"agent": {"token": {"audience": "a b"}}}, "audience"),
     ("a release file elsewhere", {"agent": {"releaseFile": "../run/release"}}, "releaseFile"),
     ("the spool as release file", {"agent": {"releaseFile": "outbox.sqlite"}}, "releaseFile"),
@@ -61,6 +65,20 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("a name for an address range", {"networkPolicy": {"issuerCidrs": ["login.example"]}}, "issuerCidrs"),
     ("a secret of the login in the values", {"fairshare": {"pages": {"signIn": {"secret": "x"}}}}, "secret"),
     ("an address without a scheme", {"fairshare": {"pages": {"publicUrl": "gpus.example"}}}, "publicUrl"),
+    ("a pod's label that is no text", {"fairshare": {"podLabels": {"a": 1}}}, "podLabels"),
+    ("a label that selects", {"commonLabels": {"app.kubernetes.io/instance": "x"}}, "app.kubernetes.io/instance"),
+    ("an argument that is none", {"agent": {"extraArgs": ["agent run"]}}, "extraArgs"),
+    ("a mount nowhere", {"accountant": {"extraVolumeMounts": [{"name": "a"}]}}, "mountPath"),
+    ("a DNS policy", {"agent": {"dnsPolicy": "Mine"}}, "dnsPolicy"),
+    ("a constraint of no topology", {"accountant": {"topologySpreadConstraints": [{"maxSkew": 1}]}}, "topologyKey"),
+    ("a URL for a host", {"accountant": {"ingress": {"hosts": ["https://gpus.example"]}}}, "hosts"),
+    ("a route to no Gateway", {"accountant": {"httpRoute": {"parentRefs": [{}]}}}, "name"),
+    (
+        "an operator of selectors",
+        {"monitoring": {"namespaceSelector": {"matchExpressions": [{"key": "a"}]}}},
+        "operator",
+    ),
+    ("a global registry that is none", {"global": {"imageRegistry": 5}}, "imageRegistry"),
     ("two disturbed at a time", {"accountant": {"podDisruptionBudget": {"maxUnavailable": 2}}}, "maxUnavailable"),
 ]
 
@@ -111,7 +129,7 @@ def test_schema_and_values_know_the_same_keys(folder: Path) -> None:
                 yield (*path, key)
                 yield from keys(inner, (*path, key))
 
-    open_maps = {"resources", "nodeSelector", "pools", "dns"}
+    open_maps = {"resources", "nodeSelector", "pools", "dns", "namespaceSelector"}
     given = {path for path in keys(values) if not set(path[:-1]) & open_maps}
     known = {path for path in properties(schema, schema) if not set(path[:-1]) & open_maps}
     assert given == known

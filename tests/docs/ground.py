@@ -26,7 +26,7 @@ VOLUME = f"ledger-{RELEASE}-accountant-0"
 AGENT = f"{RELEASE}-agent-x7k2p"
 STANDS_FOR = {
     "NAMESPACE": RELEASE, "AGENT-POD": AGENT, "NODE": "gpu-01", "LEDGER-PVC": VOLUME, "POD-NAMESPACE": "ml",
-    "POD": "train-0", "REGISTRY": "registry.example", "PLATFORM": "kai",
+    "POD": "train-0", "REGISTRY": "registry.example", "PLATFORM": "gpu-operator",
 }  # fmt: skip
 LATENCIES = "\n".join(
     [

@@ -36,7 +36,7 @@ spec:
   template:
     metadata:
       labels:
-        {{- include "gputally.labels" $me | nindent 8 }}
+        {{- include "gputally.podLabels" (append $me $values) | nindent 8 }}
         {{- include "gputally.poolLabel" $pool | nindent 8 }}
       annotations:
         kubectl.kubernetes.io/default-container: agent
@@ -51,15 +51,18 @@ spec:
       automountServiceAccountToken: false
       # The environment of a Service would be taken for settings of ours.
       enableServiceLinks: false
-      {{- with $values.runtimeClassName }}
+      {{- with include "gputally.runtimeClass" $values }}
       runtimeClassName: {{ . }}
       {{- end }}
       hostPID: {{ $names }}
       terminationGracePeriodSeconds: {{ add $values.graceSeconds 15 }}
       {{- include "gputally.podPlacement" (list $root $values) | nindent 6 }}
+      {{- if not (or $values.nodeSelector $values.affinity) }}
+      affinity:
+        {{- include "gputally.gpuNodes" . | nindent 8 }}
+      {{- end }}
       securityContext:
-        seccompProfile:
-          type: RuntimeDefault
+        {{- include "gputally.securityContext" (list "seccompProfile: {type: RuntimeDefault}" $values.podSecurityContext) | nindent 8 }}
       containers:
         - name: agent
           image: {{ include "gputally.image" (list $root $values.image) }}
@@ -73,7 +76,7 @@ spec:
             {{- else }}
             - --kubelet-socket=/var/lib/kubelet/pod-resources/kubelet.sock
             {{- end }}
-            - --pod-labels={{ join "," $values.podLabels }}
+            - --pod-labels={{ join "," $values.exportPodLabels }}
             - --gpu-sharing={{ join "," $values.gpuSharing }}
             {{- if not $values.kubernetesApi }}
             - --api-url=off
@@ -102,6 +105,9 @@ spec:
             {{- end }}
             {{- if $names }}
             - --pod-logs=/var/log/pods
+            {{- end }}
+            {{- with $values.extraArgs }}
+            {{- toYaml . | nindent 12 }}
             {{- end }}
           env:
             - name: NODE_NAME
@@ -142,25 +148,7 @@ spec:
           resources:
             {{- toYaml $values.resources | nindent 12 }}
           securityContext:
-            runAsUser: {{ int64 $values.runAsUser }}
-            runAsGroup: {{ int64 $values.runAsGroup }}
-            runAsNonRoot: {{ ne (int64 $values.runAsUser) 0 }}
-            readOnlyRootFilesystem: true
-            {{- with $values.seLinuxType }}
-            seLinuxOptions:
-              type: {{ . }}
-            {{- end }}
-            {{- if $values.privileged }}
-            privileged: true
-            {{- else }}
-            privileged: false
-            allowPrivilegeEscalation: false
-            capabilities:
-              drop: [ALL]
-              {{- if or (eq $level "profiling") $values.accountingMode }}
-              add: [SYS_ADMIN]
-              {{- end }}
-            {{- end }}
+            {{- include "gputally.securityContext" (list (include "gputally.agentSecurityContext" $values) $values.securityContext) | nindent 12 }}
           volumeMounts:
             - name: spool
               mountPath: /var/lib/gputally
@@ -193,6 +181,9 @@ spec:
             - name: token
               mountPath: /etc/gputally/token
               readOnly: true
+            {{- with $values.extraVolumeMounts }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
       volumes:
         - name: spool
           hostPath:
@@ -237,6 +228,30 @@ spec:
                       path: ca.crt
         {{- end }}
         {{- include "gputally.tokenVolume" (list $root "agent" "0400") | nindent 8 }}
+        {{- with $values.extraVolumes }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+{{- end -}}
+
+{{/* Security context of the agent's container, from its values. */}}
+{{- define "gputally.agentSecurityContext" -}}
+runAsUser: {{ int64 .runAsUser }}
+runAsGroup: {{ int64 .runAsGroup }}
+runAsNonRoot: {{ ne (int64 .runAsUser) 0 }}
+readOnlyRootFilesystem: true
+{{- with .seLinuxType }}
+seLinuxOptions:
+  type: {{ . }}
+{{- end }}
+privileged: {{ .privileged }}
+{{- if not .privileged }}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+  {{- if or (eq .privilege "profiling") .accountingMode }}
+  add: [SYS_ADMIN]
+  {{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* Name of a DaemonSet: (list . POOL). */}}

@@ -15,6 +15,11 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Namespace of everything but the agents. */}}
+{{- define "gputally.releaseNamespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride -}}
+{{- end -}}
+
 {{/* Name of a component's objects: (list . "agent"). */}}
 {{- define "gputally.component" -}}
 {{- printf "%s-%s" (include "gputally.fullname" (first .)) (last .) -}}
@@ -30,21 +35,33 @@ app.kubernetes.io/component: {{ last . }}
 {{/* Labels of every object: (list . "agent"). */}}
 {{- define "gputally.labels" -}}
 {{- $root := first . -}}
-{{ include "gputally.selectorLabels" . }}
-app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
-app.kubernetes.io/part-of: gputally
-app.kubernetes.io/managed-by: {{ $root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
-{{- with $root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $chart := printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" -}}
+{{- $usual := dict "app.kubernetes.io/version" $root.Chart.AppVersion "app.kubernetes.io/part-of" "gputally" "app.kubernetes.io/managed-by" $root.Release.Service "helm.sh/chart" $chart -}}
+{{- merge (include "gputally.selectorLabels" . | fromYaml) $root.Values.commonLabels $usual | toYaml -}}
 {{- end -}}
 
-{{/* Image of a component: (list . .Values.agent.image). A digest wins over a tag. */}}
+{{/* Labels of a component's pods: (list . "agent" .Values.agent). The operator's cannot replace those that select. */}}
+{{- define "gputally.podLabels" -}}
+{{- $own := (last .).podLabels -}}
+{{- if kindIs "slice" $own -}}
+{{- fail (printf "%s.podLabels: labels of the pods themselves, a map. The list of pod labels that reach the ledger is agent.exportPodLabels: rename it" (index . 1)) -}}
+{{- end -}}
+{{- merge (include "gputally.labels" (initial .) | fromYaml) (default dict $own) | toYaml -}}
+{{- end -}}
+
+{{/* Image of a component: (list . .Values.agent.image). A digest wins over a tag. A repository that begins with a host
+is a full name. */}}
 {{- define "gputally.image" -}}
 {{- $root := first . -}}
 {{- $image := last . -}}
-{{- $name := trimPrefix "/" (printf "%s/%s" (trimSuffix "/" $root.Values.image.registry) $image.repository) -}}
+{{- $name := $image.repository -}}
+{{- if not (regexMatch "^(localhost|[^/]+[.:][^/]*)/" $name) -}}
+{{- $registry := default $root.Values.image.registry (default dict $root.Values.global).imageRegistry | trimSuffix "/" -}}
+{{- if not $registry -}}
+{{- fail (printf "image.registry: is empty, and no other registry has an image %s: name the registry that holds the images (docs/images.md), or put it into the repository" $name) -}}
+{{- end -}}
+{{- $name = printf "%s/%s" $registry $name -}}
+{{- end -}}
 {{- if $image.digest -}}
 {{- printf "%s@%s" $name $image.digest -}}
 {{- else -}}
@@ -64,7 +81,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 
 {{/* Namespace of the agents: their own, else the release's. */}}
 {{- define "gputally.agentNamespace" -}}
-{{- default .Release.Namespace .Values.agent.namespace.name -}}
+{{- default (include "gputally.releaseNamespace" .) .Values.agent.namespace.name -}}
 {{- end -}}
 
 {{/* Namespace of a component: (list . "agent"). */}}
@@ -72,13 +89,13 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- if eq (last .) "agent" -}}
 {{- include "gputally.agentNamespace" (first .) -}}
 {{- else -}}
-{{- (first .).Release.Namespace -}}
+{{- include "gputally.releaseNamespace" (first .) -}}
 {{- end -}}
 {{- end -}}
 
 {{/* Host name of the accountant's Service: what its certificate has to be for. */}}
 {{- define "gputally.accountantHost" -}}
-{{- printf "%s.%s.svc" (include "gputally.component" (list . "accountant")) .Release.Namespace -}}
+{{- printf "%s.%s.svc" (include "gputally.component" (list . "accountant")) (include "gputally.releaseNamespace" .) -}}
 {{- end -}}
 
 {{/* How the accountant gets its certificate: secret, cert-manager or self-signed; "" where it serves plain HTTP. */}}
@@ -264,9 +281,11 @@ true
 {{- define "gputally.podPlacement" -}}
 {{- $root := first . -}}
 {{- $values := last . -}}
-{{- with $root.Values.imagePullSecrets }}
+{{- with concat (default list (default dict $root.Values.global).imagePullSecrets) $root.Values.imagePullSecrets }}
 imagePullSecrets:
-  {{- toYaml . | nindent 2 }}
+  {{- range . }}
+  - name: {{ kindIs "map" . | ternary (get (kindIs "map" . | ternary . dict) "name") . }}
+  {{- end }}
 {{- end }}
 {{- with $values.priorityClassName }}
 priorityClassName: {{ . }}
@@ -283,11 +302,86 @@ affinity:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with $values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.dnsPolicy }}
+dnsPolicy: {{ . }}
+{{- end }}
+{{- with $values.dnsConfig }}
+dnsConfig:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
-{{/* Pod security context that passes the Pod Security Standard "restricted". OpenShift gives every namespace ids of its
-own and refuses others. */}}
+{{/* A security context with the operator's fields over our own: (list TEXT FIELDS). A field that is null is left out. */}}
+{{- define "gputally.securityContext" -}}
+{{- $context := first . | fromYaml -}}
+{{- range $field, $value := last . -}}
+{{- if kindIs "invalid" $value -}}
+{{- $context = omit $context $field -}}
+{{- else -}}
+{{- $_ := set $context $field $value -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $context -}}
+{{- end -}}
+
+{{/* RuntimeClass of agents and of the test pod: .Values.agent, or a pool's. `auto` is `nvidia` where the cluster has it;
+without a cluster to ask there is none. */}}
+{{- define "gputally.runtimeClass" -}}
+{{- if ne .runtimeClassName "auto" -}}
+{{- .runtimeClassName -}}
+{{- else if not (or .simulated.text .driverHostPath) -}}
+{{- with lookup "node.k8s.io/v1" "RuntimeClass" "" "nvidia" -}}
+{{- .metadata.name -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Affinity of agents for which the values select no nodes: nodes with a usual label of NVIDIA GPUs, one term each. */}}
+{{- define "gputally.gpuNodes" -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      {{- range list
+        (dict "key" "nvidia.com/gpu.present" "operator" "In" "values" (list "true"))
+        (dict "key" "feature.node.kubernetes.io/pci-10de.present" "operator" "In" "values" (list "true"))
+        (dict "key" "cloud.google.com/gke-gpu-driver-version" "operator" "Exists")
+        (dict "key" "karpenter.k8s.aws/instance-gpu-manufacturer" "operator" "In" "values" (list "nvidia"))
+        (dict "key" "k8s.amazonaws.com/accelerator" "operator" "Exists")
+        (dict "key" "kubernetes.azure.com/accelerator" "operator" "In" "values" (list "nvidia")) }}
+      - matchExpressions:
+          - {{ toJson . }}
+      {{- end }}
+{{- end -}}
+
+{{/* Peer of a NetworkPolicy: where Prometheus is. The values' selector, else the namespaces in which the operator runs one,
+else `monitoring`. */}}
+{{- define "gputally.monitoringNamespaces" -}}
+namespaceSelector:
+{{- with .Values.monitoring.namespaceSelector }}
+  {{- toYaml . | nindent 2 }}
+{{- else }}
+{{- $found := list -}}
+{{- if .Capabilities.APIVersions.Has "monitoring.coreos.com/v1/Prometheus" -}}
+{{- range (lookup "monitoring.coreos.com/v1" "Prometheus" "" "").items -}}
+{{- $found = append $found .metadata.namespace -}}
+{{- end -}}
+{{- end }}
+  matchExpressions:
+    - {key: kubernetes.io/metadata.name, operator: In, values: {{ default (list "monitoring") $found | uniq | sortAlpha | toJson }}}
+{{- end }}
+{{- end -}}
+
+{{/* Pod security context that passes the Pod Security Standard "restricted", and the operator's fields: (list .
+.Values.accountant). OpenShift gives every namespace ids of its own and refuses others. */}}
 {{- define "gputally.restrictedPod" -}}
+{{- include "gputally.securityContext" (list (include "gputally.restrictedPodDefaults" (first .)) (last .).podSecurityContext) -}}
+{{- end -}}
+
+{{- define "gputally.restrictedPodDefaults" -}}
 runAsNonRoot: true
 {{- if not .Values.openshift.enabled }}
 runAsUser: 65532
@@ -299,13 +393,11 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{/* Container security context that passes the Pod Security Standard "restricted". */}}
+{{/* Container security context that passes the Pod Security Standard "restricted", and the operator's fields:
+.Values.accountant */}}
 {{- define "gputally.restrictedContainer" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-runAsNonRoot: true
-capabilities:
-  drop: [ALL]
+{{- $ours := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true "runAsNonRoot" true "capabilities" (dict "drop" (list "ALL")) -}}
+{{- include "gputally.securityContext" (list (toYaml $ours) .securityContext) -}}
 {{- end -}}
 
 {{/* Peers of a NetworkPolicy: pods of a component, in its namespace: (list . "agent" "fairshare"), the last being whose
@@ -397,7 +489,7 @@ apiVersion: v1
 kind: PersistentVolumeClaim
 metadata:
   name: {{ include "gputally.claim" . }}
-  namespace: {{ (index . 0).Release.Namespace }}
+  namespace: {{ (include "gputally.releaseNamespace" (index . 0)) }}
   labels:
     {{- include "gputally.labels" (list (index . 0) (index . 1)) | nindent 4 }}
   annotations:

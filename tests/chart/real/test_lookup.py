@@ -1,0 +1,71 @@
+"""Helm itself, with a cluster to ask: what the chart finds there by itself, alone and as a part of another chart."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.conftest import CHART, named
+from tests.chart.real.conftest import Recorder, served, stand_in
+from tests.patience import until
+from tests.real.programs import built
+
+pytestmark = pytest.mark.real
+SPACE, GROUP = "lookups", "monitoring.coreos.com"
+CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A chart of charts."""
+    folder = tmp_path_factory.mktemp("parent") / "platform"
+    shutil.copytree(CHART, folder / "charts" / "gputally")
+    dependency = {"name": "gputally", "version": "0.1.0", "repository": ""}
+    description = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
+    (folder / "Chart.yaml").write_text(yaml.safe_dump(description), "utf-8")
+    return folder
+
+
+def planned(recorder: Recorder, chart: Path) -> dict[tuple[str, str], Any]:
+    """What `helm install --dry-run=server` would make of a chart's defaults."""
+    program = str(built("clients.sh") / "helm")
+    words = ("install", "gputally", str(chart), "--dry-run=server", "--namespace", SPACE, "--output", "json")
+    kubeconfig = ("--kubeconfig", str(recorder.server.kubeconfig))
+    done = subprocess.run([program, *words, *kubeconfig], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return named([m for m in yaml.safe_load_all(json.loads(done.stdout)["manifest"]) if m])
+
+
+def test_what_is_there_is_found_and_what_is_not_keeps_no_pod_from_starting(recorder: Recorder, parent: Path) -> None:
+    recorder.send("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
+
+    def agents() -> dict[str, Any]:
+        plans = [planned(recorder, chart)["DaemonSet", "gputally-agent"] for chart in (CHART, parent)]
+        alone, part = (plan["spec"]["template"]["spec"] for plan in plans)
+        assert alone == part
+        return dict(alone)
+
+    def scrapers() -> Any:
+        (first, *_) = planned(recorder, CHART)["NetworkPolicy", "gputally-agent"]["spec"]["ingress"]
+        return first["from"][0]["namespaceSelector"]["matchExpressions"][0]["values"]
+
+    assert agents()["runtimeClassName"] == "nvidia"
+    recorder.send("DELETE", f"{CLASSES}/nvidia")
+    try:
+        assert "runtimeClassName" not in agents()
+    finally:
+        recorder.send("POST", CLASSES, {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
+    assert scrapers() == ["monitoring"]
+    stand_in(recorder, GROUP, "v1", "prometheuses", "Prometheus")
+    until(lambda: served(recorder, f"/apis/{GROUP}/v1", "prometheuses"), lambda: "Prometheus is not served")
+    recorder.apply(
+        {"apiVersion": f"{GROUP}/v1", "kind": "Prometheus", "metadata": {"name": "k8s", "namespace": SPACE}},
+        dry_run=False,
+    )
+    assert scrapers() == [SPACE]
