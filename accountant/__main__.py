@@ -36,6 +36,7 @@ MODULES: Final = {
     "accountant.cli.server_commands:register_serve": ("serve",),
     "accountant.cli.usage_commands:register_questions": ("usage", "cost", "check"),
     "accountant.cli.server_commands:register_tokens": ("token",),
+    "accountant.cli.install_command:register": ("install",),
     "accountant.cli.import_commands:register_slurm": ("slurm",),
     "accountant.cli.import_commands:register_import": ("import",),
 }  # fmt: skip

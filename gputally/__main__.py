@@ -42,6 +42,9 @@ COMMANDS = {
     "report": Command("accountant.__main__", "accountant", "a month's report, as page or file", prefix=("report",)),
     "backup": Command("accountant.__main__", "accountant", "copy the ledger, verified", prefix=("backup",)),
     "restore": Command("accountant.__main__", "accountant", "rebuild a lost ledger and check it", prefix=("restore",)),
+    "install": Command(
+        "accountant.__main__", "accountant", "make the Secrets with bearer tokens for a cluster", prefix=("install",)
+    ),
     "fairshare": Command("fairshare.__main__", "fairshare", "turn history into queue weights; divide; plan"),
     "dashboards": Command("dashboards.__main__", "dashboards", "build, check and push Grafana dashboards and alerts"),
     "doctor": Command("gputally.doctor.__main__", "all", "look for what usually goes wrong, and say what mends it"),

@@ -307,7 +307,10 @@ def new(
         raise typer.BadParameter("; ".join(reasons)) from error
     if file is not None:
         text = file.read_text(encoding="utf-8") if file.exists() else "tokens: []\n"
-        atomic_file.write(file.resolve(), _with(text, entry, file).encode())
+        try:
+            atomic_file.write(file.resolve(), with_entry(text, entry).encode())
+        except ValueError as error:
+            raise typer.BadParameter(f"{file}: {error}") from error
     if token_file is not None:
         token_file.touch(mode=0o600)
         token_file.write_text(token + "\n", encoding="utf-8")
@@ -317,14 +320,14 @@ def new(
         typer.echo(f"entry for the token file, under `tokens:`:\n\n{entry}", nl=False)
 
 
-def _with(text: str, entry: str, file: Path) -> str:
-    """The token file's text with one entry more, which becomes the last. Raises typer.BadParameter where it is written
-    on one line."""
+def with_entry(text: str, entry: str) -> str:
+    """The token file's text with one entry more, which becomes the last. Raises ValueError where it is written on one
+    line."""
     document = yaml.compose(text, yaml.SafeLoader)
     assert isinstance(document, yaml.MappingNode)
     tokens = next((value for key, value in document.value if key.value == "tokens"), None)
     if tokens is None or len(document.value) > 1 or (tokens.flow_style and tokens.value):
-        raise typer.BadParameter(f"{file}: write its entries on lines of their own, under `tokens:` alone")
+        raise ValueError("write its entries on lines of their own, under `tokens:` alone")
     whole = text if tokens.value else "tokens:\n"
     return whole + ("" if whole.endswith("\n") else "\n") + entry
 

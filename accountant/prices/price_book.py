@@ -80,6 +80,8 @@ _PER_MB = {
     "": Fraction(1), "K": Fraction(1, 1024), "M": Fraction(1), "G": Fraction(1024), "T": Fraction(1024**2),
     "P": Fraction(1024**3),
 }  # fmt: skip
+EXAMPLE = "example"
+"""The source of rows that the chart brings to begin with."""
 AWS_WEIGHTS = "gres/gpu=9,cpu=0.9,mem=0.1G"
 """Of accelerated instances. Source: AWS, cost allocation data user guide."""
 _MB_PER_GB = 1024
@@ -469,6 +471,11 @@ class PriceBook(Model):
         self._families = families
         self._committed = [entry for one in self.commitments for entry in _rates(one, committed[one.id])]
         return self
+
+    @property
+    def has_examples(self) -> bool:
+        """Whether any row says that it is an example and not an agreed price."""
+        return any(row.source == EXAMPLE for row in self.rows)
 
     @cached_property
     def version(self) -> str:

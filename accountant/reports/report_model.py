@@ -66,7 +66,8 @@ class Report:
     users,
     unnamed_users: the largest, and how many more. imports: what of the cluster's time no agent measured.
     details: charges by day and pod, where they were asked for. later: what is booked about the month in others.
-    by_memory: what is billed counts MIG instances by their memory slices; what is read beside it, by compute slices."""
+    by_memory: what is billed counts MIG instances by their memory slices; what is read beside it, by compute slices.
+    example_prices: the price book has rows that are examples."""
 
     statement: Statement
     team: str | None
@@ -100,6 +101,7 @@ class Report:
     details: Details | None = None
     later: UnmeteredItems = NOTHING_BESIDE
     by_memory: bool = False
+    example_prices: bool = False
 
     @property
     def currency(self) -> str | None:
@@ -247,6 +249,7 @@ def made_of(
         details=details,
         later=later,
         by_memory=book is not None and book.mig_basis == "memory",
+        example_prices=book is not None and book.has_examples,
     )
 
 

@@ -290,7 +290,9 @@ def person_of(request: Request) -> Person | None:
 def _render(template: str, deps: Deps, **values: Any) -> str:
     zone = periods.zone(deps.settings.timezone)
     newest, at = deps.newest_ms(), deps.clock.wall_ms()
+    book = deps.book()
     shared: dict[str, Any] = {
+        "example_prices": book is not None and book.has_examples,
         "navigation": NAVIGATION, "style_url": STYLE, "f": report_text, "zone": zone,
         "old": StaleLedger(newest, report_text.duration(at - newest)) if is_old(newest, at) else None,
         "silent": [

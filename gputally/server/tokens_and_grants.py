@@ -301,9 +301,10 @@ def new_token(
     node: str | None = None,
     teams: tuple[str, ...] | None = None,
     expires: datetime | None = None,
+    token: str | None = None,
 ) -> tuple[str, str]:
-    """A fresh token, and its entry for the token file as YAML."""
-    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    """A fresh token, or the one that stands already, and its entry for the token file as YAML."""
+    token = token or secrets.token_urlsafe(_TOKEN_BYTES)
     entry = TokenEntry(
         name=name, token_sha256=sha256(token), scopes=scopes, cluster=cluster, node=node, teams=teams, expires=expires
     )

@@ -12,7 +12,12 @@ import helm_python
 import pytest
 import yaml
 
+from accountant.cli.install_command import Plan
+from accountant.cli.install_command import manifests as secrets_of
+from accountant.prices.price_book import PriceBook
 from gputally.base.clock import VirtualClock
+from gputally.base.yaml_file import parse
+from gputally.server.config_models import validate
 from gputally.server.token_review import TokenReviews
 from gputally.server.tokens_and_grants import Callers, Principal
 from tests.chart.conftest import Manifest, container, named, ways_out
@@ -252,3 +257,67 @@ def test_the_agent_runs_as_the_user_that_is_asked_for(render: Any) -> None:
         context = container(agent)["securityContext"]
         assert (context["runAsUser"], context["runAsGroup"], context["runAsNonRoot"]) == (user, group, user != 0)
         assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_a_hook_makes_the_tokens_where_it_is_asked_for(render: Any) -> None:
+    assert not any("helm.sh/hook" in m["metadata"].get("annotations", {}) for m in render({}) if m["kind"] != "Pod")
+    found = named(render({**JOBS, "accountant": {"tokens": {"create": True}}}))
+    job = found["Job", "gputally-tokens"]
+    (one,) = job["spec"]["template"]["spec"]["containers"]
+    assert one["args"] == ["install", "--namespace=metering", "--name=gputally"]
+    (file,) = (v for v in found["StatefulSet", "gputally-accountant"]["spec"]["template"]["spec"]["volumes"]
+               if v["name"] == "tokens")  # fmt: skip
+    assert file["secret"]["secretName"] == "gputally-accountant-tokens"
+    hooks = [m for m in found.values() if m["metadata"]["name"] == "gputally-tokens"]
+    assert {m["kind"] for m in hooks} == {"ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Job"}
+    for manifest in hooks:
+        notes = manifest["metadata"]["annotations"]
+        assert notes["helm.sh/hook"] == "pre-install,pre-upgrade"
+        assert notes["helm.sh/hook-weight"] == ("0" if manifest["kind"] == "Job" else "-5")
+    assert set(ways_out(found["NetworkPolicy", "gputally-tokens"])) == {443, 6443}
+
+
+def test_without_reviews_the_hook_makes_the_programs_tokens_too(render: Any) -> None:
+    """What it makes is what they mount."""
+    values = {**JOBS, "agent": {"enabled": False}, "accountant": {"kubernetesApi": False, "tokens": {"create": True}}}
+    manifests = render(values)
+    found = named(manifests)
+    (one,) = found["Job", "gputally-tokens"]["spec"]["template"]["spec"]["containers"]
+    assert one["args"][-1] == "--programs"
+    plan = Plan("gputally", "metering", programs=True)
+    made = {m["metadata"]["name"]: m["stringData"] for m in secrets_of(plan, {})}
+    (rule, _) = found["Role", "gputally-tokens"]["rules"]
+    assert set(rule["resourceNames"]) == set(made)
+    for component, spec in pods(manifests):
+        for volume in (v for v in spec.get("volumes", []) if v["name"] in {"token", "tokens"}):
+            (item,) = volume["secret"]["items"]
+            assert item["key"] in made[volume["secret"]["secretName"]], component
+
+
+def test_the_hook_and_a_secret_of_ones_own_exclude_each_other(chart: helm_python.Chart) -> None:
+    tokens = {"create": True, "existingSecret": "mine"}
+    assert "accountant.tokens: create makes the Secret" in refused(chart, {"accountant": {"tokens": tokens}})
+
+
+def test_the_notes_say_what_is_an_example(chart: helm_python.Chart) -> None:
+    def notes(values: dict[str, Any]) -> str:
+        found = chart.render(values, name="gputally", namespace="metering")["gputally/templates/NOTES.txt"]
+        return str(found)
+
+    assert "prices are EXAMPLES" in notes({})
+    assert "policy is an EXAMPLE" in notes({})
+    own = {"accountant": {"prices": {"text": "schema: 1\n"}}, "fairshare": {"policy": {"text": "schema: 1\n"}}}
+    assert "EXAMPLE" not in notes(own)
+    maps = {"accountant": {"prices": {"existingConfigMap": "a"}}, "fairshare": {"policy": {"existingConfigMap": "b"}}}
+    assert "EXAMPLE" not in notes(maps)
+    assert "kubectl -n metering create token gputally-fairshare --audience=gputally" in notes({})
+    assert "gputally install --namespace metering" in notes({"fairshare": {"enabled": False}})
+
+
+def test_the_default_prices_are_examples_by_their_source_and_in_every_line(render: Any) -> None:
+    text = named(render({}))["ConfigMap", "gputally-accountant-prices"]["data"]["prices.yaml"]
+    book = validate(parse(text, "prices.yaml"), PriceBook)
+    assert book.has_examples
+    assert {row.source for row in book.rows} == {"example"}
+    assert all(row.id.startswith("example-") for row in book.rows), "a bill names the row of each line"
+    assert book.unit_price("NVIDIA H100 80GB HBM3", NOW_MS) is not None

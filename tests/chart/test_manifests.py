@@ -244,7 +244,7 @@ def test_the_notes_name_the_next_three_commands(chart: helm_python.Chart, values
     assert [line[0] for line in notes.splitlines() if re.match(r"\d\. ", line)] == ["1", "2", "3"]
     commands = [line.strip() for line in notes.splitlines() if line.startswith("     ")]
     assert len(commands) == 3
-    assert {command.split()[0] for command in commands} == {"gputally", "kubectl"}
+    assert {command.split()[0] for command in commands} <= {"gputally", "kubectl"}
 
 
 def test_monitors_relabel_as_the_values_say(folder: Path, tmp_path: Path) -> None:

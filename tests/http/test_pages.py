@@ -142,6 +142,13 @@ def test_empty_pages_say_so(door, ledger):
         assert text in answer.text, path
 
 
+def test_pages_say_that_prices_are_examples(door, ledger, book):
+    examples = book.model_copy(update={"rows": (book.rows[0].model_copy(update={"source": "example"}), *book.rows[1:])})
+    for path in ("/", "/prices", "/month/2026-11", "/jobs"):
+        assert "Example prices" in door(prices=examples).client.get(path).text, path
+        assert "Example prices" not in door().client.get(path).text, path
+
+
 def test_month_pages_link_to_the_months_beside_them_and_to_their_data(full):
     page = full.client.get("/month/2026-10").text
     assert 'href="/month/2026-09"' in page

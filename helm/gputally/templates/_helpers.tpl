@@ -135,12 +135,39 @@ is a full name. */}}
 {{- eq (include "gputally.tlsMode" .) "self-signed" | ternary "ca.crt" .Values.accountant.authority.key -}}
 {{- end -}}
 
+{{/* Secret with the token file; "" where there is none. */}}
+{{- define "gputally.tokensSecret" -}}
+{{- $tokens := .Values.accountant.tokens -}}
+{{- if $tokens.existingSecret -}}
+{{- $tokens.existingSecret -}}
+{{- else if and $tokens.create .Values.accountant.enabled -}}
+{{- include "gputally.component" (list . "accountant-tokens") -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Key in that Secret. */}}
+{{- define "gputally.tokensKey" -}}
+{{- empty .Values.accountant.tokens.existingSecret | ternary "tokens.yaml" .Values.accountant.tokens.key -}}
+{{- end -}}
+
+{{/* Secret with the bearer token of a component: (list . "fairshare"); "" where it shows a projected one. */}}
+{{- define "gputally.tokenSecret" -}}
+{{- $root := first . -}}
+{{- $accountant := $root.Values.accountant -}}
+{{- $token := default dict (index $root.Values (last .)).token -}}
+{{- if $token.existingSecret -}}
+{{- $token.existingSecret -}}
+{{- else if and $accountant.enabled $accountant.tokens.create (not $accountant.kubernetesApi) (has (last .) (list "fairshare" "backup" "report")) -}}
+{{- printf "%s-token" (include "gputally.component" .) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Whether a component shows the accountant a projected token of its ServiceAccount: (list . "agent"). A Secret that is
 named wins. */}}
 {{- define "gputally.projected" -}}
 {{- $root := first . -}}
 {{- $values := index $root.Values (last .) -}}
-{{- if and $values.enabled $values.token (not (default dict $values.token).existingSecret) -}}
+{{- if and $values.enabled $values.token (not (include "gputally.tokenSecret" .)) -}}
 {{- $accountant := $root.Values.accountant -}}
 {{- if and $accountant.enabled (not (or $accountant.kubernetesApi $accountant.callers.text $accountant.callers.existingConfigMap)) -}}
 {{- fail (printf "%s.token: the accountant cannot have a service account token reviewed without accountant.kubernetesApi: switch it on, or name a Secret in %s.token.existingSecret" (last .) (last .)) -}}
@@ -164,10 +191,10 @@ true
           expirationSeconds: 3607
   {{- else }}
   secret:
-    secretName: {{ $token.existingSecret }}
+    secretName: {{ include "gputally.tokenSecret" (list $root (index . 1)) }}
     defaultMode: {{ index . 2 }}
     items:
-      - key: {{ $token.key }}
+      - key: {{ empty $token.existingSecret | ternary "token" $token.key }}
         path: token
   {{- end }}
 {{- end -}}
@@ -507,4 +534,11 @@ spec:
     requests:
       storage: {{ $values.size }}
 {{- end }}
+{{- end -}}
+
+{{/* Annotations of an object that is there while a hook runs, and goes when it is done: the weight. */}}
+{{- define "gputally.hook" -}}
+helm.sh/hook: pre-install,pre-upgrade
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}

@@ -1,0 +1,193 @@
+"""Makes the Secrets with bearer tokens that the chart mounts: `gputally install`.
+
+For people and programs outside the cluster, and for the chart's programs where the API server cannot review their
+service account tokens (the chart's value `kubernetesApi` of the accountant is false). Running it again changes nothing:
+a token whose Secret exists is kept, and entries of the token file that others wrote stay as they are. To replace a
+token, delete its Secret and run it again.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import typer
+import yaml
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from accountant.cli.connection_options import Printed
+from accountant.cli.server_commands import with_entry, without
+from gputally.base.command_output import show
+from gputally.base.errors import AccountantError, ClusterError, NotFound, Refused, Unavailable
+from gputally.base.yaml_file import FileFault, parse
+from gputally.kubernetes import KubernetesCluster
+from gputally.kubernetes.objects import Kind, Object
+from gputally.server.config_models import validate
+from gputally.server.tokens_and_grants import Scope, TokenEntry, TokenList, new_token, sha256
+
+SECRET = Kind("v1", "Secret", "secrets", namespaced=True, status=False)
+MANAGER = "gputally-install"
+TOKENS = "accountant-tokens"
+"""The Secret with the token file, behind the chart's name."""
+_LABELS = {"app.kubernetes.io/part-of": "gputally", "app.kubernetes.io/managed-by": MANAGER}
+_PROGRAMS: Mapping[str, tuple[Scope, ...]] = {
+    "fairshare": ("read", "policy"), "backup": ("admin",), "report": ("read",),
+}  # fmt: skip
+"""The chart's programs that ask the accountant, and what each may. Agents are bound to their node."""
+
+
+class Cluster(Protocol):
+    """What the installation asks of an API server."""
+
+    def get(self, kind: Kind, name: str, namespace: str = "") -> Object: ...
+    def create(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object: ...
+    def patch(
+        self, kind: Kind, name: str, namespace: str, change: Object, *, field_manager: str, dry_run: bool = False
+    ) -> Object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which tokens there are to be. name: the chart's prefix of all names (`fullnameOverride`, else the release's).
+    node: of the one agent that shows a token of a Secret, with its cluster."""
+
+    name: str
+    namespace: str
+    programs: bool = False
+    node: str | None = None
+    cluster: str = "default"
+
+    def holders(self) -> Mapping[str, tuple[Scope, ...]]:
+        """Who holds a token, and its scopes."""
+        found: dict[str, tuple[Scope, ...]] = {"admin": ("read", "policy", "admin")}
+        if self.programs:
+            found |= _PROGRAMS
+        if self.node:
+            found["agent"] = ("ingest",)
+        return found
+
+
+def manifests(plan: Plan, standing: Mapping[str, Mapping[str, str]]) -> list[Object]:
+    """The Secrets of a plan. standing: the content of those that are there, by name. Raises AccountantError where the
+    token file that stands cannot be read."""
+    file = standing.get(f"{plan.name}-{TOKENS}", {}).get("tokens.yaml", "tokens: []\n")
+    found = []
+    for holder, scopes in plan.holders().items():
+        name, entry_name = f"{plan.name}-{holder}-token", f"{plan.name}-{holder}"
+        token = standing.get(name, {}).get("token", "").strip()
+        entries = {entry.name: entry.token_sha256 for entry in _entries(file, plan)}
+        if not token or entries.get(entry_name) != sha256(token):
+            node, cluster = (plan.node, plan.cluster) if holder == "agent" else (None, None)
+            fresh, entry = new_token(entry_name, scopes, node=node, cluster=cluster, token=token or None)
+            token = fresh
+            try:
+                if entry_name in entries:
+                    file = without(file, entry_name)
+                file = with_entry(file, entry)
+            except ValueError as error:
+                raise AccountantError(f"Secret {plan.namespace}/{plan.name}-{TOKENS}: tokens.yaml: {error}") from error
+        found.append(_secret(plan, name, {"token": token}))
+    return [_secret(plan, f"{plan.name}-{TOKENS}", {"tokens.yaml": file}), *found]
+
+
+def install(plan: Plan, cluster: Cluster) -> dict[str, str]:
+    """Make what is missing; returns what happened to each Secret. Raises AccountantError."""
+    standing = read(plan, cluster)
+    done: dict[str, str] = {}
+    for secret in manifests(plan, standing):
+        name, content = secret["metadata"]["name"], secret["stringData"]
+        data = {key: base64.b64encode(text.encode()).decode() for key, text in content.items()}
+        try:
+            if name not in standing:
+                whole = {key: value for key, value in secret.items() if key != "stringData"}
+                cluster.create({**whole, "data": data}, field_manager=MANAGER)
+                done[name] = "made"
+            elif any(standing[name].get(key) != text for key, text in content.items()):
+                cluster.patch(SECRET, name, plan.namespace, {"data": data}, field_manager=MANAGER)
+                done[name] = "changed"
+            else:
+                done[name] = "kept"
+        except NotFound as error:
+            make = f"kubectl create namespace {plan.namespace}"
+            raise AccountantError(f"there is no namespace {plan.namespace}: run `{make}`, then this again") from error
+        except ClusterError as error:
+            raise AccountantError(f"Secret {plan.namespace}/{name}: {error}") from error
+    return done
+
+
+def read(plan: Plan, cluster: Cluster) -> dict[str, dict[str, str]]:
+    """The content of a plan's Secrets that stand, by name. Raises AccountantError."""
+    found = {}
+    for name in (f"{plan.name}-{TOKENS}", *(f"{plan.name}-{holder}-token" for holder in plan.holders())):
+        try:
+            data = cluster.get(SECRET, name, plan.namespace).get("data") or {}
+        except NotFound:
+            continue
+        except ClusterError as error:
+            raise AccountantError(f"Secret {plan.namespace}/{name}: {error}") from error
+        found[name] = {key: base64.b64decode(value).decode(errors="replace") for key, value in data.items()}
+    return found
+
+
+def _entries(text: str, plan: Plan) -> tuple[TokenEntry, ...]:
+    """Raises AccountantError with the place of each fault."""
+    where = f"Secret {plan.namespace}/{plan.name}-{TOKENS}: tokens.yaml"
+    try:
+        return validate(parse(text, where), TokenList).tokens
+    except FileFault as error:
+        raise AccountantError("\n".join(error.faults)) from error
+
+
+def _secret(plan: Plan, name: str, content: Mapping[str, str]) -> Object:
+    metadata = {"name": name, "namespace": plan.namespace, "labels": dict(_LABELS)}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": dict(content)}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command("install")(command)
+
+
+def command(
+    namespace: Annotated[str, typer.Option(help="Namespace of the release.")] = "gputally",
+    name: Annotated[str, typer.Option(help="Prefix of the chart's names: the release's name.")] = "gputally",
+    programs: Annotated[
+        bool, typer.Option("--programs", help="Also for controller and jobs, where accountant.kubernetesApi is false.")
+    ] = False,
+    agent_node: Annotated[
+        str | None, typer.Option(help="Also for the agent of this node, the only one that shows a token of a Secret.")
+    ] = None,
+    cluster: Annotated[str, typer.Option(help="Its cluster, as clusterName has it.")] = "default",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the manifests and change nothing.")] = False,
+    kubeconfig: Annotated[Path | None, typer.Option(help="Another kubeconfig than the usual one.")] = None,
+    output: Printed = "table",
+) -> None:
+    """Make the Secrets with bearer tokens that the chart mounts; again, it changes nothing."""
+    plan = Plan(name, namespace, programs, agent_node, cluster)
+    if dry_run:
+        typer.echo(yaml.safe_dump_all(manifests(plan, _standing(plan, kubeconfig)), sort_keys=False), nl=False)
+        return
+    try:
+        connection = KubernetesCluster.connect([SECRET], kubeconfig)
+    except (Unavailable, Refused) as error:
+        raise AccountantError(f"{error}; --dry-run prints the manifests without a cluster") from error
+    done = install(plan, connection)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("secret", "namespace", ""):
+        table.add_column(heading)
+    for secret, what in done.items():
+        table.add_row(secret, namespace, what)
+    show(output, lambda: table, [{"secret": name, "namespace": namespace, "done": what} for name, what in done.items()])
+
+
+def _standing(plan: Plan, kubeconfig: Path | None) -> dict[str, dict[str, str]]:
+    """What stands, for a dry run; nothing, with a word about it, where no cluster answers."""
+    try:
+        return read(plan, KubernetesCluster.connect([SECRET], kubeconfig))
+    except (ClusterError, AccountantError) as error:
+        typer.echo(f"as for a cluster where nothing stands: {error}", err=True)
+        return {}
