@@ -30,7 +30,7 @@ MODULES: Final = {
     "accountant.cli.usage_commands:register_jobs": ("jobs",),
     "accountant.cli.usage_commands:register_report": ("report",),
     "accountant.cli.bookkeeping_commands:register_capacity": ("gpus", "retire"),
-    "accountant.cli.clock_commands:register": ("clock",),
+    "accountant.cli.server_commands:register_clock": ("clock",),
     "accountant.cli.server_commands:register_backups": ("backup", "restore", "backups"),
     "accountant.cli.bookkeeping_commands:register_deliveries": ("deliveries",),
     "accountant.cli.server_commands:register_serve": ("serve",),

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.core import settings
+from agent.core import json_log, settings
 from agent.core import settings as privileges
 from agent.core.errors import AgentError, ClockSetBack, DriverReplaced, SettingsError
 from agent.core.lean_http_client import Identity
@@ -29,7 +29,6 @@ from agent.devices import driver_lifecycle
 from agent.main_loop import Agent, Source
 from agent.upload.spool import Outbox
 from agent.upload.uploader import Uploader
-from gputally.base import json_log
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.units import MS_PER_DAY

@@ -53,7 +53,6 @@ from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import adopt as take_over
 from fairshare.controller.weight_writer import advice, release_weights
-from fairshare.core.errors import DivisionError
 from fairshare.core.model import UNLIMITED, Claim, DivisionProblem, Function
 from fairshare.core.settings import load
 from fairshare.explain import plan_tables
@@ -66,7 +65,7 @@ from fairshare.targets.status_conditions import StatusObject
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show
-from gputally.base.errors import AccountantError, FairshareError
+from gputally.base.errors import AccountantError, DivisionError, FairshareError
 from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
 

@@ -24,11 +24,11 @@ MODULES = {
         "accountant.runtime.service_metrics",
         "accountant.api.ledger_metrics",
         "accountant.compat.kai_usage_api",
-        "gputally.server.task_metrics",
+        "gputally.server.logs_and_metrics",
     ),
     "Fairshare": (
         "fairshare.controller.controller_metrics",
-        "gputally.server.task_metrics",
+        "gputally.server.logs_and_metrics",
     ),
 }
 _MAKERS = {

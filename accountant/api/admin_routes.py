@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import Field, TypeAdapter, model_validator
 
-from accountant.api.authorization import Administering, Reading, admit, of_everyone
+from accountant.api.access_control import Administering, Reading, admit, of_everyone
 from accountant.api.bookkeeping_models import Balance, DeliveryState
 from accountant.api.dependencies import Deps, Given
 from accountant.api.middleware import read_model

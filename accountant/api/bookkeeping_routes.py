@@ -12,7 +12,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import Field, TypeAdapter
 
-from accountant.api.authorization import Administering, Reading
+from accountant.api.access_control import Administering, Reading
 from accountant.api.bookkeeping_models import (
     BookedAdjustment,
     BookedCorrection,
@@ -29,9 +29,8 @@ from accountant.api.middleware import read_model
 from accountant.api.problems import Refusal, inline_body, json_body, refuses, text_body
 from accountant.api.query_parameters import MonthText, Params, instant, invalid
 from accountant.billing.statements import Adjustment, Correction
-from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment, NodeSpan, cluster_of
+from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment, NodeSpan, Proposal, cluster_of
 from accountant.bookkeeping.invoice_reconciliation import Invoice
-from accountant.bookkeeping.late_change_proposals import Proposal
 from accountant.bookkeeping.month_closing import CannotClose
 from accountant.bookkeeping.price_book_versions import BookVersion, PriceDiff, difference
 from accountant.core.amounts import Share

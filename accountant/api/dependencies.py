@@ -32,7 +32,7 @@ from accountant.storage.snapshot import Hole, Imbalance
 from agent.wire import Batch
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
-from gputally.server.request_limits import RateBound
+from gputally.server.request_handling import RateBound
 from gputally.server.sign_in import SignInService
 from gputally.server.tokens_and_grants import Authenticator, Principal
 

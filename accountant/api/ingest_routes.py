@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from accountant.api import problems
-from accountant.api.authorization import Administering, Importing, Ingesting, admit
+from accountant.api.access_control import Administering, Importing, Ingesting, admit
 from accountant.api.bookkeeping_models import ObservedPods, PodReport
 from accountant.api.dependencies import Deps, Given
 from accountant.api.middleware import INLINE_BYTES, read_model

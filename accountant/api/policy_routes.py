@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, TypeAdapter
 
-from accountant.api.authorization import Governing, Reading, of_everyone
+from accountant.api.access_control import Governing, Reading, of_everyone
 from accountant.api.dependencies import Deps, Given
 from accountant.api.middleware import read_model
 from accountant.api.problems import Refusal, json_body, refuses

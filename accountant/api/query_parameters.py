@@ -1,4 +1,5 @@
-"""Parses query strings and page cursors into exact values, and refuses questions that cost too much.
+"""Parses query strings and page cursors into exact values, and refuses questions that cost too much or name what the
+ledger has never heard of.
 
 Instants are epoch milliseconds, RFC 3339 with an offset, or a plain date (its first instant in the
 asked time zone). An unknown parameter is a fault: a mistyped filter must not match everything.
@@ -18,7 +19,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, cast, get_args
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -26,10 +27,17 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from accountant.api.problems import Refusal
 from accountant.core import periods
+from accountant.core.errors import nearest, shown
 from accountant.core.settings import Limits
+from accountant.ledger.protocols import JobKey
 from accountant.reports.report_text import age_note
+from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_models import Dimension
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
+from gputally.server.tokens_and_grants import Principal
+
+if TYPE_CHECKING:
+    from accountant.api.dependencies import Deps
 
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 _EPOCH_MS = re.compile(r"\d{1,14}")
@@ -286,3 +294,37 @@ def refusal(fleet: Fleet, most: int, start_ms: int, end_ms: int, width: int = 1,
     less += [f"fewer than {width} dimensions"] * (width > 1) + ["one cluster"] * (not clusters)
     times = f" (times {width} dimensions)" if width > 1 else ""
     return f"{wanted} GPU-hours to add up{times}, and {most} are the most: ask for {', or for '.join(less)}"
+
+
+def check_teams(deps: Deps, principal: Principal, teams: Iterable[str]) -> None:
+    """Raises Refusal for a team that no policy, namespace, record or adjustment names. A team that the principal is
+    bound to is known by that."""
+    asked = set(teams) - {IDLE, UNASSIGNED} - (principal.teams or frozenset())
+    if not asked or asked <= deps.ledger.teams():
+        return
+    known = _teams(deps)
+    for team in sorted(asked - known):
+        raise Refusal("not-found", f"no team {shown(team)} is known{nearest(team, known)}")
+
+
+def nearest_jobs(deps: Deps, principal: Principal, key: JobKey) -> str:
+    """The same of the jobs in the same namespace; nothing for a principal that may see only its own teams."""
+    if principal.teams is not None:
+        return ""
+    start, end = deps.ledger.extent()
+    where: dict[Dimension, tuple[str, ...]] = {"cluster": (key.cluster,), "namespace": (key.namespace,)}
+    with deps.ledger.moment(start, end) as moment:
+        siblings = set(moment.jobs_in(key.cluster, key.namespace))
+        if start < end:
+            siblings |= {line.key["job"] for line in moment.usage(start, end, ("job",), where)}
+    return nearest(key.job, siblings)
+
+
+def _teams(deps: Deps) -> frozenset[str]:
+    """Every team that anything names, now or in the past."""
+    start, end = deps.ledger.extent()
+    held = {line.key["team"] for line in deps.ledger.usage(start, end, ("team",))} if start < end else set()
+    at = deps.clock.wall_ms()
+    ruled = {queue.team for dated in deps.ledger.policies(0, at + 1) for queue in dated.policy.queues if queue.team}
+    adjusted = {one.team for one in deps.books.books().adjustments}
+    return frozenset(held | ruled | adjusted | deps.ledger.teams()) - {IDLE, UNASSIGNED, ""}

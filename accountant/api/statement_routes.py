@@ -13,13 +13,12 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import Field, TypeAdapter
 
-from accountant.api.authorization import Administering, Reading, team_for
+from accountant.api.access_control import Administering, Reading, team_for
 from accountant.api.bookkeeping_models import ObjectionLine, Period
 from accountant.api.dependencies import Deps, Given
-from accountant.api.known_names import check_teams
 from accountant.api.middleware import read_model
 from accountant.api.problems import answers, inline_body, refuses
-from accountant.api.query_parameters import REPORT_WIDTH, MonthText, SpanParams, check_cost, invalid
+from accountant.api.query_parameters import REPORT_WIDTH, MonthText, SpanParams, check_cost, check_teams, invalid
 from accountant.billing.bills import statement
 from accountant.billing.statements import canonical
 from accountant.bookkeeping.month_closing import ClosedMonths, Objecting

@@ -17,9 +17,8 @@ from fastapi import APIRouter, Path, Query, Request
 from pydantic import Field, TypeAdapter, ValidationError
 
 from accountant.api import query_parameters
-from accountant.api.authorization import Progressing, Reading, of_everyone, teams_asked
+from accountant.api.access_control import Progressing, Reading, of_everyone, teams_asked
 from accountant.api.dependencies import Deps, Given, LedgerSnapshot
-from accountant.api.known_names import check_teams, nearest_jobs
 from accountant.api.middleware import read_model
 from accountant.api.problems import Refusal, inline_body, refuses
 from accountant.api.problems import reason as first_reason
@@ -32,8 +31,10 @@ from accountant.api.query_parameters import (
     SpanParams,
     UsageParams,
     check_cost,
+    check_teams,
     instant,
     invalid,
+    nearest_jobs,
     open_page,
 )
 from accountant.billing import job_costs as asking
@@ -42,7 +43,7 @@ from accountant.billing.costs import cost
 from accountant.billing.idle_breakdown import broken_down
 from accountant.billing.queue_waits import PodWait, WaitStatistics, pod_wait, wait_statistics
 from accountant.core import periods
-from accountant.core.near_names import shown
+from accountant.core.errors import shown
 from accountant.core.periods import Month
 from accountant.core.window_decay import bounds
 from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey

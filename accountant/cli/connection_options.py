@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,6 +23,7 @@ from rich.console import RenderableType
 from accountant.core import periods
 from accountant.wire.http_client import AccountantClient, Unanswered
 from gputally.base.command_output import Output, show
+from gputally.base.errors import CannotStart
 from gputally.base.http_calls import read_token
 
 Printed = Annotated[Output, typer.Option("--output", "--format", help="How to print the answer.")]
@@ -47,6 +49,32 @@ def answer(
 
 def _dumped(model: BaseModel) -> dict[str, Any]:
     return model.model_dump(mode="json")
+
+
+@contextlib.contextmanager
+def _serve_offline(ledger: Path, **given: Any) -> Iterator[AccountantClient]:
+    """On a free loopback port, behind a token of its own, as a trial. given: further settings.
+
+    Raises CannotStart where there is no ledger.
+    """
+    # A question to a running accountant shall not wait for the whole accountant's modules.
+    from accountant.composition import Service
+    from accountant.core.settings import Settings
+    from gputally.base.clock import SystemClock
+    from gputally.server import logs_and_metrics
+    from gputally.server.https_server import serve
+    from gputally.server.tokens_and_grants import SingleToken
+
+    if not ledger.is_file():
+        raise CannotStart(f"{ledger}: there is no ledger")
+    logs_and_metrics.configure("error")
+    token = secrets.token_urlsafe()
+    settings = Settings(data=ledger.parent, ledger=ledger.name, listen="127.0.0.1:0", auth="off", **given)
+    with (
+        Service(settings, SystemClock(), authenticator=SingleToken(token), trial=True) as service,
+        serve(service.app, settings.host, settings.port) as url,
+    ):
+        yield AccountantClient(url, token)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +106,7 @@ class Ledger(Server):
             with super().asking() as remote:
                 yield remote
             return
-        # A question to a running accountant shall not wait for the whole accountant's modules.
-        from accountant.cli.offline_ledger import serve_offline
-
-        with serve_offline(self.db, **self._settings()) as remote:
+        with _serve_offline(self.db, **self._settings()) as remote:
             yield remote
 
     def _settings(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs `serve`, `backup`, `restore` and `token`.
+"""Runs `serve`, `backup`, `restore`, `token` and `clock`.
 
 The exit code: 0 ended as it was told to, 70 the database failed and the process has to be started again.
 
@@ -26,9 +26,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from accountant.cli import terminal_tables
-from accountant.cli.connection_options import Ledger, Printed, Server, Timezone, answer, connected
+from accountant.cli.connection_options import Ledger, Printed, Server, Timezone, ZonedLedger, answer, connected
 from accountant.composition import Service
 from accountant.core.settings import host_and_port, load
+from accountant.ledger.protocols import ClockReport, MisdatedRecords
 from accountant.runtime.guarded_clock import GuardedClock, boot_id
 from accountant.storage import backups
 from accountant.storage.backups import Backup
@@ -40,7 +41,7 @@ from gputally.base.clock import SystemClock
 from gputally.base.command_output import show
 from gputally.base.terminal import Terminal
 from gputally.base.yaml_file import FileFault
-from gputally.server import config_models, structlog_setup
+from gputally.server import config_models, logs_and_metrics
 from gputally.server.https_server import serve as serving
 from gputally.server.tokens_and_grants import SCOPES, Scope, TokenEntry, TokenList, new_token
 
@@ -86,7 +87,7 @@ def serve(
     if print_config:
         typer.echo(settings.as_yaml(), nl=False)
         return
-    structlog_setup.configure(settings.log_level)
+    logs_and_metrics.configure(settings.log_level)
     clock = GuardedClock(SystemClock(), settings.data / "clock.json", boot_id())
     with Service(settings, clock) as service, _signals(service):
         code = run(service)
@@ -376,3 +377,45 @@ def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
     if unknown:
         raise typer.BadParameter(f"no scope {unknown[0]!r}: one of {', '.join(known)}")
     return tuple(known[name] for name in names)
+
+
+class _RedatedRecords(RootModel[tuple[MisdatedRecords, ...]]):
+    pass
+
+
+def register_clock(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    clock = typer.Typer(no_args_is_help=True, help="The accountant's clock, and what it dated wrongly.")
+    clock.command("show")(show_clock)
+    clock.command()(accept)
+    clock.command()(heal)
+    app.add_typer(clock, name="clock")
+
+
+@connected
+def show_clock(output: Printed = "table", *, at: ZonedLedger) -> None:
+    """Say whether the clock is trusted, and name what is dated later than now."""
+    with at.asking() as remote:
+        found = remote.ask(ClockReport, "/v1/clock")
+    answer(output, lambda: terminal_tables.clock(found), found)
+
+
+@connected
+def accept(output: Printed = "table", *, at: ZonedLedger) -> None:
+    """Take the clock of the accountant's machine for right after it was set."""
+    with at.asking() as remote:
+        found = remote.act(ClockReport, "/v1/clock/accept", {})
+    answer(output, lambda: terminal_tables.clock(found), found)
+
+
+@connected
+def heal(
+    reason: Annotated[str, typer.Option(help="Why, for whoever reads the audit trail later.")],
+    output: Printed = "table",
+    *,
+    at: ZonedLedger,
+) -> None:
+    """Heal what a clock that was ahead dated wrongly; the clock has to be right now."""
+    with at.asking() as remote:
+        done = remote.act(_RedatedRecords, "/v1/clock/heal", {"reason": reason}).root
+    answer(output, lambda: terminal_tables.misdated_table(done), done)

@@ -33,7 +33,7 @@ from accountant.cli.connection_options import (
 )
 from accountant.cli.terminal_tables import NAMES, instant, noted_caption, titled_table
 from accountant.core import periods
-from accountant.core.near_names import nearest
+from accountant.core.errors import nearest
 from accountant.core.periods import Month, utc
 from accountant.reports.output_formats import BINARY, RENDERINGS, Form, file_name
 from accountant.reports.report_text import money

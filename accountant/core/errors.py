@@ -1,4 +1,4 @@
-"""Defines the accountant's exceptions.
+"""Defines the accountant's exceptions, and names the known names that are most like a mistyped one.
 
 Every message is one line that a person can act on: the place, then the reason. Bad data is not
 here: it becomes a value (a quarantined row, a result) and never stops the ledger.
@@ -6,8 +6,12 @@ here: it becomes a value (a quarantined row, a result) and never stops the ledge
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from difflib import get_close_matches
+
 from agent.wire import Ack
 from gputally.base.errors import AccountantError
+from gputally.base.untrusted_text import escaped
 
 
 class SequenceGap(AccountantError):
@@ -69,3 +73,29 @@ class CannotMove(AccountantError):
 
 class CannotRender(AccountantError):
     """A report cannot be written in this form here: what is missing, and what would help."""
+
+
+_NAMED = 3
+"""Names in an error at most."""
+_LONGEST = 200
+"""Characters of a name in an error."""
+_ALIKE = 0.5
+"""How alike a name has to be, from 0 to 1."""
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """`; did you mean vision or speech?`, or `; known are …`; "" where nothing is known."""
+    folded = {each.casefold(): each for each in sorted(known) if each}
+    alike = [folded[each] for each in get_close_matches(name.casefold(), folded, _NAMED, _ALIKE)]
+    if alike:
+        return f"; did you mean {' or '.join(shown(each) for each in alike)}?"
+    if not folded:
+        return ""
+    few = sorted(folded.values())[:_NAMED]
+    more = f" and {len(folded) - len(few):,} more" if len(folded) > len(few) else ""
+    return f"; known are {', '.join(shown(each) for each in few)}{more}"
+
+
+def shown(name: str) -> str:
+    """A name in an error: quoted, short, without characters that steer a terminal."""
+    return f"'{escaped(name[:_LONGEST])}'"

@@ -19,7 +19,7 @@ from accountant.wire.policy_models import Measure
 from gputally.base.errors import SettingsFault as SettingsFault
 from gputally.server import config_models
 from gputally.server.config_models import Duration, Model, bare_off
-from gputally.server.request_limits import ConnectionLimits
+from gputally.server.request_handling import ConnectionLimits
 from gputally.server.tokens_and_grants import is_loopback
 
 

@@ -27,7 +27,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from accountant.billing.job_costs import JobQuestions, jobs, lifetime_costs
-from accountant.bookkeeping.late_change_proposals import Proposal
+from accountant.bookkeeping.corrections_and_adjustments import Proposal
 from accountant.core.settings import JobMetrics
 from accountant.inventory.kubernetes_inventory import ClusterInventory
 from accountant.ledger.protocols import JobKey, Receipt

@@ -5,10 +5,16 @@ How transactions begin and end is `accountant.storage.transactions`, what leaves
 
 Copies and parts of the archive are taken from a reader's snapshot: the writer goes on meanwhile. Only what they
 change in the ledger's own tables takes the writer's lock, briefly.
+
+Records dated later than now were dated by a clock that was ahead. They go into quarantine with that reason, so that
+their time is unmetered; policies, observations and decisions get a date that is not in the future; acts stay as they
+are, since their digests chain: the act that heals names them. The archive keeps what it was told: a ledger that is
+rebuilt from it heals again where it meets that act (`healings`), before it takes over what was recorded after it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,7 +23,8 @@ from pathlib import Path
 from msgspec import structs
 
 from accountant.billing.queue_waits import KnownPod
-from accountant.core.errors import BadBatch, LedgerDamaged, LedgerUnavailable, SequenceGap
+from accountant.core.errors import BadBatch, CannotRedate, LedgerDamaged, LedgerUnavailable, SequenceGap
+from accountant.core.periods import utc
 from accountant.history_import.import_run import is_import
 from accountant.ledger.journal import Act, ActKind, NewAct
 from accountant.ledger.protocols import (
@@ -29,6 +36,7 @@ from accountant.ledger.protocols import (
     Imports,
     JobKey,
     LentTime,
+    MisdatedKind,
     MisdatedRecords,
     NodeFacts,
     Quarantined,
@@ -40,8 +48,8 @@ from accountant.ledger.team_assignment import Assignment
 from accountant.ledger.usage_columns import UsageColumns
 from accountant.prices.price_book import PriceBook
 from accountant.storage import gpu_lifetimes as owners
-from accountant.storage import misdated_records, retention
-from accountant.storage.duckdb_engine import Cursor, Database, fingerprints
+from accountant.storage import retention
+from accountant.storage.duckdb_engine import Cursor, Database, fingerprints, statement
 from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, retiring
 from accountant.storage.ledger_state import Mark
 from accountant.storage.parquet_archive import Archive, ArchivePart, groups, marks_of, take_rest
@@ -49,17 +57,108 @@ from accountant.storage.query.window_weights import Lens
 from accountant.storage.snapshot import Hole, Imbalance, Snapshot, holes, imbalance, job_of, quarantine
 from accountant.storage.transactions import WAL_BYTES, Transactions
 from accountant.storage.write import record_columns, reference_tables
+from accountant.storage.write import rollups as daily
 from accountant.storage.write.batch_admission import SKEW_MS, GroupCommit, IntervalCounts
 from accountant.storage.write.gpu_ownership import MOVE_AFTER_MS
 from accountant.storage.write.interval_writer import BookedChanges
 from accountant.storage.write.pod_ownership import PodClaims
 from accountant.storage.write.record_columns import Stream, add
 from accountant.storage.write.reference_tables import read_acts, read_trail, write_acts, write_epochs
+from accountant.storage.write.rollups import DailySums
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Dimension, UsageLine, coverage
 from agent.wire import Ack, Batch
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR
+
+_NAMED = 20
+_HEALING: Mapping[MisdatedKind, str] = {
+    "records": "into quarantine; their time is unmetered",
+    "policies": "in force from when they were put, as the audit trail says, else from now",
+    "pods": "as observed now",
+    "decisions": "as of now",
+    "registers": "what held until then ends now",
+    "acts": "stay as they are, named by the act that heals; a month that was closed too early: reopen it",
+}
+
+
+def find(cursor: Cursor, now_ms: int) -> tuple[MisdatedRecords, ...]:
+    """By kind, those of which there are any."""
+    found = []
+    for kind, healing in _HEALING.items():
+        rows = cursor.run(statement(f"misdated_{kind}"), {"limit": now_ms + SKEW_MS})
+        count, first, last, named = rows[0]
+        if count:
+            names = tuple(sorted(named)[:_NAMED])
+            found.append(
+                MisdatedRecords(kind=kind, count=count, first_ms=first, last_ms=last, named=names, healing=healing)
+            )
+    return tuple(found)
+
+
+def redate_records(cursor: Cursor, now_ms: int, days: DailySums) -> None:
+    """In the caller's transaction. Raises CannotRedate where records lie in the archive alone."""
+    limit = {"limit": now_ms + SKEW_MS}
+    frozen = cursor.run("SELECT count(*) FROM frozen WHERE at_ms >= $limit", limit)[0][0]
+    if frozen:
+        raise CannotRedate(f"{frozen} hours after now are in the archive alone: restore a backup from before they were")
+    _quarantine(cursor, now_ms, days)
+    _redate_policies(cursor, now_ms)
+    for name in ("redate_pods", "redate_decisions", "redate_registers"):
+        for part in statement(name).split(";"):
+            cursor.run(part, {"now": now_ms, **limit})
+
+
+def redatings_in(cursor: Cursor, acts_file: str) -> list[int]:
+    """When the healings of an archived part were done that this ledger does not have yet, in order."""
+    found = cursor.run(
+        "SELECT p.at_ms FROM read_parquet(?) p WHERE p.kind = 'redated' "
+        "AND NOT EXISTS (SELECT 1 FROM act t WHERE t.number = p.number) ORDER BY p.number",
+        [acts_file],
+    )
+    return [at_ms for (at_ms,) in found]
+
+
+def misdating_act(found: Sequence[MisdatedRecords], now_ms: int, who: str, reason: str) -> NewAct:
+    """What is recorded of it."""
+    content = json.dumps([one.model_dump() for one in found], sort_keys=True)
+    said = ", ".join(f"{one.count} {one.kind}" for one in found)
+    return NewAct(now_ms, "redated", utc(now_ms), who, f"{reason} ({said})", content)
+
+
+def _quarantine(cursor: Cursor, now_ms: int, days: DailySums) -> None:
+    limit = {"limit": now_ms + SKEW_MS}
+    hours = {hour for (hour,) in cursor.run(statement("misdated_hours"), limit)}
+    if not hours:
+        return
+    for part in statement("quarantine_misdated").split(";"):
+        cursor.run(part, {"now": now_ms, **limit} if "$now" in part else limit)
+    incoming = record_columns.column_table(record_columns.HOUR, [(hour,) for hour in sorted(hours)])
+    cursor.rows("drop_sums", incoming=incoming)
+    daily.drop(cursor, days.touching(hours))
+    cursor.run("DELETE FROM unfolded WHERE at_ms IN (SELECT unnest($hours))", {"hours": sorted(hours)})
+    # What is left of these hours, those of now, is summed from its rows.
+    cursor.run(
+        "INSERT INTO unfolded SELECT DISTINCT start_ms - start_ms % $hour AS hour_ms FROM present "
+        "WHERE start_ms - start_ms % $hour IN (SELECT unnest($hours))",
+        {"hours": sorted(hours), "hour": MS_PER_HOUR},
+    )
+
+
+def _redate_policies(cursor: Cursor, now_ms: int) -> None:
+    """In their order; each from when its act was recorded, where that is not in the future itself."""
+    acts = "SELECT subject, max(at_ms) FROM act WHERE kind = 'policy' AND at_ms <= $now GROUP BY subject"
+    put: dict[str, int] = dict(cursor.run(acts, {"now": now_ms}))
+    before = 0
+    for version, effective in cursor.run("SELECT version, effective_ms FROM policy ORDER BY effective_ms"):
+        since = effective
+        if effective > now_ms + SKEW_MS:
+            since = max(before + 1, put.get(version, now_ms))
+            cursor.run(
+                "UPDATE policy SET effective_ms = $since WHERE version = $version AND effective_ms = $effective",
+                {"since": since, "version": version, "effective": effective},
+            )
+        before = since
 
 
 class Offsite(Transactions):
@@ -141,10 +240,10 @@ class Offsite(Transactions):
         """What the archive has before the part is as it was before the healings that the part tells of."""
         (acts,) = archive.files([part.number], "act")
         with self._database.cursor() as reading:
-            healings = misdated_records.redatings_in(reading, str(acts))
+            healings = redatings_in(reading, str(acts))
         for at_ms in healings:
             with self._transaction() as cursor:
-                misdated_records.redate_records(cursor, at_ms, self._state.days)
+                redate_records(cursor, at_ms, self._state.days)
                 self._commit(cursor, self._state)
             self._reread()
 
@@ -346,19 +445,19 @@ class DuckLedger(Offsite):
         return self._state.fleet.newest_end_ms
 
     def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
-        """What is dated later than `now_ms`, by kind (accountant.storage.misdated_records)."""
+        """What is dated later than `now_ms`, by kind."""
         with self._snapshot() as (cursor, _):
-            return misdated_records.find(cursor, now_ms)
+            return find(cursor, now_ms)
 
     def redate(self, now_ms: int, who: str, reason: str) -> tuple[MisdatedRecords, ...]:
         """Heal what is dated later than `now_ms`; the act that says so. Raises CannotRedate."""
         with self._writing:
             self._require_clock()
             with self._transaction() as cursor:
-                found = misdated_records.find(cursor, now_ms)
+                found = find(cursor, now_ms)
                 if found:
-                    misdated_records.redate_records(cursor, now_ms, self._state.days)
-                    write_acts(cursor, [misdated_records.misdating_act(found, now_ms, who, reason)], self._state.acts)
+                    redate_records(cursor, now_ms, self._state.days)
+                    write_acts(cursor, [misdating_act(found, now_ms, who, reason)], self._state.acts)
                     self._commit(cursor, self._state)
             if found:
                 self._reread()

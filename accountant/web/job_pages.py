@@ -15,14 +15,13 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from accountant.api.authorization import Reading, teams_asked
+from accountant.api.access_control import Reading, teams_asked
 from accountant.api.dependencies import Deps, Given
-from accountant.api.known_names import check_teams, nearest_jobs
 from accountant.api.problems import Refusal
-from accountant.api.query_parameters import Params, invalid
+from accountant.api.query_parameters import Params, check_teams, invalid, nearest_jobs
 from accountant.billing import job_costs
 from accountant.core import periods
-from accountant.core.near_names import shown
+from accountant.core.errors import shown
 from accountant.ledger.protocols import JobKey
 from accountant.web import overview_pages, page_queries, page_rows
 from accountant.web.node_pages import Timeline, timeline, timeline_svg

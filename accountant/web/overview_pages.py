@@ -20,12 +20,11 @@ from fastapi.responses import RedirectResponse
 from jinja2 import Environment
 from pydantic import Field
 
+from accountant.api.access_control import Reading, of_everyone, team_for
 from accountant.api.answer_cache import Answer
-from accountant.api.authorization import Reading, of_everyone, team_for
 from accountant.api.dependencies import Deps, Given
-from accountant.api.known_names import check_teams
 from accountant.api.problems import Refusal, answer
-from accountant.api.query_parameters import Params, invalid
+from accountant.api.query_parameters import Params, check_teams, invalid
 from accountant.billing.statements import Adjustment, Correction
 from accountant.core import periods
 from accountant.core.periods import Month

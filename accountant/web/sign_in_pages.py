@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from accountant.api.authorization import bound_address
+from accountant.api.access_control import bound_address
 from accountant.api.dependencies import Deps
 from accountant.api.problems import Refusal, retry_later
 from accountant.api.query_parameters import invalid

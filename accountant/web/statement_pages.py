@@ -23,7 +23,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import Field
 
-from accountant.api.authorization import Reading, of_everyone, team_for
+from accountant.api.access_control import Reading, of_everyone, team_for
 from accountant.api.dependencies import Deps, Given
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params

@@ -25,10 +25,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from agent.core import json_log
 from agent.core.errors import AgentError, DriverReplaced
 from agent.core.readings import DeviceReading, InstanceReading, ProcessReading, Reading, Snapshot, Unavailable
 from agent.wire import Holder
-from gputally.base import json_log
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.command_output import OUTPUTS, Output, show
 from gputally.base.units import MS_PER_SECOND, US_PER_MS

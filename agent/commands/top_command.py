@@ -27,11 +27,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from agent.core import json_log
 from agent.core.errors import SettingsError
 from agent.core.readings import DeviceReading, Reading, Snapshot, Unavailable
 from agent.metering.busy_time_attribution import Layout, Share, lay_out
 from agent.metrics.metric_families import PREFIX
-from gputally.base import json_log, yaml_file
+from gputally.base import yaml_file
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.units import MS_PER_MINUTE, US_PER_MS
 

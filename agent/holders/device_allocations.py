@@ -1,4 +1,4 @@
-"""Joins the kubelet's device list with the pods: which pod was given which device.
+"""Joins the kubelet's device list with the pods and resource claims: which pod was given which device.
 
 Invariants: a device id counts once per pod, however many of its containers name it; a pod that ended holds
 nothing; the pods on a shared GPU hold it, not the pod that only reserves it; a device that names nothing on
@@ -6,12 +6,31 @@ this node is reported, never guessed; which devices a pod has, the kubelet alone
 read from the pod only for the sharing systems that the node's settings name, and then from what its owner cannot change
 any more: the limits of its containers (HAMi), what it declared when it was bound (KAI, `agent.holders.bound_pods`).
 What processes show is another opinion and no business of this module: both are kept in the snapshot, so that
-their disagreement can be counted. Pure: no clock, no I/O.
+their disagreement can be counted. All but `Claims` is pure.
 Sources: kai-scheduler docs/gpu-sharing; Project-HAMi protocol of task dispatch.
 
 Fraction schedulers (KAI, Run:ai) let a reservation pod hold the GPU and put the workloads beside it, without a
 device of their own; what runs there says who they are. HAMi gives every pod a virtual device and writes the part in
 the limits of its containers. The kubelet's word comes second: it stays where nothing runs.
+
+| Form of a device's name | Written by |
+|---|---|
+| `GPU-<uuid>`, `MIG-<uuid>` | NVIDIA's device plugin |
+| `<either>::<k>` | the same, time-slicing or MPS: replica k |
+| `MIG-GPU-<uuid>/<gi>/<ci>` | drivers before 470 |
+| `nvidia<N>`, `nvidia<N>/gi<M>`, `<either>/vgpu<K>` | GKE's device plugin; N is the device's minor number |
+| `<either>-<k>` | HAMi's device plugin: virtual device k |
+| `gpu-<N>`, `gpu-<N>-mig-<profile>-<id>-<start>` | NVIDIA's DRA driver; N is the minor number |
+
+A name means something only against the devices that are there, so it is looked up among them: a name of none of them is
+None. Sources: NVIDIA/k8s-device-plugin internal/rm, GoogleCloudPlatform/container-engine-accelerators pkg/gpu/nvidia,
+Project-HAMi/HAMi pkg/device-plugin, kubernetes-sigs/dra-driver-nvidia-gpu.
+
+DRA: the kubelet lists the devices of a claim with admin access like any other, so a monitor would be taken for a second
+holder of every GPU it watches; only the ResourceClaim says so. Each claim that is named is asked for by name, once and
+then now and then, on a thread of its own: readers never wait. One that cannot be read counts as an ordinary claim. A
+claim names a device of a pool; its uuid is an attribute in the ResourceSlice that its driver publishes. With it a
+statically partitioned MIG device is found. Source: kubernetes.io API reference, ResourceClaim v1, ResourceSlice v1.
 
 The owner of a pod can write its annotations, so a part that a pod declares counts only beside a reservation pod, and
 as it was when the pod was bound (`agent.holders.bound_pods`). A pod that the kubelet gave a device holds what it was
@@ -20,18 +39,258 @@ given.
 
 from __future__ import annotations
 
+import logging
+import re
+import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 
 from agent.core.readings import HAMI, KAI, Allocation, Gpu
+from agent.holders import api_objects
 from agent.holders.api_objects import PodView
-from agent.holders.device_ids import NVIDIA_DRA, DeviceNames, Place, like_a_gpu
-from agent.holders.kubelet_pod_resources import ContainerResources, Devices, PodResources
-from agent.holders.resource_claims import Watched, is_watched
+from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, Devices, PodResources
+from agent.holders.lean_list_watch import FORBIDDEN, NOT_FOUND, Api, ApiUnavailable
 from agent.wire import Holder, SharingMode
+from gputally.base.background_tasks import BackgroundTask
+from gputally.base.clock import Clock
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
+
+NVIDIA_DRA = "gpu.nvidia.com"
+"""Name of NVIDIA's DRA driver for GPUs."""
+_REPLICA = re.compile(r"(.+)::(\d{1,6})")
+_OLD_MIG = re.compile(r"MIG-(GPU-[0-9A-Za-z-]+)/(\d{1,4})/(\d{1,4})")
+_GKE = re.compile(r"nvidia(\d{1,4})(?:/gi(\d{1,4}))?(?:/vgpu(\d{1,6}))?")
+_HAMI = re.compile(r"(.+)-(\d{1,6})")
+_DRA = re.compile(r"gpu-(\d{1,4})(?:-mig-([0-9a-z.+]+)-(\d{1,4})-(\d{1,4}))?")
+_LIKE_A_GPU = re.compile(r"(?:MIG-)?GPU-|MIG-|nvidia\d")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A GPU, or one of its MIG instances. replica: which of its equal parts; "" for the whole. virtual: the part is
+    one of HAMi's virtual devices, which are not equal."""
+
+    gpu_uuid: str
+    mig_uuid: str = ""
+    replica: str = ""
+    virtual: bool = False
+
+
+def _by_minor(gpus: Sequence[Gpu]) -> dict[int, Gpu]:
+    """The GPUs by minor number. Of a GPU whose number was not read, it is known only where a single one is left: its
+    index may be another GPU's minor number."""
+    known = {gpu.minor: gpu for gpu in gpus if gpu.minor is not None}
+    unread = [gpu for gpu in gpus if gpu.minor is None]
+    left = set(range(len(gpus))) - known.keys()
+    if len(unread) == 1 and len(left) == 1:
+        known[left.pop()] = unread[0]
+    return known
+
+
+class DeviceNames:
+    """Looks names up among `gpus`. claimable: the uuids of devices of NVIDIA's DRA driver, by pool and name."""
+
+    def __init__(self, gpus: Sequence[Gpu], claimable: Mapping[tuple[str, str], str] | None = None) -> None:
+        self._claimable = claimable or {}
+        self._places: dict[str, Place] = {}
+        self._gpus = {gpu.uuid: gpu for gpu in gpus}
+        self._minors = _by_minor(gpus)
+        for gpu in gpus:
+            self._places[gpu.uuid] = Place(gpu.uuid)
+            for instance in gpu.mig:
+                self._places[instance.uuid] = Place(gpu.uuid, instance.uuid)
+
+    def place(self, name: str) -> Place | None:
+        """Where a device plugin's id points to."""
+        found = self._places.get(name)
+        if found is not None:
+            return found
+        if replica := _REPLICA.fullmatch(name):
+            whole = self.place(replica.group(1))
+            return None if whole is None else Place(whole.gpu_uuid, whole.mig_uuid, replica.group(2))
+        if gke := _GKE.fullmatch(name):
+            return self._numbered(int(gke.group(1)), gke.group(2), gke.group(3) or "")
+        if old := _OLD_MIG.fullmatch(name):
+            return self._instance(self._gpus.get(old.group(1)), int(old.group(2)), int(old.group(3)))
+        if hami := _HAMI.fullmatch(name):
+            whole = self._places.get(hami.group(1))
+            return None if whole is None else Place(whole.gpu_uuid, whole.mig_uuid, hami.group(2), virtual=True)
+        return None
+
+    def claimed(self, pool: str, device: str) -> Place | None:
+        """Where a device of NVIDIA's DRA driver is: by its published uuid, else by its name. A MIG device made
+        on demand names the profile it was made of, not the instance: it is found where the GPU has one
+        instance of that profile only."""
+        published = self._places.get(self._claimable.get((pool, device), ""))
+        if published is not None:
+            return published
+        match = _DRA.fullmatch(device)
+        gpu = self._minors.get(int(match.group(1))) if match else None
+        if match is None or gpu is None:
+            return None
+        if match.group(2) is None:
+            return Place(gpu.uuid)
+        profile = _plain(match.group(2))
+        made = [instance for instance in gpu.mig if _plain(instance.profile) == profile]
+        return Place(gpu.uuid, made[0].uuid) if len(made) == 1 else None
+
+    def _numbered(self, minor: int, gi: str | None, replica: str) -> Place | None:
+        gpu = self._minors.get(minor)
+        if gpu is None:
+            return None
+        if gi is None:
+            return Place(gpu.uuid, replica=replica)
+        found = self._instance(gpu, int(gi), None)
+        return None if found is None else Place(found.gpu_uuid, found.mig_uuid, replica)
+
+    def _instance(self, gpu: Gpu | None, gi: int, ci: int | None) -> Place | None:
+        if gpu is None:
+            return None
+        return next((Place(gpu.uuid, m.uuid) for m in gpu.mig if m.gi == gi and ci in (None, m.ci)), None)
+
+
+def like_a_gpu(name: str) -> bool:
+    """Whether an id that points nowhere was meant for a GPU, rather than for a network card."""
+    return _LIKE_A_GPU.match(name) is not None
+
+
+def _plain(profile: str) -> str:
+    """DRA device names write `1g10gb` for `1g.10gb`."""
+    return profile.replace(".", "").replace("+", "")
+
+
+log = logging.getLogger("agent.holders.resource_claims")
+
+CLAIMS_PATH = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
+HOLDS_MS = 10 * MS_PER_MINUTE
+"""How long an answer holds: an allocation never changes, but a claim may be made anew under its name."""
+RETRY_MS = 10 * MS_PER_SECOND
+Claim = tuple[str, str]
+"""(namespace, name)."""
+Watched = frozenset[tuple[str, str, str, str]]
+"""Devices by namespace and name of the claim, pool and device."""
+
+
+class Claims:
+    """The claims that pods of this node name. failure: why the latest question had no answer ("" = it had)."""
+
+    def __init__(self, api: Api, clock: Clock) -> None:
+        self.failure = ""
+        self._api = api
+        self._clock = clock
+        self._named: frozenset[Claim] = frozenset()
+        self._known: dict[Claim, tuple[Watched, int]] = {}
+        self._watched: Watched = frozenset()
+        self._wake = threading.Event()
+
+    def watched(self, pods: Collection[PodResources]) -> Watched:
+        """Of what these pods name, the devices that are only looked at, as far as it is known. Never waits."""
+        named = frozenset(
+            (one.claim_namespace, one.claim) for pod in pods for box in pod.containers for one in box.claimed
+        )
+        if named != self._named:
+            self._named = named
+            self._wake.set()
+        return self._watched
+
+    def run(self, stop: threading.Event, task: BackgroundTask) -> None:
+        """Ask until `stop` is set; `close` wakes it."""
+        while not stop.is_set():
+            self._wake.clear()
+            task.begin()
+            self.step()
+            task.succeed()
+            self._clock.wait(RETRY_MS / MS_PER_SECOND, self._wake)
+
+    def close(self) -> None:
+        """Let `run` look at its `stop`."""
+        self._wake.set()
+
+    def step(self) -> None:
+        """Ask for what is not known, or not since long."""
+        now_ms, named = self._clock.monotonic_ms(), self._named
+        known = {claim: found for claim, found in self._known.items() if claim in named}
+        failure = ""
+        for claim in sorted(named):
+            if claim in known and now_ms < known[claim][1]:
+                continue
+            try:
+                known[claim] = self._ask(*claim), now_ms + HOLDS_MS
+            except (ApiUnavailable, api_objects.Unreadable) as error:
+                failure = str(error)
+                if isinstance(error, ApiUnavailable) and error.status in (FORBIDDEN, NOT_FOUND):
+                    known[claim] = frozenset(), now_ms + HOLDS_MS
+        if failure and not self.failure:
+            log.warning("a ResourceClaim cannot be read: its devices count as held", extra={"reason": failure})
+        self.failure = failure
+        self._known = known
+        watched: Watched = frozenset(device for devices, _ in known.values() for device in devices)
+        if watched != self._watched:
+            self._watched = watched
+
+    def _ask(self, namespace: str, name: str) -> Watched:
+        found = api_objects.decode(self._api.page(CLAIMS_PATH.format(namespace, name), {}), api_objects.ResourceClaim)
+        allocation = found.status.allocation if found.status else None
+        results = allocation.devices.results if allocation and allocation.devices else None
+        return frozenset((namespace, name, r.pool, r.device) for r in results or () if r.admin_access)
+
+
+def is_watched(one: ClaimedDevice, watched: Watched) -> bool:
+    """Whether the claim only looks at this device."""
+    return (one.claim_namespace, one.claim, one.pool, one.device) in watched
+
+
+SLICES_PATH = "/apis/resource.k8s.io/v1/resourceslices"
+MAX_SLICES = 256
+Device = tuple[str, str]
+"""(pool, device)."""
+
+
+class SliceStore:
+    """`agent.holders.lean_list_watch.Store` of one node's slices."""
+
+    def __init__(self) -> None:
+        self._slices: dict[str, dict[Device, str]] = {}
+        self._uuids: Mapping[Device, str] = {}
+
+    def uuids(self) -> Mapping[Device, str]:
+        """The uuid of every device that has one. Not to be changed; a change makes a new one."""
+        return self._uuids
+
+    def replace(self, items: Sequence[bytes]) -> None:
+        """See agent.holders.lean_list_watch.Store."""
+        self._slices = {}
+        for item in items[:MAX_SLICES]:
+            self._take("ADDED", item)
+        self._join()
+
+    def apply(self, change: str, item: bytes) -> None:
+        """See agent.holders.lean_list_watch.Store."""
+        self._take(change, item)
+        self._join()
+
+    def _take(self, change: str, item: bytes) -> None:
+        try:
+            found = api_objects.decode(item, api_objects.ResourceSlice)
+        except api_objects.Unreadable as error:
+            log.warning("a resource slice that cannot be read", extra={"reason": str(error)[:200]})
+            return
+        name, spec = found.metadata.name, found.spec
+        if change == "DELETED" or spec.driver != NVIDIA_DRA:
+            self._slices.pop(name, None)
+        elif name in self._slices or len(self._slices) < MAX_SLICES:
+            self._slices[name] = {
+                (spec.pool.name, device.name): uuid.string
+                for device in spec.devices or ()
+                if (uuid := (device.attributes or {}).get("uuid")) is not None and uuid.string
+            }
+
+    def _join(self) -> None:
+        self._uuids = {device: uuid for devices in self._slices.values() for device, uuid in devices.items()}
+
 
 _PPM = 1_000_000
 _PERCENT = 100

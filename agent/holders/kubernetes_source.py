@@ -34,7 +34,17 @@ from agent.devices.driver_lifecycle import Gpus
 from agent.holders import api_objects
 from agent.holders.api_objects import PodView
 from agent.holders.bound_pods import BoundPods
-from agent.holders.device_allocations import Key, Node, NodeAllocations, find_holders, still_cut
+from agent.holders.device_allocations import SLICES_PATH as SLICES
+from agent.holders.device_allocations import (
+    Claims,
+    Key,
+    Node,
+    NodeAllocations,
+    SliceStore,
+    Watched,
+    find_holders,
+    still_cut,
+)
 from agent.holders.holder_files import KnownPod, Pods
 from agent.holders.kubelet_client import Kubelet
 from agent.holders.kubelet_pod_resources import Devices, PodResources
@@ -42,8 +52,6 @@ from agent.holders.lean_list_watch import PATH as PODS
 from agent.holders.lean_list_watch import ApiServer, PodStore, Reflector, in_cluster
 from agent.holders.node_source import NodeSource
 from agent.holders.process_cgroups import PodLogs, PodName, ProcessTable
-from agent.holders.resource_claims import SLICES_PATH as SLICES
-from agent.holders.resource_claims import Claims, SliceStore, Watched
 from agent.wire import SharingMode
 from gputally.base.background_tasks import BackgroundTasks, Work
 from gputally.base.clock import Clock

@@ -39,7 +39,6 @@ from fairshare.cli.command_options import (
 from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.core.errors import AccountantUnavailable
 from fairshare.core.model import UNLIMITED, Gang, Pod
 from fairshare.explain.plan_tables import indented, lost_words, number
 from fairshare.explain.queue_explanation import (
@@ -58,7 +57,7 @@ from fairshare.targets.status_conditions import StatusObject
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show
-from gputally.base.errors import ClusterError, FairshareError
+from gputally.base.errors import AccountantUnavailable, ClusterError, FairshareError
 from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Objects
 from gputally.server.config_models import parse_duration
 

@@ -1,13 +1,19 @@
-"""Runs `replay`: compute past decisions again."""
+"""Runs `replay`: computes past decisions again from their record and reports every number that differs.
+
+A cycle's record holds all that it was decided from but the policy, which goes by its version: what `weigh` was
+given (`fairshare.controller.cycle_report.weight_decisions`), or the situation of its preemptions. A number differs only
+where the arithmetic of this release is another one, or where the record was changed or is not complete; which of them
+it is, is said as far as the record tells. What became of a victim or a write is no decision, and not computed again.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -15,13 +21,147 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from accountant.wire.policy_models import Decision
+from accountant.wire.policy_models import Decision, Policy
 from fairshare.cli.command_options import DEFAULT_URL, CaPath, LedgerName, Printed, TokenPath, Url
-from fairshare.explain.decision_replay import CycleReplay, recount
+from fairshare.controller import cycle_report
+from fairshare.controller.cycle_report import EVERYTHING, INPUTS, plain, with_change
+from fairshare.laws.weight_calculation import WeightResult
+from fairshare.laws.weight_change import WeightChange
+from fairshare.preemption import preemption_types, target_preemption
+from fairshare.preemption.preemption_types import Verdict
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.command_output import show
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE, MS_PER_SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One number of a decision: as recorded, and as it comes out now. Of a Recount: where the two differ."""
+
+    decision: str
+    number: str
+    recorded: object
+    recomputed: object
+
+
+@dataclass(frozen=True, slots=True)
+class CycleReplay:
+    """One cycle of one target. compared: numbers looked at. fault: why it cannot be computed at all.
+    reason: what explains the differences, as far as it is known."""
+
+    cycle: Decision
+    compared: int
+    differences: tuple[Difference, ...]
+    fault: str = ""
+    reason: str = ""
+
+
+def recount(decisions: Sequence[Decision], policies: Mapping[str, Policy], release: str) -> tuple[CycleReplay, ...]:
+    """Every cycle whose record is among `decisions`, oldest first, with the weights that refer to it.
+    policies: by version. release: of gputally, this one."""
+    of_cycle: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        if isinstance(cycle := decision.inputs.get("cycle"), str):
+            of_cycle.setdefault(cycle, []).append(decision)
+    cycles = [d for d in decisions if d.kind in ("weight", "preemption") and d.subject == EVERYTHING]
+    return tuple(
+        _replay_cycle(cycle, sorted(of_cycle.get(cycle.id, []), key=lambda d: (d.subject, d.id)), policies, release)
+        for cycle in sorted(cycles, key=lambda d: (d.at_ms, d.id))
+    )
+
+
+def _replay_cycle(
+    cycle: Decision, made: Iterable[Decision], policies: Mapping[str, Policy], release: str
+) -> CycleReplay:
+    policy = policies.get(cycle.policy_version)
+    if policy is None:
+        return CycleReplay(cycle, 0, (), f"policy {cycle.policy_version} is not among the accountant's versions")
+    try:
+        if cycle.kind == "weight":
+            numbers = _weights(cycle, made, cycle_report.replay_weights(policy, cycle))
+        else:
+            numbers = _preemptions(cycle, made, target_preemption.replay_verdicts(policy, cycle))
+    except (ValueError, TypeError, KeyError, ArithmeticError) as error:
+        return CycleReplay(cycle, 0, (), f"the record cannot be read: {error}")
+    compared = tuple(numbers)
+    differences = tuple(number for number in compared if number.recorded != number.recomputed)
+    return CycleReplay(cycle, len(compared), differences, reason=_reason(cycle, release) if differences else "")
+
+
+def _preemptions(cycle: Decision, made: Iterable[Decision], verdicts: Sequence[Verdict]) -> Iterator[Difference]:
+    """Every recorded verdict of the cycle and every victim, against those that come out now; equal ones too."""
+    expected = dict(_expected(cycle, verdicts))
+    for decision in made:
+        recorded = {"value": decision.value, "reason": decision.reason, **decision.inputs}
+        fresh = expected.get(decision.id)
+        if fresh is None:
+            yield Difference(decision.id, "decision", decision.reason, None)
+            continue
+        for name, value in fresh.items():
+            for number, before, now in _leaves(name, recorded.get(name), value):
+                yield Difference(decision.id, number, before, now)
+
+
+def _expected(cycle: Decision, verdicts: Sequence[Verdict]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """By the id of its decision, what each record should say."""
+    for n, verdict in enumerate(verdicts):
+        yield (
+            f"{cycle.id}/{n}",
+            {"value": verdict.gpus, "reason": verdict.reason, "verdict": preemption_types.show(verdict)},
+        )
+        for m, victim in enumerate(verdict.victims):
+            said = {"value": victim.gpus, "reason": victim.reason, "claimant": verdict.claimant}
+            yield f"{cycle.id}/{n}/{m}", said | target_preemption.facts(victim)
+
+
+def _weights(cycle: Decision, weights: Iterable[Decision], weighing: WeightResult) -> Iterator[Difference]:
+    """Every number of the weights, and what each queue was due; equal ones too."""
+    for decision in weights:
+        for number, recorded, recomputed in _numbers(decision, weighing):
+            yield Difference(decision.id, number, recorded, recomputed)
+    recorded_due: Any = cycle.inputs.get("due", {})
+    for entitlement in weighing.entitlements if recorded_due else ():
+        found = recorded_due.get(entitlement.queue)
+        yield Difference(cycle.id, f"due.{entitlement.queue}", found, entitlement.gpus)
+
+
+def _numbers(decision: Decision, weighing: WeightResult) -> Iterator[tuple[str, object, object]]:
+    """(name, recorded, recomputed) of the weight and of every step towards it."""
+    weight = next((w for w in weighing.weights if w.queue == decision.subject), None)
+    yield "value", decision.value, weight.value if weight is not None else None
+    if weight is None:
+        return
+    yield "previous", decision.previous, weight.previous
+    change: Any = decision.inputs.get("change")
+    since = None if change is None else WeightChange(**change)
+    yield "reason", decision.reason, with_change(weight.why, since, weight)
+    recorded: Any = decision.inputs.get("explanation", {})
+    fresh = plain(asdict(weight.explanation))
+    yield from _leaves("", recorded, fresh)
+
+
+def _leaves(path: str, recorded: object, fresh: object) -> Iterator[tuple[str, object, object]]:
+    if isinstance(recorded, list) and isinstance(fresh, list) and len(recorded) == len(fresh):
+        for i, (one, other) in enumerate(zip(recorded, fresh, strict=True)):
+            yield from _leaves(f"{path}.{i}", one, other)
+    elif isinstance(recorded, Mapping) and isinstance(fresh, Mapping):
+        for key in dict.fromkeys([*recorded, *fresh]):
+            yield from _leaves(f"{path}.{key}".lstrip("."), recorded.get(key), fresh.get(key))
+    else:
+        yield path, recorded, fresh
+
+
+def _reason(cycle: Decision, release: str) -> str:
+    wanted = INPUTS if cycle.kind == "weight" else target_preemption.INPUTS
+    missing = sorted(wanted - cycle.inputs.keys())
+    if missing:
+        return f"the record holds no {', '.join(missing)}: it was made by a release that did not record them"
+    made_by = cycle.inputs.get("release")
+    if made_by != release:
+        return f"decided by release {made_by}, computed again by {release}: the arithmetic may be another one"
+    return "same release and all inputs: the record was changed, or this computer adds up otherwise"
+
 
 MOST_SHOWN = 50
 """Differences that are printed; JSON has all of them."""

@@ -24,7 +24,6 @@ from accountant.wire.policy_models import Policy
 from fairshare.cli.command_options import DEFAULT_URL, CaPath, LedgerName, TokenPath, Url, console
 from fairshare.cli.explain_command import duration
 from fairshare.controller import policy_file as policies
-from fairshare.core.errors import DivisionError
 from fairshare.explain import what_if as comparing
 from fairshare.explain.what_if import (
     HOUR_S,
@@ -43,7 +42,7 @@ from fairshare.simulator.simulation_model import Record, Workload, columns
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show
-from gputally.base.errors import FairshareError
+from gputally.base.errors import DivisionError, FairshareError
 from gputally.base.terminal import Terminal
 from gputally.base.untrusted_text import for_cell
 from gputally.base.yaml_file import read

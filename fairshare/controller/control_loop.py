@@ -27,7 +27,6 @@ from fairshare.controller.weight_writer import (
     reasons,
     with_ownership_verdict,
 )
-from fairshare.core.errors import AccountantUnavailable
 from fairshare.core.model import Condition, Observation, Pod, Value, Weight
 from fairshare.core.queue_objects import has_ref, say
 from fairshare.laws.feedback_laws import Memory
@@ -53,7 +52,7 @@ from fairshare.usage.cluster_capacity import (
 )
 from fairshare.usage.stale_usage_hold import UsageHold, fresh, with_capacity_reason
 from gputally.base.clock import Clock
-from gputally.base.errors import ClusterError, NotFound, Unavailable
+from gputally.base.errors import AccountantUnavailable, ClusterError, NotFound, Unavailable
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Event, Object, Objects, gpus_of_nodes, node_up
 

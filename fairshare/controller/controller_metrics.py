@@ -27,7 +27,7 @@ from fairshare.usage.stale_usage_hold import USAGE_FRESH
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
-from gputally.server.task_metrics import TaskMetrics
+from gputally.server.logs_and_metrics import TaskMetrics
 
 
 def families(report: CycleReport, now_ms: int) -> Iterator[Metric]:

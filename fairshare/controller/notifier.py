@@ -16,7 +16,6 @@ import structlog
 
 from accountant.wire.policy_models import Decision
 from fairshare.controller.cycle_report import EVERYTHING, CycleReport, Outcome, Result, TargetReport, with_change
-from fairshare.core.errors import AccountantRefused, AccountantUnavailable
 from fairshare.core.model import Condition, Observation, Value
 from fairshare.core.queue_objects import say
 from fairshare.core.settings import Level
@@ -24,7 +23,7 @@ from fairshare.targets import status_conditions
 from fairshare.targets.status_conditions import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from fairshare.usage.accountant_client import AccountantPort
-from gputally.base.errors import ClusterError, NotFound, Unavailable
+from gputally.base.errors import AccountantRefused, AccountantUnavailable, ClusterError, NotFound, Unavailable
 from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Event, Object
 
 _WARNINGS: dict[Result, str] = {"contested": "FieldNotOurs", "refused": "WriteRefused"}

@@ -31,8 +31,8 @@ from struct import pack
 import numpy as np
 import numpy.typing as npt
 
-from fairshare.core.errors import DivisionError
 from fairshare.core.model import UNLIMITED, Claim, Division, DivisionProblem, DivisionRound, Remainder, RoundOffer
+from gputally.base.errors import DivisionError
 
 Steps = list[DivisionRound | Remainder]
 Floats = npt.NDArray[np.float64]

@@ -26,7 +26,6 @@ from typing import Any, Literal
 
 from accountant.wire.policy_models import IdleExemptions, IdleReclaimPolicy, Mode, Policy
 from accountant.wire.usage_models import Accounts
-from fairshare.core.errors import AccountantUnavailable
 from fairshare.core.model import Gang, Pod
 from fairshare.core.queue_objects import instant
 from fairshare.preemption.eviction import OPT_OUT
@@ -42,7 +41,7 @@ from fairshare.preemption.preemption_types import (
 )
 from fairshare.preemption.victim_candidates import Bundle, bundles, loss_text, past_of, protected, teams, victim_of
 from fairshare.targets.weight_plan import FIELD_MANAGER
-from gputally.base.errors import ClusterError, NotFound
+from gputally.base.errors import AccountantUnavailable, ClusterError, NotFound
 from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR, US_PER_MS
 from gputally.kubernetes.objects import POD, Cluster, Event, Object
 

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, WindowSpec
-from fairshare.core.errors import DivisionError
 from fairshare.core.model import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide, fair_shares
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import Feedback, Usage
 from fairshare.simulator.simulation_model import ControllerView, Dividing, Pool, Record, Workload
+from gputally.base.errors import DivisionError
 
 
 def whole_gpus(

@@ -30,13 +30,12 @@ from math import fsum
 from typing import Final
 
 from accountant.wire.policy_models import UsageWindow
-from fairshare.core.errors import AccountantUnavailable
 from fairshare.core.model import Condition, Shard
 from fairshare.core.pods import millis
 from fairshare.core.queue_objects import say
 from fairshare.laws.shards import Pool, pools
 from fairshare.usage.stale_usage_hold import gpus_of_window, within
-from gputally.base.errors import FairshareError
+from gputally.base.errors import AccountantUnavailable, FairshareError
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 from gputally.kubernetes.objects import GPU, Object, gpus, gpus_of_nodes, look, quantity
 

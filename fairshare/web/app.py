@@ -55,7 +55,7 @@ def pages(
     if find_spec("jinja2") is None:
         raise PagesMissing("pages_listen: pages need jinja2: install gputally[fairshare]")
     from fairshare.web.page_context import PageContext, PagesApp
-    from fairshare.web.route_table import ROUTES
+    from fairshare.web.policy_pages import ROUTES
 
     events = structlog.get_logger("fairshare.pages")
 

@@ -25,7 +25,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from fairshare.controller.policy_file import PolicyLocation
-from fairshare.core.errors import AccountantUnavailable
 from fairshare.explain.plan_tables import number
 from fairshare.explain.queue_explanation import span
 from fairshare.web import svg_plots
@@ -35,6 +34,7 @@ from fairshare.web.queue_history import History, ReportCache, Snapshot
 from fairshare.web.what_if_previews import Previews
 from gputally.base import number_format
 from gputally.base.clock import Clock
+from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_SECOND
 from gputally.server import page_layout
 from gputally.server.request_handling import Answered, RequestLog, static_routes

@@ -13,7 +13,7 @@ from fairshare.controller.policy_file import PolicyFileChanged, PolicyNotWritten
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.web import policy_form, queue_pages
 from fairshare.web.http_messages import Refusal
-from fairshare.web.page_context import PagesApp, RequestContext, link, redirect
+from fairshare.web.page_context import Page, PagesApp, RequestContext, link, redirect
 from fairshare.web.policy_form import GROUPS, QUEUE, Draft, Finding, Form, PolicyText
 from fairshare.web.svg_plots import Line, bullet, over_time
 from fairshare.web.what_if_previews import MOST_DAYS, Busy, Comparison, PreviewOrder
@@ -244,3 +244,20 @@ def _at(result: Comparison, queue: str, case: str) -> list[tuple[float, float]]:
     return [
         (result.start_ms + (day - 0.5) * MS_PER_DAY, value) for day, value in result.series[queue][case] if day >= 1
     ]
+
+
+ROUTES = (
+    Page("GET", "/", "read", queue_pages.shares, for_teams=True),
+    Page("GET", "/queue/", "read", queue_pages.queue, for_teams=True),
+    Page("GET", "/decisions", "read", queue_pages.decisions),
+    Page("GET", "/decision", "read", queue_pages.decision),
+    Page("GET", "/policy", "read", form),
+    Page("GET", "/preview/", "read", preview_page),
+    Page("POST", "/policy", "policy", submit),
+    Page("POST", "/policy/check", "policy", check),
+    Page("POST", "/policy/file", "policy", file),
+    Page("POST", "/policy/preview", "policy", preview),
+    Page("POST", "/policy/apply", "policy", apply),
+    Page("POST", "/preview/", "policy", cancel),
+)
+"""The routes of all pages of the controller."""

@@ -18,7 +18,6 @@ from starlette.responses import Response
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy, UsageWindow
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
-from fairshare.core.errors import AccountantUnavailable
 from fairshare.core.model import UNLIMITED, Condition, Standing, Weight
 from fairshare.explain.queue_explanation import QueueAccount, below, explain_queue
 from fairshare.laws.weight_calculation import static_parts
@@ -29,6 +28,7 @@ from fairshare.web.page_context import RequestContext, link
 from fairshare.web.policy_form import written
 from fairshare.web.queue_history import Snapshot
 from fairshare.web.svg_plots import Line
+from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 State = Literal["published", "steady", "tried", "held", "trouble", "none"]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gputally.base import json_log
+from agent.core import json_log
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import OUTPUTS, show
 from gputally.doctor.check_list import CHECKS, make_all

@@ -285,7 +285,7 @@ class WatchEvent:
 
 
 class ObjectReader(Protocol):
-    """Objects that are read. Every method raises NotFound, Refused or Unavailable of fairshare.core.errors."""
+    """Objects that are read. Every method raises NotFound, Refused or Unavailable of gputally.base.errors."""
 
     def list(self, kind: Kind, *, fields: str = "") -> Sequence[Object]:
         """All objects of the kind, in every namespace, sorted by (namespace, name). fields: only those that a field
@@ -301,7 +301,7 @@ class ObjectReader(Protocol):
 
 class Objects(ObjectReader, Protocol):
     """Where a target's weights stand, as objects: a Kubernetes API server, or what is made to look like one
-    (`fairshare.targets.runai`). Every method raises NotFound, Refused or Unavailable of fairshare.core.errors."""
+    (`fairshare.targets.runai`). Every method raises NotFound, Refused or Unavailable of gputally.base.errors."""
 
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
         """Server-side apply of the fields in `obj`; returns the object as it then stands (or would stand).

@@ -1,7 +1,7 @@
 """Serves an ASGI application in a thread, with TLS certificates that reload: the listener of every program.
 
 uvicorn bounds neither how many connections there are nor how long a client takes to say what it wants. Here every
-connection is accepted within bounds (gputally.server.request_limits), and closed where its handshake or its
+connection is accepted within bounds (gputally.server.request_handling), and closed where its handshake or its
 headers do not arrive in time.
 
 A client certificate is verified by the TLS layer against its authorities; what reaches a request is its
@@ -34,7 +34,7 @@ from uvicorn.server import ServerState
 from gputally.base.atomic_file import Stamp, stamp
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, described
 from gputally.base.errors import AccountantError, CannotStart
-from gputally.server.request_limits import ConnectionLimits, Connections
+from gputally.server.request_handling import ConnectionLimits, Connections
 
 
 class BadCertificate(AccountantError):

@@ -21,7 +21,7 @@ from gputally.base.errors import ClusterUnavailable
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.list_watch import Api
 from gputally.server import tokens_and_grants
-from gputally.server.request_limits import RateBound
+from gputally.server.request_handling import RateBound
 from gputally.server.tokens_and_grants import (
     AuthorityUnavailable,
     Grant,

@@ -15,10 +15,10 @@ import helm_python
 import pytest
 import yaml
 
+from agent.holders.device_allocations import SLICES_PATH as SLICES
+from agent.holders.device_allocations import SliceStore
 from agent.holders.kubernetes_source import NodeStore
 from agent.holders.lean_list_watch import ApiServer, ApiUnavailable, Reflector
-from agent.holders.resource_claims import SLICES_PATH as SLICES
-from agent.holders.resource_claims import SliceStore
 from agent.wire import Owner
 from gputally.base.clock import SystemClock
 from tests.agent_cluster.following import Following, Seen

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from agent.holders.device_allocations import Node, find_holders
+from agent.holders.device_allocations import CLAIMS_PATH, HOLDS_MS, Claims, Node, find_holders
 from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, PodResources
 from agent.holders.lean_list_watch import ApiServer
-from agent.holders.resource_claims import CLAIMS_PATH, HOLDS_MS, Claims
 from gputally.base.clock import VirtualClock
 from tests.agent_cluster.conftest import gpu
 from tests.fakes.apiserver.server import TOKEN, FakeApiServer

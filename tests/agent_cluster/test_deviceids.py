@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.holders.device_ids import DeviceNames, Place, like_a_gpu
+from agent.holders.device_allocations import DeviceNames, Place, like_a_gpu
 from tests.agent_cluster.conftest import gpu, uuid
 
 A, B = uuid(0), uuid(1)

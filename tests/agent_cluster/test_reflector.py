@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.core.errors import SettingsError
+from agent.holders.device_allocations import SliceStore
 from agent.holders.kubernetes_source import NodeStore, release_reason, replica_mode
 from agent.holders.lean_list_watch import (
     ABSENT_MS,
@@ -23,7 +24,6 @@ from agent.holders.lean_list_watch import (
     Reflector,
     in_cluster,
 )
-from agent.holders.resource_claims import SliceStore
 from gputally.base.clock import VirtualClock
 from tests.agent_cluster.conftest import T0
 from tests.agent_cluster.following import Following, Seen

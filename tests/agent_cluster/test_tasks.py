@@ -18,10 +18,10 @@ from agent.devices.dcgm_exporter import Exporter, WithDcgm
 from agent.devices.driver_lifecycle import Gpus
 from agent.devices.gpu_device import Access
 from agent.devices.nvml_library import Driver
+from agent.holders.device_allocations import Claims, SliceStore
 from agent.holders.kubelet_client import Kubelet
 from agent.holders.kubernetes_source import NodePods, NodeStore, kubernetes_source
 from agent.holders.lean_list_watch import PATH, ApiServer, PodStore, Reflector
-from agent.holders.resource_claims import Claims, SliceStore
 from agent.main_loop import Agent
 from agent.metrics.exporter import AgentMetrics, Exposition
 from agent.simulation.simulated_node import SimulatedNode, SimulatedSource

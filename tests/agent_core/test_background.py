@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks
 from gputally.base.clock import VirtualClock
-from gputally.server.task_metrics import TaskMetrics
+from gputally.server.logs_and_metrics import TaskMetrics
 
 
 class Refused(Exception):

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from agent.__main__ import main
+from agent.core import json_log
 from agent.core.errors import PortUnavailable
 from agent.metrics import exporter
 from agent.upload.spool import Outbox
-from gputally.base import json_log
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 

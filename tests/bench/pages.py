@@ -34,11 +34,11 @@ from accountant.wire.policy_models import Decision
 from accountant.wire.usage_models import Dimension, UsageLine
 from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_context import PagesApp
+from fairshare.web.policy_pages import ROUTES
 from fairshare.web.queue_history import History
-from fairshare.web.route_table import ROUTES
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
-from gputally.server.structlog_setup import configure
+from gputally.server.logs_and_metrics import configure
 from tests.bench import bulk
 from tests.bench.figure import Figure, Goal
 from tests.bench.month import prices

@@ -13,8 +13,8 @@ from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_context import PageContext, PagesApp, link
 from fairshare.web.policy_form import policy_text
+from fairshare.web.policy_pages import ROUTES
 from fairshare.web.queue_history import History, ReportCache
-from fairshare.web.route_table import ROUTES
 from fairshare.web.what_if_previews import PreviewOrder, Previews, Source, Worker
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gputally.server import structlog_setup
+from gputally.server import logs_and_metrics
 from tests.browser.boards import take_pictures
 from tests.browser.site import chromium, demo_site
 
@@ -27,7 +27,7 @@ MOST_MS = 120_000
 
 def main() -> int:
     console = Console()
-    structlog_setup.configure("error")
+    logs_and_metrics.configure("error")
     with (
         tempfile.TemporaryDirectory(prefix="gputally-pictures-") as folder,
         console.status("simulating a month"),

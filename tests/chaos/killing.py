@@ -41,7 +41,7 @@ class Mortal:
 
     @property
     def log(self) -> Path:
-        return self.folder / "gputally.server.structlog_setup"
+        return self.folder / "gputally.server.logs_and_metrics"
 
     def settings(self, **changes: Any) -> None:
         given: dict[str, Any] = {

@@ -14,8 +14,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from accountant.api.dependencies import Deps
-from accountant.app import create_app
 from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.composition import create_app
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import Facts, NodeFacts
 from accountant.runtime.service_metrics import Metrics

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from gputally.base.clock import SystemClock
-from gputally.server import structlog_setup
+from gputally.server import logs_and_metrics
 from tests.docs import site
 from tests.docs.shell import Shell
 
@@ -38,7 +38,7 @@ def pages() -> dict[Path, str]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The ledger that the commands ask; whatever runs meanwhile says only what went wrong."""
     folder = tmp_path_factory.mktemp("site")
-    structlog_setup.configure("error")
+    logs_and_metrics.configure("error")
     site.make(folder)
     yield folder
     structlog.reset_defaults()

@@ -13,12 +13,12 @@ import pytest
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Accounts, BudgetState
 from fairshare.controller.control_loop import Controller
-from fairshare.core.errors import AccountantUnavailable
 from fairshare.core.model import Observation, Pod
 from fairshare.targets import KINDS
 from fairshare.targets.kai import QUEUE, SHARD
 from fairshare.targets.weight_plan import Adapter, look_at
 from gputally.base.clock import VirtualClock
+from gputally.base.errors import AccountantUnavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, NODE, Cluster, Kind, Object
 from tests.fairshare.realserver import Others, served, standing

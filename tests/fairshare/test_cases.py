@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fairshare.__main__ import parse
-from fairshare.core.errors import DivisionError
+from gputally.base.errors import DivisionError
 
 
 def _queue(**keys: object) -> dict[str, object]:

@@ -17,8 +17,8 @@ import pytest
 import trustme
 
 from accountant.wire.policy_models import Decision, Policy, UsageWindow, WindowSpec
-from fairshare.core.errors import AccountantRefused, AccountantUnavailable
 from fairshare.usage.accountant_client import MOST_BYTES_PER_POST, MOST_DECISIONS_PER_POST, AccountantApi
+from gputally.base.errors import AccountantRefused, AccountantUnavailable
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
 WINDOW = UsageWindow(

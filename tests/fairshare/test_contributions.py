@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision, Policy
+from fairshare.cli.replay_command import recount
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.explain.decision_replay import recount
 from fairshare.explain.queue_explanation import explain_queue
 from fairshare.laws.weight_change import CAUSES, WeightChange, change_sentence
 from gputally.base.clock import VirtualClock

@@ -14,11 +14,10 @@ from accountant.wire.usage_models import BudgetState
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport, replay
 from fairshare.core import queue_objects
-from fairshare.core.errors import AccountantUnavailable
 from fairshare.targets.kai import QUEUE, SHARD
 from fairshare.targets.status_conditions import StatusObject
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import Conflict, Unavailable
+from gputally.base.errors import AccountantUnavailable, Conflict, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Kind, Object
 from tests.fairshare.conftest import NOW_MS, Accountant

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from fairshare.__main__ import parse
-from fairshare.core.errors import DivisionError
 from fairshare.core.model import Claim, DivisionProblem, DivisionRound, Remainder
 from fairshare.explain.plan_tables import division_table
 from fairshare.laws.division import divide, first_round
+from gputally.base.errors import DivisionError
 
 TOLERANCE = 1e-9
 

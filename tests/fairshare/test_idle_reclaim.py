@@ -11,14 +11,13 @@ import pytest
 
 from accountant.wire.usage_models import Accounts
 from fairshare.controller.control_loop import Controller
-from fairshare.core.errors import AccountantUnavailable
 from fairshare.core.pods import QUEUE_LABEL, read_pod
 from fairshare.preemption.idle_reclaim import LOOKS, WARNING
 from fairshare.preemption.target_preemption import replay
 from fairshare.targets import KINDS
 from fairshare.targets.status_conditions import StatusObject
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import Refused
+from gputally.base.errors import AccountantUnavailable, Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, POD, Object
 from tests.fairshare.conftest import Accountant

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from accountant.wire.policy_models import UsageWindow
 from fairshare.controller import cycle_report
-from fairshare.core.errors import AccountantUnavailable
 from fairshare.core.model import Standing
 from fairshare.explain.plan_tables import lost_words
 from fairshare.laws.weight_calculation import calculate_weights
 from fairshare.targets import kai, kueue, volcano
 from fairshare.usage.cluster_capacity import LostGpus, devices, leave_out, one_unit, quarter
 from gputally.base.clock import VirtualClock
+from gputally.base.errors import AccountantUnavailable
 from gputally.kubernetes.objects import GPU, gpus_of_nodes
 
 Make = Callable[..., Any]

@@ -18,13 +18,12 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.notifier import MOST_CYCLES, Notifier, Reports
-from fairshare.core.errors import AccountantRefused
 from fairshare.core.model import Pod
 from fairshare.core.pods import read_pod
 from fairshare.targets.kai import QUEUE, SHARD
 from fairshare.targets.status_conditions import StatusObject
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import Refused
+from gputally.base.errors import AccountantRefused, Refused
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.list_watch import Mirror
 from gputally.kubernetes.memory_cluster import MemoryCluster

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Decision, Policy
-from fairshare.explain.decision_replay import recount
+from fairshare.cli.replay_command import recount
 from fairshare.preemption.eviction import EvictionResult
 from fairshare.preemption.preemption_rules import DAY_MS, PastPreemption
 from fairshare.preemption.preemption_types import PreemptionCall, PreemptionInputs, Verdict, read, write

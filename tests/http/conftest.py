@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 
 from accountant.api.dependencies import Deps
 from accountant.api.ledger_metrics import LedgerCollector
-from accountant.app import create_app
 from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.composition import create_app
 from accountant.core.errors import LedgerFailed
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import Receipt

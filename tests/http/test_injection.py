@@ -30,7 +30,7 @@ from accountant.reports import report_model
 from agent.wire import Holder, PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.base.untrusted_text import for_page
-from gputally.server.structlog_setup import configure
+from gputally.server.logs_and_metrics import configure
 from tests.fakes.mailserver import mail_server
 from tests.http.conftest import MINUTE_MS, NOW_MS, batch, encoded
 from tests.http.readers import VOID, steering

@@ -11,7 +11,7 @@ import pytest
 
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterUnavailable
-from gputally.server.request_limits import RateBound
+from gputally.server.request_handling import RateBound
 from gputally.server.token_review import REFUSED_MS, REMEMBERED_MS, TokenReviews
 from gputally.server.tokens_and_grants import (
     AnyOf,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Budget, Decision, Policy, UsageWindow
 from accountant.wire.usage_models import BudgetState
+from fairshare.cli.replay_command import recount
 from fairshare.controller.cycle_report import Outcome, TargetReport, replay, weight_decisions
 from fairshare.core.model import Standing
-from fairshare.explain.decision_replay import recount
 from fairshare.laws.weight_calculation import WeightResult, acts, calculate_weights, exhausted
 from fairshare.targets.weight_plan import Apply
 

@@ -28,7 +28,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, US_PER_MS
 from gputally.demo.accountant_process import PRICE_BOOK
 from gputally.demo.pipeline import Pipeline
-from gputally.server import structlog_setup
+from gputally.server import logs_and_metrics
 from tests.browser.site import chromium
 from tests.real import history
 from tests.real.preview import RATE_HOURS, WIDTH, answers, drawn, sent
@@ -72,7 +72,7 @@ PANELS = {f"{name}/{panel['title']}": panel for name, board in BOARDS.items() fo
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
-    structlog_setup.configure("error")
+    logs_and_metrics.configure("error")
     folder = tmp_path_factory.mktemp("dashboards")
     (folder / "demo").mkdir()
     recorder = history.Recorder()

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from accountant.wire.policy_models import Policy, TurnPolicy, UsageWindow
-from fairshare.core.errors import DivisionError
 from fairshare.core.model import Standing
 from fairshare.laws.weight_calculation import calculate_weights
 from fairshare.simulator import comparison, fairness_measures, kai_scenario_file, scheduling_policies
@@ -18,6 +17,7 @@ from fairshare.simulator.kai_scenario_file import whole_gpus
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import NAMES, Feedback, Setup
 from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Pool, Workload
+from gputally.base.errors import DivisionError
 
 DAY, HOUR = 86_400, 3600
 

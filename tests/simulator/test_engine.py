@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from fairshare.core.errors import DivisionError
 from fairshare.simulator.scheduler_engine import ClusterSimulation
 from fairshare.simulator.simulation_model import GpuSpec, Job, NodeSpec, Outage, Rules, Started, Stopped
+from gputally.base.errors import DivisionError
 from tests.simulator.conftest import MINUTE, Watcher, fleet, job, queue
 
 HOUR = 60 * MINUTE

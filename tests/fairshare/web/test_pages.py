@@ -10,7 +10,7 @@ import pytest
 
 from fairshare.controller.policy_file import digest
 from fairshare.web.page_context import link
-from fairshare.web.route_table import ROUTES
+from fairshare.web.policy_pages import ROUTES
 from tests.fairshare.web.staging import Stage, addresses, stage, text
 
 HOSTILE = "<script>alert(1)</script>\"'&{{7*7}}"

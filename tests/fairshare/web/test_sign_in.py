@@ -18,7 +18,7 @@ from fairshare.web import queue_pages
 from fairshare.web.app import NoCallers, pages
 from fairshare.web.page_authentication import HOUSE, NoSessions, SignIns
 from fairshare.web.page_context import link
-from fairshare.web.route_table import ROUTES
+from fairshare.web.policy_pages import ROUTES
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.memory_cluster import MemoryCluster

@@ -1,12 +1,17 @@
-"""Configures structlog: one JSON object per event, without tokens."""
+"""Configures structlog (one JSON object per event, without tokens), and shows background tasks as metrics."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Literal
 
 import structlog
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gputally.base.background_tasks import FAILURES_HELP, STOPPED_HELP, BackgroundTasks
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -36,3 +41,18 @@ def configure(level: Level) -> None:
         )
     )
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler], force=True)
+
+
+class TaskMetrics(Collector):
+    """Whether each task has stopped, and how often it failed."""
+
+    def __init__(self, tasks: BackgroundTasks) -> None:
+        self._tasks = tasks
+
+    def collect(self) -> Iterator[Metric]:
+        stopped = GaugeMetricFamily("gputally_task_stopped", STOPPED_HELP, labels=["task"])
+        failures = CounterMetricFamily("gputally_task_failures", FAILURES_HELP, labels=["task"])
+        for name, state in self._tasks.states().items():
+            stopped.add_metric([name], state.stopped)
+            failures.add_metric([name], state.failures)
+        yield from (stopped, failures)
