@@ -13,7 +13,7 @@ the largest pod. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, WindowSpec
 from fairshare.core.model import UNLIMITED, Claim, DivisionProblem
@@ -61,7 +61,8 @@ _TOP = {"Cycles", "WindowSize", "HalfLifePeriod", "KValue", "Nodes", "Queues", "
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """gpus: of every node. queues: leaves, all of one level. pods: per queue, GPUs of every pod."""
+    """gpus: of every node. queues: leaves, with their parents. pods: per queue, GPUs of every pod.
+    departments: every queue that has children."""
 
     cycles: int
     window_s: int
@@ -70,10 +71,28 @@ class Scenario:
     gpus: tuple[int, ...]
     queues: tuple[Claim, ...]
     pods: Mapping[str, tuple[int, ...]]
+    departments: tuple[Claim, ...] = ()
 
     @property
     def capacity(self) -> int:
         return sum(self.gpus)
+
+    @property
+    def divided(self) -> bool:
+        """Leaves have more than one parent."""
+        return len({queue.parent for queue in self.queues}) > 1
+
+    def leaves_of(self, department: str) -> list[int]:
+        """Places in `queues` of the leaves below a department."""
+        above = {queue.name: queue.parent for queue in (*self.departments, *self.queues)}
+        found = []
+        for q, queue in enumerate(self.queues):
+            at = queue.parent
+            while at is not None and at != department:
+                at = above[at]
+            if at is not None:
+                found.append(q)
+        return found
 
 
 def parse(data: object) -> Scenario:
@@ -88,19 +107,9 @@ def parse(data: object) -> Scenario:
     _named(queues)
     parents = {str(queue["Parent"]) for queue in queues if queue.get("Parent")}
     leaves = [queue for queue in queues if str(queue.get("Name")) not in parents]
-    if len({queue.get("Parent") or "" for queue in leaves}) > 1:
-        raise DivisionError("Queues: leaves of more than one parent are not replayed")
-    claims = tuple(
-        Claim(
-            str(queue["Name"]),
-            0.0,
-            _number(queue, "DeservedGPUs", 0.0, unlimited=True),
-            weight=_number(queue, "Weight", 1.0),
-            priority=_int(queue, "Priority", 0, 100),
-            creation=i,
-        )
-        for i, queue in enumerate(leaves)
-    )
+    claims = tuple(_claim(queue, i) for i, queue in enumerate(leaves))
+    departments = tuple(_claim(queue, i) for i, queue in enumerate(queues) if str(queue["Name"]) in parents)
+    divide(DivisionProblem("tree", 0.0, 0.0, (*departments, *claims)))  # refuses unknown parents and cycles
     jobs = top.get("Jobs") or {}
     if not isinstance(jobs, Mapping):
         raise DivisionError("Jobs: expected an object by queue")
@@ -122,6 +131,7 @@ def parse(data: object) -> Scenario:
         gpus,
         claims,
         pods,
+        departments,
     )
     if scenario.cycles > _MOST_CYCLES:
         raise DivisionError(f"Cycles: {scenario.cycles} are more than {_MOST_CYCLES}")
@@ -130,10 +140,25 @@ def parse(data: object) -> Scenario:
     return scenario
 
 
+def _claim(queue: Mapping[str, object], creation: int) -> Claim:
+    return Claim(
+        str(queue["Name"]),
+        0.0,
+        _number(queue, "DeservedGPUs", 0.0, unlimited=True),
+        weight=_number(queue, "Weight", 1.0),
+        priority=_int(queue, "Priority", 0, 100),
+        creation=creation,
+        parent=str(queue["Parent"]) if queue.get("Parent") else None,
+    )
+
+
 def run(scenario: Scenario, law: str) -> Record:
-    """Play it under a law of `LAWS`. Raises ValueError for another."""
+    """Play it under a law of `LAWS`. Leaves of several departments are divided level by level, by `static` and `kai`
+    alone. Raises ValueError for an unknown law, DivisionError for one that cannot divide a tree."""
     if law not in LAWS:
         raise ValueError(f"no law {law!r}; one of {', '.join(LAWS)}")
+    if scenario.divided and law not in ("static", "kai"):
+        raise DivisionError(f"Queues: leaves of more than one parent are replayed under static and kai, not {law}")
     queues = scenario.queues
     names = [queue.name for queue in queues]
     rows = [(gpus, q) for q, name in enumerate(names) for gpus in scenario.pods.get(name, ())]
@@ -151,23 +176,33 @@ def run(scenario: Scenario, law: str) -> Record:
         scenario.capacity, deserved, [queue.weight for queue in queues],
         checkpoint_s=1, restart_s=0, min_runtime_s=0,
     )  # fmt: skip
-    dividing = _with_history(scenario) if law == "kai" else whole_gpus(names, deserved, priorities)
+    if law == "kai" or scenario.divided:
+        dividing = _level_by_level(scenario, scenario.k if law == "kai" else 0.0)
+    else:
+        dividing = whole_gpus(names, deserved, priorities)
     steering = None if law in ("static", "kai") else Feedback(_policy(scenario, law), _targets(scenario))
     return replay(workload, pool, scenario.cycles, steering=steering, dividing=dividing, control_s=1, tick_s=1)
 
 
 def csv_rows(scenario: Scenario, record: Record) -> Iterator[tuple[int, str, float, float]]:
-    """(Time, QueueID, Allocation, FairShare) of every cycle and queue."""
+    """(Time, QueueID, Allocation, FairShare) of every cycle and queue. A department has the sum of its leaves."""
+    below = [(department.name, scenario.leaves_of(department.name)) for department in scenario.departments]
+    rows = [*below, *((queue.name, [q]) for q, queue in enumerate(scenario.queues))]
     for cycle, (held, shares) in enumerate(zip(record.held, record.shares, strict=True)):
-        for q, queue in enumerate(scenario.queues):
-            yield cycle, queue.name, float(held[q]), shares[q]
+        if cycle >= scenario.cycles:
+            return
+        for name, leaves in rows:
+            yield cycle, name, float(sum(held[q] for q in leaves)), float(sum(shares[q] for q in leaves))
 
 
 def entitled(scenario: Scenario) -> dict[str, float]:
     """GPUs every queue is due on the long run: quota and weight, as far as it has pods."""
     asked = [float(sum(scenario.pods.get(queue.name, ()))) for queue in scenario.queues]
-    deserved, weights = _quotas(scenario), [q.weight for q in scenario.queues]
-    shares = fair_shares(float(scenario.capacity), asked, deserved, weights)
+    if scenario.divided:
+        shares = _level_shares(scenario, float(scenario.capacity), asked, [0.0] * len(asked), 0.0)
+    else:
+        weights = [q.weight for q in scenario.queues]
+        shares = fair_shares(float(scenario.capacity), asked, _quotas(scenario), weights)
     return {queue.name: share for queue, share in zip(scenario.queues, shares, strict=True)}
 
 
@@ -177,23 +212,30 @@ def second_half(record: Record) -> list[float]:
     return [sum(row[q] for row in half) / len(half) for q in range(len(record.workload.queues))]
 
 
-def _with_history(scenario: Scenario) -> Dividing:
-    """KAI's own division, its usage over its window as a part of the cluster."""
+def _level_by_level(scenario: Scenario, k: float) -> Dividing:
+    """KAI's own division of the queue tree; usage over its window is a part of the cluster on every level."""
     usage = Usage(len(scenario.queues), scenario.window_s, scenario.half_life_s)
 
-    def dividing(view: ControllerView, weights: Sequence[float]) -> list[float]:
+    def dividing(view: ControllerView, _weights: Sequence[float]) -> list[float]:
         used, possible = usage.at(view)
-        claims = tuple(
-            Claim(
-                queue.name, view.asked[q], queue.deserved, queue.limit, weights[q],
-                used[q] / possible if possible > 0 else 0.0, queue.priority, queue.creation,
-            )
-            for q, queue in enumerate(scenario.queues)
-        )  # fmt: skip
-        shares = divide(DivisionProblem("cycle", view.capacity, scenario.k, claims), kai_compat=True).shares
-        return [shares[queue.name] for queue in scenario.queues]
+        parts = [each / possible if possible > 0 else 0.0 for each in used]
+        return _level_shares(scenario, view.capacity, view.asked, parts, k)
 
     return dividing
+
+
+def _level_shares(
+    scenario: Scenario, capacity: float, asked: Sequence[float], used: Sequence[float], k: float
+) -> list[float]:
+    """Shares of the leaves. A department asks for and has used what its leaves have."""
+    claims = [replace(queue, request=float(asked[q]), usage=used[q]) for q, queue in enumerate(scenario.queues)]
+    for department in scenario.departments:
+        below = scenario.leaves_of(department.name)
+        claims.append(
+            replace(department, request=float(sum(asked[q] for q in below)), usage=sum(used[q] for q in below))
+        )
+    shares = divide(DivisionProblem("cycle", capacity, k, tuple(claims)), kai_compat=True).shares
+    return [shares[queue.name] for queue in scenario.queues]
 
 
 def _policy(scenario: Scenario, law: str) -> Policy:

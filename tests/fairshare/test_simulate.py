@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairshare.__main__ import main
+from fairshare.core.errors import DivisionError
 from fairshare.simulator import comparison, kai_scenario_file
 
 
@@ -93,3 +94,22 @@ def test_a_scenario_is_read_as_kais_own_program_reads_it() -> None:
     assert scenario.gpus == (8,)
     jobs = {"a": {"GPUs": 4, "NumPods": 1, "NumJobs": 4}}
     assert kai_scenario_file.entitled(kai_scenario_file.parse({**given, "jobs": jobs})) == {"a": 8.0}
+
+
+def test_departments_divide_first_and_have_rows_of_their_own_in_as_many_cycles() -> None:
+    """As in KAI's program: its CSV has the departments too, and `Cycles` times."""
+    tree = [{"Name": "x", "Weight": 3}, {"Name": "y"}, {"Name": "a", "Parent": "x"}, {"Name": "b", "Parent": "x"}]
+    queues = [*tree, {"Name": "c", "Parent": "y"}]
+    jobs = {name: {"GPUs": 1, "NumPods": 1, "NumJobs": 20} for name in "abc"}
+    given = {"Cycles": 7, "KValue": 0, "Nodes": [{"GPUs": 16}], "Queues": queues, "Jobs": jobs}
+    scenario = kai_scenario_file.parse(given)
+    rows = list(kai_scenario_file.csv_rows(scenario, kai_scenario_file.run(scenario, "kai")))
+    assert len(rows) == 7 * 5
+    assert {name: (held, share) for time, name, held, share in rows if time == 6} == {
+        "x": (12, 12), "y": (4, 4), "a": (6, 6), "b": (6, 6), "c": (4, 4),
+    }  # fmt: skip
+    assert kai_scenario_file.entitled(scenario) == {"a": 6, "b": 6, "c": 4}
+    with pytest.raises(DivisionError, match="more than one parent are replayed under static and kai, not deficit"):
+        kai_scenario_file.run(scenario, "deficit")
+    with pytest.raises(DivisionError, match="queue 'c' has the unknown parent 'z'"):
+        kai_scenario_file.parse({**given, "Queues": [*tree, {"Name": "c", "Parent": "z"}]})

@@ -195,7 +195,7 @@ def test_our_law_is_within_five_per_cent_of_the_entitlement_there(changes: dict[
     ):
         assert mean == pytest.approx(due, rel=0.05)
     rows = list(kai_scenario_file.csv_rows(scenario, record))
-    assert len(rows) == (scenario.cycles + 1) * 3
+    assert len(rows) == scenario.cycles * 3
     assert rows[0][:2] == (0, scenario.queues[0].name)
 
 
