@@ -174,7 +174,8 @@ class Gang:
     since. started_ms: running since; None while it waits. checkpoint_ms: work before it is safe. job: name of what
     the object was made for, "" where it stands for itself. pool: whose quota it is admitted to (`Quota`), "" where
     its scheduler counts in nodes alone. core: pods, by uid, that are never surplus, where it matters which pods run
-    and not only how many GPUs they have."""
+    and not only how many GPUs they have. topology: the level of a topology that all its pods have to share, "" where
+    none is required."""
 
     queue: str
     kind: Kind
@@ -193,6 +194,7 @@ class Gang:
     job: str = ""
     pool: str = ""
     core: tuple[str, ...] = ()
+    topology: str = ""
 
     @property
     def waits(self) -> float:

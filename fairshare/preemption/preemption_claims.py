@@ -43,7 +43,7 @@ MOST_CLAIMS = 50
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A need for room. sizes: of the pods to place, where they are known. nodes: None: any. pool: whose quota it needs,
-    "" where its target admits by nodes alone."""
+    "" where its target admits by nodes alone. topology: the level that its pods have to share, "" for none."""
 
     key: str
     queue: str
@@ -53,6 +53,7 @@ class Claim:
     priority: int
     preemptible: bool
     pool: str
+    topology: str
     trigger: Trigger
     since_ms: int
     why: str
@@ -135,7 +136,7 @@ def _called(situation: PreemptionInputs) -> Sequence[Claim]:
             key = key_of(mine[0]) if call.workload and mine else f"Queue//{queue}"
             pool = next((gang.pool for gang in mine), "")
             claim = Claim(
-                key, queue, call.gpus, (), None, priority, True, pool, call.trigger, situation.now_ms, call.why
+                key, queue, call.gpus, (), None, priority, True, pool, "", call.trigger, situation.now_ms, call.why
             )
             found.append(claim)
     return found
@@ -168,6 +169,7 @@ def _claim(gang: Gang, situation: PreemptionInputs, trigger: Trigger, why: str) 
         gang.priority,
         gang.preemptible,
         gang.pool,
+        gang.topology,
         trigger,
         gang.created_ms if gang.created_ms is not None else situation.now_ms,
         why,

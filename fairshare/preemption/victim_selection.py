@@ -411,6 +411,10 @@ class _ClaimDecisions:
         state, now = self._state, self._situation.accounts
         needs = f"needs {claim.gpus:g} GPUs"
         denial = over_limit(claim, now, state.expected)
+        if denial is None and claim.topology:
+            denial = (
+                f"all of them within one {claim.topology}, which is not checked here: its scheduler makes room itself"
+            )
         if denial is None and self._placed(claim):
             _book(state.expected, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
             state.quotas.book(claim.pool, claim.gpus)

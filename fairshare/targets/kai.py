@@ -575,6 +575,7 @@ def _gangs(
             if allocated
             else None,
             millis((metadata.get("annotations") or {}).get(CHECKPOINT)),
+            topology=_required_level(spec),
         )
         if spec.get("subGroups") and mine:
             least, core = _core(spec, mine)
@@ -584,6 +585,15 @@ def _gangs(
         if gang.requested > 0:
             found.append(gang)
     return in_order(found)
+
+
+def _required_level(spec: Mapping[str, Any]) -> str:
+    """The topology level that the pods of a group, or of one of its subgroups, have to share."""
+    constraints = [
+        spec.get("topologyConstraint"),
+        *(each.get("topologyConstraint") for each in spec.get("subGroups") or ()),
+    ]
+    return next((str(level) for each in constraints if (level := (each or {}).get("requiredTopologyLevel"))), "")
 
 
 def _evictions(

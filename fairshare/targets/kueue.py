@@ -513,6 +513,7 @@ def _gang(obj: Object, queue: str, pool: str, live: Mapping[str, Object]) -> Gan
         millis((metadata.get("annotations") or {}).get(CHECKPOINT)),
         job=next((each["name"] for each in owners_ if each.get("controller")), ""),
         pool=pool,
+        topology=next((level for each in sets if (level := look(each, ("topologyRequest", "required")))), ""),
     )
 
 

@@ -332,6 +332,22 @@ def test_without_the_right_to_read_classes_only_kais_own_are_known(
         assert [gang.preemptible for gang in seen.gangs] == [expected]
 
 
+@pytest.mark.parametrize(("spec", "level"), [
+    ({"topologyConstraint": {"topology": "dc", "requiredTopologyLevel": "example.com/rack"}}, "example.com/rack"),
+    ({"topologyConstraint": {"topology": "dc", "preferredTopologyLevel": "example.com/rack"}}, ""),
+    ({"subGroups": [{"name": "w", "minMember": 1,
+                     "topologyConstraint": {"topology": "dc", "requiredTopologyLevel": "example.com/rack"}}]},
+     "example.com/rack"),
+    ({}, ""),
+])  # fmt: skip
+def test_a_required_topology_is_known(
+    seen_of: Make, policy_of: Make, queue_object: Make, spec: dict[str, Any], level: str
+) -> None:
+    objects = [queue_object("a"), _pod_group(minMember=1, **spec)]
+    (gang,) = seen_of(KaiAdapter(), policy_of([{"name": "a", "refs": ["kai:a"]}]), objects).gangs
+    assert gang.topology == level
+
+
 def _member(name: str, subgroup: str, start_ms: int, *, held: bool = True) -> Pod:
     return Pod(
         name, "ns", name, 1.0, "n" if held else "", "kai:a", "PodGroup/ns/g", "Job/ns/g", held=held,

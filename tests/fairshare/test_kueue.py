@@ -416,6 +416,17 @@ def test_an_elastic_job_asks_for_what_its_next_slice_adds(
     assert found.standings["a"].requested == 12.0
 
 
+@pytest.mark.parametrize(("asked", "level"), [
+    ({"required": "example.com/rack"}, "example.com/rack"),
+    ({"preferred": "example.com/rack"}, ""),
+    ({"unconstrained": True}, ""),
+])  # fmt: skip
+def test_a_required_topology_is_known(seen_of: Make, one: Any, asked: dict[str, Any], level: str) -> None:
+    job = _workload("tight", "a", 2, 8, pod_set={"topologyRequest": asked})
+    (gang,) = seen_of(KueueAdapter(), one, [_queue("a"), _local("a", "a"), job]).gangs
+    assert (gang.requested, gang.allocated, gang.topology) == (16.0, 0.0, level)
+
+
 @pytest.mark.parametrize("stop", ["Hold", "HoldAndDrain"])
 @pytest.mark.parametrize("kind", ["ClusterQueue", "LocalQueue"])
 def test_what_waits_in_a_stopped_queue_asks_for_nothing(seen_of: Make, one: Any, kind: str, stop: str) -> None:

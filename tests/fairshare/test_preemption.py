@@ -182,6 +182,21 @@ def test_no_more_is_taken_while_pods_are_leaving() -> None:
     assert _one(rules, here).outcome == "room"
 
 
+def test_free_gpus_are_no_room_for_a_gang_that_requires_one_rack() -> None:
+    """Which GPUs share a rack is not read: neither that there is room is said, nor is a workload stopped for it."""
+    rules = policy({"a": 0, "b": 8})
+    wanted = gang("b0", "b", waiting=[4, 4], topology="example.com/rack")
+    free = situation(rules, {"n0": 8, "n1": 8}, [gang("a0", "a", [("n0", 4)]), wanted])
+    full = situation(rules, {"n0": 4, "n1": 4}, [gang("a0", "a", [("n0", 4)]), gang("a1", "a", [("n1", 4)]), wanted])
+    for here in (free, full):
+        verdict = _one(rules, here)
+        assert (verdict.outcome, verdict.reason) == (
+            "denied",
+            "needs 8 GPUs, but all of them within one example.com/rack, which is not checked here: its scheduler makes"
+            " room itself",
+        )
+
+
 def test_a_latency_takes_what_is_borrowed_whoever_is_above_his_share() -> None:
     rules = policy({"a": 4, "b": 0})
     gangs = [gang("a0", "a", [("n0", 4)]), gang("a1", "a", [("n0", 4)]), gang("b0", "b", waiting=[4])]
