@@ -427,6 +427,44 @@ def test_a_required_topology_is_known(seen_of: Make, one: Any, asked: dict[str, 
     assert (gang.requested, gang.allocated, gang.topology) == (16.0, 0.0, level)
 
 
+def test_what_kueue_places_by_topology_holds_what_was_admitted(seen_of: Make, one: Any) -> None:
+    """As its manager leaves it: two pods on two hosts of one rack."""
+    job = _admitted(_workload("pair", "a", 2, 8, pod_set={"topologyRequest": {"required": "rack"}}), 2, {GPU: "16"})
+    hosts = [{"individual": {"prefix": "n", "roots": ["2", "3"]}}]
+    slices = [{"domainCount": 2, "podCounts": {"universal": 1}, "valuesPerLevel": hosts}]
+    job["status"]["admission"]["podSetAssignments"][0]["topologyAssignment"] = {
+        "levels": ["kubernetes.io/hostname"],
+        "slices": slices,
+    }
+    (gang,) = seen_of(KueueAdapter(), one, [_queue("a"), _local("a", "a"), job]).gangs
+    assert (gang.requested, gang.allocated, gang.waits) == (16.0, 16.0, 0.0)
+
+
+def test_a_workload_that_multikueue_sends_away_holds_its_quota_here_and_its_gpus_there(
+    seen_of: Make, policy_of: Make, accountant: Any, clock: Any, either_of: Make
+) -> None:
+    """As both managers leave it: each cluster counts it once, and the manager's has no node with GPUs."""
+    policy = policy_of([{"name": "a", "deserved": 16, "refs": ["kueue:a"]}], targets={"kueue": {"apply": "enforce"}})
+    sent = _admitted(_workload("far", "a", 2, 4), 2, {GPU: "8"})
+    ready = {"lastTransitionTime": SINCE, "message": 'admitted on "w1"', "name": "mk", "state": "Ready"}
+    sent["status"] |= {"admissionChecks": [ready], "clusterName": "w1"}
+    checked = _queue("a", **_quota("16"), admissionChecksStrategy={"admissionChecks": [{"name": "mk"}]}) | {
+        "status": ON
+    }
+    cluster = either_of([checked, _local("a", "a"), sent, _workload("waits", "a", 3, 4), _config()])
+    accountant.spend(a=0.5)
+    (target,) = Controller(policy, accountant, cluster, clock).cycle().targets
+    assert (target.standings["a"].requested, target.standings["a"].allocated, target.gpus) == (20.0, 8.0, 16.0)
+    assert {c.type: c.reason for c in target.conditions}["Effective"] == "FairSharing"
+
+
+def test_the_worker_clusters_copy_of_a_workload_is_a_workload(seen_of: Make, one: Any) -> None:
+    copy = _admitted(_workload("far", "a", 2, 4), 2, {GPU: "8"})
+    copy["metadata"]["labels"] = {"kueue.x-k8s.io/multikueue-origin": "multikueue"}
+    (gang,) = seen_of(KueueAdapter(), one, [_queue("a"), _local("a", "a"), copy]).gangs
+    assert (gang.requested, gang.allocated) == (8.0, 8.0)
+
+
 @pytest.mark.parametrize("stop", ["Hold", "HoldAndDrain"])
 @pytest.mark.parametrize("kind", ["ClusterQueue", "LocalQueue"])
 def test_what_waits_in_a_stopped_queue_asks_for_nothing(seen_of: Make, one: Any, kind: str, stop: str) -> None:

@@ -190,10 +190,10 @@ def test_free_gpus_are_no_room_for_a_gang_that_requires_one_rack() -> None:
     full = situation(rules, {"n0": 4, "n1": 4}, [gang("a0", "a", [("n0", 4)]), gang("a1", "a", [("n1", 4)]), wanted])
     for here in (free, full):
         verdict = _one(rules, here)
-        assert (verdict.outcome, verdict.reason) == (
-            "denied",
+        assert verdict.outcome == "denied"
+        assert verdict.reason == (
             "needs 8 GPUs, but all of them within one example.com/rack, which is not checked here: its scheduler makes"
-            " room itself",
+            " room itself"
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,3 +115,24 @@ def test_departments_divide_first_and_have_rows_of_their_own_in_as_many_cycles()
         kai_scenario_file.run(scenario, "deficit")
     with pytest.raises(DivisionError, match="queue 'c' has the unknown parent 'z'"):
         kai_scenario_file.parse({**given, "Queues": [*tree, {"Name": "c", "Parent": "z"}]})
+
+
+SIMULATED = json.loads((Path(__file__).parents[1] / "golden" / "kai_simulations.json").read_text("utf-8"))
+"""What KAI's own simulator made of scenarios of ours; its source and commit are in `meta`."""
+
+
+@pytest.mark.parametrize("case", SIMULATED["scenarios"], ids=lambda case: case["name"])
+def test_a_scenario_gives_what_kais_own_program_gives(case: dict[str, Any]) -> None:
+    """The same columns and rows, and the same shares of GPUs. That program's cycles take real time, so that where whole
+    gangs change places the mean moves a little with each run."""
+    scenario = kai_scenario_file.parse(case["config"])
+    rows = list(kai_scenario_file.csv_rows(scenario, kai_scenario_file.run(scenario, "kai")))
+    assert case["columns"] == ["Time", "QueueID", "Allocation", "FairShare"]
+    assert len(rows) == case["rows"]
+    late = [row for row in rows if row[0] >= scenario.cycles // 2]
+    in_turns = max(pods[0] for pods in scenario.pods.values()) == scenario.capacity
+    for queue, (allocation, share) in case["means"].items():
+        mine = [row for row in late if row[1] == queue]
+        within = pytest.approx if not in_turns else lambda value: pytest.approx(value, abs=scenario.capacity / 16)
+        assert sum(row[2] for row in mine) / len(mine) == within(allocation)
+        assert sum(row[3] for row in mine) / len(mine) == within(share)
