@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fairshare.__main__ import main
-from fairshare.core.errors import DivisionError
 from fairshare.simulator import comparison, kai_scenario_file
+from gputally.base.errors import DivisionError
 
 
 @pytest.fixture
