@@ -24,7 +24,7 @@ ARG PIP_FIND_LINKS
 # The lock alone decides; a project of that name is all uv wants beside it, and ours changes more often.
 RUN printf '[project]\nname = "gputally"\nversion = "0"\nrequires-python = ">=3.11"\n' > pyproject.toml
 RUN mkdir /files && for image in agent accountant fairshare; do \
-        /tools/bin/uv export --quiet --frozen --no-dev --no-emit-project --extra $image --output-file needs.txt \
+        /tools/bin/uv export --quiet --frozen --no-emit-project --only-group $image --output-file needs.txt \
      && python3 -m venv --without-pip /opt/gputally \
      && /tools/bin/pip --python /opt/gputally/bin/python install --no-compile --only-binary :all: --require-hashes -r needs.txt \
      && find /opt/gputally/lib -type d \( -name tests -o -name include \) -prune -exec rm -rf {} + \

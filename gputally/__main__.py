@@ -19,10 +19,9 @@ Main = Callable[[Sequence[str]], int]
 
 @dataclass(frozen=True)
 class Command:
-    """A program: where it lives, the extra that brings what it imports, arguments put before the user's."""
+    """A program: where it lives, and arguments put before the user's."""
 
     module: str
-    extra: str
     help: str
     prefix: tuple[str, ...] = ()
     entry: str = "main"
@@ -31,25 +30,21 @@ class Command:
 INTERRUPTED = 130
 """Ctrl-C, as shells count it: 128 and the signal's number."""
 COMPLETION = ("--install-completion", "--show-completion")
-TREE = Command("gputally.command_tree", "accountant", "shell completion", entry="run")
+TREE = Command("gputally.command_tree", "shell completion", entry="run")
 COMMANDS = {
-    "agent": Command("agent.__main__", "agent", "meter the GPUs of this machine and ship what they did"),
-    "accountant": Command("accountant.__main__", "accountant", "keep the ledger; serve usage, cost and windows"),
-    "jobs": Command("accountant.__main__", "accountant", "what jobs cost, so far and per epoch", prefix=("jobs",)),
-    "import": Command(
-        "accountant.__main__", "accountant", "history out of a Prometheus or Slurm's accounting", prefix=("import",)
-    ),
-    "report": Command("accountant.__main__", "accountant", "a month's report, as page or file", prefix=("report",)),
-    "backup": Command("accountant.__main__", "accountant", "copy the ledger, verified", prefix=("backup",)),
-    "restore": Command("accountant.__main__", "accountant", "rebuild a lost ledger and check it", prefix=("restore",)),
-    "install": Command(
-        "accountant.__main__", "accountant", "make the Secrets with bearer tokens for a cluster", prefix=("install",)
-    ),
-    "fairshare": Command("fairshare.__main__", "fairshare", "turn history into queue weights; divide; plan"),
-    "dashboards": Command("dashboards.__main__", "dashboards", "build, check and push Grafana dashboards and alerts"),
-    "doctor": Command("gputally.doctor.__main__", "all", "look for what usually goes wrong, and say what mends it"),
-    "advise": Command("gputally.advise.__main__", "accountant", "nodes, spot capacity, shared GPUs: what would save"),
-    "demo": Command("gputally.demo.__main__", "all", "simulate a cluster for a month, from GPU to bill and weight"),
+    "agent": Command("agent.__main__", "meter the GPUs of this machine and ship what they did"),
+    "accountant": Command("accountant.__main__", "keep the ledger; serve usage, cost and windows"),
+    "jobs": Command("accountant.__main__", "what jobs cost, so far and per epoch", prefix=("jobs",)),
+    "import": Command("accountant.__main__", "history out of a Prometheus or Slurm's accounting", prefix=("import",)),
+    "report": Command("accountant.__main__", "a month's report, as page or file", prefix=("report",)),
+    "backup": Command("accountant.__main__", "copy the ledger, verified", prefix=("backup",)),
+    "restore": Command("accountant.__main__", "rebuild a lost ledger and check it", prefix=("restore",)),
+    "install": Command("accountant.__main__", "make the Secrets with bearer tokens for a cluster", prefix=("install",)),
+    "fairshare": Command("fairshare.__main__", "turn history into queue weights; divide; plan"),
+    "dashboards": Command("dashboards.__main__", "build, check and push Grafana dashboards and alerts"),
+    "doctor": Command("gputally.doctor.__main__", "look for what usually goes wrong, and say what mends it"),
+    "advise": Command("gputally.advise.__main__", "nodes, spot capacity, shared GPUs: what would save"),
+    "demo": Command("gputally.demo.__main__", "simulate a cluster for a month, from GPU to bill and weight"),
 }
 
 
@@ -77,16 +72,16 @@ def usage() -> str:
 
 
 def run(command: Command, arguments: Sequence[str]) -> int:
-    """Import the program and run it. Raises SystemExit with one clear line where its extra is not installed, which may
-    show only when it imports the part of it that is called."""
+    """Import the program and run it. Raises SystemExit with one clear line where a library is missing, as it is in the
+    image of another program; that may show only when the program imports the part that is called."""
     try:
         program = cast(Main, getattr(importlib.import_module(command.module), command.entry))
         return program(arguments)
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.split(".")[0] in {"agent", "accountant", "fairshare", "gputally"}:
             raise
-        remedy = f"pip install 'gputally[{command.extra}]'"
-        raise SystemExit(f"gputally: this command needs {error.name!r}, which is not installed: {remedy}") from error
+        missing = f"gputally: this command needs {error.name!r}, which is not installed: pip install gputally"
+        raise SystemExit(missing) from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:

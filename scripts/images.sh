@@ -50,7 +50,7 @@ if [ ! -d "$wheels" ]; then
     [ -x "$cache/pip/bin/pip" ] || "${PYTHON:-python3}" -m venv "$cache/pip" >&2
     fetch="$cache/pip/bin/pip download --quiet --disable-pip-version-check --dest $wheels.part --only-binary :all:
            --python-version 3.11 --implementation cp $platforms --platform manylinux2014_$(uname -m)"
-    "$uv" export --quiet --frozen --no-dev --no-emit-project --extra agent --extra accountant --extra fairshare \
+    "$uv" export --quiet --frozen --no-emit-project --only-group agent --only-group accountant --only-group fairshare \
         --output-file "$wheels.part/needs.txt" >/dev/null
     $fetch --no-deps --require-hashes --requirement "$wheels.part/needs.txt"
     $fetch 'uv>=0.13,<0.14' 'hatchling>=1.27,<2' pip

@@ -6,7 +6,7 @@ say() { printf '\033[2m[setup-real]\033[0m %s\n' "$*"; }
 
 if command -v uv >/dev/null 2>&1; then uv=uv; else uv="$VENV/bin/uv"; fi
 say "installing the browser driver"
-UV_PROJECT_ENVIRONMENT="$VENV" "$uv" sync --frozen --all-extras --group real --inexact --quiet
+UV_PROJECT_ENVIRONMENT="$VENV" "$uv" sync --frozen --group real --inexact --quiet
 
 packages=
 command -v chromium >/dev/null 2>&1 || packages="chromium fonts-dejavu-core"

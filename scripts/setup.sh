@@ -26,5 +26,5 @@ else
 fi
 say "installing the locked packages (first time about a minute, cached afterwards)"
 # --inexact keeps pip and uv themselves in the venv.
-UV_PROJECT_ENVIRONMENT="$VENV" "$uv" sync --frozen --all-extras --inexact ${COMPILE---compile-bytecode} --quiet
+UV_PROJECT_ENVIRONMENT="$VENV" "$uv" sync --frozen --inexact ${COMPILE---compile-bytecode} --quiet
 say "ready: $("$VENV/bin/python" --version), $("$VENV/bin/python" -c 'from importlib.metadata import distributions; print(len(list(distributions())))') packages"

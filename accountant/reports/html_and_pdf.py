@@ -277,7 +277,7 @@ def render_pdf(report: Report) -> bytes:
     try:
         import weasyprint
     except ImportError as error:
-        raise CannotRender("PDF needs WeasyPrint: install gputally[accountant]") from error
+        raise CannotRender("PDF needs WeasyPrint: `pip install gputally` brings it") from error
     except OSError as error:
         raise CannotRender(
             "PDF needs Pango: install libpango-1.0-0 and libpangoft2-1.0-0 (Debian), or ask for html"

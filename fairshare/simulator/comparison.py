@@ -305,7 +305,7 @@ class PlotsMissing(FairshareError):
 def available() -> None:
     """Raises PlotsMissing where nothing can be drawn."""
     if find_spec("matplotlib") is None:
-        raise PlotsMissing("plots need matplotlib: install gputally[plots]")
+        raise PlotsMissing("plots need matplotlib: `pip install gputally` brings it")
 
 
 def cells(score: PolicyScore) -> list[str]:

@@ -53,7 +53,7 @@ def pages(
 
     Raises CannotStart, PagesMissing, NobodyComesIn, NoSessions, and FileFault for tokens and callers."""
     if find_spec("jinja2") is None:
-        raise PagesMissing("pages_listen: pages need jinja2: install gputally[fairshare]")
+        raise PagesMissing("pages_listen: pages need jinja2: `pip install gputally` brings it")
     from fairshare.web.page_context import PageContext, PagesApp
     from fairshare.web.policy_pages import ROUTES
 
@@ -119,7 +119,7 @@ def _sign_ins(settings: Settings, clock: Clock, report: Callable[[str], None]) -
     if settings.pages_callers is None or settings.pages_session_key is None:
         return None
     if find_spec("jwt") is None:
-        raise PagesMissing("pages_callers: signing in needs pyjwt: install gputally[fairshare]")
+        raise PagesMissing("pages_callers: signing in needs pyjwt: `pip install gputally` brings it")
     from fairshare.web.page_authentication import SignIns
 
     return SignIns(

@@ -41,7 +41,7 @@ def make(check: Check, sources: Sources) -> Result:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] in _OURS:
             raise
-        return Result(check.name, unknown=f"{error.name} is not installed here: pip install 'gputally[all]'")
+        return Result(check.name, unknown=f"{error.name} is not installed here: pip install gputally")
     return Result(check.name, seen.seen, seen.findings)
 
 

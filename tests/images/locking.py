@@ -20,10 +20,10 @@ def _uv() -> str:
 
 
 @functools.cache
-def locked(extra: str) -> dict[str, str]:
-    """Name -> version of everything an image of this extra holds on this platform."""
-    export = [_uv(), "export", "--quiet", "--frozen", "--no-dev", "--no-emit-project", "--no-hashes", "--no-annotate"]
-    done = subprocess.run([*export, "--extra", extra], cwd=ROOT, capture_output=True, text=True, check=True)
+def locked(image: str) -> dict[str, str]:
+    """Name -> version of everything an image holds on this platform."""
+    export = [_uv(), "export", "--quiet", "--frozen", "--no-emit-project", "--no-hashes", "--no-annotate"]
+    done = subprocess.run([*export, "--only-group", image], cwd=ROOT, capture_output=True, text=True, check=True)
     found = {}
     for line in done.stdout.splitlines():
         match = re.fullmatch(r"([a-z0-9-]+)==(\S+)(?: ; (.+))?", line.strip())

@@ -79,22 +79,22 @@ def test_an_interruption_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys
 
     module.main = interrupted  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "interrupted", module)
-    monkeypatch.setitem(COMMANDS, "wait", Command("interrupted", "all", "waits"))
+    monkeypatch.setitem(COMMANDS, "wait", Command("interrupted", "waits"))
     assert main(["wait"]) == 130
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_missing_extra_is_named() -> None:
-    with pytest.raises(SystemExit, match=r"needs 'no_such_library'.*gputally\[accountant\]"):
-        run(Command("no_such_library", "accountant", ""), [])
+def test_a_missing_library_is_named() -> None:
+    with pytest.raises(SystemExit, match=r"needs 'no_such_library'.*pip install gputally"):
+        run(Command("no_such_library", ""), [])
 
 
-def test_a_missing_extra_is_named_when_only_the_part_that_is_called_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_when_only_the_part_that_is_called_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def part_of_it(_arguments: object) -> int:
         raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")
 
     module = types.ModuleType("in_parts")
     monkeypatch.setattr(module, "main", part_of_it, raising=False)
     monkeypatch.setitem(sys.modules, "in_parts", module)
-    with pytest.raises(SystemExit, match=r"needs 'uvicorn'.*gputally\[accountant\]"):
-        run(Command("in_parts", "accountant", ""), [])
+    with pytest.raises(SystemExit, match=r"needs 'uvicorn'.*pip install gputally"):
+        run(Command("in_parts", ""), [])

@@ -1,4 +1,4 @@
-"""Each program imports no library beyond those of its extra, which are all that its image holds."""
+"""Each program imports no library beyond those of its dependency group, which are all that its image holds."""
 
 import subprocess
 import sys
@@ -12,7 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+EVERYTHING, GROUPS = PYPROJECT["project"]["dependencies"], PYPROJECT["dependency-groups"]
 
 # Imports every module of a package while the libraries named on standard input cannot be found, and prints each
 # module that does not load.
@@ -37,29 +38,34 @@ for module in pkgutil.walk_packages(top.__path__, package + "."):
 """
 
 
-def _installed(requirements: list[str], extras: frozenset[str] = frozenset()) -> Iterator[str]:
+def _installed(requirements: list[str]) -> Iterator[str]:
     """The distributions that pip installs for these requirements, their own requirements included."""
-    waiting = [(Requirement(text), extras) for text in requirements]
+    waiting = [(Requirement(text), frozenset({""})) for text in requirements]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
-        requirement, wanted = waiting.pop()
-        if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in wanted or {""}):
+        requirement, extras = waiting.pop()
+        if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
             continue
-        name, own = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        name, own = canonicalize_name(requirement.name), frozenset({"", *requirement.extras})
         if (name, own) in seen:
             continue
         seen.add((name, own))
         yield name
         try:
-            waiting.extend((Requirement(text), own | {""}) for text in requires(name) or ())
+            waiting.extend((Requirement(text), own) for text in requires(name) or ())
         except PackageNotFoundError:
             continue  # for another platform
 
 
+def test_the_wheel_depends_on_every_group_of_an_image() -> None:
+    for image in ("agent", "accountant", "fairshare"):
+        assert set(GROUPS[image]) <= set(EVERYTHING), image
+
+
 @pytest.mark.parametrize(("program", "optional"), [("agent", ()), ("accountant", ()), ("fairshare", ("matplotlib",))])
-def test_a_program_imports_only_what_its_extra_installs(program: str, optional: tuple[str, ...]) -> None:
-    """optional: libraries of another extra, which the modules that draw figures ask for by name."""
-    installed = set(_installed(PROJECT["dependencies"] + PROJECT["optional-dependencies"][program]))
+def test_a_program_imports_only_what_its_group_installs(program: str, optional: tuple[str, ...]) -> None:
+    """optional: libraries that the modules that draw figures ask for by name."""
+    installed = set(_installed(GROUPS[program]))
     own = {"agent", "accountant", "fairshare", "dashboards", "gputally"}
     hidden = {
         name
