@@ -70,7 +70,7 @@ from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError, CannotStart
 from gputally.base.units import MS_PER_SECOND
 from gputally.base.yaml_file import FileFault, read
-from gputally.kubernetes.list_watch import Api
+from gputally.kubernetes.objects import Api
 from gputally.server import config_models
 from gputally.server.config_models import WatchedFile
 from gputally.server.https_server import BadCertificate, Identity, Tls

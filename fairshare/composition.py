@@ -12,8 +12,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from operator import attrgetter
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -41,7 +42,7 @@ from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, Work
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.errors import FairshareError
 from gputally.base.yaml_file import FileFault
-from gputally.kubernetes.list_watch import Mirror
+from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
 from gputally.kubernetes.objects import POD, Cluster
 from gputally.server.https_server import Identity, Tls
@@ -74,8 +75,14 @@ def run(settings: Settings, stop: threading.Event) -> None:
     health = Health(clock, settings.interval, tasks)
     told = notifier.Reports(events)
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
-    mirror = Mirror[Pod](cluster, POD, BoundPods(clock), clock)
-    view = ExtenderViews(mirror.values, clock)
+    watched: Reflector[dict[str, Any], Pod] = Reflector(
+        cluster.api(), POD.path(), dict, BoundPods(clock), now_ms=clock.monotonic_ms
+    )
+
+    def pods() -> tuple[Pod, ...]:
+        return tuple(sorted(watched.held().values(), key=attrgetter("namespace", "name")))
+
+    view = ExtenderViews(pods, clock)
     scene = ReportCache()
     election = _election(settings, clock)
 
@@ -115,8 +122,8 @@ def run(settings: Settings, stop: threading.Event) -> None:
             )
         )
         if settings.watch_pods:
-            mirror.prime()
-            open_.enter_context(run_beside("fairshare-pods", mirror.run, stop, tasks))
+            watched.prime()
+            open_.enter_context(run_beside("fairshare-pods", watched.run, stop, tasks))
         if election is not None:
             open_.enter_context(run_beside("fairshare-lease", election.run, stop, tasks))
         extender = Extender(view.room, clock) if settings.extender_listen else None
@@ -143,8 +150,8 @@ def run(settings: Settings, stop: threading.Event) -> None:
             interval_s=settings.interval,
             reload=reload,
             observe=observe,
-            pods=mirror.values,
-            unseen=mirror.behind if settings.watch_pods else lambda: None,
+            pods=pods,
+            unseen=watched.behind if settings.watch_pods else lambda: None,
             leading=leading,
             acts={KUBE_SCHEDULER: extender.acts} if extender is not None else {},
             calls=alarms or no_calls,

@@ -20,7 +20,7 @@ from accountant.core.settings import Settings
 from accountant.wire.usage_models import Dimension
 from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart
-from gputally.kubernetes.list_watch import Api
+from gputally.kubernetes.objects import Api
 from gputally.server import config_models
 from gputally.server.config_models import WatchedFile
 from gputally.server.openid_connect import Issuers

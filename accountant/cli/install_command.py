@@ -24,7 +24,7 @@ from accountant.cli.server_commands import with_entry, without
 from gputally.base.command_output import show
 from gputally.base.errors import AccountantError, ClusterError, NotFound, Refused, Unavailable
 from gputally.base.yaml_file import FileFault, parse
-from gputally.kubernetes import KubernetesCluster
+from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import Kind, Object
 from gputally.server.config_models import validate
 from gputally.server.tokens_and_grants import Scope, TokenEntry, TokenList, new_token, sha256

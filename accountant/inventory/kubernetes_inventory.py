@@ -34,8 +34,9 @@ from accountant.ledger.team_assignment import namespace_facts
 from agent.wire import PodFacts
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.clock import Clock
-from gputally.base.errors import ClusterUnavailable
-from gputally.kubernetes.list_watch import Api, NamedObject, Reflector
+from gputally.base.errors import ClusterError
+from gputally.kubernetes.list_watch import NamedObject, Reflector
+from gputally.kubernetes.objects import Api
 
 _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _OWN_REASONS = frozenset({NOT_READY, CORDONED})
@@ -112,14 +113,14 @@ class ClusterInventory:
             self._threads.append(thread)
 
     def sync(self) -> None:
-        """See everything once, in this thread. Raises ClusterUnavailable."""
+        """See everything once, in this thread. Raises ClusterError."""
         for reflector in (self._spaces, self._nodes, self._pods):
             reflector.sync()
         for optional in self._queuing.reflectors:
             _unless_absent(optional, optional.sync)
 
     def follow(self) -> None:
-        """One watch of each kind, in this thread. Raises ClusterUnavailable."""
+        """One watch of each kind, in this thread. Raises ClusterError."""
         for reflector in (self._spaces, self._nodes, self._pods):
             reflector.follow()
         for optional in self._queuing.reflectors:
@@ -186,7 +187,7 @@ class ClusterInventory:
             waiting, epochs = dict(self._dirty), dict(self._epochs)
         try:
             self._owners.learn(pod.owner for pod in waiting.values() if pod.owner is not None)
-        except ClusterUnavailable as error:
+        except ClusterError as error:
             # Told with what is known, and again when all of it is; an epoch needs the name of its job.
             self._log.warning("owners_not_read", reason=str(error))
             told: dict[str, PodSighting] = {}
@@ -282,7 +283,7 @@ def _unless_absent(reflector: Reflector[Any, Any], act: Callable[[], None]) -> N
     for _ in range(reflector.places):
         try:
             act()
-        except ClusterUnavailable as error:
+        except ClusterError as error:
             if not reflector.absent(error):
                 raise
         else:

@@ -42,7 +42,8 @@ from accountant.ledger.team_assignment import USER_KEY
 from agent.wire import Owner, PodFacts
 from gputally.base.pod_queue_labels import KUEUE_QUEUE, QUEUE_KEYS, queue_ref
 from gputally.base.units import MS_PER_HOUR
-from gputally.kubernetes.list_watch import Api, Metadata, Reflector
+from gputally.kubernetes.list_watch import Metadata, Reflector
+from gputally.kubernetes.objects import Api
 
 PLACES = frozenset(
     {"Node", "Namespace", "Machine", "NodePool", "Queue", "ClusterQueue", "LocalQueue", "CustomResourceDefinition"}

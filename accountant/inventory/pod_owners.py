@@ -15,9 +15,10 @@ import msgspec
 from cachetools import LRUCache
 
 from agent.wire import Owner
-from gputally.base.errors import ClusterRefused, ClusterUnavailable, ResourceGone
+from gputally.base.errors import NotFound, Refused, Unavailable, VersionGone
 from gputally.base.pod_queue_labels import QUEUE_KEYS
-from gputally.kubernetes.list_watch import PAGE, Api, ListMetadata, Metadata, NamedObject, OwnerReference
+from gputally.kubernetes.list_watch import PAGE, ListMetadata, Metadata, NamedObject, OwnerReference
+from gputally.kubernetes.objects import Api
 
 MANY = 20
 """Unknown owners of one kind above which all of the kind are listed."""
@@ -84,7 +85,7 @@ class Owners:
         self._one = msgspec.json.Decoder(NamedObject)
 
     def learn(self, refs: Iterable[Ref]) -> None:
-        """Fetch what the chains above `refs` need, level by level. Raises ClusterUnavailable."""
+        """Fetch what the chains above `refs` need, level by level. Raises ClusterError."""
         level = {ref.uid: ref for ref in refs}
         for _ in range(DEPTH):
             missing = [ref for ref in level.values() if ref.uid not in self._known]
@@ -120,10 +121,10 @@ class Owners:
             return OwnerFacts()
         try:
             found = self._one.decode(self._api.get(path, {}, metadata_only=True))
-        except ClusterRefused:
+        except (NotFound, Refused):
             return OwnerFacts()
         except msgspec.MsgspecError as error:
-            raise ClusterUnavailable(f"{path}: not what an API server answers: {error}") from error
+            raise Unavailable(f"{path}: not what an API server answers: {error}") from error
         # Another object may by now have the name.
         return owner_facts(found.metadata) if found.metadata.uid == ref.uid else OwnerFacts()
 
@@ -135,10 +136,10 @@ class Owners:
             query = {"limit": str(PAGE), **({"continue": token} if token else {})}
             try:
                 page = self._page.decode(self._api.get(path, query, metadata_only=True))
-            except (ClusterRefused, ResourceGone):
+            except (NotFound, Refused, VersionGone):
                 return False
             except msgspec.MsgspecError as error:
-                raise ClusterUnavailable(f"{path}: not what an API server answers: {error}") from error
+                raise Unavailable(f"{path}: not what an API server answers: {error}") from error
             for item in page.items or ():
                 self._known[item.metadata.uid] = owner_facts(item.metadata)
             token = page.metadata.continue_ or ""
@@ -163,10 +164,10 @@ class Owners:
     def _discover(self, group: str) -> dict[str, _Resource]:
         try:
             found = _resources.decode(self._api.get(group, {}))
-        except ClusterRefused:
+        except (NotFound, Refused):
             return {}
         except msgspec.MsgspecError as error:
-            raise ClusterUnavailable(f"{group}: not what an API server answers: {error}") from error
+            raise Unavailable(f"{group}: not what an API server answers: {error}") from error
         return {resource.kind: resource for resource in found.resources if "/" not in resource.name}
 
 

@@ -295,7 +295,7 @@ MOST_PODS = 200_000
 
 
 class BoundPods:
-    """`gputally.kubernetes.list_watch.Mirror`'s reduction of pods. Not thread-safe: one mirror owns it."""
+    """What `gputally.kubernetes.list_watch.Reflector` keeps of pods. Not thread-safe: one reflector owns it."""
 
     def __init__(self, clock: Clock, read: Callable[[Object], Pod | None] = read_pod) -> None:
         self._clock = clock

@@ -11,22 +11,6 @@ class CannotStart(AccountantError):
     """A folder, file or address that this process cannot use: one line, the place and the reason."""
 
 
-class ClusterUnavailable(AccountantError):
-    """The API server did not answer, or not now: the same request may succeed later."""
-
-
-class ResourceGone(ClusterUnavailable):
-    """What a list or a watch wanted to go on from is no longer kept (410): begin again."""
-
-
-class ClusterRefused(ClusterUnavailable):
-    """The API server refused, in its own words; `status` is its HTTP status."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class SettingsFault(AccountantError):
     """What settings do not allow: one or more faults, one line each: the place, then the reason."""
 
@@ -35,8 +19,8 @@ class FairshareError(Exception):
     """Base of everything this stage raises."""
 
 
-class ClusterError(FairshareError):
-    """Base of what the cluster's API answers instead of doing what was asked."""
+class ClusterError(AccountantError, FairshareError):
+    """Base of what the cluster's API answers instead of doing what was asked. Both programs report it as their own."""
 
     reason = "Error"
 

@@ -1,7 +1,7 @@
 """Calls a Kubernetes API server: reads, reviews and server-side apply; the only importer of `kubernetes`.
 
 Plain REST over the client's own transport (authentication, TLS, token renewal), so that any kind works without models
-of it. Every failure is one of gputally.base.errors with the server's own words.
+of it. Every failure is a gputally.base.errors.ClusterError with the server's own words.
 
 `KubernetesApi` reads and reviews, and hands answers on as bytes; it changes nothing in a cluster. `KubernetesCluster`
 reads and writes objects; writes are server-side apply, never forced. `Inspector` also asks a cluster about itself.
@@ -21,19 +21,9 @@ from typing import Any, Self
 import urllib3
 from kubernetes import client, config
 
-from gputally.base.errors import (
-    Blocked,
-    ClusterError,
-    ClusterRefused,
-    ClusterUnavailable,
-    Conflict,
-    NotFound,
-    Refused,
-    ResourceGone,
-    Unavailable,
-    VersionGone,
-)
-from gputally.kubernetes.objects import POD, Event, Kind, Object, WatchEvent, dotted_path, leaves, look, without
+from gputally.base.errors import Blocked, ClusterError, Conflict, NotFound, Refused, Unavailable, VersionGone
+from gputally.kubernetes.list_watch import PAGE
+from gputally.kubernetes.objects import POD, Api, Event, Kind, Object, dotted_path, leaves, look, without
 
 _JSON = "application/json"
 _METADATA = f"{_JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -49,8 +39,8 @@ def in_cluster() -> bool:
     return _IN_CLUSTER.exists()
 
 
-def _connected(kubeconfig: Path | None, fault: type[Exception]) -> client.ApiClient:
-    """A client of the cluster this pod runs in, else of that of the kubeconfig. Raises `fault` where neither is."""
+def _connected(kubeconfig: Path | None) -> client.ApiClient:
+    """A client of the cluster this pod runs in, else of that of the kubeconfig. Raises Unavailable where neither is."""
     settings = client.Configuration()
     try:
         if kubeconfig is None and in_cluster():
@@ -60,7 +50,7 @@ def _connected(kubeconfig: Path | None, fault: type[Exception]) -> client.ApiCli
                 config_file=str(kubeconfig) if kubeconfig else None, client_configuration=settings
             )
     except (config.ConfigException, OSError) as error:
-        raise fault(f"no cluster: {error}") from error
+        raise Unavailable(f"no cluster: {error}") from error
     return client.ApiClient(settings)
 
 
@@ -75,7 +65,7 @@ def _called(
     accept: str = _JSON,
     content_type: str = _JSON,
 ) -> Any:
-    """The response, unread, whatever its status."""
+    """The response, unread, whatever its status. Raises Unavailable."""
     request = api.param_serialize(
         method,
         path,
@@ -84,17 +74,47 @@ def _called(
         body=body,
         auth_settings=["BearerToken"],
     )
-    return api.call_api(*request, _request_timeout=timeout_s)
+    try:
+        return api.call_api(*request, _request_timeout=timeout_s)
+    except (client.ApiException, urllib3.exceptions.HTTPError, OSError) as error:
+        raise _silent(error) from error
 
 
-def _lines(stream: Any, path: str, fault: type[Exception]) -> Iterator[bytes]:
-    """The lines of a watch, as they arrive. Raises `fault` for one that is too long to be an object."""
+def _lines(stream: Any, path: str) -> Iterator[bytes]:
+    """The lines of a watch, as they arrive. Raises Unavailable for one that is too long to be an object."""
     rest = b""
     for chunk in stream.stream(_CHUNK, decode_content=True):
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > MOST_LINE_BYTES:
-            raise fault(f"GET {path}: a line of the watch is longer than {MOST_LINE_BYTES} bytes")
+            raise Unavailable(f"GET {path}: a line of the watch is longer than {MOST_LINE_BYTES} bytes")
         yield from (line for line in lines if line.strip())
+
+
+def _answer(
+    api: client.ApiClient,
+    method: str,
+    path: str,
+    query: Mapping[str, str],
+    body: Mapping[str, object] | None,
+    timeout_s: float | tuple[float, float],
+    *,
+    accept: str = _JSON,
+    content_type: str = _JSON,
+) -> bytes:
+    """The content of a successful answer. Raises ClusterError."""
+    response = _called(api, method, path, query, body, timeout_s, accept=accept, content_type=content_type)
+    try:
+        content: bytes = response.read()
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise _silent(error) from error
+    if not 200 <= response.status < 300:
+        raise error_of(method, path, response.status, content, response.headers)
+    return content
+
+
+def _silent(error: Exception) -> Unavailable:
+    text = str(error).strip().splitlines()
+    return Unavailable(f"the API server does not answer: {text[0] if text else type(error).__name__}")
 
 
 class KubernetesApi:
@@ -108,79 +128,33 @@ class KubernetesApi:
 
     @classmethod
     def connect(cls, kubeconfig: Path | None = None) -> KubernetesApi:
-        """The cluster this pod runs in, else that of the kubeconfig. Raises ClusterUnavailable where neither is."""
-        return cls(_connected(kubeconfig, ClusterUnavailable))
+        """The cluster this pod runs in, else that of the kubeconfig. Raises Unavailable where neither is."""
+        return cls(_connected(kubeconfig))
 
     def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
-        response = self._send("GET", path, query, accept=_accept(metadata_only, "limit" in query))
-        with _translated():
-            content: bytes = response.read()
-        return content
+        accept = _accept(metadata_only, "limit" in query)
+        return _answer(self._api, "GET", path, query, None, self._timeout_s, accept=accept)
 
     def post(self, path: str, body: Mapping[str, object]) -> bytes:
-        response = self._send("POST", path, {}, body)
-        with _translated():
-            content: bytes = response.read()
-        return content
+        return _answer(self._api, "POST", path, {}, body, self._timeout_s)
 
     def watch(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> Iterator[bytes]:
-        asked = {**query, "watch": "true"}
-        response = self._send("GET", path, asked, accept=_accept(metadata_only, False), timeout_s=(10.0, self._watch_s))
+        accept, timeout_s = _accept(metadata_only, False), (10.0, self._watch_s)
+        response = _called(self._api, "GET", path, {**query, "watch": "true"}, None, timeout_s, accept=accept)
         try:
-            with _translated():
-                yield from _lines(response.response, path, ClusterUnavailable)
+            if not 200 <= response.status < 300:
+                raise error_of("GET", path, response.status, response.read(), response.headers)
+            yield from _lines(response.response, path)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise _silent(error) from error
         finally:
             # What is left unread cannot be read by the connection's next user.
             response.response.close()
-
-    def _send(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        body: Mapping[str, object] | None = None,
-        *,
-        accept: str = _JSON,
-        timeout_s: float | tuple[float, float] | None = None,
-    ) -> Any:
-        with _translated():
-            response = _called(self._api, method, path, query, body, timeout_s or self._timeout_s, accept=accept)
-            if not 200 <= response.status < 300:
-                raise _error(method, path, response.status, response.read())
-        return response
-
-
-class _translated:  # noqa: N801  # used like a function
-    """Failures of the transport as the accountant's own."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if isinstance(error, client.ApiException | urllib3.exceptions.HTTPError | OSError):
-            text = str(error).strip().splitlines()
-            raise ClusterUnavailable(
-                f"the API server does not answer: {text[0] if text else type(error).__name__}"
-            ) from error
 
 
 def _accept(metadata_only: bool, listing: bool) -> str:
     """The server answers 406 where a list is asked for as one object, or one object as a list."""
     return _JSON if not metadata_only else _METADATA_LIST if listing else _METADATA
-
-
-def _error(method: str, path: str, status: int, content: bytes) -> ClusterUnavailable:
-    """The server's Status as an exception."""
-    try:
-        text = str(json.loads(content)["message"])
-    except (ValueError, KeyError, TypeError):
-        text = content[:200].decode(errors="replace") or "no reason given"
-    message = f"{method} {path}: {status}: {' '.join(text.split())}"
-    if status == 410:
-        return ResourceGone(message)
-    if status in (408, 429) or status >= 500:
-        return ClusterUnavailable(message)
-    return ClusterRefused(message, status)
 
 
 _OWNER = re.compile(r'conflict with "([^"]*)"')
@@ -230,8 +204,6 @@ def _seconds(headers: Mapping[str, str]) -> float | None:
     return float(text) if text.isdigit() else None
 
 
-PAGE = 500
-"""Objects asked for at a time."""
 _NOTE_BYTES = 1024
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
@@ -257,7 +229,7 @@ class KubernetesCluster:
     @classmethod
     def connect(cls, kinds: Iterable[Kind], kubeconfig: Path | None = None, *, timeout_s: float = 10.0) -> Self:
         """The cluster this pod runs in, else that of the kubeconfig. Raises Unavailable where neither is found."""
-        return cls(_connected(kubeconfig, Unavailable), kinds, timeout_s=timeout_s)
+        return cls(_connected(kubeconfig), kinds, timeout_s=timeout_s)
 
     def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
         found: list[Object] = []
@@ -271,7 +243,7 @@ class KubernetesCluster:
         token = ""
         while True:
             query = {"limit": str(PAGE), **wanted, **({"continue": token} if token else {})}
-            answer = self._send("GET", _path(kind), query)
+            answer = self._send("GET", kind.path(), query)
             for item in answer.get("items") or ():  # a list leaves out what its kind says
                 item.setdefault("apiVersion", kind.api_version)
                 item.setdefault("kind", kind.kind)
@@ -281,30 +253,11 @@ class KubernetesCluster:
             if not token:
                 return str(metadata.get("resourceVersion") or "")
 
-    def watch(self, kind: Kind, version: str, timeout_s: float) -> Iterator[WatchEvent]:
-        query = {
-            "watch": "1",
-            "resourceVersion": version,
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(max(1, round(timeout_s))),
-        }
-        path = _path(kind)
-        response = self._open("GET", path, query, None, _JSON, timeout_s + self._timeout_s)
-        stream = response.response
-        try:
-            if not 200 <= response.status < 300:
-                raise error_of("GET", path, response.status, response.read(), response.headers)
-            for line in _lines(stream, path, Unavailable):
-                change = decode(line)
-                if change is not None:
-                    yield _change(path, change)
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise Unavailable(f"GET {path}: the watch broke off: {error}".splitlines()[0]) from error
-        finally:
-            stream.close()
+    def api(self) -> Api:
+        return KubernetesApi(self._api)
 
     def get(self, kind: Kind, name: str, namespace: str = "") -> Object:
-        return self._send("GET", _path(kind, namespace, name))
+        return self._send("GET", kind.path(namespace, name))
 
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
         return self._apply(obj, {"fieldManager": field_manager, **_dry(dry_run)}, subresource)
@@ -339,7 +292,8 @@ class KubernetesCluster:
 
     def _apply(self, obj: Object, query: Mapping[str, str], subresource: str = "") -> Object:
         metadata = obj["metadata"]
-        path = _path(self._kinds[obj["apiVersion"], obj["kind"]], metadata.get("namespace", ""), metadata["name"])
+        kind = self._kinds[obj["apiVersion"], obj["kind"]]
+        path = kind.path(metadata.get("namespace", ""), metadata["name"])
         path = f"{path}/{subresource}" if subresource else path
         return self._send("PATCH", path, {**query, "fieldValidation": "Strict"}, obj, _APPLY)
 
@@ -347,12 +301,12 @@ class KubernetesCluster:
         self, kind: Kind, name: str, namespace: str, change: Object, *, field_manager: str, dry_run: bool = False
     ) -> Object:
         query = {"fieldManager": field_manager, "fieldValidation": "Strict", **_dry(dry_run)}
-        return self._send("PATCH", _path(kind, namespace, name), query, change, _MERGE)
+        return self._send("PATCH", kind.path(namespace, name), query, change, _MERGE)
 
     def create(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
         kind = self._kinds[obj["apiVersion"], obj["kind"]]
         query = {"fieldManager": field_manager, "fieldValidation": "Strict", **_dry(dry_run)}
-        return self._send("POST", _path(kind, obj["metadata"].get("namespace", "")), query, obj)
+        return self._send("POST", kind.path(obj["metadata"].get("namespace", "")), query, obj)
 
     def evict(self, name: str, namespace: str, uid: str, *, grace_s: int | None = None, dry_run: bool = False) -> None:
         options: dict[str, Any] = {"preconditions": {"uid": uid}, **({"dryRun": ["All"]} if dry_run else {})}
@@ -364,7 +318,7 @@ class KubernetesCluster:
             "metadata": {"name": name, "namespace": namespace},
             "deleteOptions": options,
         }
-        self._send("POST", f"{_path(POD, namespace, name)}/eviction", {}, body)
+        self._send("POST", f"{POD.path(namespace, name)}/eviction", {}, body)
 
     def event(self, event: Event) -> None:
         """Named by its content: the same again is answered `AlreadyExists`, which is as good."""
@@ -405,48 +359,15 @@ class KubernetesCluster:
         body: Object | None = None,
         content_type: str = _JSON,
     ) -> dict[str, Any]:
-        response = self._open(method, path, query, body, content_type, self._timeout_s)
-        try:
-            content: bytes = response.read()
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise Unavailable(f"the API server does not answer: {error}".splitlines()[0]) from error
-        if not 200 <= response.status < 300:
-            raise error_of(method, path, response.status, content, response.headers)
+        content = _answer(self._api, method, path, query or {}, body, self._timeout_s, content_type=content_type)
         answer = decode(content)
         if answer is None:
             raise Unavailable(f"{method} {path}: the answer is not JSON")
         return answer
 
-    def _open(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None,
-        body: Object | None,
-        content_type: str,
-        timeout_s: float,
-    ) -> Any:
-        try:
-            return _called(self._api, method, path, query or {}, body, timeout_s, content_type=content_type)
-        except (client.ApiException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise Unavailable(f"the API server does not answer: {error}".splitlines()[0]) from error
-
 
 def _dry(dry_run: bool) -> dict[str, str]:
     return {"dryRun": "All"} if dry_run else {}
-
-
-def _change(path: str, event: Mapping[str, Any]) -> WatchEvent:
-    obj = event.get("object") or {}
-    if event.get("type") == "ERROR":
-        raise error_of("GET", path, int(obj.get("code") or 500), json.dumps(obj).encode(), {})
-    return WatchEvent(event["type"], obj)
-
-
-def _path(kind: Kind, namespace: str = "", name: str = "") -> str:
-    group = f"/apis/{kind.api_version}" if "/" in kind.api_version else f"/api/{kind.api_version}"
-    inside = f"/namespaces/{namespace}" if kind.namespaced and namespace else ""
-    return f"{group}{inside}/{kind.plural}" + (f"/{name}" if name else "")
 
 
 def _micro_time(at_ms: int) -> str:
@@ -499,7 +420,7 @@ class Inspector(KubernetesCluster):
 
     def server_ms(self) -> int:
         """What time the server says it is, in whole seconds: UTC milliseconds."""
-        response = self._open("GET", "/version", None, None, "application/json", self._timeout_s)
+        response = _called(self._api, "GET", "/version", {}, None, self._timeout_s)
         text = next((value for name, value in response.response.headers.items() if name.lower() == "date"), "")
         response.response.drain_conn()
         try:

@@ -4,50 +4,30 @@ Only what `keep` makes of an object is held, so memory is bounded by what is kep
 breaks off goes on at the page it had come to; a watch goes on at the version it had come to; where the
 server no longer has either (410), the list begins again and what is missing from it counts as deleted.
 
-Twenty thousand pods are a hundred megabytes as objects and five as values; a cycle must not fetch them
-again. The copy is level-triggered: whatever breaks (the watch ends, a version is too old, the API server is
-away), the next list makes it whole, and meanwhile it keeps what it had. `age_s` says how far behind it may be.
+Twenty thousand pods are a hundred megabytes as objects and five as values; nothing fetches them again. The
+copy is level-triggered: whatever breaks (the watch ends, a version is too old, the API server is away), the
+next list makes it whole, and meanwhile it keeps what it had. `behind` says when that is too long ago.
 
-Runs in a thread of its own; `values` may be called from any.
-
-`Api` is the part of the Kubernetes API that it calls; `Metadata` has the fields of every object.
+Runs in a thread of its own; `held` may be called from any. `Metadata` has the fields of every object.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from http import HTTPStatus
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 import structlog
 
 from gputally.base.background_tasks import BackgroundTask, described
-from gputally.base.clock import Clock
-from gputally.base.errors import ClusterError, ClusterRefused, ClusterUnavailable, ResourceGone, VersionGone
+from gputally.base.errors import ClusterError, NotFound, Unavailable, VersionGone
 from gputally.base.units import MS_PER_SECOND
-from gputally.kubernetes.objects import Cluster, Kind, Object
+from gputally.kubernetes.objects import Api
 
 PAGE = 500
 """Objects asked for at a time."""
-
-
-class Api(Protocol):
-    """An API server. Every call raises gputally.base.errors.ClusterUnavailable or one of its kinds."""
-
-    def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
-        """One answer. metadata_only: objects without spec and status."""
-        ...
-
-    def watch(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> Iterator[bytes]:
-        """The lines of a watch, until the server ends it."""
-        ...
-
-    def post(self, path: str, body: Mapping[str, object]) -> bytes:
-        """Create an object; the answer."""
-        ...
 
 
 class _Object(msgspec.Struct, frozen=True, rename="camel"):
@@ -97,6 +77,10 @@ O = TypeVar("O")  # noqa: E741  # the object as decoded
 V = TypeVar("V")
 WATCH_SECONDS = 300
 """How long the server keeps a watch open."""
+MOST_BEHIND_SECONDS = 2 * WATCH_SECONDS
+"""A server that is there answers once in a watch at least; after twice that, nothing is decided by what was seen."""
+PAUSE_SECONDS = 1
+"""Least time between two watches."""
 ABSENT_SECONDS = 60
 """Until a kind that the server does not serve is looked for again: its definition may be installed later."""
 BACKOFF_SECONDS = (1, 2, 4, 8, 16, 30)
@@ -125,7 +109,7 @@ class Reflector(Generic[O, V]):
 
     decode: the object's struct. keep: what to hold of it, None: nothing. changed: told every change, with
     None for an object that is gone (or is no longer one to keep). others: where the kind is served by servers that
-    do not have it at `path`. optional: a server without the kind is no failure. now_ms: for `heard_ms`."""
+    do not have it at `path`. optional: a server without the kind is no failure. now_ms: for `heard_ms`, `behind`."""
 
     def __init__(
         self,
@@ -160,6 +144,8 @@ class Reflector(Generic[O, V]):
         self.heard_ms: int | None = None
         """When the server last answered, None before."""
         self.failures = 0
+        self.fault: str | None = None
+        """What the last request failed of; None while all is well."""
         self._task: BackgroundTask | None = None
         self.synced = False
         """Whether a whole list has been seen."""
@@ -169,8 +155,23 @@ class Reflector(Generic[O, V]):
         with self._lock:
             return dict(self._held)
 
+    def behind(self) -> str | None:
+        """Why nothing may be decided by what it holds; None: it may."""
+        kind, why = self.path.rpartition("/")[2], f": {self.fault}" if self.fault else ""
+        if not self.synced or self.heard_ms is None or self._now_ms is None:
+            return f"{kind} have not been read yet{why}"
+        age_s = (self._now_ms() - self.heard_ms) / MS_PER_SECOND
+        return f"{kind} are as they were {age_s:.0f} s ago{why}" if age_s > MOST_BEHIND_SECONDS else None
+
+    def prime(self) -> None:
+        """`sync` as far as it goes now; `run` tries again."""
+        try:
+            self.sync()
+        except ClusterError as error:
+            self.fault = str(error)
+
     def sync(self) -> None:
-        """Make the list complete; goes on where an earlier call broke off. Raises ClusterUnavailable."""
+        """Make the list complete; goes on where an earlier call broke off. Raises ClusterError."""
         while not self._version:
             query = {"limit": str(PAGE), **({"continue": self._continue} if self._continue else {})}
             try:
@@ -178,7 +179,7 @@ class Reflector(Generic[O, V]):
                     self._page.decode, self._api.get(self.path, query, metadata_only=self._metadata_only)
                 )
                 self._heard()
-            except ResourceGone:
+            except VersionGone:
                 if not self._continue:
                     raise
                 self._continue, self._incoming = "", {}
@@ -186,13 +187,13 @@ class Reflector(Generic[O, V]):
             for item in page.items or ():
                 value = self._keep(item)
                 if value is not None:
-                    self._incoming[_meta(item).uid] = value
+                    self._incoming[_uid(item)] = value
             self._continue = page.metadata.continue_ or ""
             if not self._continue:
                 self._replace(page.metadata.resource_version)
 
     def follow(self) -> None:
-        """One watch until the server ends it. Raises ClusterUnavailable; after ResourceGone `sync` begins anew."""
+        """One watch until the server ends it. Raises ClusterError; after VersionGone `sync` begins anew."""
         query = {
             "resourceVersion": self._version,
             "allowWatchBookmarks": "true",
@@ -205,7 +206,8 @@ class Reflector(Generic[O, V]):
                 self._take(raw)
                 self._heard()
                 self._well()
-        except ResourceGone:
+            self._heard()
+        except VersionGone:
             self._version = ""
             raise
 
@@ -224,10 +226,11 @@ class Reflector(Generic[O, V]):
                 self.follow()
                 failures = 0
                 self._well()
-            except ResourceGone as error:
+                stop.wait(PAUSE_SECONDS)
+            except VersionGone as error:
                 log.info("cluster_list_begins_again", path=self.path, reason=str(error))
                 self._well()
-            except ClusterUnavailable as error:
+            except ClusterError as error:
                 self._well()
                 path = self.path
                 if self.absent(error):
@@ -236,7 +239,7 @@ class Reflector(Generic[O, V]):
                         log.debug("cluster_has_no_such_kind", path=path)
                         stop.wait(ABSENT_SECONDS)
                     continue
-                self.failures += 1
+                self.failures, self.fault = self.failures + 1, str(error)
                 log.warning("cluster_not_read", path=self.path, reason=str(error))
                 stop.wait(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)])
                 failures += 1
@@ -262,9 +265,9 @@ class Reflector(Generic[O, V]):
         """How many paths the kind may have."""
         return 1 + len(self._others)
 
-    def absent(self, error: ClusterUnavailable) -> bool:
+    def absent(self, error: ClusterError) -> bool:
         """Whether this only says that the server does not have an optional kind; the next try is elsewhere."""
-        gone = self._optional and isinstance(error, ClusterRefused) and error.status == HTTPStatus.NOT_FOUND
+        gone = self._optional and isinstance(error, NotFound)
         if gone:
             self._others.append(self.path)
             self.path = self._others.pop(0)
@@ -273,6 +276,7 @@ class Reflector(Generic[O, V]):
 
     def _heard(self) -> None:
         self._progress()
+        self.fault = None
         if self._now_ms is not None:
             self.heard_ms = self._now_ms()
 
@@ -281,8 +285,8 @@ class Reflector(Generic[O, V]):
         if line.type == "ERROR":
             status = self._decoded(_status.decode, bytes(line.object))
             if status.code == 410:
-                raise ResourceGone(f"{self.path}: {status.message}")
-            raise ClusterUnavailable(f"{self.path}: {status.code} {status.message}")
+                raise VersionGone(f"{self.path}: {status.message}")
+            raise Unavailable(f"{self.path}: {status.code} {status.message}")
         meta = self._decoded(self._meta.decode, bytes(line.object)).metadata
         if line.type != "BOOKMARK":
             value = (
@@ -321,142 +325,15 @@ class Reflector(Generic[O, V]):
         try:
             return decode(raw)
         except msgspec.MsgspecError as error:
-            raise ClusterUnavailable(f"{self.path}: not what an API server answers: {error}") from error
+            raise Unavailable(f"{self.path}: not what an API server answers: {error}") from error
 
 
 T = TypeVar("T")
 
 
-def _meta(item: object) -> Metadata:
+def _uid(item: object) -> str:
+    """Of a decoded object, or of one as plain data."""
+    if isinstance(item, dict):
+        return str(item["metadata"]["uid"])
     found: Metadata = item.metadata  # type: ignore[attr-defined]  # every object has them
-    return found
-
-
-WATCH_S = 240.0
-"""How long one watch stays open."""
-PAUSE_S = 1.0
-"""Least time between two requests; after failures it doubles up to `MOST_PAUSE_S`."""
-MOST_PAUSE_S = 30.0
-MOST_BEHIND_S = 600.0
-"""A server that is there is heard of once in a watch at least; after twice that, what was seen is no longer relied
-on."""
-
-
-class Mirror(Generic[T]):
-    """Everything of one kind for which `reduce` has a value."""
-
-    def __init__(self, cluster: Cluster, kind: Kind, reduce: Callable[[Object], T | None], clock: Clock) -> None:
-        self._cluster = cluster
-        self._kind = kind
-        self._reduce = reduce
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._held: dict[tuple[str, str], T] = {}
-        self._version = ""
-        self._heard_ms: int | None = None
-        self._fault: str | None = None
-        self._task = BackgroundTask("mirror", clock)
-
-    def values(self) -> tuple[T, ...]:
-        """As last heard, by (namespace, name)."""
-        with self._lock:
-            return tuple(value for _, value in sorted(self._held.items(), key=lambda item: item[0]))
-
-    @property
-    def synced(self) -> bool:
-        """Whether a list has ever been read to its end."""
-        return self._heard_ms is not None
-
-    @property
-    def fault(self) -> str | None:
-        """What the last attempt failed of; None while all is well."""
-        return self._fault
-
-    def age_s(self) -> float | None:
-        """Seconds since the server last answered; None before it ever has."""
-        heard = self._heard_ms
-        return None if heard is None else (self._clock.monotonic_ms() - heard) / MS_PER_SECOND
-
-    def behind(self) -> str | None:
-        """Why nothing may be decided by what it holds; None: it may."""
-        age_s = self.age_s()
-        why = f": {self._fault}" if self._fault else ""
-        if age_s is None:
-            return f"{self._kind.plural} have not been read yet{why}"
-        if age_s > MOST_BEHIND_S:
-            return f"{self._kind.plural} are as they were {age_s:.0f} s ago{why}"
-        return None
-
-    def prime(self) -> None:
-        """The first list, so that the first cycle knows what is there; what fails now is tried again by `run`."""
-        try:
-            self.step()
-        except ClusterError as error:
-            self._fault = str(error)
-
-    def run(self, stop: threading.Event, task: BackgroundTask) -> None:
-        """Keep up until `stop` is set. A server that does not answer is no fault of the task: `fault` names it."""
-        self._task = task
-        pause_s = PAUSE_S
-        while not stop.is_set():
-            task.begin()
-            try:
-                self.step(stop)
-            except ClusterError as error:
-                self._fault = str(error)
-                pause_s = min(MOST_PAUSE_S, pause_s * 2)
-            else:
-                pause_s = PAUSE_S
-            task.succeed()
-            if self._clock.wait(pause_s, stop):
-                return
-
-    def step(self, stop: threading.Event | None = None) -> None:
-        """List where there is no version to go on from, else watch once. Raises ClusterError."""
-        if not self._version:
-            self._list()
-            self._fault = None
-            return
-        try:
-            self._task.succeed()  # no change for long is no fault, and the connection has a time limit
-            for change in self._cluster.watch(self._kind, self._version, WATCH_S):
-                self._task.begin()
-                self._take(change.type, change.obj)
-                self._task.succeed()
-                if stop is not None and stop.is_set():
-                    return
-        except VersionGone:
-            self._version = ""
-        except ClusterError:
-            self._version = ""
-            raise
-        self._heard_ms, self._fault = self._clock.monotonic_ms(), None
-
-    def _list(self) -> None:
-        found: dict[tuple[str, str], T] = {}
-
-        def take(obj: Object) -> None:
-            value = self._reduce(obj)
-            if value is not None:
-                found[_key(obj)] = value
-
-        version = self._cluster.scan(self._kind, take)
-        with self._lock:
-            self._held = found
-        self._version, self._heard_ms = version, self._clock.monotonic_ms()
-
-    def _take(self, change: str, obj: Object) -> None:
-        if change != "BOOKMARK":
-            value = None if change == "DELETED" else self._reduce(obj)
-            with self._lock:
-                if value is None:
-                    self._held.pop(_key(obj), None)
-                else:
-                    self._held[_key(obj)] = value
-        self._version = obj["metadata"].get("resourceVersion") or self._version
-        self._heard_ms = self._clock.monotonic_ms()
-
-
-def _key(obj: Object) -> tuple[str, str]:
-    metadata = obj["metadata"]
-    return metadata.get("namespace", ""), metadata["name"]
+    return found.uid

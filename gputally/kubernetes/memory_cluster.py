@@ -9,18 +9,15 @@ resourceVersion is a Conflict; a dry run answers the same and keeps nothing.
 What it must not do: look at a wall clock, validate schemas, run controllers or call webhooks; an
 `admit` function stands in for the last. Lists are atomic. Not made for threads.
 
-Fields are owned per manager: who applies a value holds it, the same value is held together, what a manager leaves out
-of the next apply goes unless others hold it too, and an update takes over what it changes. Lists are atomic. Whether a
-write is allowed at all (versions, kinds, webhooks) is for who keeps the objects.
-
 Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/
 """
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,11 +27,11 @@ from gputally.base.yaml_file import FileFault, Key, Plain, read
 from gputally.kubernetes.objects import (
     BUDGET,
     POD,
+    Api,
     Event,
     FieldPath,
     Kind,
     Object,
-    WatchEvent,
     dotted_path,
     drop,
     from_fields_v1,
@@ -199,7 +196,7 @@ class MemoryCluster:
         self._store: dict[_Key, Owned] = {}
         self._version = 0
         self._forgotten = 0
-        self._log: deque[tuple[int, _Key, WatchEvent]] = deque(maxlen=LOG_LENGTH)
+        self._log: deque[tuple[int, _Key, str, Object]] = deque(maxlen=LOG_LENGTH)
         self._admit = admit
         self._events: dict[tuple[str, str, str, str, str], Event] = {}
         self.load(objects)
@@ -253,13 +250,17 @@ class MemoryCluster:
             take(obj)
         return str(self._version)
 
-    def watch(self, kind: Kind, version: str, _timeout_s: float) -> Iterator[WatchEvent]:
-        """What has happened since; ends where the log does, for nothing happens while one waits."""
+    def api(self) -> Api:
+        return _MemoryApi(self)
+
+    def changes(self, kind: Kind, version: int) -> tuple[str, Sequence[tuple[str, Object]]]:
+        """The present version, and what has happened since the given one: (type, object). Raises VersionGone."""
         self._check(kind)
-        if int(version or 0) < self._forgotten:
+        if version < self._forgotten:
             raise VersionGone(f"{kind.kind}: too old resource version: {version}")
         wanted = (kind.api_version, kind.kind)
-        yield from [change for at, key, change in self._log if at > int(version or 0) and key[:2] == wanted]
+        since = [(change, obj) for at, key, change, obj in self._log if at > version and key[:2] == wanted]
+        return str(self._version), since
 
     def forget(self) -> None:
         """As etcd does in time: watches from before now are Gone."""
@@ -334,7 +335,7 @@ class MemoryCluster:
         gone = self._find(key)
         del self._store[key]
         self._version += 1
-        self._log.append((self._version, key, WatchEvent("DELETED", gone.shown())))
+        self._log.append((self._version, key, "DELETED", gone.shown()))
 
     def event(self, event: Event) -> None:
         same = (event.kind.kind, event.namespace, event.name, event.reason, event.message)
@@ -373,7 +374,7 @@ class MemoryCluster:
         elif after.obj.get("spec") != before.obj.get("spec"):
             metadata["generation"] += 1
         self._store[key] = after
-        self._log.append((self._version, key, WatchEvent("ADDED" if before is None else "MODIFIED", after.shown())))
+        self._log.append((self._version, key, "ADDED" if before is None else "MODIFIED", after.shown()))
 
     def _find(self, key: _Key) -> Owned:
         stored = self._store.get(key)
@@ -384,6 +385,13 @@ class MemoryCluster:
     def _check(self, kind: Kind) -> None:
         if (kind.api_version, kind.kind) not in self._kinds:
             raise NotFound(f"the server has no resource {kind.plural} in {kind.api_version}")
+
+    def kind_at(self, path: str) -> Kind:
+        """The kind whose objects are listed at this path. Raises NotFound."""
+        kind = next((kind for kind in self._kinds.values() if kind.path() == path), None)
+        if kind is None:
+            raise NotFound(f"the server has nothing at {path}")
+        return kind
 
     def _kind_of(self, obj: Object) -> Kind:
         kind = self._kinds.get((obj.get("apiVersion", ""), obj.get("kind", "")))
@@ -397,6 +405,28 @@ class MemoryCluster:
         if not metadata.get("name"):
             raise Refused(f"{kind.kind}: metadata.name is missing")
         return kind.api_version, kind.kind, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"]
+
+
+class _MemoryApi:
+    """Lists and watches of a MemoryCluster as an API server answers them; a watch ends where the log does."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        self._cluster = cluster
+
+    def get(self, path: str, _query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
+        items: list[Object] = []
+        version = self._cluster.scan(self._cluster.kind_at(path), items.append)
+        shown = [{"metadata": obj["metadata"]} for obj in items] if metadata_only else items
+        return json.dumps({"metadata": {"resourceVersion": version}, "items": shown}).encode()
+
+    def watch(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> Iterator[bytes]:
+        version, found = self._cluster.changes(self._cluster.kind_at(path), int(query["resourceVersion"] or 0))
+        for change, obj in (*found, ("BOOKMARK", {"metadata": {"resourceVersion": version}})):
+            shown = {"metadata": obj["metadata"]} if metadata_only else obj
+            yield json.dumps({"type": change, "object": shown}).encode()
+
+    def post(self, path: str, _body: Mapping[str, object]) -> bytes:
+        raise Refused(f"POST {path}: objects in memory answer no reviews")
 
 
 def _blank(kind: Kind, key: _Key) -> dict[str, Any]:

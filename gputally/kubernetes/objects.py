@@ -45,6 +45,12 @@ class Kind:
     namespaced: bool = False
     status: bool = True
 
+    def path(self, namespace: str = "", name: str = "") -> str:
+        """The path of one object, or of all."""
+        group = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
+        inside = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
+        return f"{group}{inside}/{self.plural}" + (f"/{name}" if name else "")
+
 
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps", namespaced=True, status=False)
 NODE = Kind("v1", "Node", "nodes")
@@ -250,13 +256,13 @@ __all__ = [
     "CONFIG_MAP",
     "NODE",
     "POD",
+    "Api",
     "Cluster",
     "Event",
     "Kind",
     "Object",
     "ObjectReader",
     "Objects",
-    "WatchEvent",
 ]
 
 
@@ -276,12 +282,20 @@ class Event:
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class WatchEvent:
-    """One step of a watch. BOOKMARK: nothing changed, `obj` only says how far the server has come."""
+class Api(Protocol):
+    """An API server's answers as bytes. Every call raises gputally.base.errors.ClusterError."""
 
-    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
-    obj: Object
+    def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
+        """One answer. metadata_only: objects without spec and status."""
+        ...
+
+    def watch(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> Iterator[bytes]:
+        """The lines of a watch, until the server ends it."""
+        ...
+
+    def post(self, path: str, body: Mapping[str, object]) -> bytes:
+        """Create an object; the answer."""
+        ...
 
 
 class ObjectReader(Protocol):
@@ -328,8 +342,8 @@ class Cluster(Objects, Protocol):
         """Hand every object of the kind to `take`, page by page, keeping none; returns the version to watch from."""
         ...
 
-    def watch(self, kind: Kind, version: str, timeout_s: float, /) -> Iterator[WatchEvent]:
-        """What changed after `version`, as it happens; ends after `timeout_s`. Raises Gone for a version too old."""
+    def api(self) -> Api:
+        """The server's answers as bytes, for `gputally.kubernetes.list_watch`."""
         ...
 
     def patch(

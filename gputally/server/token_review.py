@@ -17,9 +17,9 @@ import msgspec
 from cachetools import TLRUCache
 
 from gputally.base.clock import Clock
-from gputally.base.errors import ClusterUnavailable
+from gputally.base.errors import ClusterError
 from gputally.base.units import MS_PER_SECOND
-from gputally.kubernetes.list_watch import Api
+from gputally.kubernetes.objects import Api
 from gputally.server import tokens_and_grants
 from gputally.server.request_handling import RateBound
 from gputally.server.tokens_and_grants import (
@@ -197,7 +197,7 @@ class TokenReviews:
         try:
             answer = self._api.get(f"/api/v1/namespaces/{namespace}/pods", {"fieldSelector": f"metadata.name={name}"})
             pods = _pod_list.decode(answer).items
-        except (ClusterUnavailable, msgspec.MsgspecError) as error:
+        except (ClusterError, msgspec.MsgspecError) as error:
             raise AuthorityUnavailable(f"the API server cannot be asked: {error}") from error
         return next((pod.spec.node_name for pod in pods if pod.metadata.uid == uid), None)
 
@@ -233,5 +233,5 @@ class TokenReviews:
     def _post(self, path: str, body: Mapping[str, object], answer: msgspec.json.Decoder[T]) -> T:
         try:
             return answer.decode(self._api.post(path, body))
-        except (ClusterUnavailable, msgspec.MsgspecError) as error:
+        except (ClusterError, msgspec.MsgspecError) as error:
             raise AuthorityUnavailable(f"the API server cannot be asked: {error}") from error

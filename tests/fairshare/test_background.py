@@ -16,7 +16,7 @@ from fairshare.http_server import Health
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import Unavailable
-from gputally.kubernetes.list_watch import Mirror
+from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.objects import POD
 
 Make = Callable[..., Any]
@@ -94,13 +94,20 @@ def test_work_that_ends_is_begun_again(clock: VirtualClock, raises: bool) -> Non
     assert not tasks.faults(), "nobody wants it any more"
 
 
+class Instantly(threading.Event):
+    """Waits for nothing."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.is_set()
+
+
 def test_a_watch_tells_of_its_progress_and_hangs_where_no_answer_comes(clock: VirtualClock) -> None:
     """An API server that is away is answered by trying again; only a request that never ends is a fault."""
-    stop, asked = threading.Event(), list[int]()
+    stop, asked = Instantly(), list[int]()
     task = BackgroundTasks(clock).add("pods", 285)
 
-    class Cluster:
-        def scan(self, *_: object) -> str:
+    class Api:
+        def get(self, *_: object, **__: object) -> bytes:
             asked.append(1)
             if len(asked) == 3:
                 clock.advance(286_000)
@@ -108,6 +115,7 @@ def test_a_watch_tells_of_its_progress_and_hangs_where_no_answer_comes(clock: Vi
                 stop.set()
             raise Unavailable("no answer")
 
-    mirror = Mirror[object](Cluster(), POD, lambda obj: obj, clock)  # type: ignore[arg-type]
-    mirror.run(stop, task)
+    pods = Reflector(Api(), POD.path(), dict, lambda obj: obj)  # type: ignore[arg-type, var-annotated]
+    pods.run(stop, task)
     assert len(asked) == 3
+    assert pods.fault == "no answer"

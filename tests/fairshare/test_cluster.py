@@ -194,4 +194,4 @@ def test_a_kubeconfig_is_read(tmp_path: Path, stub: Stub) -> None:
 def test_a_watch_line_that_is_too_long_for_an_object_is_not_collected(cluster: KubernetesCluster, stub: Stub) -> None:
     stub.reply = lambda *_: (200, b"x" * (MOST_LINE_BYTES + 2**20))
     with pytest.raises(Unavailable, match=rf"a line of the watch is longer than {MOST_LINE_BYTES} bytes"):
-        list(cluster.watch(CONFIG_MAP, "1", 5))
+        list(cluster.api().watch(CONFIG_MAP.path(), {"resourceVersion": "1"}))

@@ -25,7 +25,7 @@ from fairshare.targets.status_conditions import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantRefused, Refused
 from gputally.base.yaml_file import FileFault
-from gputally.kubernetes.list_watch import Mirror
+from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD
 from tests.fairshare.conftest import Accountant
@@ -133,15 +133,18 @@ def test_pods_that_nobody_has_seen_of_late_decide_nothing(
 ) -> None:
     cluster = Failing([QUEUE, SHARD, NODE, POD, CONFIG_MAP], [queue_object(name) for name in "abc"])
     accountant.spend(a=0.6, b=0.3, c=0.1)
-    mirror = Mirror[Pod](cluster, POD, read_pod, clock)
-    controller = Controller(policy_of(), accountant, cluster, clock, pods=mirror.values, unseen=mirror.behind)
+    pods: Reflector[dict[str, Any], Pod] = Reflector(
+        cluster.api(), POD.path(), dict, read_pod, now_ms=clock.monotonic_ms
+    )
+    held = lambda: tuple(pods.held().values())  # noqa: E731
+    controller = Controller(policy_of(), accountant, cluster, clock, pods=held, unseen=pods.behind)
     cluster.failing, cluster.error = frozenset({"list Pod"}), Refused("GET: 403: pods is forbidden")
-    mirror.prime()
+    pods.prime()
     hold = controller.cycle().hold
     assert hold is not None
     assert (hold.reason, hold.message) == ("PodsUnseen", "pods have not been read yet: GET: 403: pods is forbidden")
     cluster.failing = frozenset()
-    mirror.prime()
+    pods.prime()
     assert controller.cycle().hold is None
     clock.advance(599_000)
     assert controller.cycle().hold is None
@@ -149,7 +152,7 @@ def test_pods_that_nobody_has_seen_of_late_decide_nothing(
     hold = controller.cycle().hold
     assert hold is not None
     assert hold.message == "pods are as they were 601 s ago"
-    mirror.step()  # a watch that ended in peace, with nothing new
+    pods.follow()  # a watch that ended in peace, with nothing new
     assert controller.cycle().hold is None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gputally.base.errors import ClusterRefused, ClusterUnavailable, ResourceGone
+from gputally.base.errors import NotFound, Refused, Unavailable, VersionGone
 
 Object = dict[str, Any]
 PATHS = {
@@ -25,7 +25,7 @@ SCHEDULERS = {"KaiGroup", "VolcanoGroup", "LocalQueue", "Workload", "ClusterQueu
 
 @dataclass
 class FakeApi:
-    """accountant.inventory.kubernetes_objects.Api. `trouble`: failures to raise, one per request, None for none.
+    """gputally.kubernetes.objects.Api. `trouble`: failures to raise, one per request, None for none.
     `served`: its kinds."""
 
     objects: dict[str, dict[str, Object]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class FakeApi:
                 for obj in self.objects.get(kind, {}).values():
                     if obj["metadata"]["name"] == parts[-1]:
                         return json.dumps(_shown(obj, metadata_only)).encode()
-        raise ClusterRefused(f"GET {path}: 404: not found", 404)
+        raise NotFound(f"GET {path}: 404: not found")
 
     def watch(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> Iterator[bytes]:
         self._asked("WATCH " + path)
@@ -100,14 +100,14 @@ class FakeApi:
     def post(self, path: str, body: Mapping[str, object]) -> bytes:
         self._asked("POST " + path)
         self.reviews.setdefault(path, []).append(dict(body))
-        raise ClusterRefused(f"POST {path}: 403: forbidden", 403)
+        raise Refused(f"POST {path}: 403: forbidden")
 
     def _page(self, kind: str, query: Mapping[str, str], metadata_only: bool) -> bytes:
         begin, version = 0, self.version
         if "continue" in query:
             begin, version = (int(part) for part in query["continue"].split("@"))
             if version < self.oldest:
-                raise ResourceGone(f"GET {kind}: 410: the continue token is too old")
+                raise VersionGone(f"GET {kind}: 410: the continue token is too old")
         every = sorted(self.objects.get(kind, {}).values(), key=lambda obj: obj["metadata"]["uid"])
         end = begin + int(query["limit"])
         more = {"continue": f"{end}@{version}"} if end < len(every) else {}
@@ -125,7 +125,7 @@ def _shown(obj: Object, metadata_only: bool) -> Object:
     return {"metadata": obj["metadata"]} if metadata_only else obj
 
 
-UNREACHABLE = ClusterUnavailable("the API server does not answer: connection refused")
+UNREACHABLE = Unavailable("the API server does not answer: connection refused")
 
 
 def pod(name: str, namespace: str = "vision", gpus: int = 1, **changes: Any) -> Object:

@@ -13,7 +13,7 @@ from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import Down
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import ClusterUnavailable
+from gputally.base.errors import Unavailable
 from gputally.kubernetes.api_client import KubernetesApi
 from tests.inventory.api import FakeApi, node
 
@@ -71,7 +71,7 @@ def test_what_the_cluster_says_and_what_is_written_make_one_history(
 
 
 def test_a_cluster_that_does_not_answer_stops_nothing(settings: Settings, api: FakeApi, clock: VirtualClock) -> None:
-    api.trouble = [ClusterUnavailable("no")] * 1_000
+    api.trouble = [Unavailable("no")] * 1_000
     with Service(settings, clock) as service:
         service.start()
         assert [n.pool for n in look(service, clock)] == ["mine"]
@@ -80,5 +80,5 @@ def test_a_cluster_that_does_not_answer_stops_nothing(settings: Settings, api: F
 def test_a_cluster_that_cannot_be_found_is_said_at_the_start(tmp_path: Path, clock: VirtualClock) -> None:
     kubeconfig = tmp_path / "nowhere"
     settings = Settings(data=tmp_path / "data", auth="off", kubernetes={"inventory": True, "kubeconfig": kubeconfig})
-    with pytest.raises(ClusterUnavailable, match="no cluster"):
+    with pytest.raises(Unavailable, match="no cluster"):
         Service(settings, clock)

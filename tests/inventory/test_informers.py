@@ -15,7 +15,7 @@ from accountant.inventory.pod_owners import MANY
 from accountant.ledger.protocols import Down, JobKey, NamespaceFacts, NodeFacts
 from agent.wire import Owner, PodFacts
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import ClusterUnavailable, ResourceGone
+from gputally.base.errors import Unavailable, VersionGone
 from gputally.kubernetes.list_watch import PAGE
 from tests.inventory.api import UNREACHABLE, FakeApi, node, owner, pod
 
@@ -122,7 +122,7 @@ def test_a_list_that_breaks_off_goes_on_at_its_page(
     for number in range(3 * PAGE):
         api.put("Pod", pod(f"p-{number:04}"))
     api.trouble = [None, None, None, None, UNREACHABLE]  # namespaces, nodes, two pages of pods
-    with pytest.raises(ClusterUnavailable):
+    with pytest.raises(Unavailable):
         inventory.sync()
     assert not inventory.synced
     assert pods(inventory, clock) == {}
@@ -138,7 +138,7 @@ def test_a_list_whose_token_is_gone_begins_again(
     for number in range(2 * PAGE):
         api.put("Pod", pod(f"p-{number:04}"))
     api.trouble = [None, None, None, UNREACHABLE]
-    with pytest.raises(ClusterUnavailable):
+    with pytest.raises(Unavailable):
         inventory.sync()
     api.drop("Pod", "p-0003")
     api.forget()
@@ -157,11 +157,11 @@ def test_after_410_what_is_missing_has_ended_and_nothing_else_is_told_again(
     api.put("Pod", pod("c"))
     api.forget()
     clock.advance(60_000)
-    with pytest.raises(ResourceGone):
+    with pytest.raises(VersionGone):
         inventory.follow()
     inventory.sync()
     for reflector in (inventory._nodes, inventory._pods):
-        with pytest.raises(ResourceGone):
+        with pytest.raises(VersionGone):
             reflector.follow()
     inventory.sync()
     told = pods(inventory, clock)
@@ -270,7 +270,7 @@ def test_an_answer_that_is_none_is_a_failure_not_a_defect(
     api: FakeApi, inventory: ClusterInventory, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
     monkeypatch.setattr(api, "get", lambda *args, **kwargs: answer)
-    with pytest.raises(ClusterUnavailable, match="not what an API server answers"):
+    with pytest.raises(Unavailable, match="not what an API server answers"):
         inventory.sync()
 
 

@@ -12,7 +12,7 @@ from accountant.ledger.team_assignment import Assignment
 from accountant.runtime.service_metrics import InventoryCollector
 from accountant.wire.policy_models import UNASSIGNED, Policy, PolicyVersion
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import ClusterRefused
+from gputally.base.errors import Refused
 from tests.inventory.api import SCHEDULERS, UNREACHABLE, FakeApi, owner, pod
 
 KUEUE = "kueue.x-k8s.io/queue-name"
@@ -147,8 +147,8 @@ def test_schedulers_that_are_not_there(clock: VirtualClock) -> None:
     inventory.sync()
     assert refs(inventory, clock) == {"a": "kueue:vision/lq"}
     inventory.follow()
-    api.trouble = [None] * 3 + [ClusterRefused("GET: 403: forbidden", 403)]
-    with pytest.raises(ClusterRefused, match="403"):
+    api.trouble = [None] * 3 + [Refused("GET: 403: forbidden")]
+    with pytest.raises(Refused, match="403"):
         ClusterInventory(api, clock, "prod").sync()
 
 

@@ -10,7 +10,7 @@ import structlog
 
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
-from gputally.kubernetes.list_watch import NamedObject, Reflector
+from gputally.kubernetes.list_watch import PAUSE_SECONDS, NamedObject, Reflector
 
 PAGE = json.dumps(
     {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "n", "uid": "u", "resourceVersion": "7"}}]}
@@ -49,3 +49,30 @@ def test_a_watch_goes_on_after_an_object_that_is_not_understood() -> None:
     assert dict(reflector.held()) == {"u": "n"}
     assert (task.state().fault, task.state().failures, reflector.failures) == (None, 2, 2)
     assert [log["event"] for log in logs] == ["cluster_not_understood"] * 2
+
+
+def test_a_watch_that_ends_at_once_is_not_begun_again_without_a_pause() -> None:
+    waited: list[float | None] = []
+
+    class Waiting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout)
+            if len(waited) == 3:
+                self.set()
+            return self.is_set()
+
+    class Api:
+        def get(self, *_: object, **__: object) -> bytes:
+            return PAGE.encode()
+
+        def watch(self, _path: str, _query: Mapping[str, str], **_more: object) -> Iterator[bytes]:
+            return iter(())
+
+    now_ms = [0]
+    reflector = Reflector(Api(), "/api/v1/nodes", NamedObject, lambda one: one, now_ms=lambda: now_ms[0])  # type: ignore[arg-type]
+    assert reflector.behind() == "nodes have not been read yet"
+    reflector.run(Waiting())
+    assert waited == [PAUSE_SECONDS] * 3
+    assert reflector.behind() is None
+    now_ms[0] = 601_000
+    assert reflector.behind() == "nodes are as they were 601 s ago"

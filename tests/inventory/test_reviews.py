@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import ClusterUnavailable
+from gputally.base.errors import Unavailable
 from gputally.server.request_handling import RateBound
 from gputally.server.token_review import REFUSED_MS, REMEMBERED_MS, TokenReviews
 from gputally.server.tokens_and_grants import (
@@ -62,7 +62,7 @@ class BeforeNodesWereNamed(Reviewing):
     def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
         self._asked("GET " + path)
         if self.out:
-            raise ClusterUnavailable("the API server does not answer: timed out")
+            raise Unavailable("the API server does not answer: timed out")
         _, _, _, _, namespace, kind = path.split("/")
         assert kind == "pods"
         found = self.pods.get((namespace, query["fieldSelector"].removeprefix("metadata.name=")))
@@ -100,7 +100,7 @@ def test_an_agent_whose_pod_cannot_be_looked_up_comes_again(clock: VirtualClock)
     server = BeforeNodesWereNamed()
     token = signed(clock)
     server.users, server.rights, server.pods = {token: of_pod("agent", "agent-x", "u1")}, set(), {}
-    server.trouble = [None, ClusterUnavailable("the API server does not answer: timed out")]
+    server.trouble = [None, Unavailable("the API server does not answer: timed out")]
     with pytest.raises(AuthorityUnavailable):
         ask(reviews(server, clock), token)
 

@@ -42,6 +42,11 @@ def test_a_question_loads_nothing_of_what_answers_it() -> None:
     assert not imported.intersection(["numpy", "duckdb", "fastapi", "uvicorn", "structlog"])
 
 
+def test_a_program_without_a_cluster_does_not_load_the_kubernetes_client() -> None:
+    imported = _imported_by("import accountant.composition, fairshare.composition, gputally.kubernetes.list_watch")
+    assert not imported.intersection(["kubernetes", "kubernetes_asyncio"])
+
+
 def test_every_module_of_the_accountant_adds_the_commands_it_is_listed_for() -> None:
     for module, names in MODULES.items():
         app = typer.Typer()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,10 +11,9 @@ from fairshare.controller.weight_writer import adopt, advice
 from fairshare.targets import ADAPTERS
 from fairshare.targets.kai import QUEUE
 from fairshare.targets.weight_plan import FIELD_MANAGER
-from gputally.base.clock import VirtualClock
 from gputally.base.errors import Blocked, Conflict, NotFound, Refused, VersionGone
 from gputally.kubernetes.api_client import KubernetesCluster
-from gputally.kubernetes.list_watch import Mirror
+from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, EVENT, POD, Cluster
 from tests.fairshare.real.conftest import Request
@@ -90,24 +90,29 @@ def test_adopting_makes_a_contested_weight_ours(cluster: Cluster, name: str, pol
     assert adopt(policy, cluster, ADAPTERS) == ()
 
 
-def test_a_mirror_follows(cluster: Cluster, name: str) -> None:
-    mirror = Mirror[str](cluster, CONFIG_MAP, _value, VirtualClock(0))
+def test_changes_are_followed(cluster: Cluster, name: str) -> None:
+    values = _following(cluster)
     cluster.create(_config(name, mine="1"), field_manager="us")
-    mirror.step()
-    assert mirror.values() == ("1",)
-    assert mirror.synced
+    values.sync()
+    assert list(values.held().values()) == ["1"]
+    assert values.synced
     version = cluster.scan(CONFIG_MAP, lambda obj: None)
     cluster.patch(CONFIG_MAP, name, "default", {"data": {"mine": "2"}}, field_manager="us")
     cluster.create(_config(f"{name}-2", mine="3"), field_manager="us")
     seen = []
-    for change in cluster.watch(CONFIG_MAP, version, 5.0):
-        if change.obj["metadata"]["name"].startswith(name):
-            seen.append((change.type, _value(change.obj)))
+    for line in cluster.api().watch(CONFIG_MAP.path(), {"resourceVersion": version, "timeoutSeconds": "5"}):
+        change = json.loads(line)
+        if change["object"]["metadata"].get("name", "").startswith(name):
+            seen.append((change["type"], _value(change["object"])))
         if len(seen) == 2:
             break
     assert seen == [("MODIFIED", "2"), ("ADDED", "3")]
     cluster.patch(CONFIG_MAP, f"{name}-2", "default", {"data": {"mine": None}}, field_manager="us")
     cluster.patch(CONFIG_MAP, name, "default", {"data": {"mine": None}}, field_manager="us")
+
+
+def _following(cluster: Cluster) -> Reflector[dict[str, Any], str]:
+    return Reflector(cluster.api(), CONFIG_MAP.path(), dict, _value)
 
 
 def _value(obj: Any) -> str | None:
@@ -117,18 +122,19 @@ def _value(obj: Any) -> str | None:
 
 def test_a_version_too_old_is_gone() -> None:
     memory = MemoryCluster([CONFIG_MAP], [_config("a", mine="1")])
-    mirror = Mirror[str](memory, CONFIG_MAP, _value, VirtualClock(0))
-    mirror.step()
+    values = _following(memory)
+    values.sync()
     memory.put(_config("a", mine="2"), field_manager="x")
     memory.forget()
     with pytest.raises(VersionGone):
-        list(memory.watch(CONFIG_MAP, "1", 1.0))
-    mirror.step()  # hears that it is too late
-    mirror.step()  # and reads everything again
-    assert mirror.values() == ("2",)
+        list(memory.api().watch(CONFIG_MAP.path(), {"resourceVersion": "1"}))
+    with pytest.raises(VersionGone):
+        values.follow()
+    values.sync()  # and reads everything again
+    assert list(values.held().values()) == ["2"]
     memory.delete(CONFIG_MAP, "a", "default")
-    mirror.step()
-    assert mirror.values() == ()
+    values.follow()
+    assert not values.held()
 
 
 def _pod(name: str, **labels: str) -> dict[str, Any]:
