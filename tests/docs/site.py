@@ -187,7 +187,8 @@ def _policy(policy: Policy) -> str:
 def stage(folder: Path) -> None:
     """The files that the pages name and leave to the reader."""
     files = {
-        "admin.token": "admin", "reader.token": "reader", "new.yaml": PRICES.replace("2.40", "2.10"),
+        "admin.token": "admin", "reader.token": "reader", "me.token": "reader",
+        "new.yaml": PRICES.replace("2.40", "2.10"),
         "prices.yaml": PRICES, "instances.yaml": INSTANCES, "focus.csv": INVOICE, "jobs.txt": SACCT, "jobs.csv": TRACE,
         "policy.yaml": _policy(POLICY), "next.yaml": _policy(POLICY.model_copy(update={"k": 0.5})),
     }  # fmt: skip

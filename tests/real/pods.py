@@ -1,0 +1,147 @@
+"""Runs a pod of a workload as a process of this machine, as a kubelet would run its container.
+
+Arguments, environment and volumes are those of the API server's objects.
+
+What a machine without containers has to put in their place: a folder for each volume; the loopback address for the name
+of a Service; a kubeconfig with a token of the pod's account for the pod's own access to the API server.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.real.controlplane import ApiServer
+from tests.real.programs import running
+
+Object = dict[str, Any]
+
+
+def selected(affinity: Object, labels: Mapping[str, str]) -> bool:
+    """Whether a node with these labels is one of a pod's required node affinity, as the scheduler decides it."""
+
+    def holds(rule: Object) -> bool:
+        value = labels.get(rule["key"])
+        return value is not None and (rule["operator"] == "Exists" or value in rule["values"])
+
+    required = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    return any(all(map(holds, term["matchExpressions"])) for term in required["nodeSelectorTerms"])
+
+
+@dataclass
+class LocalPod:
+    """A pod of a workload's template. stands_in: regular expressions for arguments and what is put in their place; None
+    leaves the argument out. more: further environment."""
+
+    server: ApiServer
+    folder: Path
+    workload: Object
+    name: str
+    node: str
+    stands_in: Mapping[str, str | None] = field(default_factory=dict)
+    more: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.namespace = self.workload["metadata"]["namespace"]
+        template = self.workload["spec"]["template"]
+        self.spec = template["spec"]
+        (self.container,) = self.spec["containers"]
+        self.folder.mkdir(parents=True)
+        # On the server the pod is a name that tokens are bound to; volumes are not its business.
+        spec = {key: self.spec[key] for key in ("serviceAccountName", "enableServiceLinks")}
+        spec |= {"nodeName": self.node, "containers": [{"name": self.container["name"], "image": "none"}]}
+        body = {"metadata": {"name": self.name, "labels": template["metadata"]["labels"]}, "spec": spec}
+        self._send("POST", "pods", body)
+        self.mount()
+
+    def mount(self) -> None:
+        """Write the content of every volume as the API server has it now."""
+        for volume in self.spec["volumes"]:
+            for name, text in self._content(volume).items():
+                file = self._place(volume["name"]) / name
+                fresh = file.with_name(f".{name}")
+                fresh.write_bytes(text)
+                fresh.replace(file)
+
+    @contextlib.contextmanager
+    def run(self) -> Iterator[Path]:
+        """The container's program until the block ends; yields its log."""
+        log = self.folder / "log"
+        environ = {e["name"]: self._here(e["value"]) for e in self.container["env"] if "value" in e}
+        kept = dict(os.environ)
+        os.environ.update({**environ, "NODE_NAME": self.node, **self.more})
+        try:
+            program = running([sys.executable, "-m", "gputally", *self._arguments()], log)
+            started = program.__enter__()
+        finally:
+            os.environ.clear()
+            os.environ.update(kept)
+        try:
+            assert started.poll() is None, log.read_text()
+            yield log
+        finally:
+            program.__exit__(None, None, None)
+
+    def token(self, audience: str, *, bound: bool = True) -> str:
+        """Of the pod's account, as the kubelet asks for one."""
+        spec: Object = {"audiences": [audience], "expirationSeconds": 3607}
+        if bound:
+            spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": self.name}
+        return str(
+            self._send("POST", f"serviceaccounts/{self.spec['serviceAccountName']}/token", {"spec": spec})["status"][
+                "token"
+            ]
+        )
+
+    def _arguments(self) -> Sequence[str]:
+        found: list[str] = []
+        for argument in self.container["args"]:
+            text: str | None = self._here(argument)
+            for pattern, other in self.stands_in.items():
+                if text is not None and re.search(pattern, text):
+                    text = None if other is None else re.sub(pattern, other, text)
+            found += [] if text is None else [text]
+        return found
+
+    def _here(self, text: str) -> str:
+        """With the folders of this machine for those of the container; the longest path first."""
+        mounts = sorted(self.container["volumeMounts"], key=lambda mount: -len(mount["mountPath"]))
+        for mount in mounts:
+            pattern = rf"(?<![\w/]){re.escape(mount['mountPath'])}(?=/|$)"
+            if re.search(pattern, text):
+                return re.sub(pattern, str(self._place(mount["name"])), text)
+        return text
+
+    def _place(self, volume: str) -> Path:
+        place = self.folder / "volumes" / volume
+        place.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def _content(self, volume: Object) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for source in volume.get("projected", {}).get("sources", [volume]):
+            if "serviceAccountToken" in source:
+                asked = source["serviceAccountToken"]
+                found[asked["path"]] = self.token(asked.get("audience", "https://localhost")).encode()
+            elif "secret" in source:
+                wanted = source["secret"]
+                data = self._send("GET", f"secrets/{wanted['secretName']}")["data"]
+                found |= {i["path"]: base64.b64decode(data[i["key"]]) for i in wanted["items"]}
+            elif source.get("configMap", {}).get("name") == "kube-root-ca.crt":
+                found["ca.crt"] = self.server.ca_file.read_bytes()  # which a controller would have put there
+            elif "configMap" in source:
+                wanted = source["configMap"]
+                data = self._send("GET", f"configmaps/{wanted['name']}")["data"]
+                items = wanted.get("items") or [{"key": key, "path": key} for key in data]
+                found |= {i["path"]: data[i["key"]].encode() for i in items}
+        return found
+
+    def _send(self, method: str, path: str, body: object = None) -> Any:
+        return self.server.request(method, f"/api/v1/namespaces/{self.namespace}/{path}", body)
