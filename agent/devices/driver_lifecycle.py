@@ -32,7 +32,17 @@ from agent.core.errors import DriverReplaced
 from agent.core.readings import DeviceReading, Gpu, Snapshot
 from agent.devices.gpu_device import Access, Device, total_mib
 from agent.devices.gpu_health import Events
-from agent.devices.nvml_library import CallHangs, CallWatchdog, Driver, Fault, Lost, Refused, Restart
+from agent.devices.nvml_library import (
+    NO_GPUS_REMEDY,
+    CallHangs,
+    CallWatchdog,
+    Driver,
+    Fault,
+    Lost,
+    Refused,
+    Restart,
+    remedy,
+)
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
@@ -187,13 +197,17 @@ class Gpus:
             self._attempt = None
             reason = _NO_ANSWER if isinstance(fault, CallHangs) else str(fault)
             if self._failure != reason:
-                log.warning("no NVIDIA driver answers; asking again later", extra={"reason": reason})
+                what_to_do = {"remedy": remedy(reason)} if remedy(reason) else {}
+                log.warning("no NVIDIA driver answers; asking again later", extra={"reason": reason, **what_to_do})
             self._failure = reason
             self._stop(forget=True)
             self._next_try_ms = at_ms + self._retry_ms
             self._retry_ms = min(self._retry_ms * 2, RETRY_MAX_MS)
             return False
-        log.info("NVML answers", extra={"gpus": len(self._devices)})
+        if self._devices:
+            log.info("NVML answers", extra={"gpus": len(self._devices)})
+        else:
+            log.warning("the NVIDIA driver answers and shows no GPU", extra={"remedy": NO_GPUS_REMEDY})
         self._failure, self._retry_ms, self._was_up = "", RETRY_MIN_MS, True
         self._revive_at_ms, self._search_at_ms = at_ms + REVIVE_MS, at_ms + RETRY_MAX_MS
         return True

@@ -33,6 +33,19 @@ _REASONS = {
     16: "gpu needs a reset", 17: "operating system", 18: "driver replaced", 19: "in use", 21: "no data",
     27: "not ready", 28: "gpu not found", 29: "invalid state", 999: "unknown nvml error",
 }  # fmt: skip
+_REMEDIES = {
+    "libnvidia-ml.so.1 not found": "no driver library is here: set agent.runtimeClassName to the RuntimeClass of "
+    "NVIDIA's runtime (kubectl get runtimeclass), or agent.driverHostPath where the driver is in a folder of the node; "
+    "a node without a GPU needs no agent (agent.nodeSelector)",
+    "driver not loaded": "the node's driver does not run: see nvidia-smi on the node, or the driver's pods of the GPU "
+    "Operator",
+    "no permission": "the device files are closed to this program: name NVIDIA's RuntimeClass "
+    "(agent.runtimeClassName), or set agent.privileged: true",
+    "driver replaced": "library and kernel module are of different versions: restart this pod, then the node",
+}
+"""By the reason why the library does not start."""
+NO_GPUS_REMEDY = "on Bottlerocket set agent.privileged: true; elsewhere see whether nvidia-smi on the node shows GPUs"
+"""Where the driver answers and shows no GPU."""
 _SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND, _FUNCTION_NOT_FOUND, _REPLACED = 0, 2, 3, 6, 13, 18
 _NO_PERMISSION, _INSUFFICIENT_SIZE = 4, 7
 _EXPECTED, _MOST_PROCESSES = 32, 65_536
@@ -41,6 +54,11 @@ _LOST = frozenset({15, 16, 28})
 _RESTART = frozenset({1, 999})
 _SPEAK_FOR_MORE = frozenset({"nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"})
 """The functions whose failure concerns more than their own answer."""
+
+
+def remedy(reason: str) -> str:
+    """What to do where the driver does not start for this reason, the text of a Fault; "" where none is known."""
+    return _REMEDIES.get(reason.partition(" (")[0], "")
 
 
 class Fault(Exception):

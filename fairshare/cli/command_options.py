@@ -55,7 +55,7 @@ Printed = Annotated[Output, typer.Option("--output", "--format", help="How to pr
 StatusName = Annotated[
     str, typer.Option("--status", help="namespace/name of the controller's ConfigMap: what its law remembers.")
 ]
-DEFAULT_STATUS = "gputally-system/gputally-fairshare"
+DEFAULT_STATUS = "gputally/gputally-fairshare"
 DEFAULT_URL = "http://127.0.0.1:8080"
 
 

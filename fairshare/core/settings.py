@@ -96,7 +96,7 @@ class Settings(Model):
     """Name of the Lease, in `status_namespace`, that decides which of several replicas acts; empty: no election."""
     identity: str = ""
     """What this replica calls itself in the Lease; empty: its host name and process."""
-    status_namespace: str = "gputally-system"
+    status_namespace: str = "gputally"
     """Namespace of the ConfigMap that carries the conditions; empty: none is written."""
     status_name: str = "gputally-fairshare"
     log_level: Level = "info"

@@ -27,7 +27,7 @@ Scoped = tuple[str, Condition]
 class StatusObject:
     """The ConfigMap that carries the conditions."""
 
-    namespace: str = "gputally-system"
+    namespace: str = "gputally"
     name: str = "gputally-fairshare"
 
     @classmethod

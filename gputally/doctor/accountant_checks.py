@@ -78,13 +78,13 @@ def accountant(knock: AccountantProbe) -> CheckResult:
     """Whether it is there, can read its ledger, and lets us in."""
     seen = f"{knock.url}: /readyz {knock.ready or 'no answer'}, a question {knock.asked or 'no answer'}"
     if not knock.ready:
-        remedy = "kubectl -n gputally-system get pods -l app.kubernetes.io/component=accountant; give --url"
+        remedy = "kubectl -n gputally get pods -l app.kubernetes.io/component=accountant; give --url"
         return CheckResult(
             seen, (Finding("error", "the accountant does not answer", f"{knock.url}: {knock.why}", remedy),)
         )
     findings = []
     if knock.ready != 200:
-        remedy = "kubectl -n gputally-system logs statefulset/gputally-accountant"
+        remedy = "kubectl -n gputally logs statefulset/gputally-accountant"
         findings.append(Finding("error", "the accountant cannot read its ledger", knock.why or seen, remedy))
     if knock.asked == 401:
         remedy = "give --token-file; `gputally accountant token new --name me --scope read` makes one"
@@ -93,7 +93,7 @@ def accountant(knock: AccountantProbe) -> CheckResult:
         remedy = "use a token of scope read, or bind the group in callers.yaml (docs/security.md)"
         findings.append(Finding("error", "this caller may not read the books", knock.why, remedy))
     elif knock.asked != 200 and knock.ready == 200:
-        remedy = "kubectl -n gputally-system logs statefulset/gputally-accountant"
+        remedy = "kubectl -n gputally logs statefulset/gputally-accountant"
         findings.append(Finding("error", "the accountant does not answer a question", knock.why or seen, remedy))
     return CheckResult(seen, tuple(findings))
 

@@ -91,6 +91,16 @@ def _policy(sources: Sources) -> tuple[Policy | None, str]:
         return None, f"; without the policy: {' '.join(str(reason).split())}"
 
 
+def _agents(sources: Sources) -> CheckResult:
+    from gputally.doctor.agent_checks import DAEMON_SET, agents, ours
+    from gputally.kubernetes.objects import EVENT, POD, Object
+
+    ground, pods = sources.ground(), list[Object]()
+    sets = [one for one in ground.list(DAEMON_SET) if ours(one)]
+    ground.scan(POD, lambda obj: pods.append(obj) if ours(obj) else None)
+    return agents(sets, pods, sources.nodes(), ground.list(EVENT, fields="reason=FailedCreate"))
+
+
 def _clock(sources: Sources) -> CheckResult:
     from gputally.doctor.accountant_checks import ClockReading, clocks
 
@@ -215,6 +225,7 @@ _ALL: Sequence[Check] = (
     Check("driver", "NVML of this machine: GPUs that are lost, readings that are refused", _driver),
     Check("kubelet", "the kubelet's PodResources socket of this machine", _kubelet),
     Check("processes", "holders of this machine's GPUs outside Kubernetes", _processes),
+    Check("agents", "nodes with GPUs that have no agent, and agents that do not start", _agents),
     Check("permissions", "what agent, accountant and fairshare need at the API server", _permissions),
     Check("clock", "this clock against the API server's and the accountant's", _clock),
     Check("accountant", "whether it answers, reads its ledger and lets us in", _accountant),

@@ -7,9 +7,10 @@ that a machine with the agent alone can be looked at. Nothing is written anywher
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -81,7 +82,7 @@ class Options:
     ca_file: Path | None = None
     kubeconfig: Path | None = None
     policy: Path | None = None
-    namespace: str = "gputally-system"
+    namespace: str = "gputally"
     kubelet_socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     proc: Path = Path("/proc")
 
@@ -183,7 +184,7 @@ def usual(options: Options, clock: Clock) -> Sources:
 
     def machine() -> Machine:
 
-        return look(options.proc, clock)
+        return replace(look(options.proc, clock), agents_pod=_AGENTS in os.environ)
 
     def kubelet() -> KubeletAnswer:
 
@@ -206,6 +207,8 @@ def usual(options: Options, clock: Clock) -> Sources:
 
 
 _POD_LOGS = Path("/var/log/pods")
+_AGENTS = "NVIDIA_VISIBLE_DEVICES"
+"""The chart sets it in the container of an agent."""
 _BETWEEN_S = 1.0
 """Busy time is a difference: the driver is read twice."""
 

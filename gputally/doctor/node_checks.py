@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agent.core.readings import Allocation, DeviceReading, Snapshot, Unavailable
+from agent.devices.nvml_library import NO_GPUS_REMEDY, remedy
 from gputally.doctor.findings import CannotCheck, CheckResult, Finding, first_findings, joined_names
 
 _FOREIGN = ("process", "container", "slurm")
@@ -16,10 +17,12 @@ _RESET = "nvidia-smi -r, or drain and reboot the node"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """counted: GPUs that the driver knows of. One that was lost before the check is counted, and not opened."""
+    """counted: GPUs that the driver knows of. One that was lost before the check is counted, and not opened.
+    agents_pod: this is the container of an agent, whose node has GPUs."""
 
     snapshot: Snapshot
     counted: int
+    agents_pod: bool = False
 
 
 def driver(machine: Machine) -> CheckResult:
@@ -27,7 +30,14 @@ def driver(machine: Machine) -> CheckResult:
     snapshot = machine.snapshot
     failure = dict(snapshot.sources).get("nvml", "")
     if failure and not snapshot.devices and not machine.counted:
+        if machine.agents_pod:
+            what = "the agent sees no GPU: no NVIDIA driver answers in its container"
+            return CheckResult("", (Finding("error", what, failure, remedy(failure) or "see nvidia-smi on the node"),))
         raise CannotCheck(f"no NVIDIA driver answers here ({failure}); on a GPU node it would")
+    if machine.agents_pod and not snapshot.devices and not machine.counted:
+        return CheckResult(
+            "0 GPUs", (Finding("error", "the driver answers and shows no GPU", "0 GPUs", NO_GPUS_REMEDY),)
+        )
     devices = snapshot.devices
     findings = [
         Finding(

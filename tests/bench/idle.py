@@ -108,7 +108,7 @@ def _controller(folder: Path, url: str, port: int, size: Size) -> Iterator[Spent
         where = ["--cluster", str(SAMPLE)]
         if size.api_server:
             server = stack.enter_context(served(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
-            server.request("POST", "/api/v1/namespaces", {"metadata": {"name": "gputally-system"}})
+            server.request("POST", "/api/v1/namespaces", {"metadata": {"name": "gputally"}})
             stack.enter_context(standing(server, list(_objects(size)), KINDS))
             where = ["--kubeconfig", str(server.kubeconfig)]
         flags = ["--policy", str(folder / "policy.yaml"), "--accountant", url, "--listen", f"127.0.0.1:{port}"]

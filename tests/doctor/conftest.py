@@ -17,6 +17,7 @@ from fairshare.core.queue_objects import instant
 from fairshare.targets import KINDS
 from gputally.base.clock import Clock, VirtualClock
 from gputally.base.errors import Unavailable
+from gputally.doctor.agent_checks import DAEMON_SET
 from gputally.doctor.data_sources import ClusterView, Options, Sources
 from gputally.doctor.findings import CannotCheck
 from gputally.doctor.node_checks import Machine
@@ -33,7 +34,9 @@ class MemoryGround(MemoryCluster):
     """gputally.kubernetes.api_client.Inspector in memory. refused: (group, resource, verb) that nobody may. now_ms:
     what its clock says."""
 
-    def __init__(self, objects: Iterable[Object] = (), kinds: Iterable[Kind] = (*KINDS, SERVICE_ACCOUNT)) -> None:
+    def __init__(
+        self, objects: Iterable[Object] = (), kinds: Iterable[Kind] = (*KINDS, SERVICE_ACCOUNT, DAEMON_SET)
+    ) -> None:
         self._all = tuple(kinds)
         super().__init__(self._all, objects)
         self.refused: set[tuple[str, str, str]] = set()

@@ -122,7 +122,8 @@ def test_what_is_wrong_in_the_cluster_and_the_books_is_found(
     found = by_name(make_all(sources_of(ground, AccountantClient(running), kubelet=KubeletAnswer(at_ms=0, failure=""))))
     status = {name: result.status for name, result in found.items()}
     assert status == {
-        "driver": "unknown", "kubelet": "ok", "processes": "unknown", "permissions": "ok", "clock": "error",
+        "driver": "unknown", "kubelet": "ok", "processes": "unknown", "agents": "unknown",
+        "permissions": "ok", "clock": "error",
         "accountant": "ok", "weights": "error", "conflicts": "ok", "guarantees": "error", "placement": "error",
         "idle": "warning", "oversized": "ok", "unowned": "warning", "prices": "warning",
     }  # fmt: skip

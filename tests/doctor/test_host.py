@@ -111,3 +111,25 @@ def test_a_driver_that_does_not_start(
     assert examine(sources, ["driver"], "json") == 0
     (told,) = json.loads(capsys.readouterr().out)["checks"]
     assert "no NVIDIA driver answers here (driver not loaded (nvmlInit, 9))" in told["unknown"]
+
+
+@pytest.mark.parametrize(
+    ("state", "what", "evidence", "remedy"),
+    [
+        (("initerr 9",), "no NVIDIA driver answers", "driver not loaded (nvmlInit, 9)", "GPU Operator"),
+        (("initerr 12",), "no NVIDIA driver answers", "libnvidia-ml.so.1 not found", "agent.runtimeClassName"),
+        (("initerr 4",), "no NVIDIA driver answers", "no permission", "agent.privileged"),
+        ((), "the driver answers and shows no GPU", "0 GPUs", "Bottlerocket"),
+    ],
+)
+def test_in_an_agents_pod_it_is_said_why_it_sees_no_gpu(
+    nvml: FakeNvml, kubelet: FakeKubelet, proc: Path, monkeypatch: pytest.MonkeyPatch, state: tuple[str, ...],
+    what: str, evidence: str, remedy: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "all")
+    nvml.show(*state)
+    (found,) = looked(kubelet.path, proc)["driver"].findings
+    assert found.severity == "error"
+    assert what in found.what
+    assert evidence in found.evidence
+    assert remedy in found.remedy

@@ -274,11 +274,11 @@ def test_a_stopped_queue_and_a_quota_that_differs_are_warnings() -> None:
 
 def test_a_scheduler_that_asks_nothing_is_found_by_what_the_controller_notes() -> None:
     given = policy({"name": "a", "refs": ("policy:a",)})
-    where = StatusObject("gputally-system")
+    where = StatusObject("gputally")
     silent = Condition("Effective", "Unknown", "NoRequests", "no scheduler has asked")
     ground = MemoryGround([render(where, [("kube-scheduler", silent)], None, NOW_MS)])
     assert ground.get(CONFIG_MAP, where.name, where.namespace)
-    (found,) = weights(given, (), noted_conditions(ground, "gputally-system")).findings
+    (found,) = weights(given, (), noted_conditions(ground, "gputally")).findings
     assert found.what == "whether weights published to kube-scheduler act cannot be told (NoRequests)"
     assert "tlsConfig: {caFile: " in found.remedy
     assert weights(given, (), noted_conditions(ground, "elsewhere")).findings == ()

@@ -24,7 +24,7 @@ from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.fairshare.observations import conditions_of, results_of, weights_in
 
 Make = Callable[..., Any]
-HERE = StatusObject("gputally-system", "gputally-fairshare")
+HERE = StatusObject("gputally", "gputally-fairshare")
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def test_warning_then_grace_then_reclaim(
     made = {each.subject: each for each in accountant.decisions if each.kind == "preemption"}
     assert set(made) == {"*", "Idle/Pod/ns/nb", "Pod/ns/nb"}
     assert replay(loop.policy, made["*"]) == report.targets[0].preemption.verdicts
-    kept = json.loads(cluster.get(CONFIG_MAP, "gputally-fairshare", "gputally-system")["data"]["preempted"])
+    kept = json.loads(cluster.get(CONFIG_MAP, "gputally-fairshare", "gputally")["data"]["preempted"])
     assert [row[1] for row in kept] == ["Pod/ns/nb"]
 
 

@@ -32,7 +32,7 @@ from tests.fairshare.conftest import Accountant
 from tests.fairshare.failing_clusters import Failing
 
 Make = Callable[..., Any]
-HERE = StatusObject("gputally-system", "gputally-fairshare")
+HERE = StatusObject("gputally", "gputally-fairshare")
 
 
 def _ours(cluster: MemoryCluster) -> dict[str, str]:

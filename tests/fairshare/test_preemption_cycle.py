@@ -63,7 +63,7 @@ def test_a_cycle_reclaims_records_and_remembers(controller: Make, accountant: Ac
     assert loop.cycle().targets[0].preemption.verdicts[0].outcome == "room"
     again = controller(cluster)
     again.cycle()
-    assert len(json.loads(cluster.get(CONFIG_MAP, "gputally-fairshare", "gputally-system")["data"]["preempted"])) == 1
+    assert len(json.loads(cluster.get(CONFIG_MAP, "gputally-fairshare", "gputally")["data"]["preempted"])) == 1
 
 
 def test_a_dry_run_says_the_same_once_and_stops_nobody(controller: Make, accountant: Accountant) -> None:
@@ -103,7 +103,7 @@ def test_whom_the_cluster_keeps_is_replaced_by_the_next(controller: Make) -> Non
 
 
 def _condition(cluster: MemoryCluster) -> tuple[str, str, str]:
-    standing = cluster.get(CONFIG_MAP, "gputally-fairshare", "gputally-system")["data"]["kube-scheduler.Preemption"]
+    standing = cluster.get(CONFIG_MAP, "gputally-fairshare", "gputally")["data"]["kube-scheduler.Preemption"]
     found = json.loads(standing)
     return found["status"], found["reason"], found["message"]
 

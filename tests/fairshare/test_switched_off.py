@@ -22,7 +22,7 @@ from tests.fairshare.failing_clusters import Failing
 
 Make = Callable[..., Any]
 WORKLOAD = WORKLOADS[0]
-HERE = StatusObject("gputally-system", "gputally-fairshare")
+HERE = StatusObject("gputally", "gputally-fairshare")
 SINCE = "2026-10-01T00:00:00Z"
 
 

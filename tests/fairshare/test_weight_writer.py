@@ -28,7 +28,7 @@ def _apply(name: str, previous: float | None, value: float) -> Apply:
 
 
 INSTALLED = {
-    "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings", "namespace": "gputally-system"},
+    "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings", "namespace": "gputally"},
 }  # fmt: skip
 """Of the release, whose namespace a real cluster has to have."""
 
