@@ -13,7 +13,7 @@ PARALLEL = -n $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)'
 PARALLEL_REAL = -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-real control-plane check format bench pictures reference images sbom clean
+.PHONY: help setup demo test test-real control-plane check format bench pictures reference images sbom release-dry-run clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ images: $(READY) ## Build the three images without a container engine (as root o
 
 sbom: $(READY) ## Bills of materials of the images, CycloneDX, into dist/
 	@VENV=$(VENV) sh scripts/sbom.sh dist $(ARGS)
+
+release-dry-run: $(READY) ## Build and check all that a release publishes, into dist/ (ARGS="--without images")
+	@$(BIN)/python -m scripts.release $(ARGS)
 
 clean: ## Remove everything the targets made
 	rm -rf $(VENV) dist demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,6 +1,9 @@
 //go:build tools
 
-// Package clients pins helm, which is built as it is published.
+// Package clients pins helm and actionlint, which are built as they are published.
 package clients
 
-import _ "helm.sh/helm/v4/cmd/helm"
+import (
+	_ "github.com/rhysd/actionlint/cmd/actionlint"
+	_ "helm.sh/helm/v4/cmd/helm"
+)
