@@ -223,3 +223,23 @@ def test_prometheus_may_scrape_from_the_namespaces_that_are_selected(render: Any
     assert scrapers({}) == [{"namespaceSelector": {"matchExpressions": [usual]}}]
     selector = {"matchLabels": {"prometheus": "yes"}}
     assert scrapers({"monitoring": {"namespaceSelector": selector}}) == [{"namespaceSelector": selector}]
+
+
+def test_the_notes_say_who_cannot_reach_the_pages(chart: helm_python.Chart) -> None:
+    def notes(values: dict[str, Any]) -> str:
+        return str(chart.render(values, name="gputally", namespace="metering")["gputally/templates/NOTES.txt"])
+
+    ingress = {"accountant": {"ingress": {"enabled": True, "hosts": ["a.example"]}}}
+    assert "WARNING: networkPolicy.accountantFrom names no namespace" in notes(ingress)
+    assert "WARNING" not in notes({**ingress, "networkPolicy": {"enabled": False}})
+    assert "WARNING: fairshare.pages.from names no namespace" in notes(ADMIN)
+    assert "networkPolicy.accountantFrom names" not in notes(ADMIN)
+
+
+def test_the_ledgers_volume_has_the_access_mode_that_is_asked_for(render: Any) -> None:
+    def modes(values: dict[str, Any]) -> Any:
+        found = named(render({"accountant": {"persistence": values}}))["StatefulSet", "gputally-accountant"]
+        return found["spec"]["volumeClaimTemplates"][0]["spec"]["accessModes"]
+
+    assert modes({}) == ["ReadWriteOncePod"]
+    assert modes({"accessMode": "ReadWriteOnce"}) == ["ReadWriteOnce"]

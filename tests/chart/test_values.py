@@ -67,6 +67,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("an address without a scheme", {"fairshare": {"pages": {"publicUrl": "gpus.example"}}}, "publicUrl"),
     ("a pod's label that is no text", {"fairshare": {"podLabels": {"a": 1}}}, "podLabels"),
     ("a label that selects", {"commonLabels": {"app.kubernetes.io/instance": "x"}}, "app.kubernetes.io/instance"),
+    ("many writers", {"accountant": {"persistence": {"accessMode": "ReadWriteMany"}}}, "accessMode"),
     ("an argument that is none", {"agent": {"extraArgs": ["agent run"]}}, "extraArgs"),
     ("a mount nowhere", {"accountant": {"extraVolumeMounts": [{"name": "a"}]}}, "mountPath"),
     ("a DNS policy", {"agent": {"dnsPolicy": "Mine"}}, "dnsPolicy"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
+import urllib.error
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +36,23 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def planned(recorder: Recorder, chart: Path) -> dict[tuple[str, str], Any]:
     """What `helm install --dry-run=server` would make of a chart's defaults."""
+    return named([m for m in yaml.safe_load_all(installed(recorder, chart)["manifest"]) if m])
+
+
+def installed(recorder: Recorder, chart: Path) -> dict[str, Any]:
+    """The release that it would be."""
     program = str(built("clients.sh") / "helm")
     words = ("install", "gputally", str(chart), "--dry-run=server", "--namespace", SPACE, "--output", "json")
     kubeconfig = ("--kubeconfig", str(recorder.server.kubeconfig))
     done = subprocess.run([program, *words, *kubeconfig], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return named([m for m in yaml.safe_load_all(json.loads(done.stdout)["manifest"]) if m])
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def test_what_is_there_is_found_and_what_is_not_keeps_no_pod_from_starting(recorder: Recorder, parent: Path) -> None:
-    recorder.send("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
+    with contextlib.suppress(urllib.error.HTTPError):
+        recorder.send("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
 
     def agents() -> dict[str, Any]:
         plans = [planned(recorder, chart)["DaemonSet", "gputally-agent"] for chart in (CHART, parent)]
@@ -69,3 +78,28 @@ def test_what_is_there_is_found_and_what_is_not_keeps_no_pod_from_starting(recor
         dry_run=False,
     )
     assert scrapers() == [SPACE]
+
+
+def test_the_notes_warn_of_what_would_keep_pods_from_starting(recorder: Recorder) -> None:
+    def notes() -> str:
+        return str(installed(recorder, CHART)["info"]["notes"])
+
+    space = f"/api/v1/namespaces/{SPACE}"
+    with contextlib.suppress(urllib.error.HTTPError):
+        recorder.send("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
+    assert "WARNING: the cluster has no default StorageClass" in notes()
+    assert "no RuntimeClass `nvidia`" not in notes()
+    standard = {"metadata": {"name": "standard"}, "provisioner": "csi.example"}
+    standard["metadata"] |= {"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
+    recorder.send("POST", "/apis/storage.k8s.io/v1/storageclasses", standard)
+    level = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    recorder.send("PATCH", space, level, "application/merge-patch+json")
+    recorder.send("DELETE", f"{CLASSES}/nvidia")
+    try:
+        told = notes()
+    finally:
+        recorder.send("POST", CLASSES, {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
+        recorder.send("DELETE", "/apis/storage.k8s.io/v1/storageclasses/standard")
+    assert "default StorageClass" not in told
+    assert f"WARNING: the namespace {SPACE} enforces the Pod Security level restricted" in told
+    assert "There is no RuntimeClass `nvidia`" in told
