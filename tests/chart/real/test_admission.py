@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.chart.conftest import COMPONENT
+from tests.chart.conftest import COMPONENT, VARIATIONS
 from tests.chart.real.conftest import AGENTS, CRDS, RELEASE, Recorder, served
 from tests.patience import until
 
@@ -17,33 +17,61 @@ Manifest = dict[str, Any]
 PRIVILEGED = {"agent"}
 
 
-@pytest.fixture(scope="session")
-def openshift(recorder: Recorder) -> None:
-    """Its SecurityContextConstraints by the fields that OpenShift documents, and no others."""
-    switch, words = {"type": "boolean"}, {"type": "array", "items": {"type": "string"}}
-    strategy = {"type": "object", "properties": {"type": {"type": "string"}}}
-    names = ("HostDirVolumePlugin", "HostIPC", "HostNetwork", "HostPID", "HostPorts", "PrivilegedContainer")
-    properties = {f"allow{name}": switch for name in names}
-    properties |= {"allowPrivilegeEscalation": switch, "readOnlyRootFilesystem": switch}
-    lists = ("allowedCapabilities", "defaultAddCapabilities", "requiredDropCapabilities", "seccompProfiles", "volumes")
-    properties |= dict.fromkeys((*lists, "users", "groups"), words)
-    properties |= dict.fromkeys(("runAsUser", "seLinuxContext", "fsGroup", "supplementalGroups"), strategy)
-    group, plural = "security.openshift.io", "securitycontextconstraints"
-    schema = {"openAPIV3Schema": {"type": "object", "properties": properties}}
-    recorder.send(
-        "POST",
-        CRDS,
-        {
-            "metadata": {"name": f"{plural}.{group}"},
-            "spec": {
-                "group": group,
-                "scope": "Cluster",
-                "names": {"plural": plural, "kind": "SecurityContextConstraints", "singular": plural},
-                "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
-            },
+def strict(
+    recorder: Recorder, group: str, plural: str, kind: str, schema: Manifest, *, namespaced: bool = True
+) -> None:
+    """A kind by the fields that its project documents, and no others."""
+    body: Manifest = {
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced" if namespaced else "Cluster",
+            "names": {"plural": plural, "kind": kind, "singular": kind.lower()},
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
         },
-    )
-    until(lambda: served(recorder, f"/apis/{group}/v1", plural), lambda: "OpenShift's kind is not served")
+    }
+    if group.endswith(".k8s.io"):
+        body["metadata"]["annotations"] = {"api-approved.kubernetes.io": "unapproved, of a test"}
+    recorder.send("POST", CRDS, body)
+    until(lambda: served(recorder, f"/apis/{group}/v1", plural), lambda: f"{kind} is not served")
+
+
+TEXT, SWITCH, NUMBER = {"type": "string"}, {"type": "boolean"}, {"type": "integer"}
+WORDS = {"type": "array", "items": TEXT}
+
+
+def fields(**properties: Any) -> Manifest:
+    return {"type": "object", "properties": properties}
+
+
+def several(**properties: Any) -> Manifest:
+    return {"type": "array", "items": fields(**properties)}
+
+
+@pytest.fixture(scope="session")
+def foreign(recorder: Recorder) -> None:
+    """The kinds of OpenShift, cert-manager and the Gateway API that the chart makes, by their documented fields."""
+    names = ("HostDirVolumePlugin", "HostIPC", "HostNetwork", "HostPID", "HostPorts", "PrivilegedContainer")
+    constraints = {f"allow{name}": SWITCH for name in names}
+    constraints |= {"allowPrivilegeEscalation": SWITCH, "readOnlyRootFilesystem": SWITCH}
+    lists = ("allowedCapabilities", "defaultAddCapabilities", "requiredDropCapabilities", "seccompProfiles", "volumes")
+    constraints |= dict.fromkeys((*lists, "users", "groups"), WORDS)
+    constraints |= dict.fromkeys(("runAsUser", "seLinuxContext", "fsGroup", "supplementalGroups"), fields(type=TEXT))
+    group = "security.openshift.io"
+    kind = "SecurityContextConstraints"
+    strict(recorder, group, kind.lower(), kind, fields(**constraints), namespaced=False)
+    key = fields(algorithm=TEXT, size=NUMBER, rotationPolicy=TEXT)
+    issuer = fields(name=TEXT, kind=TEXT, group=TEXT)
+    spec = fields(secretName=TEXT, dnsNames=WORDS, privateKey=key, issuerRef=issuer)
+    strict(recorder, "cert-manager.io", "certificates", "Certificate", fields(spec=spec))
+    reference = {"group": TEXT, "kind": TEXT, "name": TEXT, "namespace": TEXT, "sectionName": TEXT, "port": NUMBER}
+    rules = several(backendRefs=several(**reference))
+    route = fields(parentRefs=several(**reference), hostnames=WORDS, rules=rules)
+    strict(recorder, "gateway.networking.k8s.io", "httproutes", "HTTPRoute", fields(spec=route))
+    local = {"group": TEXT, "kind": TEXT, "name": TEXT}
+    validation = fields(hostname=TEXT, caCertificateRefs=several(**local), wellKnownCACertificates=TEXT)
+    policy = fields(targetRefs=several(**local), validation=validation)
+    strict(recorder, "gateway.networking.k8s.io", "backendtlspolicies", "BackendTLSPolicy", fields(spec=policy))
 
 
 def pods(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
@@ -64,11 +92,24 @@ def pods(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
             yield component, {"apiVersion": "v1", "kind": "Pod", **pod}
 
 
-@pytest.mark.usefixtures("openshift")
+@pytest.mark.usefixtures("foreign")
 def test_every_object_of_an_example_is_taken(recorder: Recorder, render: Any, example: dict[str, Any]) -> None:
     manifests = render(example)
     assert len(manifests) > 10
     for manifest in manifests:
+        answer = recorder.apply(manifest, dry_run=True)
+        assert answer["metadata"]["name"] == manifest["metadata"]["name"]
+
+
+@pytest.mark.usefixtures("foreign")
+@pytest.mark.parametrize("name", sorted(VARIATIONS))
+def test_every_object_of_every_variation_is_taken(recorder: Recorder, render: Any, name: str) -> None:
+    """A field that Kubernetes does not know is refused (strict validation)."""
+    spaces = {space["metadata"]["name"] for space in recorder.send("GET", "/api/v1/namespaces")["items"]}
+    for manifest in render(VARIATIONS[name]):
+        space = manifest["metadata"].get("namespace")
+        if space is not None and space not in spaces:  # which a dry run does not make
+            manifest["metadata"]["namespace"] = AGENTS
         answer = recorder.apply(manifest, dry_run=True)
         assert answer["metadata"]["name"] == manifest["metadata"]["name"]
 
