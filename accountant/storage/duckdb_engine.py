@@ -205,7 +205,8 @@ class Database:
             done = {row[0] for row in cursor.run("SELECT number FROM migration")}
             if done and max(done) > len(steps):
                 raise LedgerUnavailable(
-                    f"{self.path}: written by a newer release (schema {max(done)}, known {len(steps)})"
+                    f"{self.path}: written by a newer release (schema {max(done)}, known {len(steps)}):"
+                    " start that release, or restore the backup from before the upgrade"
                 )
             # All in one: after a crash the file is of the old schema or of the new one, and a sync is paid once.
             if todo := [number for number in range(1, len(steps) + 1) if number not in done]:
