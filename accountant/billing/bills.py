@@ -45,7 +45,7 @@ def bills(
     timezone: str = "UTC",
 ) -> list[Charge]:
     """Charges by who pays; `by` begins with the team. Sorted by key, place, account, detail and price row."""
-    (found,) = _billed(ledger, book, start_ms, end_ms, (by,), timezone)
+    (found,) = billed_columns(ledger, book, start_ms, end_ms, (by,), timezone)
     return found.charges()
 
 
@@ -58,18 +58,20 @@ def bills_by_cuts(
     timezone: str = "UTC",
 ) -> list[BilledLines]:
     """The lines of a statement of [start_ms, end_ms), divided by each of the cuts, all of which begin with the team."""
-    return [found.by_line() for found in _billed(ledger, book, start_ms, end_ms, cuts, timezone)]
+    return [found.by_line() for found in billed_columns(ledger, book, start_ms, end_ms, cuts, timezone)]
 
 
-def _billed(
+def billed_columns(
     ledger: Questions,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
     cuts: Sequence[Sequence[Dimension]],
-    timezone: str,
+    timezone: str = "UTC",
 ) -> list[ChargeColumns]:
-    """Idle time of one cluster is not spread over teams of another, so the clusters are told apart meanwhile."""
+    """The same as columns, by each of the cuts.
+
+    Idle time of one cluster is not spread over teams of another, so the clusters are told apart meanwhile."""
     billing = book.billing if book is not None else Billing()
     guaranteed, spread = billing.any("guaranteed", "owner"), billing.any("unallocated", "spread")
     fine = [(*by, _CLUSTER) if spread and _CLUSTER not in by else tuple(by) for by in cuts]

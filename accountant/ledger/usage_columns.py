@@ -71,28 +71,6 @@ def repeated(start_ms: int, end_ms: int, timezone: str) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTime:
-    """teams, jobs (namespace and name), clusters, users, places: what the columns of their names point into; each
-    ascends. stretch: number of the stretch. busy_us, idle_us, unknown_us: GPU-microseconds. The order of the rows
-    means nothing."""
-
-    teams: Sequence[str]
-    jobs: Sequence[tuple[str, str]]
-    clusters: Sequence[str]
-    users: Sequence[str]
-    places: Sequence[Place]
-    stretch: Whole
-    team: Whole
-    job: Whole
-    cluster: Whole
-    user: Whole
-    place: Whole
-    busy_us: Whole
-    idle_us: Whole
-    unknown_us: Whole
-
-
-@dataclass(frozen=True, slots=True)
 class Hours:
     """What was held by local hour, team and queue. hours: their names, 2026-10-01T13, which ascend; capacity_us: of
     each, without what was down. owners: team and queue; owner, hour: what the rows' numbers point into."""

@@ -1,6 +1,6 @@
 """Ranks jobs and users by cost, and lists the cost of epochs.
 
-They are ranked as columns of whole numbers: GPU-microseconds times the price in its smallest unit, exactly. Objects
+They are ranked by the columns of the bill: GPU-microseconds times the price in its smallest unit, exactly. Objects
 are made of those that are shown. Each job is quantified by itself (gputally.base.money), so its cost is the same
 wherever it is told; a rounding of 1.8 µs never decides which jobs are shown, only what they are shown with. Pure.
 
@@ -11,25 +11,29 @@ billing policy moves any of it. Asks the ledger for the few jobs that are shown.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
+from operator import itemgetter
 
 import numpy as np
 
-from accountant.billing.costs import ALLOCATED, Account, Charge, PricedTime, total_cost
+from accountant.billing.charge_columns import ACCOUNT, DETAIL, KEY, PLACE, PRICE, TIME, ChargeColumns, numbered
+from accountant.billing.costs import ALLOCATED, LINE_ACCOUNTS, Charge, PricedTime, total_cost
 from accountant.billing.job_costs import EpochQuestions, Where, epoch_lines, only_job
 from accountant.ledger.protocols import EpochReport, JobKey
-from accountant.ledger.usage_columns import HeldTime, Whole
-from accountant.prices.price_book import Price, PriceBook
+from accountant.ledger.usage_columns import JobName, Whole
+from accountant.prices.price_book import PriceBook
 from accountant.reports import report_sections, savings_hints
 from accountant.reports.report_rows import JobRow, UserRow
 from accountant.reports.savings_hints import HARDLY_USED, MAX_UNKNOWN, SpotRow, by_name
 from gputally.base.units import US_PER_HOUR
 
-_ACCOUNTS: tuple[Account, ...] = ("busy", "allocated_idle", "allocated_unknown")
+_ALLOCATED = [LINE_ACCOUNTS.index(account) for account in sorted(ALLOCATED)]
+_IDLE, _UNKNOWN = LINE_ACCOUNTS.index("allocated_idle"), LINE_ACCOUNTS.index("allocated_unknown")
 MOST_SAVING = 100
 _MORE = 4
 """Times as many are looked at as are shown, for those whose rank only their rounded cost decides."""
@@ -37,12 +41,10 @@ _MORE = 4
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """All jobs of a scope: (team, namespace, job, cluster). Lists are by job, in order of their names; a job's rows are
-    order[starts[n]:starts[n + 1]]. cost, idle_cost: GPU-microseconds times units of price."""
+    """All jobs of a scope: (team, namespace, job, cluster). Lists are by job, in order of their names; a job's rows of
+    `billed` are those from starts[n] to starts[n + 1]. cost, idle_cost: GPU-microseconds times units of price."""
 
-    held: HeldTime
-    prices: Sequence[Sequence[Price | None]]
-    order: Whole
+    billed: ChargeColumns
     starts: Sequence[int]
     allocated: Sequence[int]
     idle: Sequence[int]
@@ -70,28 +72,30 @@ class Ranking:
 
     def named(self, names: Collection[tuple[str, str]]) -> list[JobRow]:
         """Of these namespaces and names."""
-        wanted = {number for number, name in enumerate(self.held.jobs) if name in names} if names else set()
-        jobs = self.held.job[self.order[self.starts[:-1]]].tolist() if wanted else []
-        return self._rows([number for number, job in enumerate(jobs) if job in wanted])
+        jobs = self.billed.table[self.starts[:-1], KEY].tolist() if names else []
+        return self._rows([number for number, key in enumerate(jobs) if self.billed.keys[key][1:3] in names])
 
     def users(self) -> list[UserRow]:
         """Who held GPUs, the largest cost first; see accountant.reports.report_sections.users."""
-        if not any(self.held.users[user] for user in np.unique(self.held.user[self.order]).tolist()):
-            return []
-        return report_sections.users(self._charges(self.order), None)
+        keys = np.unique(self.billed.table[:, KEY]).tolist()
+        named = any(self.billed.keys[key][3] for key in keys)
+        return report_sections.users(_charges(self.billed), None) if named else []
 
     def candidates(self, book: PriceBook | None, at_ms: int) -> tuple[SpotRow, ...]:
         """See accountant.reports.savings_hints: of the jobs that could save the most."""
-        saves = {} if book is None else savings_hints.savings(book, self.held.places, self.prices, at_ms)
+        places, prices = self.billed.places, self.billed.prices
+        saves = {} if book is None else savings_hints.savings(book, places, prices, at_ms)
         if not saves:
             return ()
-        per_us = _units([[saves.get((stretch, place)) for place in range(len(self.held.places))]
-                         for stretch in range(len(self.prices))])  # fmt: skip
-        saving, _ = _summed(self.held, self.order, self.starts, per_us, _allocated(self.held))
+        units = _units([saves.get((price, place)) for price in range(len(prices)) for place in range(len(places))])
+        rows = self.billed.table
+        per_us = [units[at] for at in (rows[:, PRICE] * len(places) + rows[:, PLACE]).tolist()]
+        saving = _summed(per_us, rows[:, TIME], self.starts)
         eligible = (number for number, amount in enumerate(saving) if amount)
         chosen = self._first(MOST_SAVING, eligible, saving, self.allocated)
-        rows = [self.order[self.starts[number] : self.starts[number + 1]] for number in chosen]
-        return savings_hints.candidates(self._charges(np.concatenate(rows)), book, None, at_ms) if rows else ()
+        return (
+            savings_hints.candidates((c for n in chosen for c in self._of_job(n)), book, None, at_ms) if chosen else ()
+        )
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -116,108 +120,78 @@ class Ranking:
         )
 
     def _rows(self, numbers: Iterable[int]) -> list[JobRow]:
-        found = []
-        for number in numbers:
-            found += report_sections.jobs(
-                self._charges(self.order[self.starts[number] : self.starts[number + 1]]), None
-            )
-        return found
+        return [row for number in numbers for row in report_sections.jobs(self._of_job(number), None)]
 
-    def _charges(self, rows: Whole) -> list[Charge]:
-        """Of these rows, by sections.BY_JOB, equal ones as one."""
-        held = self.held
-        sums: dict[tuple[int, ...], list[int]] = {}
-        names = zip(*(column[rows].tolist() for column in (held.team, held.job, held.user, held.cluster)), strict=True)
-        places = zip(held.stretch[rows].tolist(), held.place[rows].tolist(), strict=True)
-        times = zip(*(column[rows].tolist() for column in (held.busy_us, held.idle_us, held.unknown_us)), strict=True)
-        for name, place, time in zip(names, places, times, strict=True):
-            before = sums.setdefault((*name, *place), [0, 0, 0])
-            before[:] = [a + b for a, b in zip(before, time, strict=True)]
-        return [
-            Charge(
-                (held.teams[team], *held.jobs[job], held.users[user], held.clusters[cluster]),
-                held.places[place], account, gpu_us, self.prices[stretch][place],
-            )
-            for (team, job, user, cluster, stretch, place), several in sorted(sums.items())
-            for account, gpu_us in zip(_ACCOUNTS, several, strict=True)
-            if gpu_us
-        ]  # fmt: skip
+    def _of_job(self, number: int) -> list[Charge]:
+        return _charges(self.billed.only(np.arange(self.starts[number], self.starts[number + 1])))
 
 
-def ranking(held: HeldTime, prices: Sequence[Sequence[Price | None]], team: str | None) -> Ranking:
-    """prices: by stretch and place. team: its jobs alone."""
-    allocated = _allocated(held)
-    chosen = allocated > 0
-    if team is not None:
-        chosen &= held.team == (held.teams.index(team) if team in held.teams else -1)
-    rows = np.flatnonzero(chosen)
-    clusters = max(1, len(held.clusters))
-    jobs = (held.team[rows] * max(1, len(held.jobs)) + held.job[rows]) * clusters + held.cluster[rows]
-    by_job = np.argsort(jobs, kind="stable")
-    order = rows[by_job]
-    starts = [0, *(np.flatnonzero(np.diff(jobs[by_job])) + 1).tolist(), len(order)] if len(order) else [0]
-    per_us = _units([[None if price is None else price.price for price in of_stretch] for of_stretch in prices])
-    cost, time = _summed(held, order, starts, per_us, allocated)
-    idle_cost, idle = _summed(held, order, starts, per_us, held.idle_us)
-    _, known = _summed(held, order, starts, per_us, held.busy_us + held.idle_us)
-    return Ranking(held, prices, order, starts, time, idle, known, cost, idle_cost)
+def _charges(billed: ChargeColumns) -> list[Charge]:
+    """Equal ones as one, without the details of idle time."""
+    table = billed.table.copy()
+    table[:, DETAIL] = 0
+    return replace(billed, table=table).charges()
 
 
-def of_charges(found: Iterable[Charge], team: str | None) -> Ranking:
-    """The same of charges by sections.BY_JOB, without the billing policy."""
-    return ranking(*tabled(found), team)
+@dataclass(frozen=True, slots=True)
+class BilledJobs:
+    """What holders are billed, by sections.BY_JOB. names: (team, namespace, job, cluster), which ascend. job: of each
+    row of `billed`, ascending too."""
+
+    billed: ChargeColumns
+    names: Sequence[JobName]
+    job: Whole
+
+    @classmethod
+    def of(cls, billed: ChargeColumns) -> BilledJobs:
+        """Of all charges by sections.BY_JOB."""
+        held = np.isin(billed.table[:, ACCOUNT], _ALLOCATED)
+        held &= np.array([bool(key[2]) for key in billed.keys], dtype=bool)[billed.table[:, KEY]]
+        names, number = numbered([(key[0], key[1], key[2], key[4]) for key in billed.keys])
+        rows = np.flatnonzero(held)
+        job = number[billed.table[rows, KEY]]
+        order = np.argsort(job, kind="stable")
+        return cls(billed.only(rows[order]), names, job[order])
+
+    @property
+    def teams(self) -> set[str]:
+        """Those that held anything."""
+        return {self.names[number][0] for number in np.unique(self.job).tolist()}
+
+    def ranked(self, team: str | None) -> Ranking:
+        """Jobs by what they are billed. team: its jobs alone."""
+        first, last = (0, len(self.names)) if team is None else (
+            bisect_left(self.names, team, key=itemgetter(0)), bisect_right(self.names, team, key=itemgetter(0))
+        )  # fmt: skip
+        begin, end = np.searchsorted(self.job, [first, last]).tolist()
+        billed, job = self.billed.only(np.arange(begin, end)), self.job[begin:end]
+        starts = [0, *(np.flatnonzero(np.diff(job)) + 1).tolist(), len(job)] if len(job) else [0]
+        units = _units([price.price if price is not None else None for price in billed.prices])
+        per_us = [units[price] for price in billed.table[:, PRICE].tolist()]
+        time, account = billed.table[:, TIME], billed.table[:, ACCOUNT]
+        idle = np.where(account == _IDLE, time, 0)
+        known = np.where(account == _UNKNOWN, 0, time)
+        one = [1] * len(job)
+        return Ranking(
+            billed, starts, _summed(one, time, starts), _summed(one, idle, starts), _summed(one, known, starts),
+            _summed(per_us, time, starts), _summed(per_us, idle, starts),
+        )  # fmt: skip
 
 
-def tabled(found: Iterable[Charge]) -> tuple[HeldTime, list[list[Price | None]]]:
-    """Charges by sections.BY_JOB as what `ranking` takes: a stretch for every price."""
-    several = [charge for charge in found if charge.account in ALLOCATED and charge.key[2]]
-    rows = {charge.row.id if charge.row else "": charge.row for charge in several}
-    listed = (
-        sorted({charge.key[0] for charge in several}), sorted({charge.key[1:3] for charge in several}),
-        sorted({charge.key[4] for charge in several}), sorted({charge.key[3] for charge in several}),
-        sorted({charge.place for charge in several}), sorted(rows),
-    )  # fmt: skip
-    number = [{value: place for place, value in enumerate(values)} for values in listed]
-    table: Whole = np.array(
-        [
-            (
-                number[0][charge.key[0]], number[1][charge.key[1:3]], number[2][charge.key[4]],
-                number[3][charge.key[3]], number[4][charge.place], number[5][charge.row.id if charge.row else ""],
-                *(charge.gpu_us if charge.account == account else 0 for account in _ACCOUNTS),
-            )
-            for charge in several
-        ],
-        dtype=np.int64,
-    ).reshape(-1, 9)  # fmt: skip
-    teams, jobs, clusters, users, places, prices = listed
-    names = [(namespace, job) for namespace, job in jobs]
-    held = HeldTime(teams, names, clusters, users, places, table[:, 5], *table[:, :5].T, *table[:, 6:].T)
-    return held, [[rows[row]] * len(places) for row in prices]
-
-
-def _allocated(held: HeldTime) -> Whole:
-    return held.busy_us + held.idle_us + held.unknown_us
-
-
-def _units(prices: Sequence[Sequence[Decimal | None]]) -> list[list[int]]:
+def _units(prices: Sequence[Decimal | None]) -> list[int]:
     """As whole numbers of the smallest unit that any of them needs; 0 where there is none."""
-    known = [price for of_stretch in prices for price in of_stretch if price is not None]
-    places = max((-int(price.as_tuple().exponent) for price in known), default=0)
-    return [[0 if price is None else int(price.scaleb(places)) for price in of_stretch] for of_stretch in prices]
+    places = max((-int(price.as_tuple().exponent) for price in prices if price is not None), default=0)
+    return [0 if price is None else int(price.scaleb(places)) for price in prices]
 
 
-def _summed(
-    held: HeldTime, order: Whole, starts: Sequence[int], per_us: Sequence[Sequence[int]], gpu_us: Whole
-) -> tuple[list[int], list[int]]:
-    """By job: Σ price × µs, and Σ µs."""
-    if not len(order):
-        return [], []
-    time = gpu_us[order]
-    dearest = max((price for of_stretch in per_us for price in of_stretch), default=0)
-    fits = int(time.sum()) * max(1, dearest) < 2**62
-    price = np.array(per_us, dtype=np.int64 if fits else object)[held.stretch[order], held.place[order]]
-    cost = np.add.reduceat(price * (time if fits else time.astype(object)), starts[:-1])
-    return cost.tolist(), np.add.reduceat(time, starts[:-1]).tolist()
+def _summed(per_us: Sequence[int], gpu_us: Whole, starts: Sequence[int]) -> list[int]:
+    """By job: the sum of its rows' price times microseconds."""
+    if not len(gpu_us):
+        return []
+    fits = int(gpu_us.sum()) * max(1, *per_us) < 2**62
+    kind = np.int64 if fits else object
+    found: list[int] = np.add.reduceat(np.array(per_us, dtype=kind) * gpu_us.astype(kind), starts[:-1]).tolist()
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,16 @@ from typing import Protocol
 from zoneinfo import ZoneInfo
 
 from accountant.billing import budget_forecast, queue_waits
-from accountant.billing.bills import bills, unused_commitments
+from accountant.billing.bills import billed_columns, unused_commitments
 from accountant.billing.budget_forecast import BY as BY_DAY
-from accountant.billing.costs import Charge, charges, pieces
+from accountant.billing.costs import Charge, charges
 from accountant.billing.job_costs import EpochQuestions
 from accountant.billing.queue_waits import KnownPod, WaitRow
 from accountant.core.periods import Month, zone
 from accountant.ledger.protocols import EpochReport
-from accountant.ledger.usage_columns import HeldTime, Hours, JobName, Peak
-from accountant.prices.price_book import Price, PriceBook
-from accountant.reports import job_ranking
-from accountant.reports.job_ranking import Ranking
+from accountant.ledger.usage_columns import Hours, JobName, Peak
+from accountant.prices.price_book import PriceBook
+from accountant.reports.job_ranking import BilledJobs
 from accountant.reports.report_sections import BY_JOB
 from accountant.wire.policy_models import PolicyVersion
 from accountant.wire.usage_models import Dimension
@@ -43,10 +42,6 @@ _BY_TEAM: tuple[Dimension, ...] = ("team",)
 class ReportQuestions(EpochQuestions, Protocol):
     """What a report is made from: accountant.storage.snapshot.Snapshot."""
 
-    def held(self, edges: Sequence[int], timezone: str = "UTC") -> HeldTime:
-        """What every holder held in each stretch between two neighbouring edges."""
-        ...
-
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
         """What `usage` says by team, queue and hour, as columns."""
         ...
@@ -60,18 +55,6 @@ class ReportQuestions(EpochQuestions, Protocol):
     def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
         """Those that existed in the span."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Holdings:
-    """Who held what, and at which price by stretch and place."""
-
-    held: HeldTime
-    prices: Sequence[Sequence[Price | None]]
-
-    def ranked(self, team: str | None) -> Ranking:
-        """Jobs by what they are billed, team None: of all."""
-        return job_ranking.ranking(self.held, self.prices, team)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +81,8 @@ class Readings:
     earlier: Sequence[Charge]
     unused: Sequence[Charge]
     hourly: Hours
-    jobs: Holdings
-    jobs_before: Holdings
+    jobs: BilledJobs
+    jobs_before: BilledJobs
     waits: tuple[WaitRow, ...]
     epochs: Sequence[EpochReport]
     scopes: frozenset[str | None] = field(default=frozenset())
@@ -108,7 +91,7 @@ class Readings:
     @property
     def nbytes(self) -> int:
         """Of memory, about: nearly all of it is who held what."""
-        return sum(_ROW_BYTES * (len(one.held.job) + len(one.held.jobs)) for one in (self.jobs, self.jobs_before))
+        return sum(_ROW_BYTES * (len(one.job) + len(one.names)) for one in (self.jobs, self.jobs_before))
 
     @property
     def tz(self) -> ZoneInfo:
@@ -133,8 +116,10 @@ def read(
     before_ms = span_before(start_ms, end_ms, zone(timezone))
     book_before = book_before or book
     month = budget_forecast.month_of(start_ms, end_ms, timezone)
-    jobs = _holdings(ledger, book, start_ms, end_ms, timezone)
-    wanted = frozenset((None, *jobs.held.teams) if scopes is None else scopes)
+    billed, by_job = billed_columns(ledger, book, start_ms, end_ms, (_BY_TEAM, BY_JOB), timezone)
+    earlier, by_job_before = billed_columns(ledger, book_before, *before_ms, (_BY_TEAM, BY_JOB), timezone)
+    jobs = BilledJobs.of(by_job)
+    wanted = frozenset((None, *jobs.teams) if scopes is None else scopes)
     return Readings(
         start_ms=start_ms,
         end_ms=end_ms,
@@ -146,12 +131,12 @@ def read(
         month=month,
         since_ms=ledger.extent()[0],
         by_day=charges(ledger, book, start_ms, end_ms, BY_DAY, None, timezone) if month is not None else (),
-        billed=bills(ledger, book, start_ms, end_ms, _BY_TEAM, timezone),
-        earlier=bills(ledger, book_before, *before_ms, _BY_TEAM, timezone),
+        billed=billed.charges(),
+        earlier=earlier.charges(),
         unused=unused_commitments(ledger, book, start_ms, end_ms, timezone),
         hourly=ledger.hours(start_ms, end_ms, timezone),
         jobs=jobs,
-        jobs_before=_holdings(ledger, book_before, *before_ms, timezone),
+        jobs_before=BilledJobs.of(by_job_before),
         waits=queue_waits.queue_waits(ledger.pods(start_ms, end_ms), start_ms, end_ms, None),
         epochs=tuple(ledger.epochs_between(start_ms + 1, end_ms + 1)),
         scopes=wanted,
@@ -169,24 +154,13 @@ def span_before(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[int, int]:
     return start_ms - (end_ms - start_ms), start_ms
 
 
-def _holdings(ledger: ReportQuestions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str) -> Holdings:
-    """Where who pays, or at which price, depends on more than who held what where and when, all charges are looked at
-    one by one."""
-    if book is not None and not book.plain(start_ms, end_ms):
-        return Holdings(*job_ranking.tabled(bills(ledger, book, start_ms, end_ms, BY_JOB, timezone)))
-    spans = pieces(book, start_ms, end_ms)
-    held = ledger.held((start_ms, *(end for _, end in spans)), timezone)
-    return Holdings(
-        held,
-        [
-            [book.unit_price(place.gpu_model, start, *place[1:]) if book else None for place in held.places]
-            for start, _ in spans
-        ],
-    )
-
-
 def _peaks(
-    ledger: ReportQuestions, jobs: Holdings, scopes: Collection[str | None], start_ms: int, end_ms: int, timezone: str
+    ledger: ReportQuestions,
+    jobs: BilledJobs,
+    scopes: Collection[str | None],
+    start_ms: int,
+    end_ms: int,
+    timezone: str,
 ) -> dict[JobName, Peak]:
     """Of the candidates of every scope."""
     names = sorted({(row.namespace, row.job) for team in scopes for row in jobs.ranked(team).wasteful(CANDIDATES)})

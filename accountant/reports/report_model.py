@@ -198,7 +198,7 @@ def made_of(
 ) -> Report:
     """The report of the readings' span; see `build`. ledger: asked for the epochs of jobs that reported any, of which
     ten are shown. Raises ValueError for a team that the readings are not of."""
-    if team not in found.scopes and team in found.jobs.held.teams:
+    if team not in found.scopes and team in found.jobs.teams:
         raise ValueError(f"the readings are not those of {team}")
     start_ms, end_ms, timezone, tz, book = found.start_ms, found.end_ms, found.timezone, found.tz, found.book
     month, policies = found.month, found.policies

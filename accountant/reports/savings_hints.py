@@ -172,16 +172,15 @@ def candidates(found: Iterable[Charge], book: PriceBook | None, team: str | None
 
 
 def savings(
-    book: PriceBook, places: Sequence[Place], prices: Sequence[Sequence[Price | None]], at_ms: int
+    book: PriceBook, places: Sequence[Place], prices: Sequence[Price | None], at_ms: int
 ) -> dict[tuple[int, int], Decimal]:
-    """What an hour would cost less, by stretch and place, where it would. prices: by these."""
+    """What an hour would cost less, by price and place, where it would."""
     found: dict[tuple[int, int], Decimal] = {}
     for number, place in enumerate(places):
         cheaper = None if place.capacity_type == SPOT else _spot_price(book, place, at_ms)
-        for stretch, of_stretch in enumerate(prices):
-            price = of_stretch[number]
+        for at, price in enumerate(prices):
             if cheaper is not None and price is not None and cheaper.price < price.price:
-                found[stretch, number] = exact_sum([price.price, -cheaper.price])
+                found[at, number] = exact_sum([price.price, -cheaper.price])
     return found
 
 

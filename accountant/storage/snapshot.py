@@ -18,13 +18,13 @@ from accountant.core.accounts import ACCOUNTS, CELLS, full_us
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger.protocols import EpochReport, IdlePhases, JobKey, LentTime, Quarantined
 from accountant.ledger.team_assignment import NO_POLICY, labels_count
-from accountant.ledger.usage_columns import HeldTime, Hours, JobName, Peak, UsageColumns
+from accountant.ledger.usage_columns import Hours, JobName, Peak, UsageColumns
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import gpus_at
 from accountant.storage.ledger_state import State
 from accountant.storage.query.idle_time_query import idle_phases, lent_time
 from accountant.storage.query.result_cache import ResultCache
-from accountant.storage.query.usage_columns_query import held_time, hourly_peaks, hours, usage_columns
+from accountant.storage.query.usage_columns_query import hourly_peaks, hours, usage_columns
 from accountant.storage.query.usage_query import usage, usage_between
 from accountant.storage.write import record_columns, reference_tables
 from accountant.storage.write.reference_tables import epochs_between, read_epochs
@@ -140,10 +140,6 @@ class Snapshot:
         timezone: str = "UTC",
     ) -> list[UsageLine]:
         return usage(self._cursor, self._state, start_ms, end_ms, by, where, timezone, self._memory)
-
-    def held(self, edges: Sequence[int], timezone: str = "UTC") -> HeldTime:
-        """What every holder held in each stretch between two neighbouring edges, which ascend."""
-        return held_time(self._cursor, self._state, edges, timezone)
 
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
         """What `usage` says by team, queue and hour, as columns."""

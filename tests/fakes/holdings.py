@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from accountant.ledger.protocols import IdlePhases, LentTime
 from accountant.ledger.usage_columns import (
     COLUMNS,
     PRICED_BY,
-    HeldTime,
     Hours,
     JobName,
     Peak,
@@ -47,9 +45,6 @@ class FromLines:
     def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[LentTime]:
         return []
 
-    def held(self, edges: Sequence[int], timezone: str = "UTC") -> HeldTime:
-        return of_lines(self.usage, edges, timezone)
-
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
         return hours_of_lines(self.usage, start_ms, end_ms, timezone)
 
@@ -62,33 +57,6 @@ class FromLines:
         self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC"
     ) -> list[UsageColumns]:
         return usage_columns_of_lines(self.usage, self.idle_phases, edges, cuts, timezone)
-
-
-def of_lines(usage: Callable[..., list[UsageLine]], edges: Sequence[int], timezone: str) -> HeldTime:
-    """As columns, of the lines of `usage`."""
-    by: tuple[Dimension, ...] = ("team", "namespace", "job", "cluster", "user", *PRICED_BY)
-    rows = [
-        (number, line.key, line.accounts_gpu_us)
-        for number, span in enumerate(pairwise(edges))
-        for line in usage(*span, by, None, timezone)
-        if line.accounts_gpu_us.allocated
-    ]
-    told: dict[str, list[Any]] = {
-        "team": [key["team"] for _, key, _ in rows],
-        "job": [(key["namespace"], key["job"]) for _, key, _ in rows],
-        "cluster": [key["cluster"] for _, key, _ in rows],
-        "user": [key["user"] for _, key, _ in rows],
-        "place": [Place(*(key[name] for name in PRICED_BY)) for _, key, _ in rows],
-    }
-    names = {name: sorted(set(values)) for name, values in told.items()}
-    numbers = {
-        name: np.array([names[name].index(value) for value in values], dtype=np.int64) for name, values in told.items()
-    }
-    times = zip(*((a.busy, a.allocated_idle, a.allocated_unknown) for _, _, a in rows), strict=True)
-    columns = [np.array(time, dtype=np.int64) for time in times] or [np.zeros(0, dtype=np.int64)] * 3
-    stretch = np.array([number for number, _, _ in rows], dtype=np.int64)
-    lists = (names["team"], names["job"], names["cluster"], names["user"], names["place"])
-    return HeldTime(*lists, stretch, *numbers.values(), *columns)
 
 
 def hours_of_lines(usage: Callable[..., list[UsageLine]], start_ms: int, end_ms: int, timezone: str) -> Hours:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from datetime import datetime
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.costs import charges
-from accountant.ledger.usage_columns import PRICED_BY, Hours
-from accountant.reports import job_ranking
+from accountant.billing.bills import billed_columns
+from accountant.billing.costs import ALLOCATED, Charge, charges
+from accountant.ledger.usage_columns import Hours
+from accountant.reports import report_sections, savings_hints
+from accountant.reports.job_ranking import BilledJobs
 from accountant.reports.report_sections import BY_JOB
+from accountant.reports.savings_hints import by_name
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.wire.usage_models import Dimension, UsageLine
+from accountant.wire.usage_models import UsageLine
 from tests.effort import examples
 from tests.fakes.holdings import peaks_of_lines
 from tests.ledger.busy import BOOK, ROWS, busy_ledger
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand
-
-BY: tuple[Dimension, ...] = ("team", "namespace", "job", "cluster", "user", *PRICED_BY)
 
 
 def told_by(found: Hours) -> dict[tuple[str, ...], tuple[int, ...]]:
@@ -61,24 +61,6 @@ def test_columns_and_charges_rank_alike(
         span = (START_MS, START_MS + 200 * MINUTE)
         edges = sorted({*span, *(START_MS + cut * MINUTE for cut in cuts)})
         with ledger.moment(*span) as moment:
-            held = moment.held(edges)
-            found: dict[tuple[object, ...], list[int]] = defaultdict(lambda: [0, 0, 0])
-            names = zip(held.stretch, held.team, held.job, held.cluster, held.user, held.place, strict=True)
-            times = zip(held.busy_us, held.idle_us, held.unknown_us, strict=True)
-            for (stretch, team, job, cluster, user, place), time in zip(names, times, strict=True):
-                key = (
-                    int(stretch), held.teams[team], *held.jobs[job], held.clusters[cluster], held.users[user],
-                    *held.places[place],
-                )  # fmt: skip
-                found[key] = [a + int(b) for a, b in zip(found[key], time, strict=True)]
-            expected = {
-                (number, *line.key.values()): [a.busy, a.allocated_idle, a.allocated_unknown]
-                for number, stretch_ms in enumerate(pairwise(edges))
-                for line in moment.usage(*stretch_ms, BY)
-                if (a := line.accounts_gpu_us).allocated
-            }
-            assert {key: time for key, time in found.items() if any(time)} == expected
-
             low, high = edges[0], edges[-1] + order.randrange(60) * MINUTE
             by_hour = moment.hours(low, high, "Asia/Kathmandu")
             lines = moment.usage(low, high, ("team", "queue", "hour"), None, "Asia/Kathmandu")
@@ -91,19 +73,28 @@ def test_columns_and_charges_rank_alike(
             expected_peaks = peaks_of_lines(moment.usage, low, high, jobs, "Asia/Kathmandu")
             assert moment.peaks(low, high, jobs, "Asia/Kathmandu") == expected_peaks
 
-            edges = [span[0], *BOOK.cuts(*span), span[1]]
-            held = moment.held(edges)
-            prices = [[BOOK.unit_price(p.gpu_model, at, *p[1:]) for p in held.places] for at in edges[:-1]]
-            slow_of = charges(moment, BOOK, *span, BY_JOB)
+            (billed,) = billed_columns(moment, BOOK, *span, (BY_JOB,))
+            held = [charge for charge in charges(moment, BOOK, *span, BY_JOB) if charge.account in ALLOCATED]
         for team in (None, "red", "nobody"):
-            fast, slow = job_ranking.ranking(held, prices, team), job_ranking.of_charges(slow_of, team)
-            assert len(fast) == len(slow)
-            assert fast.users() == slow.users()
-            assert fast.dearest(3) == slow.dearest(3) == slow.dearest(99)[:3]
-            assert fast.wasteful(3) == slow.wasteful(3)
-            assert fast.hardly_used(3) == slow.hardly_used(3)
-            assert fast.candidates(BOOK, span[1]) == slow.candidates(BOOK, span[1])
-            assert fast.named({("ns-1", "Job/j1")}) == slow.named({("ns-1", "Job/j1")})
+            found = BilledJobs.of(billed).ranked(team)
+            mine = [charge for charge in held if team in (None, charge.key[0])]
+            by_job: dict[tuple[str, ...], list[Charge]] = defaultdict(list)
+            for charge in mine:
+                by_job[*charge.key[:3], charge.key[4]].append(charge)
+            # Each job's time is quantified by itself.
+            rows = [row for _, several in sorted(by_job.items()) for row in report_sections.jobs(several, None)]
+            assert len(found) == len(rows)
+            assert found.users() == (report_sections.users(mine, None) if any(c.key[3] for c in mine) else [])
+            dearest = sorted(rows, key=lambda job: (-job.figures.cost, -job.figures.accounts.allocated, by_name(job)))
+            assert found.dearest(3) == dearest[:3]
+            assert found.dearest(99) == dearest
+            assert found.wasteful(99) == sorted(
+                (job for job in rows if job.figures.accounts.allocated_idle),
+                key=lambda job: (-job.figures.idle_cost, -job.figures.accounts.allocated_idle, by_name(job)),
+            )
+            assert {*map(by_name, found.hardly_used(99))} <= {*map(by_name, found.wasteful(99))}
+            assert found.candidates(BOOK, span[1]) == savings_hints.candidates(mine, BOOK, None, span[1])
+            assert found.named({("ns-1", "Job/j1")}) == [j for j in rows if (j.namespace, j.job) == ("ns-1", "Job/j1")]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -24,7 +24,6 @@ from accountant.ledger.protocols import OF_HOLDERS
 from accountant.ledger.usage_columns import (
     COLUMNS,
     PRICED_BY,
-    HeldTime,
     Hours,
     JobName,
     Peak,
@@ -42,53 +41,18 @@ from accountant.storage.query.grouping import (
     HolderClasses,
     classes,
     key_of,
-    make_holder_classes,
-    named,
     pieces_of,
-    told_apart,
 )
 from accountant.storage.query.idle_time_query import IdleTime, idle_time
 from accountant.storage.query.result_cache import ResultCache
 from accountant.storage.query.usage_query import unseen
 from accountant.storage.query.usage_sums import accounts
 from accountant.storage.span_plan import EVERY_GPU, TaggedSpan
-from accountant.storage.write.name_ids import NO_DEVICE, HolderName
+from accountant.storage.write.name_ids import NO_DEVICE
 from accountant.wire.usage_models import Dimension
 from gputally.base.units import MS_PER_HOUR
 
 V = TypeVar("V", str, Place, tuple[str, str], JobName)
-_ASKED: tuple[Dimension, ...] = ("team", "namespace", "job", "user", "cluster")
-
-
-def held_time(cursor: Cursor, state: State, edges: Sequence[int], timezone: str) -> HeldTime:
-    """Of each stretch between two neighbouring edges, which ascend."""
-    asked, zone = frozenset(("team", *PRICED_BY)), ZoneInfo(timezone)
-    stretch_of: list[int] = []
-    pieces: list[ConstantSpan] = []
-    for number, (start, end) in enumerate(pairwise(edges)):
-        pieces += pieces_of(state, start, end, asked, zone) if start < end else []
-        stretch_of += [number] * (len(pieces) - len(stretch_of))
-    spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
-    told = state.apart(cursor, frozenset(PRICED_BY))
-    table = accounts(
-        cursor, spans, state.unfolded, state.days.kept, by_device=told.by_device, kinds=told.kinds, by_payer=True
-    )
-    table = table[table[:, 2] != NOBODY]
-    tags, kinds = table[:, 0], table[:, 1]
-    names = _names(cursor, state, edges, table[:, 2])
-
-    def team_of(tag: int, look: int) -> str:
-        return key_of(("team",), state.fleet, pieces[tag], EVERY_GPU, NO_DEVICE, names.looks[look])[0]
-
-    def place_of(tag: int, kind: int) -> Place:
-        return Place(*key_of(PRICED_BY, state.fleet, pieces[tag], *told.shown[kind], None))
-
-    teams, team = _lookup_sorted(tags, names.look, team_of)
-    places, place = _lookup_sorted(tags, kinds, place_of)
-    return HeldTime(
-        teams, names.jobs, names.clusters, names.users, places, np.array(stretch_of, dtype=np.int64)[tags], team,
-        names.job, names.cluster, names.user, place, table[:, 3], table[:, 4], table[:, 5],
-    )  # fmt: skip
 
 
 def hours(cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: str) -> Hours:
@@ -167,40 +131,6 @@ def hourly_peaks(
     np.maximum.at(most, cells // len(number), sums)
     peak_of = {name: Peak(*row) for name, row in zip(found, most.tolist(), strict=True)}
     return {name: peak for name, peak in peak_of.items() if name[1:3] in jobs and peak.held_us}
-
-
-class _Names(NamedTuple):
-    """Lists of names that ascend, and by row the number of each. looks: what decides on the team."""
-
-    jobs: Sequence[tuple[str, str]]
-    clusters: Sequence[str]
-    users: Sequence[str]
-    looks: Sequence[HolderName]
-    job: Whole
-    cluster: Whole
-    user: Whole
-    look: Whole
-
-
-def _names(cursor: Cursor, state: State, edges: Sequence[int], payers: Whole) -> _Names:
-    labels = state.fleet.team_labels
-    make_holder_classes(cursor, edges[0], edges[-1], told_apart(_ASKED), {}, labels)
-    look = told_apart(_ASKED[:1])
-    columns = {"job": ("namespace", "job"), "cluster": ("cluster",), "user": ('"user"',), "look": look}
-    numbers = ", ".join(f"dense_rank() OVER (ORDER BY {', '.join(of)}) - 1 AS n_{name}" for name, of in columns.items())
-    found = cursor.columns(f"SELECT id, {numbers} FROM holder_class ORDER BY id")  # noqa: S608 - our own names
-    at = np.searchsorted(found["id"], payers)
-    listed = {
-        name: cursor.run(f"SELECT DISTINCT {', '.join(of)} FROM holder_class ORDER BY ALL")  # noqa: S608 - as above
-        for name, of in columns.items()
-    }
-    return _Names(
-        [(namespace, job) for namespace, job in listed["job"]],
-        [name for (name,) in listed["cluster"]],
-        [name for (name,) in listed["user"]],
-        [named(dict(zip(look, row, strict=True)), labels) for row in listed["look"]],
-        *(found[f"n_{name}"][at].astype(np.int64) for name in columns),
-    )
 
 
 def _lookup_sorted(tags: Whole, looks: Whole, of: Callable[[int, int], V]) -> tuple[list[V], Whole]:
