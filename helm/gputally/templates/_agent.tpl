@@ -51,7 +51,7 @@ spec:
       automountServiceAccountToken: false
       # The environment of a Service would be taken for settings of ours.
       enableServiceLinks: false
-      {{- with include "gputally.runtimeClass" $values }}
+      {{- with include "gputally.runtimeClass" (list $root $values) }}
       runtimeClassName: {{ . }}
       {{- end }}
       hostPID: {{ $names }}

@@ -355,12 +355,14 @@ dnsConfig:
 {{- toYaml $context -}}
 {{- end -}}
 
-{{/* RuntimeClass of agents and of the test pod: .Values.agent, or a pool's. `auto` is `nvidia` where the cluster has it;
+{{/* RuntimeClass of agents and of the test pod: (list . .Values.agent), or a pool's values. `auto` is `nvidia` where the cluster has it;
 without a cluster to ask there is none. */}}
 {{- define "gputally.runtimeClass" -}}
-{{- if ne .runtimeClassName "auto" -}}
-{{- .runtimeClassName -}}
-{{- else if not (or .simulated.text .driverHostPath) -}}
+{{- $root := first . -}}
+{{- $values := last . -}}
+{{- if ne $values.runtimeClassName "auto" -}}
+{{- $values.runtimeClassName -}}
+{{- else if and $root.Values.lookups (not (or $values.simulated.text $values.driverHostPath)) -}}
 {{- with lookup "node.k8s.io/v1" "RuntimeClass" "" "nvidia" -}}
 {{- .metadata.name -}}
 {{- end -}}
@@ -392,7 +394,7 @@ namespaceSelector:
   {{- toYaml . | nindent 2 }}
 {{- else }}
 {{- $found := list -}}
-{{- if .Capabilities.APIVersions.Has "monitoring.coreos.com/v1/Prometheus" -}}
+{{- if and .Values.lookups (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1/Prometheus") -}}
 {{- range (lookup "monitoring.coreos.com/v1" "Prometheus" "" "").items -}}
 {{- $found = append $found .metadata.namespace -}}
 {{- end -}}

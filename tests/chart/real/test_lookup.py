@@ -16,6 +16,7 @@ import yaml
 from tests.chart.conftest import CHART, named
 from tests.chart.real.conftest import Recorder, served, stand_in
 from tests.patience import until
+from tests.real.controlplane import PLAIN_TOKEN
 from tests.real.programs import built
 
 pytestmark = pytest.mark.real
@@ -39,12 +40,12 @@ def planned(recorder: Recorder, chart: Path) -> dict[tuple[str, str], Any]:
     return named([m for m in yaml.safe_load_all(installed(recorder, chart)["manifest"]) if m])
 
 
-def installed(recorder: Recorder, chart: Path) -> dict[str, Any]:
-    """The release that it would be."""
+def installed(recorder: Recorder, chart: Path, *more: str, kubeconfig: Path | None = None) -> dict[str, Any]:
+    """The release that it would be. more: further arguments. kubeconfig: of another person than the administrator."""
     program = str(built("clients.sh") / "helm")
     words = ("install", "gputally", str(chart), "--dry-run=server", "--namespace", SPACE, "--output", "json")
-    kubeconfig = ("--kubeconfig", str(recorder.server.kubeconfig))
-    done = subprocess.run([program, *words, *kubeconfig], capture_output=True, text=True, check=False)
+    who = ("--kubeconfig", str(kubeconfig or recorder.server.kubeconfig))
+    done = subprocess.run([program, *words, *more, *who], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -103,3 +104,33 @@ def test_the_notes_warn_of_what_would_keep_pods_from_starting(recorder: Recorder
     assert "default StorageClass" not in told
     assert f"WARNING: the namespace {SPACE} enforces the Pod Security level restricted" in told
     assert "There is no RuntimeClass `nvidia`" in told
+
+
+def test_an_installer_who_may_read_nothing_of_the_cluster_installs_without_lookups(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    with contextlib.suppress(urllib.error.HTTPError):
+        recorder.send("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": "installer", "namespace": SPACE},
+        "rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}],
+    }
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "installer", "namespace": SPACE},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "installer"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "plain"}],
+    }
+    for manifest in (role, binding):
+        recorder.apply(manifest, dry_run=False)
+    plain = recorder.server.kubeconfig_for(PLAIN_TOKEN, tmp_path)
+    # Dry runs on the server read what is there, and the administrator makes the cluster-wide roles.
+    roles = [f"{name}.rbac.create=false" for name in ("agent", "accountant", "fairshare")]
+    values = ("--set", ",".join([*roles, "networkPolicy.enabled=false"]))
+    with pytest.raises(AssertionError, match=r"cannot get resource \"(namespaces|runtimeclasses)\""):
+        installed(recorder, CHART, *values, kubeconfig=plain)
+    found = installed(recorder, CHART, *values, "--set", "lookups=false", kubeconfig=plain)
+    assert "runtimeClassName" not in found["manifest"]
