@@ -163,8 +163,11 @@ def _oversized(row: Row, currency: str | None) -> Finding:
     )
 
 
-def prices(rows: Sequence[Row], days: int, version: str | None, month: str) -> CheckResult:
-    """rows: the report's table `unpriced`. version: of the price book, None without one. month: to price anew."""
+def prices(
+    rows: Sequence[Row], days: int, version: str | None, month: str, examples: Sequence[str] = ()
+) -> CheckResult:
+    """rows: the report's table `unpriced`. version: of the price book, None without one. month: to price anew.
+    examples: ids of the book's rows that are examples."""
     if not version:
         remedy = "gputally accountant serve --prices FILE (docs/prices.md)"
         return CheckResult(
@@ -176,6 +179,12 @@ def prices(rows: Sequence[Row], days: int, version: str | None, month: str) -> C
     found = first_findings(
         (_unpriced(model, several, month) for model, several in sorted(by_model.items())), "models without a price"
     )
+    if examples:
+        remedy = (
+            "write your own (docs/price-book-cookbook.md) and give it: --set-file accountant.prices.text=prices.yaml"
+        )
+        what = f"{len(examples)} rows of the price book are examples: costs are not yours"
+        found = (*found, Finding("warning", what, joined_names(examples), remedy))
     return CheckResult(f"price book {version}, last {days} days: {len(by_model)} models without a price", found)
 
 

@@ -206,11 +206,16 @@ def _oversized(sources: Sources) -> CheckResult:
 
 
 def _prices(sources: Sources) -> CheckResult:
+    from accountant.prices.price_book import EXAMPLE
     from gputally.doctor.accountant_checks import prices
 
     found = _report(sources)
     month = f"{datetime.fromtimestamp(sources.now_ms / 1000, UTC):%Y-%m}"
-    return prices(found["tables"]["unpriced"], REPORT_DAYS, found["summary"]["price_book_version"], month)
+    version, examples = found["summary"]["price_book_version"], []
+    if version:
+        rows = json.loads(sources.remote().get("/v1/prices", {}))["rows"]
+        examples = [row["id"] for row in rows if row["source"] == EXAMPLE]
+    return prices(found["tables"]["unpriced"], REPORT_DAYS, version, month, examples)
 
 
 def _report(sources: Sources) -> dict[str, Any]:

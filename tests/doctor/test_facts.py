@@ -187,6 +187,13 @@ def test_models_without_a_price() -> None:
     assert none.severity == "error"
 
 
+def test_prices_that_are_examples_are_told() -> None:
+    (found,) = prices([], 7, "abc", "2026-11", ["example-h100", "example-l4"]).findings
+    assert (found.severity, found.evidence) == ("warning", "example-h100, example-l4")
+    assert found.what.startswith("2 rows of the price book are examples")
+    assert "accountant.prices.text" in found.remedy
+
+
 def test_busy_time_that_nobody_owns() -> None:
     accounts = Accounts(unallocated=100 * HOUR_US)
     lines = [
