@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,7 @@ from agent.wire import Skipped
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
 from tests.ledger.conftest import NOW_MS, START_MS, Hand
-
-KEPT = Path(__file__).parents[1] / "golden" / "ledger"
-SCHEMAS = len([f for f in (resources.files("accountant.storage") / "migrations").iterdir() if f.name.endswith(".sql")])
+from tests.ledger.kept_ledgers import KEPT, SCHEMAS
 
 
 def figures(line: UsageLine) -> list[int]:

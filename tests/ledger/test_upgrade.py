@@ -14,7 +14,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tests.ledger.test_daily_sums import KEPT, SCHEMAS
+from tests.ledger.kept_ledgers import KEPT, SCHEMAS
 from tests.patience import patience_s
 from tests.real.programs import free_ports, running, wait_ready
 
