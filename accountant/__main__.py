@@ -71,7 +71,7 @@ class Commands(TyperGroup):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        self.commands = _LazyCommands()  # type: ignore[assignment]  # nobody adds to it
+        self.commands = _LazyCommands()  # type: ignore[assignment]  # it is read only
 
 
 app = typer.Typer(

@@ -206,13 +206,13 @@ class Agent:
         self._outbox.close()
 
     def _deliver(self, deadline_ms: int) -> None:
-        nobody = threading.Event()
+        never = threading.Event()
         while (left_ms := deadline_ms - self._clock.monotonic_ms()) > 0:
             result = self.ship()
             if result.outcome == "idle":
                 return
             if not result.progress:
-                self._clock.wait(min(max(result.retry_in_ms, 1), left_ms) / MS_PER_SECOND, nobody)
+                self._clock.wait(min(max(result.retry_in_ms, 1), left_ms) / MS_PER_SECOND, never)
 
     def _ship_loop(self, stop: threading.Event, task: BackgroundTask) -> None:
         while not stop.is_set():

@@ -40,7 +40,7 @@ MOST_BYTES = 16 << 20
 _REASONS = {
     401: "the token is not known there, or has expired",
     403: "the token may not do this; a service account with the role Editor may",
-    412: "somebody else changed it meanwhile",
+    412: "it was changed meanwhile",
 }
 _SERVERS_OWN = ("id", "version")
 """What Grafana adds to a dashboard."""

@@ -209,7 +209,7 @@ def _now() -> list[Stat]:
         ),
         stat(
             "Busy",
-            "Share of the time in which the chosen GPUs execute work, whoever holds them. Live.",
+            "Share of the time in which the chosen GPUs execute work, for any holder or none. Live.",
             Query(busy),
             "percentunit",
             [Step(0.3, grafana_panels.WARNING), Step(0.6, grafana_panels.GOOD)],
@@ -218,7 +218,7 @@ def _now() -> list[Stat]:
         ),
         stat(
             "GPUs lost",
-            "GPUs that their driver reports as lost. Their time is booked as down: nobody is billed for it. Live.",
+            "GPUs that their driver reports as lost. Their time is booked as down and not billed. Live.",
             Query(promql.total(promql.of_device(promql.series("gpu_lost")))),
             GPUS,
             [Step(1, grafana_panels.BAD)],
@@ -264,7 +264,7 @@ def _money_and_demand() -> list[Stat]:
         ),
         stat(
             "Paid for and unused",
-            "Share of the burn rate that goes into GPUs that nobody holds. Booked.",
+            "Share of the burn rate that goes into unheld GPUs. Booked.",
             Query(promql.ratio(idle, promql.total(rate, "currency")), "{{currency}}"),
             "percentunit",
             [Step(0.2, grafana_panels.WARNING), Step(0.4, grafana_panels.BAD)],
@@ -327,7 +327,7 @@ def _where() -> list[TimeSeries]:
         timeseries(
             "Capacity, allocated, busy",
             "Chosen GPUs that exist, that a pod holds, and that execute work. Between allocated and busy lies "
-            "what is held but idle; busy above allocated is work that nobody has reserved. Live.",
+            "what is held but idle; busy above allocated is work without a reservation. Live.",
             [
                 Query(promql.total(DEVICES), "capacity"),
                 Query(promql.total(ALLOCATED), "allocated"),
@@ -385,7 +385,7 @@ def _idle_and_waiting() -> list[TimeSeries | BarGauge]:
     return [
         timeseries(
             "Free, waiting, stranded",
-            "GPUs that nobody holds, GPUs that waiting workloads need, and what is free without being of use to any "
+            "Unheld GPUs, GPUs that waiting workloads need, and what is free without being of use to any "
             "of them. Free above waiting with much stranded: the room is in pieces. Live, and from the controller.",
             [
                 Query(promql.total(FREE), "free"),
@@ -401,7 +401,7 @@ def _idle_and_waiting() -> list[TimeSeries | BarGauge]:
         ),
         timeseries(
             "Burn rate by team",
-            "What an hour costs, by who holds the GPUs; __idle__ is capacity that nobody holds. Booked.",
+            "What an hour costs, by who holds the GPUs; __idle__ is unheld capacity. Booked.",
             [Query(promql.total(promql.series("burn_rate_per_hour"), "team", "currency"), "{{team}} {{currency}}")],
             "suffix:/h",
             stacked=True,

@@ -73,7 +73,7 @@ def _now() -> list[Stat]:
     return [
         stat(
             "Acting controllers",
-            "Replicas that act: one, or nobody moves weights. Of several clusters the one with the fewest.",
+            "Replicas that act: one, else no weight moves. Of several clusters the one with the fewest.",
             Query(leaders),
             "suffix: acting",
             [Step(1, grafana_panels.GOOD), Step(2, grafana_panels.BAD)],
@@ -238,8 +238,8 @@ def _preemptions() -> list[BarGauge | TimeSeries]:
         ),
         timeseries(
             "Claims by outcome",
-            "What became of those who asked for room in the latest cycle: there was room, somebody gave way, nobody "
-            "may be asked to.",
+            "What became of those who asked for room in the latest cycle: there was room, others gave way, or no "
+            "workload may be stopped.",
             [
                 Query(
                     promql.max_by(

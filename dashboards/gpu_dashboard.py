@@ -47,11 +47,11 @@ def busy() -> list[TimeSeries]:
             "time. The ten largest pods. Live.",
             [
                 Query(promql.top(10, promql.total(_pod_rate("busy"), "namespace", "pod")), "{{namespace}} / {{pod}}"),
-                Query(promql.total(_unattributed()), "nobody known"),
+                Query(promql.total(_unattributed()), "unattributed"),
             ],
             GPUS,
             stacked=True,
-            looks={"^nobody known$": fixed_colour(grafana_panels.GREY)},
+            looks={"^unattributed$": fixed_colour(grafana_panels.GREY)},
         ),
         timeseries(
             "How busy time was come by",
@@ -180,7 +180,7 @@ def _now() -> list[Stat]:
         ),
         stat(
             "Busy",
-            "Share of the time in which the chosen GPUs execute work, whoever holds them. Live.",
+            "Share of the time in which the chosen GPUs execute work, for any holder or none. Live.",
             Query(promql.ratio(busy, many)),
             "percentunit",
             [Step(0.3, grafana_panels.WARNING), Step(0.6, grafana_panels.GOOD)],
@@ -314,7 +314,7 @@ def _faults() -> list[Table | TimeSeries]:
         ),
         timeseries(
             "GPUs lost",
-            "Chosen GPUs that are listed but cannot be used. Their time is booked as down: nobody is billed. Live.",
+            "Chosen GPUs that are listed but cannot be used. Their time is booked as down and not billed. Live.",
             [Query(promql.total(_of("gpu_lost"), "node"), "{{node}}")],
             GPUS,
         ),

@@ -80,7 +80,7 @@ def declared_choices(dashboard: Json) -> Iterator[str]:
         names = {name for name in _CHOICE.findall(expr) if not name.startswith("__")}
         used |= names
         if names - known:
-            yield f"panel {title!r} uses {sorted(names - known)}, which nobody can choose"
+            yield f"panel {title!r} uses {sorted(names - known)}, which cannot be chosen"
     used |= {name for v in dashboard["templating"]["list"] for name in _CHOICE.findall(str(v.get("query", "")))}
     if known - used - {"datasource"}:
         yield f"{sorted(known - used - {'datasource'})} can be chosen and change nothing"

@@ -207,8 +207,8 @@ METERING = Group(
             "2m",
             "warning",
             "GPU {{ $labels.gpu_uuid }} of {{ $labels.node }} is lost",
-            "The driver lists the GPU ({{ $labels.gpu_model }}) and cannot use it. Its time is booked as down: whoever "
-            "holds it is not billed.",
+            "The driver lists the GPU ({{ $labels.gpu_model }}) and cannot use it. Its time is booked as down: its "
+            "holder is not billed.",
         ),
         Alert(
             "GputallyGpuSilent",
@@ -220,7 +220,7 @@ METERING = Group(
             "warning",
             "GPU {{ $labels.gpu_uuid }} of {{ $labels.node }} does not answer",
             "The driver answers for the others of the node. What the GPU ({{ $labels.gpu_model }}) does is not known: "
-            "whoever holds it is billed for holding it.",
+            "its holder is billed for holding it.",
         ),
         Alert(
             "GputallyXid",
@@ -365,7 +365,7 @@ LEDGER = Group(
             "0m",
             "warning",
             "{{ $value | humanize }} reports or notices wait for a person",
-            "They were refused for days, or nobody knows whether they arrived; nothing sends them again by itself.",
+            "They were refused for days, or it is not known whether they arrived; nothing sends them again by itself.",
         ),
     ),
 )
@@ -459,15 +459,15 @@ SAVING = Group(
             " unless on (cluster) (sum by (cluster) (gputally_queue_waiting_gpus) > 0)",
             "6h",
             "info",
-            "Nobody has held a GPU of {{ $labels.node }} for hours",
-            "All {{ $value | humanize }} GPUs are free, and nobody waits: a node worth scaling down.",
+            "No GPU of {{ $labels.node }} has been held for hours",
+            "All {{ $value | humanize }} GPUs are free, and no workload waits: a node worth scaling down.",
         ),
         Alert(
             "GputallyStranded",
             "max by (cluster) (gputally_fairshare_stranded_gpus) > 0",
             "1h",
             "info",
-            "{{ $value | humanize }} GPUs are free and fit nobody who waits",
+            "{{ $value | humanize }} GPUs are free and fit no workload that waits",
             "The room is in pieces: waiting gangs need more on one node than any node has left.",
         ),
     ),

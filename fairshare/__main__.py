@@ -341,15 +341,22 @@ def release(
     left_behind: Annotated[
         bool, typer.Option("--left-behind", help="Only objects that no queue of the policy is tied to any more.")
     ] = False,
+    other: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another policy that publishes to this cluster: its objects stay as they are. Repeatable."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it.")] = False,
     output: Printed = "table",
 ) -> None:
     """Give every queue the weight back that stood there before gputally, and let who gave way run again; for
     switching it off."""
     given, there = policies.load(policy)[0], composition.open_cluster(cluster, kubeconfig)
+    others = [policies.load(path)[0] for path in other or ()]
     where, clock = StatusObject.named(status), SystemClock()
     with opened(given, there, runai_credentials, runai_ca_file, where, clock) as elsewhere:
-        outcomes = release_weights(given, there, clusters=elsewhere, dry_run=dry_run, left_behind=left_behind)
+        outcomes = release_weights(
+            given, there, clusters=elsewhere, dry_run=dry_run, left_behind=left_behind, others=others
+        )
     ended = end_all(there, clock.wall_ms()) if not dry_run and not left_behind else FinishedPreemptions()
     for line in ended.told():
         print(for_terminal(line), file=sys.stderr)
@@ -380,7 +387,7 @@ def adopt(
     with opened(wanted, there, runai_credentials, runai_ca_file, where, clock) as elsewhere:
         taken = take_over(wanted, there, ADAPTERS, queue=queue, clusters=elsewhere, dry_run=dry_run)
     if not taken and output == "table":
-        print("nothing to take over: nobody else owns a field that the policy publishes")
+        print("nothing to take over: no other manager owns a field that the policy publishes")
         return
     lines = sorted({line for each in taken for line in advice(each)})
     show(

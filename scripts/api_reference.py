@@ -39,7 +39,8 @@ A running accountant serves the document at `/openapi.json`.
   each of them shows, whatever is booked, priced or decided meanwhile. An answer is kept for a quarter of an hour after
   its last page was asked for, as far as `limits.pages_bytes` has room. Of one that is kept no longer the pages go on
   where it is still the same, as that of a month that is over mostly is; else they are refused (410 `page-gone`), and
-  the first page is to be asked for again. A page opens answers to its own question alone, for whoever may see as much.
+  the first page is to be asked for again. A page opens answers to its own question alone, for callers with the same
+  rights.
 - A refusal is `application/problem+json` with a stable `type`. Any question may meet {everywhere}.
 
 ```sh

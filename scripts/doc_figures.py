@@ -37,7 +37,7 @@ ACCOUNTS = ("busy", "allocated_idle", "allocated_unknown", "unallocated", "down"
 COLOURS = ("#009E73", "#E69F00", "#CC79A7", "#BBBBBB", "#D55E00", "#FFFFFF")
 """Okabe and Ito's, as everywhere."""
 STORY = (
-    (8, "nobody holds it"), (8, "held, nothing runs yet"), (22, "held and working"), (5, "driver silent"),
+    (8, "unheld"), (8, "held, nothing runs yet"), (22, "held and working"), (5, "driver silent"),
     (7, "held and working"), (5, "node without agent"), (5, "lost"),
 )  # fmt: skip
 POOL, KS = 16, (0.0, 1.0, 2.5)
@@ -55,7 +55,7 @@ def rows() -> list[tuple[str, UsageInterval | None]]:
 def _row(minute: int, what: str) -> UsageInterval | None:
     if what == "node without agent":
         return None
-    start, held = minute * MS_PER_MINUTE, what not in ("nobody holds it", "lost")
+    start, held = minute * MS_PER_MINUTE, what not in ("unheld", "lost")
     busy = MINUTE_US * (70 + minute * 7 % 25) // 100 if what == "held and working" else 0
     gaps = (Gap(start_ms=start, end_ms=start + MS_PER_MINUTE, reason="unread"),) if what == "driver silent" else ()
     return UsageInterval(

@@ -1,14 +1,15 @@
-"""Checks that no module, class or function has a name that says nothing to a newcomer.
+"""Checks that no module, class or function has a name that says nothing to a newcomer, and that texts name who acts.
 
-`python -m scripts.plain_names` prints each path with such a name and ends with status 1 where there is one.
+`python -m scripts.plain_names` prints each place with such a name or word and ends with status 1 where there is one.
 CONTRIBUTING.md says how to choose a name.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -110,6 +111,28 @@ REFUSED_DEFINITIONS = frozenset(
 """Of classes and functions of a module, in lower case and without underscores before them."""
 
 
+TEXTS = (*PRODUCTION, "scripts", "helm", "docs", "README.md", "CONTRIBUTING.md", "SECURITY.md", "SUPPORT.md")
+SUFFIXES = frozenset([".py", ".sql", ".html", ".md", ".yaml", ".tpl", ".txt", ".ipynb", ".json"])
+VAGUE = re.compile(r"\b(whoever|whomever|nobody|somebody|everybody|anybody)\b", re.IGNORECASE)
+"""Actors without a name: the program, the client, the team or the workload that acts is named instead."""
+
+
+def vague(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and word of each actor without a name."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for word in VAGUE.findall(line):
+            yield number, word
+
+
+def texts(root: Path) -> Iterator[Path]:
+    """Yield what people read of the tree, relative to `root`, but for this module, which lists the words."""
+    for place in TEXTS:
+        top = root / place
+        for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
+            if path.suffix in SUFFIXES and path != Path(__file__):
+                yield path.relative_to(root)
+
+
 def riddles(source: str) -> list[str]:
     """Return the names of a module's classes and functions that are in `REFUSED_DEFINITIONS`."""
     definitions = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -143,7 +166,10 @@ def main() -> int:
     ]
     for path, name in named:
         print(f"{path}: {name}: choose a word of the field instead (CONTRIBUTING.md, The rules)")
-    return 1 if found or named else 0
+    worded = [(path, *each) for path in texts(ROOT) for each in vague((ROOT / path).read_text(encoding="utf-8"))]
+    for path, line, word in worded:
+        print(f"{path}:{line}: {word}: name who or what acts (CONTRIBUTING.md, The rules)")
+    return 1 if found or named or worded else 0
 
 
 if __name__ == "__main__":

@@ -266,7 +266,7 @@ class RepriceParams(Params):
 
 
 class ApplyParams(RepriceParams):
-    reason: str = Field(min_length=1, max_length=1000, description="Why, for whoever reads the books later.")
+    reason: str = Field(min_length=1, max_length=1000, description="Why, for later readers of the books.")
 
 
 @price_router.get("/v1/prices", summary="The price book in force", responses=refuses("no-price-book"))

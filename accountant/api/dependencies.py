@@ -120,8 +120,8 @@ class Checked(Ledger, Journal, Protocol):
 @dataclass(frozen=True)
 class Deps:
     """books: statements, months and what is booked beside the metered time. failed: told once nothing but
-    a restart helps any more. certified: whose client certificate has a common name, None: nobody's we know.
-    deliveries: None where nothing is delivered by itself. people: those who sign in to the pages, None: nobody.
+    a restart helps any more. certified: agents by the common name of their client certificate; None: none.
+    deliveries: None where nothing is delivered by itself. people: those who sign in to the pages; None: sign-in is off.
     tasks: what runs in the background, None where nothing does. spent: CPU seconds of the calling thread so far. guard:
     the clock, where it notices that it was set."""
 

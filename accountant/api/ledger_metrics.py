@@ -126,7 +126,7 @@ def _unpriced(found: list[Charge]) -> Metric:
 def _burn_rate(found: list[Charge], book: PriceBook | None) -> Metric:
     family = GaugeMetricFamily(
         "gputally_burn_rate_per_hour",
-        "What an hour costs at the rate of the last quarter, by team; `__idle__`: capacity that nobody held. "
+        "What an hour costs at the rate of the last quarter, by team; `__idle__`: unheld capacity. "
         "Time without a price is not in it.",
         labels=["team", "currency"],
     )
@@ -301,7 +301,7 @@ class LedgerCollector(Collector):
         family = GaugeMetricFamily(
             "gputally_month_team_cost",
             "Cost of what each team held in the current month so far, before shares of idle capacity; `__idle__`: of "
-            "what nobody held; absent for a team with unpriced time.",
+            "unheld time; absent for a team with unpriced time.",
             labels=["team", "currency"],
         )
         book = self._book()

@@ -247,8 +247,8 @@ def _moved(
 
 def paid_by(team: str, key: tuple[str, ...], by: Sequence[Dimension]) -> tuple[str, ...]:
     """The key of time that a team pays without having held it."""
-    nobody = {"team": team, "queue": IDLE}
-    return tuple(nobody.get(name, "") if name in OF_HOLDERS else value for name, value in zip(by, key, strict=True))
+    unheld = {"team": team, "queue": IDLE}
+    return tuple(unheld.get(name, "") if name in OF_HOLDERS else value for name, value in zip(by, key, strict=True))
 
 
 def statement(

@@ -166,7 +166,7 @@ def _at_rows(
                 prices[place] = book.unit_price(place.gpu_model, start, *place[1:]) if book else None
             row = prices[place]
             if by_slices and memory_to_compute(line.key["mig_profile"], place.gpu_model) is None:
-                row = None  # nobody can say which part of the GPU this instance has
+                row = None  # which part of the GPU this instance has is not known
             row_id = row.id if row else ""
             rows[row_id] = row
             key = tuple(line.key[name] for name in by)

@@ -321,7 +321,7 @@ class Credits:
         lines = [line for line in self.preview(span) if line.amount]
         book, month = self._prices.current, str(Month.of(span.start_ms, self._zone))
         if book is None or not lines:
-            raise CannotClose(f"nobody was billed for {span.text}")
+            raise CannotClose(f"no team was billed for {span.text}")
         now, booked_in = self._clock.wall_ms(), self._booked_in(books, month)
         found = []
         for number, line in enumerate(lines, books.seen + 1):

@@ -207,7 +207,7 @@ def booked(new: NewAdjustment, *, number: int, booked_in: str, currency: str, wh
     if new.amount != round(new.amount, places):
         raise ValueError(f"{new.amount} {currency} is no whole number of minor units ({places} decimals)")
     if new.approved_by == who:
-        raise ValueError(f"{who!r} books it, so somebody else has to approve it")
+        raise ValueError(f"{who!r} books it, so another person has to approve it")
     if new.month > booked_in:
         raise ValueError(f"{new.month} lies after {booked_in}, in which it would be booked")
     return Adjustment(

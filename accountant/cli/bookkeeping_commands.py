@@ -31,7 +31,7 @@ from accountant.ledger.protocols import GpuOwnership, RetiredDevice
 from gputally.base.errors import CannotStart
 
 Month = Annotated[str, typer.Argument(help="A calendar month: 2026-10.")]
-Reason = Annotated[str, typer.Option(help="Why, for whoever reads the books later.")]
+Reason = Annotated[str, typer.Option(help="Why, for later readers of the books.")]
 
 
 class _Periods(RootModel[tuple[Period, ...]]):
@@ -185,7 +185,7 @@ def adjust(
     team: Annotated[str, typer.Option(help="Whose account.")],
     amount: Annotated[str, typer.Option(help="Negative for a credit: --amount=-125.50")],
     reason: Reason,
-    approved_by: Annotated[str, typer.Option(help="Who approved it: somebody else than you.")],
+    approved_by: Annotated[str, typer.Option(help="Who approved it: another person than you.")],
     output: Printed = "table",
     *,
     at: ZonedLedger,
@@ -206,7 +206,7 @@ def credit(
     share: Annotated[str, typer.Option(help="Of what was billed: 0.5 is half.")] = "1",
     book: Annotated[bool, typer.Option("--book", help="Book it; without it, only show.")] = False,
     reason: Reason = "",
-    approved_by: Annotated[str, typer.Option(help="Who approved it: somebody else than you.")] = "",
+    approved_by: Annotated[str, typer.Option(help="Who approved it: another person than you.")] = "",
     output: Printed = "table",
     *,
     at: ZonedLedger,
@@ -309,7 +309,7 @@ def gpus(
     since: Annotated[
         str, typer.Option(help="move: from when on (default: from the present owner's newest record on).")
     ] = "",
-    reason: Annotated[str, typer.Option(help="move: why, for whoever reads the audit trail later.")] = "",
+    reason: Annotated[str, typer.Option(help="move: why, for later readers of the audit trail.")] = "",
     output: Printed = "table",
     *,
     at: ZonedLedger,
@@ -339,7 +339,7 @@ def gpus(
 
 @connected
 def retire(
-    reason: Annotated[str, typer.Option(help="Why, for whoever reads the audit trail later.")],
+    reason: Annotated[str, typer.Option(help="Why, for later readers of the audit trail.")],
     node: Annotated[str, typer.Option(help="All GPUs that were seen on this node last.")] = "",
     gpu: Annotated[list[str] | None, typer.Option(help="UUID of one GPU (repeatable).")] = None,
     cluster: Annotated[str, typer.Option(help="Of this cluster; alone: all of it (default: the only one).")] = "",
@@ -367,7 +367,7 @@ def register_deliveries(app: typer.Typer) -> None:
 @connected
 def deliveries(
     again: Annotated[str | None, typer.Option(help="Key of what is to be sent once more; needs a reason.")] = None,
-    reason: Annotated[str, typer.Option(help="Why, for whoever reads the trail later.")] = "",
+    reason: Annotated[str, typer.Option(help="Why, for later readers of the audit trail.")] = "",
     output: Printed = "table",
     *,
     at: Server,

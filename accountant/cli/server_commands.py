@@ -410,7 +410,7 @@ def accept(output: Printed = "table", *, at: ZonedLedger) -> None:
 
 @connected
 def heal(
-    reason: Annotated[str, typer.Option(help="Why, for whoever reads the audit trail later.")],
+    reason: Annotated[str, typer.Option(help="Why, for later readers of the audit trail.")],
     output: Printed = "table",
     *,
     at: ZonedLedger,

@@ -319,7 +319,7 @@ def _pools(
         each = max(1, -(-offered.get(name, 0) // len(places)) if places else 1)
         for uuid, part in places:
             slots[uuid][part] = each
-        # Round by round, so that whoever comes first has a device to itself.
+        # Round by round, so that the first pods have a device each.
         pools[name] = [(uuid, part, slot) for slot in range(each) for uuid, part in places]
     return slots, pools
 

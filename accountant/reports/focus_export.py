@@ -147,10 +147,10 @@ _RESOURCES = {"Slurm": "Slurm Job", "Container": "Container", "Process": "Proces
 """By the job's kind, as the ledger names what is no pod."""
 _USES = {
     "busy": "GPU time used", "allocated_idle": "GPU time held and idle", "allocated_unknown": "GPU time held",
-    "unallocated": "GPU time nobody held", "unused_commitment": "Committed GPU time not used",
+    "unallocated": "Unheld GPU time", "unused_commitment": "Committed GPU time not used",
 }  # fmt: skip
 _DETAILS = {
-    "spread": "Share of GPU time nobody held", "reserved": "Guaranteed GPU time not used",
+    "spread": "Share of unheld GPU time", "reserved": "Guaranteed GPU time not used",
     "starting": "GPU time while starting", "gang_waiting": "GPU time waiting for its gang",
 }  # fmt: skip
 

@@ -51,7 +51,7 @@ DETAIL_NAMES: dict[Detail, str] = {
     "spread": "share of idle capacity",
     "reserved": "guaranteed, left unused",
 }
-_SPECIAL_NAMES = {IDLE: "Nobody (unallocated)", UNASSIGNED: "Not assigned to a team", "": NOTHING}
+_SPECIAL_NAMES = {IDLE: "Not held (unallocated)", UNASSIGNED: "Not assigned to a team", "": NOTHING}
 
 
 def money(amount: Decimal | None, currency: str | None) -> str:
@@ -119,7 +119,7 @@ def advice(hint: Hint) -> str:
     held = f"{hours(hint.job.figures.accounts.allocated)} GPU-hours held"
     used = f"{percent(hint.job.figures.utilisation)} busy"
     if hint.kind == "idle":
-        return f"{held}, {used}. Let it go when nobody works with it, or give it a slice of a shared GPU."
+        return f"{held}, {used}. Release it while it is not used, or give it a slice of a shared GPU."
     if hint.kind == "fewer":
         return (
             f"Held {gpus(hint.held)} GPUs; its busiest hour used {gpus(hint.peak_busy)} ({held}, {used}). "

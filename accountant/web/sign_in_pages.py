@@ -23,7 +23,7 @@ class _Site:
         bound_address(request, deps)
         people = deps.people()
         if people is None:
-            raise Refusal("not-found", "nobody signs in here: ask with a token")
+            raise Refusal("not-found", "sign-in is off here: ask with a token")
         return people
 
     async def form(self, request: Request) -> Mapping[str, Sequence[str]]:

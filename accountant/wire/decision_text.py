@@ -98,7 +98,7 @@ _CAUSES: Final = {
 }  # fmt: skip
 _RATIOS: Final = frozenset({"n", "u"})
 _OUTCOMES: Final = {
-    "preempts": "Others give way for it.", "denied": "Nobody gives way for it, so it goes on waiting.",
+    "preempts": "Others give way for it.", "denied": "No workload gives way for it, so it goes on waiting.",
     "room": "There is room for it already.",
 }  # fmt: skip
 _TRIGGERS: Final = {
@@ -107,7 +107,7 @@ _TRIGGERS: Final = {
 }  # fmt: skip
 _DONE: Final = {
     "applied": "It was written to the scheduler.", "would-apply": "A dry run: nothing was written.",
-    "contested": "Somebody else owns that field, so it was not written.", "refused": "The cluster refused it.",
+    "contested": "Another manager owns that field, so it was not written.", "refused": "The cluster refused it.",
     "gone": "The object was gone.", "unavailable": "The cluster did not answer.", "deferred": "It was put off.",
     "stopped": "It was stopped.", "would-stop": "A dry run: nothing was stopped.",
     "blocked": "It could not be stopped.",

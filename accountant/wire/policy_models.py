@@ -239,7 +239,7 @@ class WindowSpec(Model):
 
 def known_cron(expression: str) -> str:
     """The expression itself where it has five fields and fires at all. Raises ValueError."""
-    from croniter import croniter  # read with a policy that has one, not by everybody who knows a policy
+    from croniter import croniter  # read with a policy that has one, not with every policy
 
     reason = "write minute hour day month weekday, for example 0 0 * * 1"
     if not _CRON.fullmatch(expression) or _RANDOM.search(expression):

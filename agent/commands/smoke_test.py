@@ -302,7 +302,7 @@ def _memory(wanted: int, before: _View, after: _View) -> Check:
 
 
 def _holder(expected: Holder, view: _View) -> Check:
-    seen = ", ".join(_called(holder) for holder in view.holders) or "nobody"
+    seen = ", ".join(_called(holder) for holder in view.holders) or "no holder"
     found = any((h.kind, h.uid) == (expected.kind, expected.uid) for h in view.holders)
     if found:
         return Check("holder", _called(expected), _called(expected), "ok")

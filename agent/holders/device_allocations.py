@@ -435,7 +435,7 @@ def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], no
     sharing = _sharing(views.values(), reserved, node.gpus)
     found += sharing
     used = {(a.gpu_uuid, a.mig_uuid) for a in sharing}
-    # A reservation whose pods are not known yet still keeps everybody else out.
+    # A reservation whose pods are not known yet still keeps all others out.
     found += [a for a in reserving if (a.gpu_uuid, a.mig_uuid) not in used]
     return NodeAllocations(_marked(found), tuple(sorted(unresolved)), frozenset(present) - node.systems)
 

@@ -312,7 +312,7 @@ class Reflector:
         self.failure = str(error)
         ceiling = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS << min(self._failures - 1, 16))
         if status == FORBIDDEN:
-            ceiling = BACKOFF_CAP_MS  # nobody grants a right within a second
+            ceiling = BACKOFF_CAP_MS  # a right is not granted within a second
         asked_ms = error.retry_after_s * MS_PER_SECOND if isinstance(error, ApiUnavailable) else 0
         return max(ceiling // 2 + round(self._jitter() * ceiling / 2), asked_ms)
 

@@ -227,10 +227,10 @@ class OpenSpan:
             )
         if not (rest or sm_rest or tensor_rest):
             return figures, None
-        nobody = SpanReadings(
+        unowned = SpanReadings(
             rest, sm_rest, tensor_rest, self._unowned_memory(), energies[-1], (), method_of(self._way)
         )
-        return figures, nobody
+        return figures, unowned
 
     def _activity(
         self, of: _Activity | None, busy: list[int], capacities: Sequence[int]
@@ -240,7 +240,7 @@ class OpenSpan:
         if parts is None:
             return [None] * len(busy), None
         shares: list[int | None] = []
-        nobody: int | None = None
+        unowned: int | None = None
         for part, known, whole in zip(self._layout.parts, parts, self._parts, strict=True):
             if known is None:
                 shares += [None] * len(part.shares)
@@ -251,8 +251,8 @@ class OpenSpan:
             *own, left = attribute_activity(part, known, claims, rest, capacities[mine])
             unread = sum(amount for i, amount in enumerate(own, part.first) if i in self._unread)
             shares += own
-            nobody = (nobody or 0) + left + unread
-        return shares, nobody
+            unowned = (unowned or 0) + left + unread
+        return shares, unowned
 
     def _forgive_idle(self) -> None:
         """Where a part was read and did nothing, none of its holders did anything either."""
@@ -491,7 +491,7 @@ class Meter:
             layout = _layout_now(open_, after, claims)
             unsure = ""
             if layout is not None and any(share.holder is None for share in layout.shares):
-                unsure = unknown.get(uuid, "")  # that nobody holds these shares is not known any more
+                unsure = unknown.get(uuid, "")  # whether these shares are unheld is not known any more
             if unsure and layout is not None and not layout.positions:
                 layout = None
             if after is not None and layout is open_.layout and bool(unsure) == bool(open_.unsure):

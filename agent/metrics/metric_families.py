@@ -357,14 +357,14 @@ def of_devices(snapshot: Snapshot, sums: Mapping[str, DeviceTotals], node: str) 
 def _device_counters(sums: Mapping[str, DeviceTotals]) -> Iterator[Family]:
     ordered = [((uuid,), total) for uuid, total in sorted(sums.items())]
     for name, text, attribute, per in (
-        ("gpu_busy_seconds", "Time the GPU was busy, whoever used it.", "busy_us", MICRO),
+        ("gpu_busy_seconds", "Time the GPU was busy, for any holder or none.", "busy_us", MICRO),
         ("gpu_sm_active_seconds", "Time the GPU's multiprocessors were active, averaged over them.", "sm_active_us",
          MICRO),
         ("gpu_tensor_active_seconds", "Time the GPU's tensor cores were active.", "tensor_active_us", MICRO),
         ("gpu_energy_joules", "Energy the GPU used.", "energy_uj", MICRO),
         ("gpu_unattributed_busy_seconds", "Busy time that belongs to no known holder.", "unattributed_us", MICRO),
         ("gpu_allocated_seconds", "GPU time that was given to holders.", "allocated_us", MICRO),
-        ("gpu_unallocated_seconds", "GPU time that nobody held.", "unheld_us", MICRO),
+        ("gpu_unallocated_seconds", "Unheld GPU time.", "unheld_us", MICRO),
         ("gpu_unallocated_energy_joules", "Energy that was put on no holder.", "unheld_uj", MICRO),
     ):  # fmt: skip
         yield totals(counter(name, text, _GPU), ordered, attribute, per)

@@ -199,7 +199,7 @@ class Uploader:
             return self._accepted(answer, pending)
         problem = _problem(answer.body)
         if answer.status == 413 and pending.units > 1:
-            return self._narrow(pending)  # whoever said so: a proxy's limit is a limit too
+            return self._narrow(pending)  # a proxy's limit is a limit too
         if not problem.ours or answer.status in (401, 403, 429) or answer.status >= 500:
             return self._retry(f"HTTP {answer.status} {problem.slug or 'from something in between'}", answer)
         if answer.status == 409 and problem.ack is not None:

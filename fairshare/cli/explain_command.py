@@ -350,7 +350,7 @@ def _explanation_input(
     except AccountantUnavailable:
         if report.hold is None:
             raise
-        past, budgets = [], []  # the report says already that nobody answers
+        past, budgets = [], []  # the report says already that no accountant answers
     modes = {adapter.name: adapter.mode(policy) for adapter in ADAPTERS}
     return _ExplanationInput(policy, report, pods, budgets, past, modes)
 

@@ -70,7 +70,7 @@ def preempt(
             show(output, Group, [])
             return
         if why is None:
-            console().print(f"the latency of {job} is not above {threshold}: nobody has to give way")
+            console().print(f"the latency of {job} is not above {threshold}: no workload has to give way")
             return
         there = composition.open_cluster(cluster, kubeconfig)
         call = PreemptionCall("", job, why, gpus, "by hand")

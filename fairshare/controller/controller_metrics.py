@@ -102,7 +102,7 @@ def _waiting(report: CycleReport, now_ms: int) -> Iterator[Metric]:
     since: dict[str, int] = {}
     gangs = [gang for target in report.targets for gang in target.gangs]
     for queue in (queue for target in report.targets for queue in target.standings):
-        lacking[queue], workloads[queue] = 0.0, 0  # nobody waits: that is known too
+        lacking[queue], workloads[queue] = 0.0, 0  # none waits: that is known too
     for gang in gangs:
         lacking[gang.queue] = lacking.get(gang.queue, 0.0) + gang.waits
         workloads[gang.queue] = workloads.get(gang.queue, 0) + (gang.waits > 0)

@@ -78,7 +78,7 @@ def loaded(document: Document) -> Policy:
         if UNLIMITED < value < 0
     ]
     faults += [
-        f"{document.place(('queues', at, 'name'))}: queues.{at}.name: {queue.name!r} has characters nobody can see"
+        f"{document.place(('queues', at, 'name'))}: queues.{at}.name: {queue.name!r} has invisible characters"
         for at, queue in enumerate(policy.queues)
         if not queue.name.isprintable() or queue.name != queue.name.strip()
     ]
@@ -168,7 +168,7 @@ def _of_kai(policy: Policy) -> Iterator[Advice]:
         if policy.window.kind != "sliding":
             yield Advice(("window", "kind"), f"KAI's history can be sliding only, not {policy.window.kind}")
         if kai.endpoint is None:
-            text = "say where KAI asks for usage (`endpoint`): otherwise nobody sees that its shards ask elsewhere"
+            text = "say where KAI asks for usage (`endpoint`): otherwise shards that ask elsewhere go unnoticed"
             yield Advice(("targets", "kai", "mode"), text)
     elif kai.endpoint is not None:
         text = f"without effect in mode `{kai.mode}`: shards that read usage as well would count history twice"

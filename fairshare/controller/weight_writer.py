@@ -23,7 +23,7 @@ from fairshare.controller.cycle_report import Outcome, Result
 from fairshare.core.model import Condition, Observation, TargetQueue
 from fairshare.core.queue_objects import has_ref, say
 from fairshare.targets import ADAPTERS
-from fairshare.targets.weight_plan import FIELD_MANAGER, Adapter, Apply, look_at, release, same, show
+from fairshare.targets.weight_plan import FIELD_MANAGER, Adapter, Apply, look_at, object_key, release, same, show
 from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
 from gputally.kubernetes.objects import (
     Cluster,
@@ -125,7 +125,7 @@ def with_ownership_verdict(conditions: Sequence[Condition], outcomes: Sequence[O
     contested = sorted({outcome.apply.name for outcome in outcomes if outcome.result == "contested"})
     if not contested:
         return tuple(conditions)
-    text = f"somebody else owns the field on {say(contested)}: our weight is not what stands there"
+    text = f"another manager owns the field on {say(contested)}: our weight is not what stands there"
     return tuple(
         Condition("Effective", "False", "FieldNotOurs", text)
         if condition.type == "Effective" and condition.status != "False"
@@ -154,16 +154,20 @@ def release_weights(
     clusters: Mapping[str, Objects] | None = None,
     dry_run: bool = False,
     left_behind: bool = False,
+    others: Sequence[Policy] = (),
 ) -> tuple[Outcome, ...]:
     """Give every touched object of the targets that the policy refers to its base weight back. clusters: by adapter,
-    as for the Controller. left_behind: only of those that no queue of the policy is tied to any more.
+    as for the Controller. left_behind: only of those that no queue of the policy is tied to any more. others: policies
+    that publish to the same cluster, whose objects stay as they are.
 
     Raises ClusterError where a target cannot be read."""
     planned: list[tuple[Objects, Sequence[Apply]]] = []
     for adapter in adapters:
         if has_ref(policy, *adapter.prefixes):
             there = (clusters or {}).get(adapter.name, cluster)
-            planned.append((there, release(adapter, look_at(adapter, policy, there), left_behind=left_behind)))
+            theirs = {object_key(held) for other in others for held in look_at(adapter, other, there).held.values()}
+            applies = release(adapter, look_at(adapter, policy, there), left_behind=left_behind, theirs=theirs)
+            planned.append((there, applies))
     return tuple(each for there, applies in planned for each in carry_out(there, applies, dry_run=dry_run))
 
 
@@ -173,7 +177,7 @@ _ADVICE = {
         "Argo CD: in the Application, under spec.ignoreDifferences, add {{group: {group}, kind: {kind}, "
         "managedFieldsManagers: [" + FIELD_MANAGER + "]}}, and RespectIgnoreDifferences=true to syncOptions"
     ),
-    "run.ai": "Run:ai: whoever sets {field} of a {kind} there, by hand or by script, has to leave it out from now on",
+    "run.ai": "Run:ai: do not set {field} of a {kind} there any more, by hand or by script",
     "kustomize-controller": "Flux: leave {field} out of the manifest, or annotate the object with "
     "kustomize.toolkit.fluxcd.io/ssa: IfNotPresent",
     "helm-controller": "Flux: leave {field} out of the chart's values, or list it under spec.driftDetection.ignore",

@@ -89,7 +89,7 @@ def verdict(
     )
     if free >= need:
         return (f"{text}, yet {free:g} GPUs are free: the scheduler may lend them",), ()
-    return (f"{text}, and only {free:g} GPUs are free: nobody is preempted for it",), tuple(
+    return (f"{text}, and only {free:g} GPUs are free: no workload is preempted for it",), tuple(
         _cures(policy, levels, gpus, free, narrow, need, short)
     )
 

@@ -10,7 +10,7 @@ must; who causes many preemptions pays a little; a gang that fits no share gets 
     pressure   v = gain · x / (target · pool) - price                          [log of the weight]
     price      reclaim_price · q / (q + 1), q = evictions for its sake per GPU-hour used / price_knee
     common     c = ln of what the pressures together would make of the sum of the weights
-    quiet      the weight in force stands while |ln(weight) - (v - c)| <= quiet / (target · size), or nobody waits
+    quiet      the weight in force stands while |ln(weight) - (v - c)| <= quiet / (target · size), or none waits
 
 mean: of the siblings' targets. size = (target / mean) ^ 0.3: that of an average queue is 1.
 

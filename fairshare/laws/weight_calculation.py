@@ -495,11 +495,11 @@ def _explain(
     zero = "its budget is exhausted: nothing over its quota" if exhausted else "weight 0 in the policy stays 0"
     move = PacedWeight(0.0, 0.0, (zero,))
     if queue.weight > 0:
-        move = PacedWeight(wanted.weight, wanted.weight)  # half of a turn admits nobody
+        move = PacedWeight(wanted.weight, wanted.weight)  # half of a turn admits no gang
         if not wanted.turn:
             move = pace(wanted.weight, standing, bounds, now_ms)
         if wanted.n == 1:
-            notes.append("alone among its siblings of this priority: history has nobody to compare it with")
+            notes.append("alone among its siblings of this priority: there is no history to compare it with")
         elif not wanted.competes:
             notes.append("asks for no more than its quota: weight as if every sibling competed")
         if not wanted.turn and wanted.weight < queue.weight and wanted.weight <= lower * (1 + 1e-6):

@@ -307,7 +307,7 @@ class IdleWatch:
         return len(self._warned.get(target, {}))
 
     def _measured(self, rule: IdleReclaimPolicy, gangs: Sequence[Gang], end_ms: int) -> Idleness:
-        """Of pods that could be idle by how long they have been ready. No such workload: nobody asks."""
+        """Of pods that could be idle by how long they have been ready. No such workload: nothing is asked."""
         longest_ms = max(rule.sustained, rule.grace) * MS_PER_SECOND
         pods = {
             (pod.namespace, pod.name): pod.uid

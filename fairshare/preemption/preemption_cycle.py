@@ -163,7 +163,7 @@ def note_by_hand(
         }
         try:
             cluster.apply(noted, field_manager=BY_HAND)
-        except Conflict:  # the controller, or somebody else, has written meanwhile
+        except Conflict:  # the controller or another client has written meanwhile
             if not left:
                 raise
         else:
@@ -245,7 +245,7 @@ def measured(
 
     query: else that of the policy's SLO for the workload. Raises NotPossible or LatencyUnknown."""
     if threshold is None:
-        return "somebody asked for it by hand"
+        return "asked for by hand"
     asked = query or next((slo.query for slo in policy.preemption.slos if slo.workload == job), "")
     if not asked or latency is None:
         raise NotPossible(f"what is the latency of {job}? Give --query and --prometheus, or an SLO of it in the policy")
@@ -274,11 +274,11 @@ def by_hand(
     window = accountant.window(policy.window, policy.measure, now_ms, policy.min_coverage)
     hold = usage_gate(policy, window, now_ms)
     if hold is not None:
-        raise NotPossible(f"{hold.reason}: {hold.message}: nobody is preempted on such usage")
+        raise NotPossible(f"{hold.reason}: {hold.message}: no workload is preempted on such usage")
     nodes = tuple(node for node in list_if_served(cluster, NODE) if node_up(node))
     unheard = UnmeteredNodes(accountant.metered_nodes).fault(nodes, window, now_ms, policy.min_coverage)
     if unheard is not None:
-        raise NotPossible(f"{unheard}: nobody is preempted on such usage")
+        raise NotPossible(f"{unheard}: no workload is preempted on such usage")
     serving = LostGpus(accountant.lost_gpus).serving(nodes, window, now_ms)
     for adapter in adapters:
         unread = adapter.name in target_preemption.UNREAD

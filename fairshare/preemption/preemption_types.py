@@ -64,7 +64,7 @@ class PreemptionInputs:
 
     accounts: GPUs by queue. free: GPUs by node, those of pods on their way out included. usable: nodes by
     workload, where it cannot run on all. vetoed: workload to the reason why the cluster will not let it go.
-    calls_only: no other claim may take. idle: of pods that may not use what they hold; None: nobody asked. quotas: by
+    calls_only: no other claim may take. idle: of pods that may not use what they hold; None: not asked. quotas: by
     which the target admits work, by the pools that gangs name; empty where it counts in nodes alone."""
 
     now_ms: int

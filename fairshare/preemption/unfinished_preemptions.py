@@ -118,7 +118,7 @@ def _workload(obj: Object) -> _Step | None:
         for c in look(obj, ("status", "conditions")) or ()
     )
     if look(obj, ("spec", "active")) is not False:
-        return "somebody switched it on", dict(_DONE), None
+        return "switched on by another client", dict(_DONE), None
     if reserved:
         return None
     return "switched on again", {**_DONE, "spec": {"active": True}}, None

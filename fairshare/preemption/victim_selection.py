@@ -136,7 +136,7 @@ class Search:
         if self._unfair:
             return f"queue {self._claim.queue} would then be above its share more than those it takes from"
         if not any(map(self._open, self._field.orders[0].bundles)):
-            return "nobody runs who could give way"
+            return "no workload runs that could give way"
         free = self._state.quotas.free(self._claim.pool)
         if free < self._claim.gpus - EPSILON:
             return (

@@ -240,7 +240,7 @@ def players(player: TaskRunner, most: int | None = None) -> Iterator[Replays]:
     if count < 2:
         yield player
         return
-    # Not forked: whoever read the trace has threads.
+    # Not forked: the process that read the trace has threads.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(player,))
     for _ in range(count):  # else the others begin, with all they import, only once the first run is over

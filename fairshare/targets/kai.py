@@ -45,6 +45,7 @@ CONFIG = Kind("kai.scheduler/v1", "Config", "configs")
 KINDS = (QUEUE, SHARD, POD_GROUP, CONFIG)
 CONFIG_NAME = "kai-config"
 POOL_LABEL = "kai.scheduler/node-pool"
+"""Unless `spec.global.nodePoolLabelKey` of KAI's Config names another."""
 _NAMESPACE = "kai-scheduler"
 DEFAULT_K = 1.0
 """What KAI takes for an absent kValue."""
@@ -84,14 +85,13 @@ class KaiAdapter:
 
     def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:
         evictions = (ObjectQuery((EVENT,), fields="reason=Evict"),) if policy.law == "deficit" else ()
-        config = (ObjectQuery((CONFIG,), name=CONFIG_NAME),) if policy.targets.kai.mode == "usage" else ()
         return (
             ObjectQuery((QUEUE,), required=True),
             ObjectQuery((SHARD,)),
             ObjectQuery((POD_GROUP,)),
             ObjectQuery((PRIORITY_CLASS,)),
             ObjectQuery((NODE,)),
-            *config,
+            ObjectQuery((CONFIG,), name=CONFIG_NAME),
             *evictions,
         )
 
@@ -124,12 +124,13 @@ class KaiAdapter:
         acts = effective(shards) if self.publishes(policy) else usage_read(shards, endpoint, config)
         sized = _sized(pods, seen.get(NODE, ()))
         standings = _with_memory(policy, owner, standings, sized)
-        labels = {name: _pool_of(obj) for name, obj in found.found.items()}
+        key = str(look(config or {}, ("spec", "global", "nodePoolLabelKey")) or POOL_LABEL)
+        labels = {name: _pool_of(obj, key) for name, obj in found.found.items()}
         values = None if SHARD not in seen or not shards else [_value(shard) for shard in shards]
-        apart, unserved = _shards(policy, labels, values, seen.get(NODE, ()), sized)
+        apart, unserved = _shards(policy, key, labels, values, seen.get(NODE, ()), sized)
         issues += unserved
         if any(shard.nodes is not None for shard in apart):
-            sized = _bound_to_pools(sized, owner, labels)
+            sized = _bound_to_pools(sized, key, owner, labels)
         gangs = _gangs(owner, seen.get(POD_GROUP, ()), sized, seen.get(PRIORITY_CLASS))
         taken = tuple(_evictions(owner, seen.get(POD_GROUP, ()), seen.get(EVENT, ())))
         behind = {o["metadata"]["name"]: read_queue(o) for o in found.strangers if queue_objects.carries_annotations(o)}
@@ -398,9 +399,9 @@ def _with_memory(
     }
 
 
-def _pool_of(obj: Object) -> str:
-    """The node pool that a Queue or a node belongs to; "" for the one without a name."""
-    return str((look(obj, ("metadata", "labels")) or {}).get(POOL_LABEL) or "")
+def _pool_of(obj: Object, key: str) -> str:
+    """The node pool that a Queue or a node belongs to, by the label `key`; "" for the one without a name."""
+    return str((look(obj, ("metadata", "labels")) or {}).get(key) or "")
 
 
 def _value(shard: Object) -> str:
@@ -409,13 +410,15 @@ def _value(shard: Object) -> str:
 
 def _shards(
     policy: Policy,
+    key: str,
     labels: Mapping[str, str],
     values: Sequence[str] | None,
     nodes: Sequence[Object],
     pods: Sequence[Pod],
 ) -> tuple[tuple[Shard, ...], list[Issue]]:
     """What every SchedulingShard divides: its scheduler sees queues and nodes of its node pool alone, and of these
-    nodes no GPU that a pod of another scheduler holds. labels: node pool by queue of the policy. values: node pools of
+    nodes no GPU that a pod of another scheduler holds. key: of the label that names a node
+    pool. labels: node pool by queue of the policy. values: node pools of
     the SchedulingShards; None: not to be read, the cluster is taken as one.
 
     Source: KAI pkg/scheduler/plugins/proportion/proportion.go, getNodeResources; pkg/scheduler/cache."""
@@ -424,12 +427,12 @@ def _shards(
     for pod in pods:
         if pod.held and pod.node in up and not pod.keeps and not _kais(pod):
             foreign[pod.node] = foreign.get(pod.node, 0.0) + pod.gpus
-    pooled = {node["metadata"]["name"]: _pool_of(node) for node in nodes}
+    pooled = {node["metadata"]["name"]: _pool_of(node, key) for node in nodes}
     if values is None or not {*values, *labels.values(), *pooled.values()} - {""}:
         taken = fsum(foreign.values())
         return ((Shard(tuple(queue.name for queue in policy.queues), None, taken),) if taken else ()), []
     issues = [
-        Issue(name, f"it has {POOL_LABEL}: {pool or '(none)'}, a node pool that no SchedulingShard schedules")
+        Issue(name, f"it has {key}: {pool or '(none)'}, a node pool that no SchedulingShard schedules")
         for name, pool in sorted(labels.items())
         if pool not in values
     ]
@@ -464,11 +467,11 @@ def _places(policy: Policy, labels: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _bound_to_pools(
-    pods: Sequence[Pod], owner: Mapping[str, QueuePolicy], labels: Mapping[str, str]
+    pods: Sequence[Pod], key: str, owner: Mapping[str, QueuePolicy], labels: Mapping[str, str]
 ) -> tuple[Pod, ...]:
     """Pods with their queue's node pool as a label that their node must have."""
     return tuple(
-        replace(pod, selector=(*pod.selector, (POOL_LABEL, labels[queue.name] or None)))
+        replace(pod, selector=(*pod.selector, (key, labels[queue.name] or None)))
         if (queue := owner.get(pod.ref)) is not None and queue.name in labels
         else pod
         for pod in pods

@@ -11,7 +11,7 @@ with ownership then makes that a conflict, which is reported and never forced.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 from typing import Literal, Protocol
@@ -130,13 +130,23 @@ def plan(
 def _behind(name: str, held: TargetQueue) -> str:
     return (
         f"{name} carries our weight {show(held.weight)} (its own: {show(_base(held))}) and belongs to no queue of the"
-        " policy any more: `gputally fairshare release --left-behind` gives it its own back"
+        " policy: `gputally fairshare release --left-behind` gives it its own back (`--other FILE`: not of that policy)"
     )
 
 
-def release(adapter: Adapter, observation: Observation, *, left_behind: bool = False) -> tuple[Apply, ...]:
+ObjectKey = tuple[Kind | None, str, str, str]
+"""Kind, namespace, name and field: which field of which object."""
+
+
+def object_key(held: TargetQueue) -> ObjectKey:
+    return held.kind, held.namespace, held.name, held.field
+
+
+def release(
+    adapter: Adapter, observation: Observation, *, left_behind: bool = False, theirs: Collection[ObjectKey] = ()
+) -> tuple[Apply, ...]:
     """Give every touched object of the policy its base weight back and take our annotations off. left_behind: instead
-    those that no queue of the policy is tied to, which may be another policy's."""
+    those that no queue of the policy is tied to. theirs: another policy's objects, which stay as they are."""
     held_by = observation.left if left_behind else observation.held
     applies = (
         Apply(
@@ -151,7 +161,7 @@ def release(adapter: Adapter, observation: Observation, *, left_behind: bool = F
             default=held.default,
         )
         for queue, held in sorted(held_by.items())
-        if held.published is not None
+        if held.published is not None and object_key(held) not in theirs
         for base in (_base(held),)
     )
     return tuple(sorted(applies, key=lambda apply: apply.order))
@@ -221,10 +231,10 @@ def _plan_one(
         )
     ]
     if reset and same(held.weight, held.base, held.unset):
-        text = f"somebody set the weight back to its base {show(held.weight)}; {show(value)} is published again"
+        text = f"the weight was set back to its base {show(held.weight)}; {show(value)} is published again"
         actions.append(_event(held, "WeightReset", text, now_ms))
     elif reset:
-        text = f"somebody changed the weight to {show(held.weight)}: that is the new base"
+        text = f"another client changed the weight to {show(held.weight)}: that is the new base"
         actions.append(_event(held, "BaseWeightChanged", text, now_ms))
     return actions
 

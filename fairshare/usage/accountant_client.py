@@ -346,7 +346,7 @@ class Usage:
     def _counted_otherwise(self, window: UsageWindow, version: str, now_ms: int) -> UsageHold:
         """Its queues are not ours: another controller's, or a ledger that was restored. Announced again when it is
         time."""
-        if now_ms < self._effective_ms:  # nobody else's doing, and announcing it again would change nothing
+        if now_ms < self._effective_ms:  # the controller's own doing, and announcing it again would change nothing
             return UsageHold("PolicyNotInForce", _behind(self._effective_ms, now_ms))
         told = window.policy_version or "none"
         text = f"usage was counted by policy {told}, ours is {version}"

@@ -89,7 +89,7 @@ def pages(
     )
     people = _sign_ins(settings, clock, refused("callers_refused"))
     if tokens is None and people is not None and people() is None:
-        raise NoCallers(f"pages_callers: {settings.pages_callers}: no issuer has a login, so nobody can sign in")
+        raise NoCallers(f"pages_callers: {settings.pages_callers}: no issuer has a login, so sign-in is impossible")
     tls = None
     if settings.pages_certificate is not None and settings.pages_key is not None:
         tls = Tls(Identity(settings.pages_certificate, settings.pages_key))

@@ -154,7 +154,7 @@ class PageAuthentication:
             if person is not None:
                 return Caller(person.principal, person.form_token, person)
             if self._tokens is None:
-                raise Unauthenticated("nobody is signed in")
+                raise Unauthenticated("not signed in")
             return Caller(self._tokens.whose(token), _mark((token or "").encode()))
         except Unauthenticated as error:
             # Where people sign in, a form whose session is over must not make a browser ask for a password.
@@ -207,7 +207,7 @@ class SignInPages:
     def people(self, _: Request) -> SignInService:
         found = self._people()
         if found is None:
-            raise Refusal(404, "No such page", "nobody signs in here: ask with a token")
+            raise Refusal(404, "No such page", "sign-in is off here: ask with a token")
         return found
 
     async def form(self, request: Request) -> Fields:

@@ -344,7 +344,7 @@ def _lines(value: Any) -> str:
 
 _MODES = (
     ("off", "off: not at all"),
-    ("dry-run", "dry-run: decided and recorded, nobody is stopped"),
+    ("dry-run", "dry-run: decided and recorded, nothing is stopped"),
     ("enforce", "enforce: done"),
 )
 _APPLY = (("dry-run", "dry-run: printed, not written"), ("enforce", "enforce: written to the cluster"))
@@ -426,7 +426,7 @@ PREEMPTION = Group(
         ),
         Field(
             ("preemption", "idle"), "Idle GPUs", "yaml",
-            "{mode: dry-run, below: 0.05, sustained: 2h, grace: 30m}; empty: nobody is asked",
+            "{mode: dry-run, below: 0.05, sustained: 2h, grace: 30m}; empty: idle reclaim is off",
         ),
     ),
     folded=True,

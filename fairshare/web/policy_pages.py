@@ -119,7 +119,7 @@ def apply(visit: RequestContext) -> Response:
     try:
         visit.house.place.write(text, visit.sent("base"))
     except PolicyFileChanged as error:
-        raise Refusal(409, "Somebody was faster", str(error)) from error
+        raise Refusal(409, "Changed meanwhile", str(error)) from error
     except PolicyNotWritten as error:
         raise Refusal(500, "It could not be written", str(error)) from error
     visit.house.applied(visit.caller.principal.name, before, policy.version())

@@ -241,7 +241,7 @@ def queue(visit: RequestContext) -> Response:
     decided: list[Decision] = []
     try:
         held = visit.house.history.held(policy, visit.rest, hours)
-        # Why somebody was stopped names who came instead: of their own queues teams see the weights alone.
+        # Why a workload was stopped names the one that came instead: of their own queues teams see the weights alone.
         kind = "" if own is None else "weight"
         decided = visit.house.history.decisions(start_ms, visit.house.clock.wall_ms() + 1, 20, visit.rest, kind)
     except AccountantUnavailable as error:

@@ -299,7 +299,7 @@ def _work(
             result = compare(PreviewOrder(now, then, days, at_ms), client, told)
     except MemoryError:
         pipe.send(("failed", f"it needs more than {most_mib} MiB: take fewer days"))
-    except Exception as error:  # noqa: BLE001  # the page says it; there is nobody else to tell
+    except Exception as error:  # noqa: BLE001  # the page says it
         pipe.send(("failed", str(error) or type(error).__name__))
     else:
         pipe.send(("done", result))

@@ -42,7 +42,7 @@ def replacing(place: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     mode: the file's rights; None: those of the one that it replaces, of a new one the process's own. Raises OSError."""
     fresh = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
     rights = mode if mode is not None else _rights(place)
-    # Nobody else may read it while it is not known who may.
+    # No other user may read it while it is not known who may.
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if rights is None else 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -212,11 +212,11 @@ def _checks(pipeline: Pipeline, books: LedgerFigures, capacity: int) -> tuple[Ch
     }
     teams = {**truth.teams}
     known = {queue.name for queue in pipeline.scenario.policy.queues}
-    nobody = dict.fromkeys(HELD, 0)
+    unassigned = dict.fromkeys(HELD, 0)
     for name in set(teams) - known:
         figures = teams.pop(name)
-        nobody = {account: nobody[account] + figures[account] for account in HELD}
-    teams[UNASSIGNED] = nobody
+        unassigned = {account: unassigned[account] + figures[account] for account in HELD}
+    teams[UNASSIGNED] = unassigned
     astray = [
         name
         for name, figures in sorted(teams.items())

@@ -206,16 +206,16 @@ def unattributed_time(lines: Iterable[UsageLine], span_hours: float) -> CheckRes
     bad = [line for line in nodes if line.unattributed_busy_us > FOREIGN_PART * line.accounts_gpu_us.total]
     found = first_findings(
         (_unowned(line, span_hours) for line in sorted(bad, key=lambda line: -line.unattributed_busy_us)),
-        "nodes with busy time that nobody owns",
+        "nodes with busy time without an owner",
     )
-    return CheckResult(f"{len(nodes)} nodes over {span_hours:g} h, {len(bad)} with busy time that nobody owns", found)
+    return CheckResult(f"{len(nodes)} nodes over {span_hours:g} h, {len(bad)} with busy time without an owner", found)
 
 
 def _unowned(line: UsageLine, span_hours: float) -> Finding:
     node, whole = line.key["node"], line.accounts_gpu_us.total
     return Finding(
         "warning",
-        f"GPUs of node {node} were busy for nobody",
+        f"GPUs of node {node} were busy without an owner",
         f"{hours(line.unattributed_busy_us)} of {hours(whole)} GPU-hours in {span_hours:g} h",
         f"on {node}: gputally doctor --only processes",
     )

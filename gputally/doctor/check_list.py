@@ -121,7 +121,7 @@ def _clock(sources: Sources) -> CheckResult:
     ask("API server", lambda: sources.ground().server_ms())
     ask("accountant", lambda: sources.remote().knock("/livez").date_ms)
     if not told:
-        raise CannotCheck("; ".join(silent) or "nobody says what time it is")
+        raise CannotCheck("; ".join(silent) or "no source tells the time")
     return clocks(tuple(told))
 
 
@@ -240,7 +240,7 @@ _ALL: Sequence[Check] = (
     Check("placement", "pods that wait although GPUs are free, and by which taint", _placement),
     Check("idle", f"pods that hold GPUs and hardly use them, over {IDLE_HOURS} h", _idle),
     Check("oversized", f"jobs that asked for far more GPUs than they used, over {REPORT_DAYS} days", _oversized),
-    Check("unowned", "nodes with busy time that nobody owns, over 24 h", _unowned),
+    Check("unowned", "nodes with busy time without an owner, over 24 h", _unowned),
     Check("prices", f"GPU models without a price, over {REPORT_DAYS} days", _prices),
 )
 CHECKS = {check.name: check for check in _ALL}

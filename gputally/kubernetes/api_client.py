@@ -277,8 +277,8 @@ class KubernetesCluster:
         if dry_run:
             return shared
         # Applying a value that stands only makes us an owner beside the others, and forcing would not change
-        # that. So their entries lose the fields: whoever may write an object may edit its managedFields. In
-        # this order: an object whose fields nobody owns is given to `before-first-apply`.
+        # that. So their entries lose the fields: a client that may write an object may edit its managedFields. In
+        # this order: an object whose fields have no owner is given to `before-first-apply`.
         entries = [
             {**entry, "fieldsV1": without(entry.get("fieldsV1") or {}, taken)}
             if entry.get("manager") != field_manager and not entry.get("subresource")

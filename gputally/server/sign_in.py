@@ -310,7 +310,7 @@ class SignInService:
     def _provider(self, issuer: str) -> Provider:
         found = next((one for one in self.providers if one.issuer.issuer == issuer), None)
         if found is None:
-            raise Unauthenticated("nobody signs in with that provider any more")
+            raise Unauthenticated("that provider has no sign-in any more")
         return found
 
 

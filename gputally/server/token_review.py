@@ -167,7 +167,7 @@ class TokenReviews:
             "spec": {"token": token, "audiences": [self._callers.audience]},
         }
         status = self._post("/apis/authentication.k8s.io/v1/tokenreviews", body, _token_review).status
-        # A server that knows no audiences leaves them out: then the token was made for anybody.
+        # A server that knows no audiences leaves them out: then the token was made for any audience.
         if not status.authenticated or self._callers.audience not in status.audiences:
             return None, "the token is not known"
         user = status.user

@@ -80,7 +80,7 @@ class Node(Rig):
 
 
 def by_second(rows: list[UsageInterval]) -> dict[Row, UsageInterval]:
-    """Without the busy time that nobody owns: by how little the samples are less than the whole."""
+    """Without the busy time without an owner: by how little the samples are less than the whole."""
     held = [row for row in rows if row.holder is None or row.holder.kind != "unattributed"]
     return {(row.gpu_uuid, row.holder.uid if row.holder else "", row.start_ms): row for row in held}
 

@@ -96,7 +96,7 @@ def test_credits(books, keep):
     assert keeper.month(NOV, ["other"]).adjustments == ()
     for change, message in (
         ({"amount": "1.005"}, "no whole number of minor units"),
-        ({"approved_by": "ada"}, "somebody else has to approve"),
+        ({"approved_by": "ada"}, "another person has to approve"),
         ({"month": "2026-12"}, "2026-12 lies after 2026-11"),
     ):
         with pytest.raises(CannotClose, match=message):

@@ -123,10 +123,10 @@ def test_what_cannot_work_is_refused(chart: helm_python.Chart, values: dict[str,
 
 def test_an_accountant_that_nobody_could_ask_is_refused(chart: helm_python.Chart) -> None:
     values = {"accountant": {"kubernetesApi": False}, "agent": {"enabled": False}, "fairshare": {"enabled": False}}
-    assert "accountant: nobody could ask it" in refused(chart, values)
+    assert "accountant: no caller could ask it" in refused(chart, values)
     for level in ({"privilege": "profiling"}, {"privilege": "process", "accountingMode": True}):
         assert "agent.runAsUser: " in refused(chart, {"agent": {"runAsUser": 65532, **level}})
-    assert "fairshare.pages: nobody could open them" in refused(chart, {"fairshare": {"pages": {"enabled": True}}})
+    assert "fairshare.pages: no caller could open them" in refused(chart, {"fairshare": {"pages": {"enabled": True}}})
 
 
 def test_a_secret_that_is_named_wins(render: Any) -> None:

@@ -134,7 +134,7 @@ def test_what_is_wrong_in_the_cluster_and_the_books_is_found(
     )
     assert what["placement"] == ["taint dedicated=infra:NoSchedule keeps 1 pods from free GPUs: work/train"]
     assert what["idle"] == ["pod work/notebook of vision holds 1.0 GPUs and hardly uses them"]
-    assert what["unowned"] == ["GPUs of node n were busy for nobody"]
+    assert what["unowned"] == ["GPUs of node n were busy without an owner"]
     assert [text.split(" has no price")[0] for text in what["prices"]] == ["NVIDIA L4"]
     assert found["clock"].findings[0].what.endswith("accountant's")  # a virtual clock beside HTTP's own Date
     assert all(each.remedy for result in found.values() for each in result.findings)

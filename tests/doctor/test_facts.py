@@ -201,7 +201,10 @@ def test_busy_time_that_nobody_owns() -> None:
         UsageLine(key={"node": "b"}, accounts_gpu_us=accounts, unattributed_busy_us=HOUR_US // 2),
     ]
     (found,) = unattributed_time(lines, 24).findings
-    assert (found.what, found.evidence) == ("GPUs of node a were busy for nobody", "50.0 of 100.0 GPU-hours in 24 h")
+    assert (found.what, found.evidence) == (
+        "GPUs of node a were busy without an owner",
+        "50.0 of 100.0 GPU-hours in 24 h",
+    )
 
 
 def test_the_exit_code_is_that_of_the_worst() -> None:

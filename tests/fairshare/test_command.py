@@ -132,7 +132,7 @@ def test_check_warns_of_what_the_other_mode_of_kai_would_do_and_of_budgets_that_
         f"{path}:2: warning: KAI's history can be sliding only, not calendar",
         (
             f"{path}:5: warning: say where KAI asks for usage (`endpoint`): "
-            "otherwise nobody sees that its shards ask elsewhere"
+            "otherwise shards that ask elsewhere go unnoticed"
         ),
         f"{path}:10: warning: 'a' deserves nothing: once the budget is used up it gets no GPU at all",
     ]
@@ -159,9 +159,9 @@ def test_check_warns_of_what_the_other_mode_of_kai_would_do_and_of_budgets_that_
         ),
         (
             'queues:\n  - name: "a\\e[31m"\n',
-            ":2: queues.0.name: 'a\\x1b[31m' has characters nobody can see",
+            ":2: queues.0.name: 'a\\x1b[31m' has invisible characters",
         ),
-        ("queues:\n  - name: 'a '\n", ":2: queues.0.name: 'a ' has characters nobody can see"),
+        ("queues:\n  - name: 'a '\n", ":2: queues.0.name: 'a ' has invisible characters"),
         ("queues: []\n", ":1: queues.0.name: a policy needs at least one queue"),
         ("", ":1: the file is empty"),
     ],

@@ -124,7 +124,7 @@ def test_a_pod_beyond_its_share_waits_for_what_its_history_costs(scene: ReportCa
     answer = said()
     words = " | ".join(answer["sentences"])
     assert "for 4 GPUs" in words
-    assert "and only 0 GPUs are free: nobody is preempted for it" in words
+    assert "and only 0 GPUs are free: no workload is preempted for it" in words
     due = {level["queue"]: level["entitlement"]["gpus"] for level in answer["queue"]["levels"]}
     assert due == {"dept": 8.0, "vision": 8.0}
     assert "'dept' would hold 4 GPUs more than the 8 it is due" in words

@@ -627,13 +627,13 @@ def test_a_quota_that_nothing_frees_is_named(policy_of: Make, accountant: Any, c
     (target,) = Controller(policy, accountant, MemoryCluster(KINDS, _borrowed()), clock).cycle().targets
     assert target.preemption is not None
     (verdict,) = target.preemption.verdicts
-    assert (verdict.outcome, verdict.reason) == ("denied", "needs 8 GPUs, but nobody runs who could give way")
+    assert (verdict.outcome, verdict.reason) == ("denied", "needs 8 GPUs, but no workload runs that could give way")
 
 
 def test_a_job_is_meant_by_its_own_name(halves: Any, accountant: Any, clock: Any) -> None:
     cluster = MemoryCluster(KINDS, _borrowed())
     for name in ("ns/wants", "ns/job-wants-1a2b3"):
-        call = PreemptionCall("", name, "somebody asked for it by hand", trigger="by hand")
+        call = PreemptionCall("", name, "asked for by hand", trigger="by hand")
         report = by_hand(halves, accountant, cluster, clock, ADAPTERS, (), call, "dry-run")
         assert [verdict.claimant for verdict in report.verdicts] == ["Workload/ns/job-wants-1a2b3"]
     unknown = PreemptionCall("", "ns/other", "", trigger="by hand")

@@ -25,8 +25,8 @@ from tests.fairshare.conftest import Accountant
 
 Make = Callable[..., Any]
 SAYS = (
-    "a carries our weight 0.5 (its own: 1) and belongs to no queue of the policy any more:"
-    " `gputally fairshare release --left-behind` gives it its own back"
+    "a carries our weight 0.5 (its own: 1) and belongs to no queue of the policy:"
+    " `gputally fairshare release --left-behind` gives it its own back (`--other FILE`: not of that policy)"
 )
 
 
@@ -82,6 +82,27 @@ def test_every_target_knows_what_it_left_behind(
     assert [c.reason for c in target.conditions if c.type == "Mapped"] == ["WeightsLeftBehind"]
     (outcome,) = release_weights(policy, cluster, left_behind=True)
     assert (outcome.apply.name, outcome.apply.value, outcome.result) == ("a", 1.0, "applied")
+
+
+def test_another_policys_weights_stay_where_it_is_named(
+    either_of: Make, queue_object: Make, accountant: Accountant, policy_of: Make, clock: VirtualClock
+) -> None:
+    """Two policies publish to one cluster; the first lets go of a queue."""
+    cluster: Cluster = either_of([queue_object(name) for name in "abxy"])
+    accountant.spend(a=0.8, x=0.2)
+    first, second = (policy_of([{"name": n, "refs": (f"kai:{n}",)} for n in names]) for names in ("ab", "xy"))
+    for policy in (first, second):
+        Controller(policy, accountant, cluster, clock).cycle()
+    smaller = policy_of([{"name": "b", "refs": ("kai:b",)}])
+
+    def carrying() -> list[str]:
+        return sorted(o["metadata"]["name"] for o in cluster.list(QUEUE) if queue_objects.carries_annotations(o))
+
+    assert carrying() == ["a", "b", "x", "y"]
+    release_weights(smaller, cluster, left_behind=True, others=[second])
+    assert carrying() == ["b", "x", "y"]
+    release_weights(smaller, cluster, others=[second])
+    assert carrying() == ["x", "y"]
 
 
 def test_the_command_gives_back_what_was_left_alone(

@@ -51,7 +51,7 @@ def rules(policy_of: Make) -> Policy:
 
 
 def test_a_threshold_is_compared_with_what_is_measured(rules: Policy) -> None:
-    assert measured(rules, "ns/chat", None, "", None, 0) == "somebody asked for it by hand"
+    assert measured(rules, "ns/chat", None, "", None, 0) == "asked for by hand"
     assert measured(rules, "ns/chat", 0.05, "", lambda *_: 0.05, 0) is None
     assert measured(rules, "ns/chat", 0.05, "", lambda *_: 0.08, 0) == "the latency of ns/chat is 80 ms, above 50 ms"
     with pytest.raises(NotPossible, match="what is the latency of ns/other"):

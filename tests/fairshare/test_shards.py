@@ -13,7 +13,7 @@ from fairshare.controller.cycle_report import replay_weights
 from fairshare.core.model import Shard
 from fairshare.core.pods import read_pod
 from fairshare.preemption.preemption_claims import preemption_inputs
-from fairshare.targets.kai import POD_GROUP, POOL_LABEL
+from fairshare.targets.kai import CONFIG, POD_GROUP, POOL_LABEL
 from fairshare.usage.cluster_capacity import NothingToDivide, ServingNodes, target_capacity
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
@@ -58,6 +58,19 @@ def test_every_shard_is_divided_by_itself(
     target, gpus = due([queue_object("a"), queue_object("b"), blue, *nodes, *shards])
     assert gpus == {"a": 4.0, "b": 4.0, "c": 8.0}
     assert target.gpus == 16.0
+
+
+def test_the_label_of_node_pools_is_the_one_that_kais_config_names(
+    due: Make, queue_object: Make, shard_object: Make
+) -> None:
+    labelled = {"labels": {"corp/pool": "blue"}}
+    config = {"apiVersion": CONFIG.api_version, "kind": CONFIG.kind, "metadata": {"name": "kai-config"},
+              "spec": {"global": {"nodePoolLabelKey": "corp/pool"}}}  # fmt: skip
+    blue = {**_node("n2"), "metadata": {"name": "n2", **labelled}}
+    shards = [_shard(shard_object), _shard(shard_object, "blue")]
+    queues = [queue_object("a"), queue_object("b"), queue_object("c", **labelled)]
+    _, gpus = due([*queues, _node("n1"), blue, *shards, config])
+    assert gpus == {"a": 4.0, "b": 4.0, "c": 8.0}
 
 
 def test_a_division_by_shards_is_computed_again_from_its_record(

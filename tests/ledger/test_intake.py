@@ -121,7 +121,7 @@ def _slice(**changes: int) -> Slice:
         ),
         pytest.param("out-of-range", lambda h: [h.row(1, slice=_slice(gi=2**31))], id="out-of-range 10"),
         pytest.param("over-allocated", lambda h: [h.row(1, allocated_us=MINUTE_US + 1)], id="over-allocated 11"),
-        pytest.param("nobody-holds", lambda h: [h.row(1, holder=None, allocated_us=5)], id="nobody-holds 12"),
+        pytest.param("no-holder", lambda h: [h.row(1, holder=None, allocated_us=5)], id="no-holder 12"),
         pytest.param("unattributed-capacity", lambda h: [h.row(1, holder=UNATTRIBUTED)], id="unattributed-capacity 13"),
         pytest.param("over-capacity", lambda h: [h.row(1), h.row(2)], id="over-capacity 14"),
         pytest.param("incomplete-set", lambda h: [h.row(1, capacity_us=7, allocated_us=7)], id="incomplete-set 15"),

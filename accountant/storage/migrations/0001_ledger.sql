@@ -11,14 +11,14 @@ CREATE TABLE device (
     compute INTEGER NOT NULL, compute_of INTEGER NOT NULL, memory_mib BIGINT NOT NULL, memory_of_mib BIGINT NOT NULL
 );
 
--- Holder 0 is nobody.
+-- Holder 0 stands for no holder.
 CREATE TABLE holder (
     id INTEGER NOT NULL, cluster VARCHAR NOT NULL, kind VARCHAR NOT NULL, uid VARCHAR NOT NULL,
     namespace VARCHAR NOT NULL, name VARCHAR NOT NULL, container VARCHAR NOT NULL
 );
 
 -- Rows as received, for ever unchanged but for `booked`: false where the set was cut (see `piece`).
--- payer: the holder, or 0 where nobody pays (unheld, unattributed, lost).
+-- payer: the holder, or 0 where no holder pays (unheld, unattributed, lost).
 CREATE TABLE received (
     stream INTEGER NOT NULL, seq BIGINT NOT NULL, set_seq BIGINT NOT NULL,
     start_ms BIGINT NOT NULL, end_ms BIGINT NOT NULL,

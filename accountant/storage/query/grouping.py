@@ -29,7 +29,7 @@ from accountant.wire.usage_models import Dimension
 ASSIGNED: frozenset[Dimension] = frozenset({"team", "queue"})
 OF_FEW: frozenset[Dimension] = frozenset({"job", "pod"})
 """Dimensions whose values few holders share."""
-NOBODY = 0
+UNHELD = 0
 """The id of no holder, and the class of it."""
 
 
@@ -81,7 +81,7 @@ def classes(
     ids = cursor.columns("SELECT id, class FROM holder_class")
     of = dict(zip(ids["id"].tolist(), ids["class"].tolist(), strict=True))
     if asks_for_unheld_time(where):
-        of[NOBODY] = NOBODY
+        of[UNHELD] = UNHELD
     return HolderClasses(of, names)
 
 
@@ -103,7 +103,7 @@ def _of_few(
             of[number] = number_of.setdefault(look, number)
             names.setdefault(of[number], name)
     if asks_for_unheld_time(where):
-        of[NOBODY] = NOBODY
+        of[UNHELD] = UNHELD
     return HolderClasses(of, names)
 
 

@@ -271,11 +271,11 @@ def _lend_in(
                 found.payer,
             ),
         )
-        nobody = [found for found in group if found.cells.unheld_us]
+        unheld = [found for found in group if found.cells.unheld_us]
         span = spans[tag]
-        # What nobody held while the node was down is down time, and nothing to lend.
+        # Unheld time while the node was down is down time, and nothing to lend.
         down = any(start < span.end_ms and end > span.start_ms for start, end in state.fleet.life(gpu).down)
-        unallocated = 0 if down else sum(found.cells.unheld_us for found in nobody)
+        unallocated = 0 if down else sum(found.cells.unheld_us for found in unheld)
         free, parts = lend(unallocated, [Share(found.cells.idle_us, found.cells.borrowed_us) for found in held])
         keys = [
             key_of(by, state.fleet, piece, gpu, device_names.get(found.device, NO_DEVICE), names[found.payer])
@@ -286,5 +286,5 @@ def _lend_in(
             for lender, gpu_us in enumerate(parts[borrower]):
                 sums[keys[lender], "allocated_idle"] -= gpu_us
         if sum(free):
-            device = device_names.get(nobody[0].device, NO_DEVICE)
+            device = device_names.get(unheld[0].device, NO_DEVICE)
             sums[key_of(by, state.fleet, piece, gpu, device, None), "unallocated"] -= sum(free)

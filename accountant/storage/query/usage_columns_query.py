@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from accountant.core import accounts as carving
+from accountant.core import accounts as proration
 from accountant.ledger.protocols import OF_HOLDERS
 from accountant.ledger.usage_columns import (
     COLUMNS,
@@ -35,8 +35,8 @@ from accountant.ledger.usage_columns import (
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.ledger_state import DeviceKinds, State
 from accountant.storage.query.grouping import (
-    NOBODY,
     OF_TIME,
+    UNHELD,
     ConstantSpan,
     HolderClasses,
     classes,
@@ -78,7 +78,7 @@ def hours(cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: st
     told = state.apart(cursor, frozenset())
     for place, _, cells, unmetered_us, _ in unseen(cursor, state, pieces, asked, of_piece, told, None):
         capacity[hour_of[place]] += cells.unheld_us + unmetered_us
-    held = np.flatnonzero((payer != NOBODY) & (busy + idle + unknown > 0))
+    held = np.flatnonzero((payer != UNHELD) & (busy + idle + unknown > 0))
     first = {piece.era: piece for piece in reversed(pieces)}
 
     def owner_of(era: int, look: int) -> tuple[str, str]:
@@ -109,7 +109,7 @@ def hourly_peaks(
     spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
     known = classes(cursor, start_ms, end_ms, ("team", "namespace", "job"), where, fleet.team_labels, memory)
     table = accounts(cursor, spans, state.unfolded, state.days.kept, payers=known.of)
-    table = table[table[:, 2] != NOBODY]
+    table = table[table[:, 2] != UNHELD]
     tag, _, payer, busy, idle, unknown, _, _ = table.T
     first = {piece.era: piece for piece in reversed(pieces)}
 
@@ -240,14 +240,14 @@ class _Table:
         )  # fmt: skip
         tag, device, payer, busy, idle, unknown, unheld, down = found.T
         none = np.zeros(len(found), dtype=np.int64)
-        of_holder = payer != NOBODY
+        of_holder = payer != UNHELD
         held = np.stack([busy, idle, unknown, np.where(of_holder, 0, unheld), none, down, none, none], axis=1)
         self._add(tag, device, payer, held)
-        # What a holder's row has beyond its allocation is nobody's.
+        # What a holder's row has beyond its allocation has no holder.
         rest = np.flatnonzero(of_holder & (unheld > 0))
         loose = np.zeros((len(rest), _WIDTH), dtype=np.int64)
         loose[:, _UNALLOCATED] = unheld[rest]
-        self._add(tag[rest], device[rest], np.full(len(rest), NOBODY), loose)
+        self._add(tag[rest], device[rest], np.full(len(rest), UNHELD), loose)
         self._add_unseen(cursor, tag, device, busy + idle + unknown + unheld + down)
 
     def add_phases(self, rows: Sequence[IdleTime], finest: Sequence[ConstantSpan]) -> None:
@@ -273,7 +273,7 @@ class _Table:
             return UsageColumns(keys, places, empty[:, 0], empty[:, 1], empty[:, 2], empty[:, 3:])
         numbers = np.concatenate([numbers for numbers, _ in self.rows])
         told = np.stack([numbers[:, 0], key[numbers[:, 1]], place[numbers[:, 2]]], axis=1)
-        at, gpu_us = carving.merged(told, np.concatenate([cells for _, cells in self.rows]))
+        at, gpu_us = proration.merged(told, np.concatenate([cells for _, cells in self.rows]))
         there = gpu_us.any(axis=1)
         at, gpu_us = at[there], gpu_us[there]
         return UsageColumns(keys, places, at[:, 0], at[:, 1], at[:, 2], gpu_us)
@@ -281,7 +281,7 @@ class _Table:
     # --- inside -------------------------------------------------------------------------------
 
     def _add_unseen(self, cursor: Cursor, tag: Whole, device: Whole, metered_us: Whole) -> None:
-        at, sums = carving.merged(np.stack([tag, device], axis=1), metered_us.reshape(-1, 1))
+        at, sums = proration.merged(np.stack([tag, device], axis=1), metered_us.reshape(-1, 1))
         metered: dict[tuple[int, int], int] = defaultdict(int)
         for (piece, kind), (gpu_us,) in zip(at.tolist(), sums.tolist(), strict=True):
             metered[piece, self.told.member[kind]] += gpu_us
@@ -310,7 +310,7 @@ class _Table:
         of_place = [name for name in self.by if name not in OF_HOLDERS and name not in OF_TIME]
 
         def held_by(era: int, look: int) -> tuple[str, ...]:
-            holder = names[look] if look != NOBODY else None
+            holder = names[look] if look != UNHELD else None
             return key_of(of_holder, fleet, self.of_era[era], EVERY_GPU, NO_DEVICE, holder)
 
         def standing(era: int, kind: int) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import Fleet, down_in, lives_in
 from accountant.storage.ledger_state import DeviceKinds, State, device_kinds
 from accountant.storage.query.grouping import (
-    NOBODY,
     OF_TIME,
+    UNHELD,
     ConstantSpan,
     asks_for_unheld_time,
     classes,
@@ -157,7 +157,7 @@ def _contributions(
         if (short or gpus is not None) and not OF_HOLDERS & where.keys():
             # Who held anything for so long, or of a few GPUs, is found with what they held.
             sums = _scan(cursor, spans, state, told, gpus, by_payer=True)
-            payers = {found.payer for found in sums} - {NOBODY}
+            payers = {found.payer for found in sums} - {UNHELD}
             known = of_all(holders(cursor, payers, labels, users="user" in asked))
         else:
             known = classes(cursor, pieces[0].start_ms, pieces[-1].end_ms, asked, where, labels, memory)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accountant.core import accounts as carving
+from accountant.core import accounts as proration
 from accountant.core.accounts import ACCOUNTS, CELLS, AccountVector, part
 from accountant.storage.duckdb_engine import Cursor, Row, statement, streamed
 from accountant.storage.ledger_state import Kinds
@@ -111,7 +111,7 @@ def accounts(
     tables = [np.array(part, np.int64).reshape(-1, len(part[0]))[:, _TOLD] for part in parts if len(part)]
     if len(tables) > 1:
         several = np.concatenate(tables)
-        tables = [np.hstack(carving.merged(several[:, :3], several[:, 3:]))]
+        tables = [np.hstack(proration.merged(several[:, :3], several[:, 3:]))]
     return tables[0] if tables else np.zeros((0, len(_TOLD)), np.int64)
 
 

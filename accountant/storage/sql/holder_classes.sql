@@ -1,4 +1,4 @@
--- The holders of a span, without nobody, with what is asked of each as columns and `class`, the number of those that
+-- The holders of a span, without number 0, with what is asked of each as columns and `class`, the number of those that
 -- are alike in it. What is put in: the statements payers and holder_names, and those of labels and users where they
 -- are asked for (accountant.storage.query.grouping).
 CREATE OR REPLACE TEMP TABLE holder_class AS

@@ -1,4 +1,4 @@
--- Who runs what a holder holds, by the newest word that names somebody: Slurm's user, or what a pod says of itself
+-- Who runs what a holder holds, by the newest word that names a user: Slurm's user, or what a pod says of itself
 -- (accountant.ledger.team_assignment.USER_KEY). incoming: id.
 SELECT id, arg_max(who, (observed_ms, who))
 FROM (

@@ -261,7 +261,7 @@ def _row_fault(row: UsageInterval) -> Fault | None:
     if row.allocated_us > row.capacity_us:
         return Fault("over-allocated", f"row {row.seq}: {row.allocated_us} µs allocated of {row.capacity_us} µs")
     if holder is None and row.allocated_us > 0:
-        return Fault("nobody-holds", f"row {row.seq}: {row.allocated_us} µs allocated to nobody")
+        return Fault("no-holder", f"row {row.seq}: {row.allocated_us} µs allocated without a holder")
     if _is_unattributed(holder) and row.capacity_us > 0:
         return Fault("unattributed-capacity", f"row {row.seq}: unattributed busy time has no capacity of its own")
     named = row.gpu_uuid != "" and is_name(row.gpu_uuid) and is_name(row.gpu_model) and _named_slice(row.slice)

@@ -100,7 +100,7 @@ spec:
             - --month-zone={{ $root.Values.timezone }}
             - --port={{ int64 $values.port }}
             {{- with $values.releaseFile }}
-            # Beside the spool, which is on the node already: whoever reconfigures MIG makes the file there.
+            # Beside the spool, which is on the node already: the tool that reconfigures MIG makes the file there.
             - --release-file=/var/lib/gputally/{{ . }}
             {{- end }}
             {{- if $names }}

@@ -108,7 +108,7 @@ is a full name. */}}
 {{- else if $tls.certManager.issuerRef.name -}}
 {{- $mode = "cert-manager" -}}
 {{- else if $tls.clientCertificates -}}
-{{- fail "accountant.tls.clientCertificates: the self-signed authority gives nobody a certificate: set accountant.tls.existingSecret or accountant.tls.certManager.issuerRef" -}}
+{{- fail "accountant.tls.clientCertificates: the self-signed authority gives no client a certificate: set accountant.tls.existingSecret or accountant.tls.certManager.issuerRef" -}}
 {{- end -}}
 {{- $mode -}}
 {{- else if and .Values.accountant.enabled $tls.existingSecret -}}
@@ -263,7 +263,7 @@ true
 {{- default (printf "%s-%s" (include "gputally.component" (list (index . 0) (index . 1))) (index . 2)) $file.existingConfigMap -}}
 {{- end -}}
 
-{{/* Name of the ConfigMap with who signs in to the controller's pages: their own, else the accountant's; "" where nobody does. */}}
+{{/* Name of the ConfigMap with who signs in to the controller's pages: their own, else the accountant's; "" where sign-in is off. */}}
 {{- define "gputally.pagesCallers" -}}
 {{- $pages := .Values.fairshare.pages -}}
 {{- if and .Values.fairshare.enabled $pages.enabled $pages.publicUrl -}}
@@ -283,7 +283,7 @@ true
 {{- end -}}
 {{- end -}}
 
-{{/* Authorities of the accountant's certificate, as a mount of whoever asks it. */}}
+{{/* Authorities of the accountant's certificate, as a mount of a program that asks it. */}}
 {{- define "gputally.authorityMount" -}}
 {{- if include "gputally.authority" . }}
 - name: authority
@@ -522,7 +522,7 @@ metadata:
   labels:
     {{- include "gputally.labels" (list (index . 0) (index . 1)) | nindent 4 }}
   annotations:
-    # What is on it is the books; whoever removes the release decides about it on its own.
+    # What is on it is the books; removing the release does not remove it.
     helm.sh/resource-policy: keep
     {{- with $values.annotations }}
     {{- toYaml . | nindent 4 }}

@@ -185,7 +185,7 @@ def test_what_one_may_is_asked_at_every_request(tmp_path: Path, login: tuple[Pro
     del without["issuers"][0]["login"]
     here.file.write_text(json.dumps(without))
     here.first.clock.advance(2_000)
-    assert browser.get("/policy").status == 401, "and nobody signs in with that provider any more"
+    assert browser.get("/policy").status == 401, "and that provider has no sign-in any more"
     assert browser.get("/sign-in").status == 404
     assert here.first.get("/", "read").status == 200
 
