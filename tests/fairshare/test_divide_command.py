@@ -24,6 +24,21 @@ def test_divide_prints_the_shares_as_json(file: Callable[[str], Path], capsys: p
     assert json.loads(capsys.readouterr().out) == [answer, answer]
 
 
+def test_divide_computes_in_kais_order(file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """The smallest case in which exact sums give another answer than KAI's program: 0.3, 15.6, 0, 0.1, 0."""
+    asked, deserved, weights = (0.3, 100.0, 0.3, 2.0, 1.0), (0.0, 0.7, 0.0, 0.1, 0.0), (1, 1, 2, 3, 1)
+    queues = [
+        {"name": f"q{i}", "request": request, "deserved": quota, "weight": weight, "priority": priority}
+        for i, (request, quota, weight, priority) in enumerate(
+            zip(asked, deserved, weights, (100, 100, 1, 1, 1), strict=True)
+        )
+    ]
+    case = {"name": "boundary", "total": 16, "kValue": 0, "queues": queues}
+    assert main(["divide", "--input", str(file(json.dumps([case]))), "--output", "json"]) == 0
+    ((answer),) = json.loads(capsys.readouterr().out)
+    assert list(answer["shares"].values()) == pytest.approx([0.3, 15.3, 0.3, 0.1, 0.0], abs=1e-9)
+
+
 def test_divide_explains_in_json(file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["divide", "--input", str(file(json.dumps(TWO))), "--output", "json", "--explain"]) == 0
     ((answer),) = json.loads(capsys.readouterr().out)
