@@ -28,7 +28,7 @@ def test_divide_computes_in_kais_order(file: Callable[[str], Path], capsys: pyte
     """The smallest case in which exact sums give another answer than KAI's program: 0.3, 15.6, 0, 0.1, 0."""
     asked, deserved, weights = (0.3, 100.0, 0.3, 2.0, 1.0), (0.0, 0.7, 0.0, 0.1, 0.0), (1, 1, 2, 3, 1)
     queues = [
-        {"name": f"q{i}", "request": request, "deserved": quota, "weight": weight, "priority": priority}
+        {"name": f"q{i}", "request": request, "deserved": quota, "overQuotaWeight": weight, "priority": priority}
         for i, (request, quota, weight, priority) in enumerate(
             zip(asked, deserved, weights, (100, 100, 1, 1, 1), strict=True)
         )
