@@ -1,4 +1,4 @@
-"""Shared by the controller's tests: vectors, a policy, a cluster in memory and an accountant that answers."""
+"""Shared fixtures of the controller's tests: division vectors, a policy, an in-memory cluster and a fake accountant."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOW_MS = 1_790_812_800_000
 
 @pytest.fixture(autouse=True)
 def as_wide_as_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are as wide as where nobody watches, whatever the runner says of its own terminal."""
+    """Printed tables are as wide as without a terminal, whatever COLUMNS the test runner sets."""
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
@@ -97,7 +97,7 @@ def cluster_of() -> Callable[..., MemoryCluster]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """A real API server with every scheduler's own schemas, for whoever asks."""
+    """A real API server with the CustomResourceDefinitions of every scheduler."""
     with served(tmp_path_factory.mktemp("controlplane")) as running:
         yield running
 
@@ -136,7 +136,7 @@ def seen_of(either_of: Callable[..., Cluster]) -> Callable[..., Observation]:
 
 
 class Accountant:
-    """An accountant that answers what it is told to. `usage` is in GPU-microseconds of one hour on 16 GPUs."""
+    """A fake accountant that answers what a test sets. `usage` is in GPU-microseconds of one hour on 16 GPUs."""
 
     def __init__(self) -> None:
         self.usage: dict[str, int] = {}

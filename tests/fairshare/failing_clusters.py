@@ -1,4 +1,4 @@
-"""A cluster in memory that fails at what it is told to."""
+"""An in-memory cluster whose named operations fail."""
 
 from __future__ import annotations
 

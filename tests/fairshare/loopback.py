@@ -1,4 +1,4 @@
-"""A loopback accountant for commands: answers what it was given, as the published language has it."""
+"""A fake accountant on loopback for the commands: fixed answers in the form of the HTTP API."""
 
 from __future__ import annotations
 

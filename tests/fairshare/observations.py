@@ -1,4 +1,4 @@
-"""What a cluster has, and a report says, in a line."""
+"""Weights in a cluster, conditions and results of a report as plain dicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small clusters for the tests of preemption: queues, nodes and gangs in a line each."""
+"""Builders of small preemption inputs: queues, nodes and gangs in one line each."""
 
 from __future__ import annotations
 

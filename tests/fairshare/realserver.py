@@ -25,7 +25,7 @@ from tests.shelf import shared
 
 MERGE = "application/merge-patch+json"
 _LABEL = "standing"
-"""The one field that its maker owns: of an object that nobody owns anything of, the server says that a manager
+"""The one field that its maker owns: of an object without any owner, the server says that a manager
 `before-first-apply` owns all."""
 
 
@@ -45,7 +45,7 @@ def served(folder: Path) -> Iterator[ApiServer]:
 def standing(server: ApiServer, objects: Sequence[Object], kinds: Sequence[Kind]) -> Iterator[KubernetesCluster]:
     """A client of `kinds`, with the objects as they stand, status included; gone afterwards.
 
-    Fields belong to whom `metadata.managedFields` says, else to nobody, as with `MemoryCluster.load`."""
+    Fields belong to whom `metadata.managedFields` says, else to no manager, as with `MemoryCluster.load`."""
     for kind in kinds:
         if not kind.namespaced and kind != PRIORITY_CLASS:  # what earlier tests left would compete
             server.request("DELETE", f"{_group(kind)}/{kind.plural}")
@@ -61,7 +61,7 @@ def standing(server: ApiServer, objects: Sequence[Object], kinds: Sequence[Kind]
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """Whoever else writes to a real API server; what `MemoryCluster.put` and `delete` are in memory."""
+    """Another client of a real API server; what `MemoryCluster.put` and `delete` are in memory."""
 
     server: ApiServer
 

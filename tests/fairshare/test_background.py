@@ -91,7 +91,7 @@ def test_work_that_ends_is_begun_again(clock: VirtualClock, raises: bool) -> Non
         assert (tasks.states()["watch"].failures > 0) == raises
         assert ("watch" in tasks.faults()) == raises
     assert {log["what"] for log in logs} == ({"watch"} if raises else set())
-    assert not tasks.faults(), "nobody wants it any more"
+    assert not tasks.faults(), "it is not needed any more"
 
 
 class Instantly(threading.Event):

@@ -1,4 +1,4 @@
-"""Who asks, and what those who asked before leave: room, shares, limits, and a place in the line."""
+"""Preemption claims in order: what earlier claims leave of room, shares and limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_who_finds_room_uses_up_his_queues_share() -> None:
     assert [v.outcome for v in decide(rules, here)] == ["room", "denied"]  # what is only expected is not taken back
 
 
-def test_room_is_not_kept_for_whom_a_limit_holds() -> None:
+def test_room_is_not_reserved_for_a_claim_that_a_limit_blocks() -> None:
     rules = policy({"a": 0, "b": {"deserved": 0, "limit": 4}, "c": 0})
     gangs = [gang("a0", "a", [("n0", 4)]), gang("b0", "b", [("n1", 4)]), gang("b1", "b", waiting=[4], priority=9)]
     gangs.append(gang("c0", "c", waiting=[4]))
@@ -40,7 +40,7 @@ def test_room_is_not_kept_for_whom_a_limit_holds() -> None:
     assert (placed.claimant, placed.outcome) == ("Gang/ns/c0", "room")
 
 
-def test_the_hopeless_keep_nobody_waiting_behind_them() -> None:
+def test_a_claim_that_can_never_run_does_not_block_later_claims() -> None:
     """Of a higher priority, and more than one cycle looks for: refused outright, or searched for in vain."""
     rules = policy({"a": 0, "b": 4, "c": 0})
     running = [gang("a0", "a", [("n0", 8)]), gang("a1", "a", [("n1", 8)], priority=200)]

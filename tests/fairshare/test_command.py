@@ -1,4 +1,4 @@
-"""The command as people meet it: output, exit codes, one clear line for every fault."""
+"""The command line: output, exit codes, and one line for every fault."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_check_refuses_with_file_and_line(
 USED = {"research": 0.7, "vision": 0.6, "language": 0.1, "robotics": 0.05, "serving": 0.15, "students": 0.1}
 
 
-def test_plan_prints_every_weight_with_its_reason_and_tells_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_prints_every_weight_with_its_reason_and_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with _accountant(USED) as (url, asked):
         code = main(["plan", "--policy", str(POLICY), "--cluster", str(CLUSTER), "--accountant", url])
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Whole cycles against a cluster in memory: what is written, held, reported and recorded."""
+"""Whole controller cycles against an in-memory cluster: weights written or held, reports and decisions."""
 
 from __future__ import annotations
 
@@ -275,7 +275,9 @@ def test_run_cycles_until_told_and_takes_a_new_policy(
     assert [p.version() for p in accountant.policies] == versions[:2]
 
 
-def test_silent_tells_nobody(three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make) -> None:
+def test_a_silent_controller_sends_nothing(
+    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
+) -> None:
     accountant.spend(a=1.0)
     report = controller_of(policy_of(apply="dry-run"), three, silent=True).cycle()
     assert report.decisions
@@ -289,7 +291,7 @@ def test_usage_counted_by_another_policy_moves_nothing_and_ours_is_announced_aga
     controller = controller_of(policy_of(), queues)
     controller.cycle()
     good = weights_in(queues)
-    accountant.policies.append(policy_of(k=0.25))  # somebody else's
+    accountant.policies.append(policy_of(k=0.25))  # of another controller
     clock.advance(60_000)
     held = controller.cycle()
     assert held.hold is not None

@@ -1,4 +1,4 @@
-"""What pods ask for, and what of it starts together."""
+"""GPU requests of pods, their queues and gangs, and the capacity of nodes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_shared_gpus_of_kai_count_by_their_fraction() -> None:
     assert fraction({}) == 0
     shares = {"gpu-fraction": "0.25"}
     assert _read(_pod(gpu=None, annotations=shares, scheduler="kai-scheduler")).gpus == 0.25
-    assert _read(_pod(annotations=shares)).gpus == 2  # nobody reads it there: its whole GPUs are its own
+    assert _read(_pod(annotations=shares)).gpus == 2  # no scheduler reads it there: its whole GPUs are its own
 
 
 def test_a_part_takes_nothing_off_whole_gpus() -> None:
@@ -177,7 +177,7 @@ def test_a_pod_knows_its_queue_its_gang_and_its_clock() -> None:
 def test_a_queue_and_a_gang_count_only_where_their_scheduler_places_the_pod(
     scheduler: str, ref: str, gang: str
 ) -> None:
-    """Else a pod would use the share, or inflate the gang, of whom it likes: as for bills, so for shares."""
+    """Else a pod could use the share, or inflate the gang, of any other queue."""
     labels = {"kai.scheduler/queue": "vision", QUEUE_LABEL: "own", GANG_LABEL: "g"}
     annotations = {
         "pod-group-name": "k", "scheduling.k8s.io/group-name": "v", "scheduling.volcano.sh/queue-name": "v",
@@ -215,7 +215,7 @@ def test_plain_pods_belong_by_label_and_start_together_only_where_they_say_so(po
     assert smallest_waiting(gangs) == {"a": 2.0}
 
 
-def test_a_pod_on_its_way_out_asks_for_nothing(policy_of: Make) -> None:
+def test_a_terminating_pod_asks_for_nothing(policy_of: Make) -> None:
     """Else a gang that starts again asks twice, and a job that was deleted has others stopped for it."""
     gone = {"node": "n", "deletionTimestamp": "2026-10-01T00:00:00Z"}
     plain = {"labels": {QUEUE_LABEL: "a", GANG_LABEL: "train"}}
@@ -228,7 +228,7 @@ def test_a_pod_on_its_way_out_asks_for_nothing(policy_of: Make) -> None:
 
 
 @pytest.mark.parametrize(("number", "asks"), [(0, []), (2, [(4, 4, 4)])])
-def test_nor_does_one_of_a_pod_group(
+def test_a_terminating_pod_of_a_pod_group_asks_for_nothing(
     seen_of: Make, policy_of: Make, queue_object: Make, number: int, asks: list[tuple[float, float, float]]
 ) -> None:
     gone = {"node": "n", "deletionTimestamp": "2026-10-01T00:00:00Z"}

@@ -1,4 +1,4 @@
-"""`gputally fairshare divide` as people meet it: shares as table and JSON, one clear line for every fault."""
+"""`gputally fairshare divide`: shares as a table and as JSON, and one line for every fault."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_a_round_shows_its_numbers() -> None:
     assert dict(division.shares) == {"heavy": 5, "light": 10}
 
 
-def test_the_pool_goes_to_nobody_when_every_p_is_zero() -> None:
+def test_the_pool_stays_undivided_when_every_p_is_zero() -> None:
     claims = (Claim("a", 10, usage=1.0), Claim("b", 10, usage=1.0))
     division = divide(DivisionProblem("spent", 8, 1.0, claims), kai_compat=True)
     assert dict(division.shares) == {"a": 0, "b": 0}
@@ -112,7 +112,7 @@ def test_the_first_round_is_what_the_division_begins_with() -> None:
     assert first_round([replace(claim, weight=0.0) for claim in claims], 2.0) == dict.fromkeys("abc", 0.0)
 
 
-def test_by_default_nobody_gets_more_than_it_may_have() -> None:
+def test_by_default_no_queue_gets_more_than_it_requests() -> None:
     case = DivisionProblem("tiny", 1, 0.0, (Claim("a", 0.7), Claim("b", 0.7)))
     assert dict(divide(case, kai_compat=True).shares) == {"a": 1.0, "b": 0.0}
     mended = divide(case)
@@ -120,7 +120,7 @@ def test_by_default_nobody_gets_more_than_it_may_have() -> None:
     assert mended.remaining == pytest.approx(0.0)
 
 
-def test_by_default_the_pool_goes_by_weight_where_history_leaves_nobody() -> None:
+def test_by_default_the_pool_goes_by_weight_where_usage_zeroes_every_p() -> None:
     claims = (Claim("a", 10, usage=2.0, weight=3.0), Claim("b", 10, usage=2.0))
     assert dict(divide(DivisionProblem("spent", 8, 1.0, claims)).shares) == {"a": 6, "b": 2}
 

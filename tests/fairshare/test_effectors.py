@@ -1,4 +1,4 @@
-"""What is done to a victim, and what comes of every answer the API server is known to give."""
+"""Eviction of a victim, and the result of every recorded answer of the API server."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_recorded_answer_of_an_eviction(case: str, result: str) -> None:
     assert (effect.detail == "") == (result == "stopped")
 
 
-def test_whoever_goes_carries_the_reason() -> None:
+def test_an_evicted_pod_carries_the_reason() -> None:
     cluster = cluster_with(pod_object("p"))
     cluster.answer = json.loads(shared("vectors/eviction_responses.json").read_text())["pdb_zero"]
     act(cluster, _victim("p"), "d1", NOW_MS)
@@ -93,12 +93,12 @@ def test_a_budget_that_allows_one_keeps_a_gang_of_two() -> None:
         ({"annotations": {OPT_OUT: "never"}}, "its pod p was opted out of preemption by its owner"),
     ],
 )
-def test_looking_again_cancels(change: dict[str, Any], reason: str) -> None:
+def test_a_changed_pod_cancels_its_eviction(change: dict[str, Any], reason: str) -> None:
     assert _kept(EvictionCheck(cluster_with(pod_object("p", **change))), _victim("p")) == reason
     assert _kept(EvictionCheck(cluster_with()), _victim("p")) == "its pod p is gone already"
 
 
-def test_a_gang_of_which_some_had_ended_goes_on_going() -> None:
+def test_a_gang_with_ended_pods_is_still_evicted() -> None:
     cluster = cluster_with(pod_object("q"))
     assert act(cluster, _victim("p", "q"), "d1", NOW_MS) == EvictionResult("stopped")
     with pytest.raises(NotFound):
@@ -148,7 +148,7 @@ def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back(either_
     assert on["metadata"]["annotations"][REASON] == "because"
 
 
-def test_a_workload_that_somebody_else_switched_off_stays_off(either_of: Make) -> None:
+def test_a_workload_switched_off_by_another_client_stays_off(either_of: Make) -> None:
     cluster = either_of([_workload(reserved=False, active=False)])
     assert list(unfinished_preemptions.resume(cluster, WORKLOAD, cluster.list(WORKLOAD), (), NOW_MS)) == []
 

@@ -1,4 +1,4 @@
-"""explain: why a queue has what it has and why a pod waits, on pods and queues whose answer is known."""
+"""`explain`: why a queue has its share and why a pod waits, on pods and queues whose answer is known."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_the_narrowest_queue_speaks_and_a_spent_budget_before_any_history(scene:
     ]
 
 
-def test_who_asks_for_nothing_has_used_nothing_up(scene: ReportCache, said: Read) -> None:
+def test_a_queue_with_no_unmet_demand_is_explained_so(scene: ReportCache, said: Read) -> None:
     scene.objects += [_queue("dept", 2, 2), _queue("vision", 2, 2, "dept"), _queue("ops", 0, 0)]
     scene.objects += [_pod("runs", 2, node="n1"), _group("runs", "vision", 2, 2)]
     for queue, words in (
@@ -206,7 +206,7 @@ def test_what_others_hold_is_not_free_and_who_leaves_does_not_wait(scene: Report
     assert said()["sentences"] == ["it is on its way out of n2: it waits for nothing"]
 
 
-def test_holes_that_no_node_has_are_told(scene: ReportCache, said: Read) -> None:
+def test_fragmented_free_gpus_are_reported(scene: ReportCache, said: Read) -> None:
     scene.objects += [
         _queue("dept", 6, 0), _queue("vision", 6, 0, "dept"), _queue("ops", 8, 8),
         _pod("a", 4, queue="ops", node="n1"), _pod("b", 4, queue="ops", node="n2"), _pod("train", 6),
@@ -281,7 +281,7 @@ def test_a_queue_says_its_arithmetic_what_stands_in_the_way_and_its_budget(
         ("twin", "twin: several pods have that name (ml/twin, other/twin): write NAMESPACE/NAME"),
     ],
 )
-def test_who_cannot_be_found_is_one_line(
+def test_an_unknown_or_ambiguous_subject_is_one_line(
     subject: str, fault: str, scene: ReportCache, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _full(scene, 4)

@@ -120,7 +120,7 @@ def test_a_victim_costs_its_whole_gang() -> None:
     assert fair_nodes(_pod("new", 2, ref="mine"), {"n1": ["g1"], "n2": ["s"]}, room) == ("n2",)
 
 
-def test_a_burst_is_not_placed_as_if_nobody_came_before(clock: VirtualClock) -> None:
+def test_a_burst_counts_the_pods_placed_just_before(clock: VirtualClock) -> None:
     extender = Extender(_room, clock)
     chosen = []
     for i in range(5):

@@ -1,4 +1,4 @@
-"""What the extender knows of the cluster between two cycles."""
+"""The extender's view of the cluster between two cycles."""
 
 from __future__ import annotations
 

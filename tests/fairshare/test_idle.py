@@ -67,7 +67,7 @@ def test_the_reason_says_what_was_measured_and_what_is_lost() -> None:
     )
 
 
-def test_without_a_rule_nobody_is_idle() -> None:
+def test_without_an_idle_rule_no_pod_is_idle() -> None:
     gangs = [_ready(gang("nb", "a", [("n0", 2)]))]
     assert _gone(policy({"a": 16}), gangs, _idleness(gangs)) == set()
 
@@ -92,7 +92,7 @@ def test_what_never_triggers_it(change: dict[str, Any]) -> None:
     assert _gone(rules, gangs, _idleness(gangs, **change)) == set()
 
 
-def test_who_has_not_been_ready_for_so_long_is_left_alone() -> None:
+def test_a_pod_ready_for_less_than_the_span_is_left_alone() -> None:
     rules = policy({"a": 16}, idle=RULE)
     for since in (None, END_MS - LONG_MS + 1):
         gangs = [gang("nb", "a", [("n0", 2)])]
@@ -137,7 +137,7 @@ def test_only_work_that_was_done_is_lost() -> None:
     assert _gone(rules, gangs, _idleness(gangs, worked={"nb-0": 2.0})) == {"nb-0"}
 
 
-def test_who_has_given_way_to_somebody_is_not_reclaimed_again() -> None:
+def test_a_preempted_workload_is_not_reclaimed_as_idle_too() -> None:
     gangs = [_ready(gang("a0", "a", [("n0", 16)])), gang("b0", "b", waiting=[8])]
     rules = policy({"a": 0, "b": 16}, idle=RULE)
     here = situation(rules, {"n0": 16}, gangs, {"a": 0, "b": 16}, idle=_idleness(gangs))
@@ -175,7 +175,7 @@ def lives(draw: st.DrawFn) -> tuple[list[Gang], Idleness]:
 @settings(max_examples=examples(20, 120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lives(), st.sampled_from([0.01, 0.05, 0.5, 1.0]))
 def test_never_without_measured_idle_time(case: tuple[list[Gang], Idleness], below: float) -> None:
-    """Whoever goes was warned, and measured idle for more than the rest of the time, over both spans."""
+    """Each victim was warned, and measured idle for more than the rest of the time, over both spans."""
     gangs, idleness = case
     rules = policy({"a": 16}, idle=RULE | {"below": below})
     pods = {pod.uid: pod for each in gangs for pod in each.pods}

@@ -1,4 +1,4 @@
-"""The idle rule in a controller's cycles: a warning, a grace, and the reclaim; who works again is forgiven."""
+"""Idle reclaim in controller cycles: warning, grace period, reclaim, and the warning withdrawn once a pod works."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_who_works_again_during_the_grace_is_forgiven(start: Make, lives_of: Liv
     assert _names(cluster) == ["nb"]
 
 
-def test_unknown_use_warns_nobody_and_a_silent_accountant_reclaims_nothing(
+def test_unknown_use_causes_no_warning_and_an_unreachable_accountant_no_reclaim(
     start: Make, lives_of: Lives, clock: VirtualClock, accountant: Accountant
 ) -> None:
     cluster = _cluster(_pod("nb"))
@@ -192,7 +192,7 @@ def test_the_ledger_is_asked_a_few_times_in_a_grace_and_again_at_once_where_it_d
     assert len(asked) == 1 + 2 * LOOKS  # no answer at first; then two spans every five minutes of thirty
 
 
-def test_a_dry_run_tells_and_stops_nobody_and_its_warning_counts_for_nothing(
+def test_a_dry_run_reports_but_stops_no_pod_and_its_warning_does_not_count(
     start: Make, lives_of: Lives, clock: VirtualClock, accountant: Accountant
 ) -> None:
     cluster = _cluster(_pod("nb"))

@@ -1,4 +1,4 @@
-"""KAI's objects as our model, and back."""
+"""KAI objects read into the model and weights written back."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_arguments_without_a_k_are_no_k_of_0_for_a_database_either(shard_object:
         {"kValue": 0, "usageDBConfig": _DATABASE, **_arguments(other="1")},
     ],
 )
-def test_the_line_that_is_told_makes_weights_the_only_history(
+def test_the_printed_remedy_makes_weights_the_only_history(
     either_of: Make, policy_of: Make, shard_object: Make, spec: dict[str, Any]
 ) -> None:
     cluster = either_of([shard_object(**spec)])
@@ -275,9 +275,7 @@ def _write(cluster: Any, remedy: str) -> None:
         {"kValue": 3, "usageDBConfig": {**_DATABASE, "connectionString": _OURS}, **_arguments(kValue="0")},
     ],
 )
-def test_the_line_that_is_told_makes_kai_read_our_usage(
-    either_of: Make, shard_object: Make, spec: dict[str, Any]
-) -> None:
+def test_the_printed_remedy_makes_kai_read_our_usage(either_of: Make, shard_object: Make, spec: dict[str, Any]) -> None:
     cluster = either_of([shard_object(**spec)])
     condition = usage_read(cluster.list(SHARD), _OURS)
     assert condition.status != "True"
@@ -448,7 +446,7 @@ def test_gpu_memory_is_of_unknown_size_where_no_node_says_how_large_its_gpus_are
     assert (seen.gangs, seen.standings["a"].requested) == ((), 100.0)
 
 
-def test_without_shards_nobody_knows() -> None:
+def test_without_shards_it_is_unknown_whether_weights_are_effective() -> None:
     assert effective([]).status == "Unknown"
 
 
@@ -458,7 +456,7 @@ def test_modes(policy_of: Make) -> None:
     assert KaiAdapter().mode(policy_of(targets={"kai": {"mode": False}})) == "off"
 
 
-def test_marks_that_are_not_ours_are_none() -> None:
+def test_unreadable_weight_annotations_are_none() -> None:
     whole = queue_objects.WeightAnnotations(None, 1.5, 1_790_812_800_123, -1, "v").annotations()
     assert queue_objects.read(whole) == queue_objects.WeightAnnotations(None, 1.5, 1_790_812_800_123, -1, "v")
     for broken in ({queue_objects.PUBLISHED: "x"}, {queue_objects.BASE: ""}, {queue_objects.PUBLISHED: "nan"}):

@@ -1,4 +1,4 @@
-"""Kueue's objects as our model, and back."""
+"""Kueue objects read into the model and weights written back."""
 
 from __future__ import annotations
 
@@ -619,7 +619,7 @@ def test_where_the_quota_has_room_nodes_decide(halves: Any, accountant: Any, clo
 
 
 def test_a_quota_that_nothing_frees_is_named(policy_of: Make, accountant: Any, clock: Any) -> None:
-    """Queues outside the policy hold the Cohort's quota: nobody can be stopped for it, and nodes do not help."""
+    """Queues outside the policy hold the Cohort's quota: no workload can be stopped for it, and nodes do not help."""
     policy = policy_of(
         [{"name": "p2", "deserved": 8, "refs": ["kueue:p2"]}], preemption={"mode": "dry-run", "wait": 0},
         targets={"kueue": {"apply": "enforce"}},

@@ -1,4 +1,4 @@
-"""A queue that leaves the policy: its object keeps our weight, which is said, and given back when somebody asks."""
+"""A queue removed from the policy: its object keeps the published weight until a release, and a condition says so."""
 
 from __future__ import annotations
 

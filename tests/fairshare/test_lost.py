@@ -1,4 +1,4 @@
-"""GPUs that the ledger knows to be lost are no capacity, once, whoever else has noticed."""
+"""GPUs that the ledger reports lost are subtracted from the capacity exactly once."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_what_the_accountant_does_not_say_changes_nothing(
 @pytest.mark.parametrize(
     ("told", "asked"), [(None, True), (0, False), ("begin", False), ("inside", True), ("end", True), ("later", True)]
 )
-def test_nobody_is_asked_which_gpus_are_lost_where_the_window_tells_that_none_is(
+def test_lost_gpus_are_not_queried_where_the_window_reports_none(
     told: str | int | None, asked: bool, accountant: Any, policy_of: Make, clock: VirtualClock
 ) -> None:
     policy = policy_of()

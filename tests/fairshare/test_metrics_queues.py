@@ -1,4 +1,4 @@
-"""What a report says of those who wait, and of room that is of no use to them."""
+"""Queue metrics of a report: waiting gangs, guaranteed GPUs and stranded free GPUs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_unlimited_guarantee_is_no_number() -> None:
     assert ("queue_guaranteed_gpus", "b", "kueue") not in seen
 
 
-def test_what_is_free_is_stranded_only_where_somebody_is_left_waiting() -> None:
+def test_free_gpus_are_stranded_only_while_a_pod_waits() -> None:
     free = {"n1": 3.0, "n2": 5.0}
     assert unplaceable_gpus(free, []) == 0
     assert unplaceable_gpus(free, [gang("fits", "a", waiting=(5,))]) == 0

@@ -1,4 +1,4 @@
-"""What was remembered stays, and what cannot be told is told later, whatever is away or refused meanwhile."""
+"""Outages: state is kept, and decisions, events and conditions are delivered once the server answers again."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_nodes_that_cannot_be_listed_leave_the_weights_alone(kai: Make) -> None:
     assert controller.cycle().targets[0].outcomes
 
 
-def test_pods_that_nobody_has_seen_of_late_decide_nothing(
+def test_pods_not_listed_recently_decide_nothing(
     accountant: Accountant, clock: VirtualClock, policy_of: Make, queue_object: Make
 ) -> None:
     cluster = Failing([QUEUE, SHARD, NODE, POD, CONFIG_MAP], [queue_object(name) for name in "abc"])
@@ -245,7 +245,7 @@ def test_conditions_of_a_policy_full_of_strangers_fit_into_a_config_map(
 def test_the_log_says_what_turned_and_not_what_stays(
     kai: Make, accountant: Accountant, clock: VirtualClock, policy_of: Make
 ) -> None:
-    """A week of minutes in which a dry run plans the same and a field stays somebody else's."""
+    """A week of minutes in which a dry run plans the same and a field stays another manager's."""
     cluster, _ = kai()
     taken = {**cluster.get(QUEUE, "b"), "spec": {"resources": {"gpu": {"overQuotaWeight": 3, "quota": 0, "limit": -1}}}}
     cluster.put(taken, field_manager="argocd")

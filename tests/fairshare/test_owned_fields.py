@@ -1,4 +1,4 @@
-"""The fields that are ours: the base they stand over, who else may change them, and how they are given back."""
+"""Owned fields: the base weight, changes by other managers, and the release."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_write_is_ours_alone_and_notes_the_base(
     assert three.get(QUEUE, "stranger")["metadata"].get("annotations") is None
 
 
-def test_a_field_of_somebody_else_is_contested_and_the_others_go_on(
+def test_a_field_of_another_manager_is_contested_and_other_queues_are_written(
     three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
 ) -> None:
     taken = {**three.get(QUEUE, "b"), "spec": {"resources": {"gpu": {"overQuotaWeight": 3, "quota": 0, "limit": -1}}}}
@@ -80,7 +80,7 @@ def test_a_change_by_the_operator_is_the_new_base(
 
 
 def _set_unowned(cluster: MemoryCluster, name: str, fields: dict[tuple[str, ...], Any]) -> None:
-    """Somebody overwrote the object and took no lasting ownership: his entry is dropped afterwards."""
+    """Another client overwrote the object and keeps no ownership: its entry is dropped afterwards."""
     obj = cluster.get(QUEUE, name)
     for path, value in fields.items():
         at = obj

@@ -1,4 +1,4 @@
-"""The cluster port: who owns a field, what a version means; one suite for the API server in memory and the real one."""
+"""The cluster interface: field ownership and versions; one suite for the in-memory and the real API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room made by hand, and by a latency in the controller's own cycle."""
+"""Preemption by command, and by a latency objective in the controller's cycle."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_by_hand_acts_for_that_one_and_records_it(rules: Policy, accountant: Acc
 
 
 def test_limits_count_what_was_done_by_hand(policy_of: Make, accountant: Accountant, clock: VirtualClock) -> None:
-    """By whoever comes next, and by the controller that acts meanwhile, which leaves the note alone."""
+    """By the next command, and by the controller that acts meanwhile, which leaves the note alone."""
     rules = policy_of(QUEUES, preemption={"mode": "enforce", "wait": 0, "min_runtime": 0, "per_cluster": 1})
     cluster, where = _full(), StatusObject()
     controller = Controller(rules, accountant, cluster, clock, pods=lambda: _seen(cluster), status_object=where)

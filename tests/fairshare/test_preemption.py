@@ -1,4 +1,4 @@
-"""Who gives way: the table of the sample policy, the order of victims, what spares, and the laws for any cluster."""
+"""Victim selection: the sample policy's table, the order of victims, protection, and laws over any cluster."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_share_is_taken_back_above_a_share_only() -> None:
         ({"hours": 9.0, "saved": 0.1}, {"hours": 0.5}),
     ],
 )
-def test_who_goes_first(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_the_order_of_victims(one: dict[str, Any], other: dict[str, Any]) -> None:
     """Spot before all, then the lower class, then who loses least since the last checkpoint."""
     rules = policy({"a": 0, "b": 8})
     gangs = [gang("first", "a", [("n0", 4)], **one), gang("second", "a", [("n0", 4)], **other)]
@@ -89,7 +89,7 @@ def test_surplus_goes_before_any_core() -> None:
     assert "which it can run without" in verdict.victims[0].reason
 
 
-def test_whole_nodes_are_freed_for_who_needs_them() -> None:
+def test_whole_nodes_are_freed_for_a_pod_that_needs_one() -> None:
     """One on each node loses least, but only a node of its own helps an 8-GPU pod."""
     rules = policy({"a": 0, "b": 8})
     gangs = [gang(f"a{n}{i}", "a", [(f"n{n}", 4)], hours=1 + i + n) for n in range(2) for i in range(2)]
@@ -97,7 +97,7 @@ def test_whole_nodes_are_freed_for_who_needs_them() -> None:
     assert _stopped(verdict) == ["a00", "a01"]
 
 
-def test_who_may_not_run_elsewhere_takes_where_it_may() -> None:
+def test_victims_are_chosen_on_nodes_the_claimant_may_use() -> None:
     rules = policy({"a": 0, "b": 8})
     gangs = [gang("cheap", "a", [("n0", 8)], hours=0.1), gang("dear", "a", [("n1", 8)]), gang("b0", "b", waiting=[8])]
     here = situation(rules, {"n0": 8, "n1": 8}, gangs, usable={"Gang/ns/b0": ("n1",)})
@@ -121,7 +121,7 @@ def test_who_may_not_run_elsewhere_takes_where_it_may() -> None:
         ({}, {"owner": "Node//n0"}, "its pod a0-0 belongs to the kubelet itself"),
     ],
 )
-def test_what_spares(options: dict[str, Any], fields: dict[str, Any], words: str) -> None:
+def test_what_protects_a_victim(options: dict[str, Any], fields: dict[str, Any], words: str) -> None:
     rules = policy({"a": 0, "b": 8}, **options)
     here = situation(rules, {"n0": 4}, [gang("a0", "a", [("n0", 4)], **fields), gang("b0", "b", waiting=[4])])
     verdict = _one(rules, here)
@@ -135,14 +135,14 @@ def test_what_spares(options: dict[str, Any], fields: dict[str, Any], words: str
      (3.0, "4.0 GPU-hours of work since the start"), (None, "4.0 GPU-hours of work since the start")],
 )  # fmt: skip
 def test_only_a_checkpoint_of_this_start_saves_work(saved: float | None, words: str) -> None:
-    """One from the future is somebody's slip, one from before belongs to an earlier start."""
+    """One from the future is a mistake, one from before belongs to an earlier start."""
     rules = policy({"a": 0, "b": 8})
     running = gang("a0", "a", [("n0", 4)], hours=1, saved=saved)
     (victim,) = _one(rules, situation(rules, {"n0": 4}, [running, gang("b0", "b", waiting=[4])])).victims
     assert words in victim.reason
 
 
-def test_whose_pods_nobody_makes_anew_is_told_so() -> None:
+def test_a_victim_without_a_controller_is_told_its_pods_will_not_restart() -> None:
     rules = policy({"a": 0, "b": 8})
     gangs = [gang("a0", "a", [("n0", 2), ("n0", 2)], owner=""), gang("b0", "b", waiting=[4])]
     (victim,) = _one(rules, situation(rules, {"n0": 4}, gangs)).victims
@@ -197,7 +197,7 @@ def test_free_gpus_are_no_room_for_a_gang_that_requires_one_rack() -> None:
         )
 
 
-def test_a_latency_takes_what_is_borrowed_whoever_is_above_his_share() -> None:
+def test_a_latency_trigger_takes_borrowed_gpus_of_any_queue() -> None:
     rules = policy({"a": 4, "b": 0})
     gangs = [gang("a0", "a", [("n0", 4)]), gang("a1", "a", [("n0", 4)]), gang("b0", "b", waiting=[4])]
     calm = situation(rules, {"n0": 8}, gangs, {"a": 8, "b": 0})
@@ -355,7 +355,7 @@ def test_a_recorded_situation_is_decided_again_the_same(case: tuple[Policy, Pree
 @pytest.mark.thorough
 @settings(max_examples=examples(20, 200), deadline=None)
 @given(clusters())
-def test_everybody_who_runs_has_a_reason(case: tuple[Policy, PreemptionInputs]) -> None:
+def test_every_running_gang_that_stays_has_a_reason(case: tuple[Policy, PreemptionInputs]) -> None:
     rules, here = case
     running = {f"Gang/ns/{each.name}" for each in here.gangs if each.allocated > 0}
     for verdict in decide(rules, here):

@@ -1,4 +1,4 @@
-"""Preemption in whole cycles: who is reclaimed, what is recorded and remembered, and what stands in the way."""
+"""Preemption in whole cycles: victims, decisions, remembered state and obstacles."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_cycle_reclaims_records_and_remembers(controller: Make, accountant: Ac
     assert len(json.loads(cluster.get(CONFIG_MAP, "gputally-fairshare", "gputally")["data"]["preempted"])) == 1
 
 
-def test_a_dry_run_says_the_same_once_and_stops_nobody(controller: Make, accountant: Accountant) -> None:
+def test_a_dry_run_records_the_same_decision_once_and_stops_no_pod(controller: Make, accountant: Accountant) -> None:
     cluster = _borrowing()
     loop = controller(cluster, mode="dry-run")
     loop.cycle()
@@ -83,14 +83,14 @@ def test_off_decides_nothing(controller: Make) -> None:
     assert controller(_borrowing(), targets={"kube_scheduler": "off"}).cycle().targets[0].preemption is None
 
 
-def test_old_usage_preempts_nobody(controller: Make, accountant: Accountant) -> None:
+def test_stale_usage_causes_no_preemption(controller: Make, accountant: Accountant) -> None:
     accountant.coverage = 0.5
     cluster = _borrowing()
     controller(cluster).cycle()
     assert len(cluster.list(POD)) == 3
 
 
-def test_whom_the_cluster_keeps_is_replaced_by_the_next(controller: Make) -> None:
+def test_a_victim_the_cluster_keeps_is_replaced_by_the_next(controller: Make) -> None:
     cluster = _borrowing(budget_object("b", 0, {"app": "kept"}))
     kept = cluster.get(POD, "a0", "ns")
     cluster.put(
@@ -151,7 +151,7 @@ def test_what_stands_in_the_way_is_a_condition_an_event_and_a_metric(
         assert len(cluster.list(POD)) == 2
 
 
-def test_a_claim_that_finds_somebody_else_is_no_trouble(controller: Make) -> None:
+def test_a_claim_that_finds_another_victim_is_no_fault(controller: Make) -> None:
     cluster = _borrowing(budget_object("b", 0, {"app": "kept"}))
     kept = cluster.get(POD, "a0", "ns")
     labels = {**kept["metadata"]["labels"], "app": "kept"}
@@ -160,7 +160,9 @@ def test_a_claim_that_finds_somebody_else_is_no_trouble(controller: Make) -> Non
     assert _condition(cluster)[:2] == ("True", "AsDecided")
 
 
-def test_many_whom_budgets_keep_only_delay_the_one_who_may_go(controller: Make, clock: VirtualClock) -> None:
+def test_many_victims_held_by_budgets_only_delay_the_one_that_may_be_evicted(
+    controller: Make, clock: VirtualClock
+) -> None:
     """Each looks cheaper than the one who may go, and has a budget of its own."""
     kept = [
         pod_object(f"k{i}", gpus=1, labels={"app": f"k{i}"}, annotations={CHECKPOINT: "2026-09-30T23:59:00Z"})

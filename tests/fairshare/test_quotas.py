@@ -34,7 +34,7 @@ def test_a_tree_of_cohorts_and_a_root_without_quota_of_its_own() -> None:
     assert capacity(quotas, []) is None
 
 
-def test_a_node_nobody_knows_is_without_bounds_and_a_cycle_is_not_known() -> None:
+def test_an_unknown_quota_node_is_unbounded_and_a_cycle_is_unknown() -> None:
     quotas = Quotas({"a": Quota("b", 4), "b": Quota("a", 4)})
     assert "a" not in quotas
     assert (quotas.free("a"), quotas.most("a")) == (inf, inf)

@@ -1,4 +1,4 @@
-"""For whose sake schedulers evict: read in their own words, counted once, and priced by the law."""
+"""Evictions by the schedulers: claimant read from their events, counted once, and priced by the deficit law."""
 
 from __future__ import annotations
 

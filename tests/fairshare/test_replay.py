@@ -1,4 +1,4 @@
-"""replay and what-if as people call them: a day, one decision, a month under another policy."""
+"""The commands `replay` and `what-if`: a day, one decision, a month under another policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room on nodes, and the limits: what is kept added up answers as if everything were looked at again."""
+"""Running sums of free GPUs and limits equal a full recount."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run:ai as a target, against a stand-in for its control plane: weights, bases, what others set, tokens, limits."""
+"""Run:ai as a target, against a fake control plane: weights, bases, values of other clients, tokens, limits."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_dry_run_writes_nothing_and_knows_of_conflicts(
         _notes(cluster)
 
 
-def test_what_somebody_else_sets_is_never_overwritten_until_a_person_takes_it_over(
+def test_a_value_set_by_another_client_is_never_overwritten_until_it_is_adopted(
     loop: Make, there: StandIn, accountant: Accountant, cluster: MemoryCluster, runai: RunaiCluster
 ) -> None:
     accountant.spend(eng=0.8, a=0.7, b=0.1)

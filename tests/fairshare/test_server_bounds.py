@@ -1,4 +1,4 @@
-"""The controller's servers are not held up by clients that do not say what they want."""
+"""Slow or silent clients do not block the controller's servers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_one_address_cannot_take_all_connections_and_they_are_given_back() -> No
         pytest.fail("no place was given back")
 
 
-def test_tls_handshakes_that_do_not_end_hold_nobody_up(tmp_path: Path) -> None:
+def test_unfinished_tls_handshakes_do_not_delay_other_requests(tmp_path: Path) -> None:
     authority = trustme.CA()
     mine, files = authority.issue_cert("127.0.0.1"), (tmp_path / "tls.crt", tmp_path / "tls.key")
     mine.cert_chain_pems[0].write_to_path(files[0])

@@ -1,4 +1,4 @@
-"""Small parts of the shell: metrics, health, policy file, settings, events on turned conditions, capacity."""
+"""Metrics, health, policy file, settings, events of changed conditions, and capacity."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_metrics_show_the_latest_report(
     assert held["gputally_queue_weight", "a", "kai"] == 0.5
 
 
-def test_who_leads_is_told_as_it_is_when_it_is_asked(
+def test_the_leader_metric_is_computed_at_the_scrape(
     cluster_of: Make, queue_object: Make, policy_of: Make, controller_of: Make, clock: VirtualClock
 ) -> None:
     """A cycle that hangs, because the API server does, reports nothing: the Lease is lost all the same."""
@@ -252,7 +252,7 @@ def test_a_mounted_policy_is_read_again_when_its_folder_is_swapped(
     assert (seen[0][1], seen[-1][1]) == (1, 3)
 
 
-def test_only_try_changes_nothing_else(policy_of: Make) -> None:
+def test_a_dry_run_policy_differs_in_apply_alone(policy_of: Make) -> None:
     policy = policy_of(apply="enforce")
     assert only_try(policy) == policy_of(apply="dry-run")
 
@@ -276,7 +276,7 @@ def test_settings_come_from_file_environment_and_flags_in_this_order(tmp_path: P
     ]
 
 
-def test_only_what_turns_is_an_event() -> None:
+def test_only_a_changed_condition_is_an_event() -> None:
     good = Condition("Effective", "True", "WeightsOnly", "fine")
     bad = Condition("Effective", "False", "HistoryCountedTwice", "kValue is 1")
     where = StatusObject()
@@ -288,7 +288,7 @@ def test_only_what_turns_is_an_event() -> None:
     assert ended.type == "Normal"
 
 
-def test_a_status_that_somebody_garbled_starts_anew() -> None:
+def test_an_unreadable_status_is_written_anew() -> None:
     where = StatusObject("ns", "x")
     for garbled in ("no json", "[]", '{"status": "True", "lastTransitionTime": 7}'):
         standing = {"data": {"Fresh": garbled}}

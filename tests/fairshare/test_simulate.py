@@ -1,4 +1,4 @@
-"""The command that replays: tables, CSV and figures from a trace, KAI's scenarios, and clear refusals."""
+"""`gputally fairshare simulate`: tables, CSV and figures from a trace, KAI scenarios, and refusals."""
 
 from __future__ import annotations
 

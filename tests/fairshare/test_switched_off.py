@@ -1,4 +1,4 @@
-"""Who was switched off for somebody is switched on again, whatever is away, refused or switched off meanwhile."""
+"""Workloads deactivated by a preemption are activated again, despite outages, refusals and a changed policy."""
 
 from __future__ import annotations
 
@@ -109,11 +109,11 @@ def test_who_cannot_be_switched_on_is_told_until_he_is(kueue: Make) -> None:
     assert _active(cluster)
 
 
-def test_nobody_is_looked_for_again_where_nobody_can_be_stopped(kueue: Make) -> None:
+def test_victims_are_not_searched_again_where_none_can_be_stopped(kueue: Make) -> None:
     cluster, controller = kueue(preemption={"mode": "off"})
     for _ in range(5):
         controller.cycle()
-    # Once by the adapter in each cycle; of our own: the one that found somebody, and the one that found nobody.
+    # Once by the adapter in each cycle; of our own: the one that found a workload, and the one that found none.
     assert cluster.listed.count(WORKLOAD) == 5 + 2
 
 
@@ -146,7 +146,7 @@ def test_release_lets_run_again_who_gave_way(kueue: Make) -> None:
 
 
 def test_what_is_not_for_us_to_read_is_said(kueue: Make) -> None:
-    """Without the Workloads nobody would seem to want anything."""
+    """Without the Workloads there would seem to be no demand."""
     cluster, controller = kueue()
     cluster.failing, cluster.error = frozenset({"list Workload"}), Refused("GET: 403: workloads is forbidden")
     (target,) = controller.cycle().targets

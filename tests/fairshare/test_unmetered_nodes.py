@@ -1,4 +1,4 @@
-"""Nodes without an agent: what runs there is in no book, so that no share can be reckoned beside it."""
+"""Nodes without an agent: their usage is unmetered, so weights are held above a limit."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_node_that_is_new_down_or_without_gpus_is_not_missed(
     assert cycles([_node("n0", 32), other]) == [None]
 
 
-def test_nobody_is_asked_once_all_are_known(cycles: Make, accountant: Accountant) -> None:
+def test_the_accountant_is_not_queried_once_all_nodes_are_known(cycles: Make, accountant: Accountant) -> None:
     accountant.nodes = {"n0", "n1"}
     assert cycles([_node("n0"), _node("n1")], 20) == [None] * 20
     assert accountant.asked_nodes == 1
@@ -96,7 +96,7 @@ def test_an_accountant_that_does_not_tell_holds(cycles: Make, accountant: Accoun
 def test_a_cluster_without_gpus_is_told_from_a_ledger_without_any(
     cycles: Make, accountant: Accountant, trouble: dict[str, Any], nodes: list[Object], reason: str
 ) -> None:
-    """One that was scaled to nothing for the weekend wakes nobody."""
+    """A cluster that was scaled to nothing for the weekend raises no alert."""
     vars(accountant).update(trouble)
     assert cycles(nodes)[0].startswith(f"{reason}: ")
 

@@ -1,4 +1,4 @@
-"""Volcano's queues as our model; each mode writes what one plugin reads, and says where none does."""
+"""Volcano queues read into the model; each mode writes what one plugin reads, and a condition says where none does."""
 
 from __future__ import annotations
 

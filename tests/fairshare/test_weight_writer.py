@@ -1,4 +1,4 @@
-"""Writes one by one: limits, a lost lease, and history that is not counted twice when the mode changes."""
+"""Weight writes: limits, a lost lease, and no history counted twice when the mode changes."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_turn_goes_on_over_a_restart(
     begun = cycle()
     assert "its turn for 60 more min" in begun["b"].why
     clock.advance(30 * 60_000)
-    accountant.spend(a=0.1, b=0.9)  # nobody would give b a turn now
+    accountant.spend(a=0.1, b=0.9)  # no law would give b a turn now
     went_on = cycle()
     assert "its turn for 30 more min" in went_on["b"].why
     assert {name: w.value for name, w in went_on.items()} == {name: w.value for name, w in begun.items()}

@@ -1,4 +1,4 @@
-"""History into weights: the law, its repairs, and the pace at which weights move."""
+"""Weights from usage: the laws, their repairs, and the bounds on how fast weights move."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_history_corrects_inside_a_small_department_as_much_as_outside(policy_of
 
 @pytest.mark.parametrize("half_life", [None, "6h"])
 def test_what_is_owed_is_of_the_time_there_are_books_for(policy_of: Make, half_life: str | None) -> None:
-    """Two hours after the installation 16 GPUs can owe nobody more than what they did in these two hours."""
+    """Two hours after the installation 16 GPUs can owe a queue no more than what they did in these two hours."""
     spec = {"size": "7d"} if half_life is None else {"size": "7d", "half_life": half_life}
     policy = policy_of(law="deficit", window=spec)
     gpu_hour = 3_600_000_000
@@ -84,7 +84,7 @@ def test_what_is_owed_is_of_the_time_there_are_books_for(policy_of: Make, half_l
     assert "owed 10 GPU-hours" in weights["c"].why
 
 
-def test_usage_beyond_the_capacity_still_leaves_the_pool_to_somebody(policy_of: Make) -> None:
+def test_usage_beyond_the_capacity_still_divides_the_whole_pool(policy_of: Make) -> None:
     policy = policy_of(bounds=FREE, k=5.0)
     weights = calculate_weights(policy, _window(a=1.5, b=1.5, c=1.0), _all_ask(policy), 16, 0).weights
     values = {w.queue: w.value for w in weights}
@@ -232,7 +232,7 @@ def test_every_department_has_its_own_turns() -> None:
 
 @pytest.mark.parametrize("law", ["kai", "fairtree", "multifactor", "deficit"])
 @pytest.mark.parametrize("above", [{"limit": 0}, {"weight": 0}])
-def test_a_department_that_may_have_nothing_stops_nobody(law: str, above: dict[str, float]) -> None:
+def test_a_department_without_entitlement_does_not_block_the_others(law: str, above: dict[str, float]) -> None:
     queues = [{"name": "closed", **above}, {"name": "a", "parent": "closed"}, {"name": "b", "parent": "closed"}]
     policy = Policy.model_validate({"law": law, "queues": [*queues, {"name": "open"}, {"name": "other"}]})
     standings = {queue.name: Standing(8, 0, 1.0) for queue in policy.queues}

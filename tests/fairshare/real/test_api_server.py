@@ -130,7 +130,7 @@ def test_a_user_without_rights_is_refused_in_the_servers_words(server: ApiServer
 def test_a_cycle_publishes_weights_on_the_real_server(
     server: ApiServer, accountant: Any, policy_of: Make, clock: VirtualClock, queue_object: Make
 ) -> None:
-    """History in, `overQuotaWeight` out, by server-side apply; a field somebody else owns stays his."""
+    """History in, `overQuotaWeight` out, by server-side apply; a field of another manager is left alone."""
     cluster = KubernetesCluster.connect(KINDS, server.kubeconfig)
     for queue in "abc":
         wanted = queue_object(queue)

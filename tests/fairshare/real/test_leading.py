@@ -94,7 +94,7 @@ def test_a_standby_writes_nothing_and_goes_on_where_the_leader_stopped(
     acting = {"first": True}
     first = Controller(policy, accountant, real, clock, status_object=where, leading=lambda: acting["first"])
     second = Controller(policy, accountant, real, clock, status_object=where, leading=lambda: not acting["first"])
-    looking = second.cycle()  # announces no policy: usage is still counted by nobody's
+    looking = second.cycle()  # announces no policy: usage is still counted under no policy
     assert (looking.leading, results_of(looking), weights_of(real, "sb-a")) == (False, {}, [0])
     first.cycle()
     published = weights_of(real, "sb-a", "sb-b")

@@ -1,4 +1,4 @@
-"""The rest of the cluster port, on the API server in memory and on the real one: one suite for both."""
+"""The rest of the cluster interface, on the in-memory and on the real API server: one suite for both."""
 
 from __future__ import annotations
 

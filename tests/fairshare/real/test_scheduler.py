@@ -140,7 +140,7 @@ def test_gangs_land_by_best_fit_victims_are_narrowed_and_without_us_it_goes_on(
             assert small <= bound.keys()
             assert len(bound.keys() & {"big-0", "big-1"}) == 1
 
-            # Nobody is above his share any more: nothing is taken from anybody.
+            # No queue is above its share any more: nothing is taken.
             cockpit.shares = {name: QueueShare(8, 8) for name in ("small", "big", "urgent")}
             asked = len([answer for answer in cockpit.answers if answer[0] == "preempt"])
             cockpit.pod("greedy", 8, "urgent", priorityClassName=f"urgent-{cached}".lower())
@@ -148,7 +148,7 @@ def test_gangs_land_by_best_fit_victims_are_narrowed_and_without_us_it_goes_on(
             assert cockpit.nodes() == bound
             assert {result for _, result in cockpit.answers} == {"ok"}
             cockpit.ask("DELETE", f"/api/v1/namespaces/{cockpit.namespace}/pods/greedy?gracePeriodSeconds=0")
-        with scheduler(server, tmp_path, [_extender("http://127.0.0.1:1")]):  # nobody listens there
+        with scheduler(server, tmp_path, [_extender("http://127.0.0.1:1")]):  # no server listens there
             cockpit.ask("DELETE", f"/api/v1/namespaces/{cockpit.namespace}/pods/urgent?gracePeriodSeconds=0")
             cockpit.pod("alone", 8, "small")
             assert cockpit.until_bound("alone")["alone"] == bound["urgent"]

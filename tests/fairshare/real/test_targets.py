@@ -115,7 +115,7 @@ def test_volcano_takes_what_each_plugin_reads(
         assert released["spec"]["weight"] == 1  # the schema's default is back
 
 
-def test_a_volcano_weight_of_somebody_else_is_contested_until_it_is_adopted(
+def test_a_volcano_weight_of_another_manager_is_contested_until_it_is_adopted(
     cluster: Cluster, policy_of: Make, accountant: Any, clock: VirtualClock
 ) -> None:
     names = ["vo-a", "vo-b"]

@@ -1,4 +1,4 @@
-"""Two replicas of the controller's pages, whom people sign in with, and a browser."""
+"""Two replicas of the controller's pages, an OpenID provider, and a browser."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Browser:
 
 @dataclass
 class PageContext:
-    """Two replicas over one policy, and whom people sign in with."""
+    """Two replicas over one policy, and their OpenID provider."""
 
     first: Stage
     second: Stage
@@ -95,7 +95,7 @@ class PageContext:
     faults: Faults
 
     def browser(self, *groups: str) -> Browser:
-        """Of somebody of these groups who has signed in; without any group: of nobody yet."""
+        """A browser signed in as a member of these groups; not signed in without any group."""
         made = Browser(self.first.site)
         if groups:
             who = Session(self.login.url, "ann@example.com", groups, secrets.token_hex())

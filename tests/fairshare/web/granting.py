@@ -1,4 +1,4 @@
-"""Who signs in to the controller's pages in tests, and the files that say so."""
+"""Callers who may sign in to the controller's pages in tests, and their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy file edited through the form: what was not touched stays, letter for letter."""
+"""The policy file edited through the form: everything unedited stays byte for byte."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def differing(before: str, after: str) -> list[tuple[str, str]]:
     return [(a, b) for a, b in zip(old, new, strict=True) if a != b]
 
 
-def test_a_form_nobody_touched_changes_no_letter() -> None:
+def test_an_untouched_form_changes_no_letter() -> None:
     found = draft(standing(), form_of(standing()))
     assert (found.text, found.edited, found.faults) == (SAMPLE, True, ())
 

@@ -1,4 +1,4 @@
-"""The policy as a form: what it yields, what it refuses, and previews of what it would change."""
+"""The policy form: the file it makes, its refusals, and previews."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_file_comes_as_it_was_reviewed(open_stage: Stage) -> None:
     assert found.headers["Content-Disposition"] == 'attachment; filename="policy.yaml"'
 
 
-def test_nothing_is_applied_where_nobody_allowed_it(open_stage: Stage) -> None:
+def test_nothing_is_applied_unless_the_settings_allow_it(open_stage: Stage) -> None:
     before = open_stage.file.read_text()
     page = text(open_stage.post("/policy", filled(open_stage, k="3", action="review")))
     assert "Apply it now" not in page
@@ -90,7 +90,7 @@ def test_nothing_is_applied_where_nobody_allowed_it(open_stage: Stage) -> None:
     assert open_stage.file.read_text() == before
 
 
-def test_it_is_applied_once_told_and_never_over_somebody_else(tmp_path: Path) -> None:
+def test_it_is_applied_once_confirmed_and_never_over_another_change(tmp_path: Path) -> None:
     here = stage(tmp_path, writable=True, cycles=1)
     here.file.chmod(0o640)
     before = here.file.read_text()
@@ -144,7 +144,7 @@ def slow(tmp_path: Path) -> tuple[Stage, threading.Event]:
                 raise Cancelled
             if go.wait(0.01):
                 return quick(order, told, stop)
-        raise AssertionError("nobody came")
+        raise AssertionError("the event was not set")
 
     return stage(tmp_path, cycles=1, work=work), go
 

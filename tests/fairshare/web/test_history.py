@@ -1,4 +1,4 @@
-"""What the pages ask the books about queues over time: little, seldom, and added up as the tree is."""
+"""Queue history for the pages: few cached queries, summed up the queue tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANY = 3 * MOST_NAMED
 
 
 class Ledger:
-    """Each queue held one GPU in every hour but the second, of which nobody wrote anything down; `else` held too."""
+    """Each queue held one GPU in every hour but the second, which was not metered; `else` held one too."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, ...] | None] = []
@@ -39,7 +39,7 @@ class Ledger:
                 yield usage_line(at_ms, gpus * US_PER_HOUR)
 
     def decisions(self, start_ms: int, end_ms: int) -> Iterator[Decision]:
-        raise AssertionError("nobody asks for decisions here")
+        raise AssertionError("decisions are not queried here")
 
 
 def policy() -> Policy:

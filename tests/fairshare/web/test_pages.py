@@ -1,4 +1,4 @@
-"""The controller's pages: who may open what, what they say, and that nothing gets in or out of them."""
+"""The controller's pages: access, content, and escaping."""
 
 from __future__ import annotations
 

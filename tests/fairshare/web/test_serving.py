@@ -1,4 +1,4 @@
-"""The pages over HTTP and from settings, and the values that stand behind them."""
+"""The pages over HTTP, composed from settings."""
 
 from __future__ import annotations
 
@@ -124,10 +124,10 @@ def test_composed_from_settings_with_tokens_and_an_act_that_is_told(tmp_path: Pa
     assert token not in str(logged)
 
 
-def test_a_configmap_is_taken_over_and_written_and_never_over_somebody_else(
+def test_a_configmap_is_taken_over_and_written_and_never_over_another_manager(
     either_of: Callable[[Sequence[Object]], Cluster],
 ) -> None:
-    """The same on a real API server, where the field belongs to whoever made it."""
+    """The same on a real API server, where the field belongs to its creator."""
     made = {
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "policy", "namespace": "default"},
         "data": {"policy.yaml": "k: 1\n", "other": "kept"},

@@ -1,4 +1,4 @@
-"""People sign in to the controller's pages: who may do what there, and what is not quite right is turned away."""
+"""Sign-in to the controller's pages: roles, sessions, and refused sign-ins."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_over_http_one_signs_in_by_the_settings(
         assert httpx2.get(url).status_code == 401
 
 
-def test_without_a_key_or_anybody_it_does_not_start(
+def test_without_a_key_or_any_permitted_user_it_does_not_start(
     tmp_path: Path, login: tuple[Provider, VirtualClock], serve: Callable[..., Any]
 ) -> None:
     state, clock = login

@@ -1,4 +1,4 @@
-"""What is not quite right about a sign-in is turned away, and said."""
+"""Faulty sign-ins are refused with a message."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_token_that_is_not_for_this_sign_in_is_refused(house: PageContext, spo
     assert browser.get("/").status == 303
 
 
-def test_another_browsers_answer_signs_nobody_in(house: PageContext) -> None:
+def test_an_answer_to_another_browser_does_not_sign_in(house: PageContext) -> None:
     """Login CSRF: an attacker's code must not sign a victim in as the attacker."""
     house.login.claims |= {"groups": ["operators"]}
     attacker, victim = house.browser(), house.browser()
@@ -107,7 +107,7 @@ def test_a_session_ends_and_so_does_a_sign_in_that_takes_too_long(
         (None, {"origin": "https://elsewhere.example"}),
     ],
 )  # fmt: skip
-def test_another_site_writes_nothing_with_somebodys_session(
+def test_another_site_writes_nothing_with_a_users_session(
     house: PageContext, mark: str | None, headers: dict[str, str]
 ) -> None:
     before = house.first.file.read_text()
@@ -123,7 +123,7 @@ def test_another_site_writes_nothing_with_somebodys_session(
     "following",
     ["https://evil.example", "//evil.example", "/\\evil.example", "\\\\evil.example", "javascript:alert(1)", "/a\nb"],
 )
-def test_nobody_is_led_to_another_site(house: PageContext, following: str) -> None:
+def test_no_redirect_leads_to_another_site(house: PageContext, following: str) -> None:
     browser = house.browser()
     address = browser.ask("GET", link("/sign-in", next=following)).headers["Location"]
     assert address.startswith(f"{house.login.url}/authorize?")
