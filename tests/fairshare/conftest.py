@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,12 +14,12 @@ from accountant.wire.usage_models import Accounts, BudgetState
 from fairshare.controller.control_loop import Controller
 from fairshare.core.model import Observation, Pod
 from fairshare.targets import KINDS
-from fairshare.targets.kai import QUEUE, SHARD
 from fairshare.targets.weight_plan import Adapter, look_at
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import CONFIG_MAP, GPU, NODE, Cluster, Kind, Object
+from gputally.kubernetes.objects import Cluster, Object
+from tests.fairshare.builders import cluster_of, queue_object, shard_object
 from tests.fairshare.realserver import Others, served, standing
 from tests.real.controlplane import ApiServer
 from tests.shelf import shared
@@ -45,54 +44,6 @@ def golden_text() -> str:
 def upstream_text() -> str:
     """95 divisions read off KAI's test tables; read in place, not copied."""
     return shared("vectors/kai_division_upstream.json").read_text()
-
-
-@pytest.fixture
-def queue_object() -> Callable[..., dict[str, Any]]:
-    """A KAI Queue."""
-
-    def make(
-        name: str,
-        weight: float | None = 1,
-        *,
-        requested: object = "100",
-        allocated: object = "4",
-        quota: float = 0,
-        parent: str | None = None,
-        **metadata: Any,
-    ) -> dict[str, Any]:
-        gpu: dict[str, Any] = {"quota": quota, "limit": -1}
-        if weight is not None:
-            gpu["overQuotaWeight"] = weight
-        return {
-            "apiVersion": QUEUE.api_version,
-            "kind": QUEUE.kind,
-            "metadata": {"name": name, **metadata},
-            "spec": {"resources": {"gpu": gpu}, **({"parentQueue": parent} if parent else {})},
-            "status": {"requested": {GPU: requested}, "allocated": {GPU: allocated}},
-        }
-
-    return make
-
-
-@pytest.fixture
-def shard_object() -> Callable[..., dict[str, Any]]:
-    """A KAI SchedulingShard."""
-
-    def make(**spec: Any) -> dict[str, Any]:
-        return {"apiVersion": SHARD.api_version, "kind": SHARD.kind, "metadata": {"name": "default"}, "spec": spec}
-
-    return make
-
-
-@pytest.fixture
-def cluster_of() -> Callable[..., MemoryCluster]:
-    """A cluster that serves what the controller reads."""
-
-    def make(objects: Sequence[Object] = (), more: Sequence[Kind] = (), **options: Any) -> MemoryCluster:
-        return MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP, *more], objects, **options)
-
-    return make
 
 
 @pytest.fixture(scope="session")
@@ -221,18 +172,6 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture
-def policy_of() -> Callable[..., Policy]:
-    """Three equal queues a, b, c, mapped to KAI queues of the same names; options are the policy's."""
-
-    def make(queues: Sequence[dict[str, Any]] | None = None, *, apply: str = "enforce", **options: Any) -> Policy:
-        defaults = [{"name": name, "refs": (f"kai:{name}",)} for name in ("a", "b", "c")]
-        document = {"targets": {"kai": {"apply": apply}}, "queues": defaults if queues is None else queues, **options}
-        return Policy.model_validate(json.loads(json.dumps(document)))
-
-    return make
-
-
-@pytest.fixture
 def controller_of(accountant: Accountant, clock: VirtualClock) -> Callable[..., Controller]:
     def make(policy: Policy, cluster: MemoryCluster, **options: Any) -> Controller:
         return Controller(policy, accountant, cluster, clock, **options)
@@ -253,9 +192,7 @@ def file(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def three(
-    cluster_of: Callable[..., Any], queue_object: Callable[..., Any], shard_object: Callable[..., Any]
-) -> MemoryCluster:
+def three() -> MemoryCluster:
     """Queues a, b, c with weight 1, and a stranger that no policy names."""
     cluster: MemoryCluster = cluster_of([*(queue_object(name) for name in "abc"), queue_object("stranger", 5)])
     cluster.load([shard_object(kValue=0)])

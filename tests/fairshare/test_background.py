@@ -18,6 +18,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import Unavailable
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.objects import POD
+from tests.fairshare.builders import cluster_of, policy_of, queue_object
 
 Make = Callable[..., Any]
 
@@ -30,9 +31,7 @@ def _stopped(metrics: Metrics, task: str) -> float | None:
     return None
 
 
-def test_a_cycle_with_a_defect_is_not_the_last(
-    cluster_of: Make, queue_object: Make, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
-) -> None:
+def test_a_cycle_with_a_defect_is_not_the_last(accountant: Any, controller_of: Make, clock: VirtualClock) -> None:
     accountant.spend(a=0.6, b=0.4)
     tasks, stop = BackgroundTasks(clock), threading.Event()
     task, told = tasks.add("cycle"), list[Exception]()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -18,6 +17,7 @@ from fairshare.targets.kai import QUEUE
 from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable, VersionGone
 from gputally.kubernetes.api_client import MOST_LINE_BYTES, PAGE, KubernetesCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event
+from tests.fairshare.loopback import listening
 
 Reply = Callable[[str, str, dict[str, list[str]], Any], tuple[int, Any]]
 
@@ -52,15 +52,8 @@ def _served(stub: Stub) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:
             return
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with listening(Handler) as url:
+        yield url
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -21,6 +20,7 @@ import yaml
 import fairshare
 from accountant.wire.policy_models import Policy
 from fairshare.__main__ import main
+from tests.fairshare.loopback import listening
 
 SAMPLES = Path(fairshare.__file__).parent / "samples"
 POLICY, CLUSTER = SAMPLES / "policy.yaml", SAMPLES / "cluster.yaml"
@@ -67,15 +67,8 @@ def _accountant(usage: dict[str, float], coverage: float = 1.0) -> Iterator[tupl
         def log_message(self, format: str, *args: object) -> None:
             return
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with listening(Handler) as url:
+        yield url, asked
 
 
 def test_a_missing_file_and_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Cluster, Object
+from tests.fairshare.builders import policy_of
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.failing_clusters import Failing
 from tests.fairshare.observations import conditions_of
@@ -207,7 +208,7 @@ CASES = [
 @pytest.mark.parametrize("mended", [False, True], ids=["wrong", "right"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case.reason).strip())
 def test_the_objects_of_a_scheduler_bring_a_reason_about_and_make_it_go(
-    either_of: Make, policy_of: Make, accountant: Accountant, clock: VirtualClock, case: Case, mended: bool
+    either_of: Make, accountant: Accountant, clock: VirtualClock, case: Case, mended: bool
 ) -> None:
     _, kind, status, reason = case.reason
     target = case.ref.partition(":")[0]
@@ -228,9 +229,7 @@ def test_run_ai_tells_of_its_own_history_and_not_of_its_setting() -> None:
     assert (unseen.status, unseen.reason) == ("Unknown", "SettingNotSeen")
 
 
-def test_the_kube_scheduler_is_heard_by_the_extender_alone(
-    policy_of: Make, accountant: Accountant, clock: VirtualClock
-) -> None:
+def test_the_kube_scheduler_is_heard_by_the_extender_alone(accountant: Accountant, clock: VirtualClock) -> None:
     policy = policy_of([{"name": "a", "refs": ["policy:a"]}], targets={"kube_scheduler": {"mode": "extender"}})
     cluster = MemoryCluster(KINDS)
 
@@ -270,7 +269,7 @@ def _contested(cluster: MemoryCluster) -> None:
     ("apply Queue", Unavailable("PATCH: 504: timeout"), "Unavailable"),
 ])  # fmt: skip
 def test_what_the_api_server_answers_is_the_reason_until_it_answers_well(
-    policy_of: Make, accountant: Accountant, clock: VirtualClock, what: str, error: Exception, reason: str
+    accountant: Accountant, clock: VirtualClock, what: str, error: Exception, reason: str
 ) -> None:
     cluster = Failing(KINDS, KAI)
     cluster.failing, cluster.error = frozenset({what}), error
@@ -281,7 +280,7 @@ def test_what_the_api_server_answers_is_the_reason_until_it_answers_well(
 
 
 def test_a_field_of_another_manager_is_contested_and_the_weight_not_ours(
-    policy_of: Make, accountant: Accountant, clock: VirtualClock
+    accountant: Accountant, clock: VirtualClock
 ) -> None:
     policy = policy_of([{"name": name, "refs": [f"kai:{name}"]} for name in "ab"])
     cluster = MemoryCluster(KINDS, KAI)
@@ -293,9 +292,7 @@ def test_a_field_of_another_manager_is_contested_and_the_weight_not_ours(
     assert _available(policy, accountant, clock, free, "Effective") == ("True", "WeightsOnly")
 
 
-def test_a_target_that_is_off_or_has_no_gpu_to_divide(
-    policy_of: Make, accountant: Accountant, clock: VirtualClock
-) -> None:
+def test_a_target_that_is_off_or_has_no_gpu_to_divide(accountant: Accountant, clock: VirtualClock) -> None:
     queues = [{"name": "a", "refs": ["kai:a"]}]
     off = policy_of(queues, targets={"kai": {"mode": "off"}})
     assert _available(off, accountant, clock, MemoryCluster(KINDS, KAI)) == ("Unknown", "Off")

@@ -19,6 +19,7 @@ from fairshare.controller.cycle_report import CycleReport
 from fairshare.explain.queue_explanation import explain_queue
 from fairshare.laws.weight_change import CAUSES, WeightChange, change_sentence
 from gputally.base.clock import VirtualClock
+from tests.fairshare.builders import cluster_of, policy_of, queue_object, shard_object
 from tests.fairshare.conftest import Accountant
 
 Make = Callable[..., Any]
@@ -26,8 +27,7 @@ FIGURE = re.compile(r"[+-]\d+(?:\.\d+)?")
 
 
 @pytest.fixture
-def cycles(accountant: Accountant, policy_of: Make, controller_of: Make, queue_object: Make, shard_object: Make,
-           cluster_of: Make, clock: VirtualClock) -> Callable[..., CycleReport]:  # fmt: skip
+def cycles(accountant: Accountant, controller_of: Make, clock: VirtualClock) -> Callable[..., CycleReport]:  # fmt: skip
     """One cycle after another, five minutes apart, of a controller that enforces."""
     cluster = cluster_of([*map(queue_object, "abc"), shard_object(kValue=0)])
     controller = controller_of(policy_of(k=1.0), cluster)
@@ -79,7 +79,7 @@ def test_the_sentence_adds_up_and_is_on_the_page(cycles: Callable[..., CycleRepo
 
 @pytest.mark.parametrize("seed", range(8))
 def test_page_explanation_and_event_give_the_sentence_of_the_decision(
-    cycles: Callable[..., CycleReport], policy_of: Make, seed: int
+    cycles: Callable[..., CycleReport], seed: int
 ) -> None:
     chance, policy, moved = random.Random(seed), policy_of(k=1.0), 0
     for _ in range(4):
@@ -100,7 +100,7 @@ def test_page_explanation_and_event_give_the_sentence_of_the_decision(
     assert moved >= 6
 
 
-def test_a_replay_finds_the_same_sentence(cycles: Callable[..., CycleReport], policy_of: Make) -> None:
+def test_a_replay_finds_the_same_sentence(cycles: Callable[..., CycleReport]) -> None:
     cycles(a=0.4, b=0.3, c=0.3)
     report = cycles(a=0.7, b=0.2, c=0.1)
     policy: Policy = policy_of(k=1.0)

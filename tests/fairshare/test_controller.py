@@ -20,22 +20,24 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable, Conflict, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Kind, Object
+from tests.fairshare.builders import cluster_of, policy_of, queue_object, shard_object
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.fairshare.observations import conditions_of, results_of, weights_in
+from tests.fairshare.victims import node_object
 
 Make = Callable[..., Any]
 HERE = StatusObject("gputally", "gputally-fairshare")
 
 
 @pytest.fixture
-def queues(either_of: Make, queue_object: Make, shard_object: Make) -> Cluster:
+def queues(either_of: Make) -> Cluster:
     """As `three`, in memory and on a real API server."""
     found: Cluster = either_of([*map(queue_object, "abc"), queue_object("stranger", 5), shard_object(kValue=0)])
     return found
 
 
 def test_weights_follow_history_and_settle(
-    queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+    queues: Cluster, accountant: Any, controller_of: Make, clock: VirtualClock
 ) -> None:
     accountant.spend(a=0.7, b=0.2, c=0.1)
     controller = controller_of(policy_of(k=1.0), queues)
@@ -52,9 +54,7 @@ def test_weights_follow_history_and_settle(
     assert [p.version() for p in accountant.policies] == [policy_of(k=1.0).version()]
 
 
-def test_a_dry_run_writes_nothing_and_says_what_it_would(
-    queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make
-) -> None:
+def test_a_dry_run_writes_nothing_and_says_what_it_would(queues: Cluster, accountant: Any, controller_of: Make) -> None:
     accountant.spend(a=1.0)
     before = queues.list(QUEUE)
     controller = controller_of(policy_of(apply="dry-run"), queues)
@@ -66,7 +66,7 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would(
     assert controller.cycle().decisions == ()  # the same again is no news
 
 
-def test_off_leaves_the_target_alone(queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make) -> None:
+def test_off_leaves_the_target_alone(queues: Cluster, accountant: Any, controller_of: Make) -> None:
     accountant.spend(a=1.0)
     report = controller_of(policy_of(targets={"kai": {"mode": "off"}}), queues).cycle()
     assert conditions_of(report)["kai.Available"] == ("Unknown", "Off")
@@ -86,7 +86,6 @@ def test_off_leaves_the_target_alone(queues: Cluster, accountant: Any, policy_of
 def test_unusable_usage_changes_no_weight_and_is_said_once(
     three: MemoryCluster,
     accountant: Any,
-    policy_of: Make,
     controller_of: Make,
     clock: VirtualClock,
     trouble: dict[str, Any],
@@ -121,9 +120,7 @@ def test_unusable_usage_changes_no_weight_and_is_said_once(
     assert [d.kind for d in accountant.decisions].count("hold") == 1
 
 
-def test_a_refusal_of_one_is_reported_and_the_others_go_on(
-    cluster_of: Make, queue_object: Make, accountant: Any, policy_of: Make, controller_of: Make
-) -> None:
+def test_a_refusal_of_one_is_reported_and_the_others_go_on(accountant: Any, controller_of: Make) -> None:
     def admit(obj: Object) -> str | None:
         return "not today" if obj["metadata"]["name"] == "a" else None
 
@@ -134,7 +131,7 @@ def test_a_refusal_of_one_is_reported_and_the_others_go_on(
     assert conditions_of(report)["kai.Available"] == ("False", "Refused")
 
 
-def test_an_absent_crd_degrades_the_target(accountant: Any, policy_of: Make, controller_of: Make) -> None:
+def test_an_absent_crd_degrades_the_target(accountant: Any, controller_of: Make) -> None:
     accountant.spend(a=1.0)
     report = controller_of(policy_of(), MemoryCluster([NODE])).cycle()
     assert conditions_of(report)["kai.Available"] == ("False", "CRDAbsent")
@@ -162,9 +159,7 @@ class Faulty(MemoryCluster):
         super().event(event)
 
 
-def test_an_api_server_that_does_not_answer(
-    queue_object: Make, accountant: Any, policy_of: Make, controller_of: Make
-) -> None:
+def test_an_api_server_that_does_not_answer(accountant: Any, controller_of: Make) -> None:
     cluster = Faulty([QUEUE, SHARD, NODE], [queue_object(name) for name in "abc"])
     accountant.spend(a=1.0)
     controller = controller_of(policy_of(), cluster)
@@ -179,7 +174,7 @@ def test_an_api_server_that_does_not_answer(
 
 
 def test_every_weight_can_be_computed_again_from_its_record(
-    queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make
+    queues: Cluster, accountant: Any, controller_of: Make
 ) -> None:
     accountant.spend(a=0.61, b=0.17, c=0.13)
     policy = policy_of(k=2.0)
@@ -200,7 +195,7 @@ def test_every_weight_can_be_computed_again_from_its_record(
 
 
 def test_decisions_wait_for_an_accountant_that_comes_back(
-    queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+    queues: Cluster, accountant: Any, controller_of: Make, clock: VirtualClock
 ) -> None:
     accountant.spend(a=1.0)
     controller = controller_of(policy_of(), queues)
@@ -215,7 +210,7 @@ def test_decisions_wait_for_an_accountant_that_comes_back(
 
 
 def test_conditions_are_kept_in_the_cluster_and_outlive_the_controller(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+    three: MemoryCluster, accountant: Any, controller_of: Make, clock: VirtualClock
 ) -> None:
     accountant.spend(a=1.0)
     controller_of(policy_of(), three, status_object=HERE).cycle()
@@ -232,7 +227,7 @@ def test_conditions_are_kept_in_the_cluster_and_outlive_the_controller(
 
 
 def test_a_shard_with_history_of_its_own_is_reported(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, shard_object: Make
+    three: MemoryCluster, accountant: Any, controller_of: Make
 ) -> None:
     three.load([shard_object(kValue=1, usageDBConfig={"clientType": "prometheus"})])
     accountant.spend(a=0.3)
@@ -242,18 +237,17 @@ def test_a_shard_with_history_of_its_own_is_reported(
 
 
 def test_gpus_come_from_ready_nodes_else_from_the_window(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
+    three: MemoryCluster, accountant: Any, controller_of: Make
 ) -> None:
     controller = controller_of(policy_of(), three)
     assert controller.cycle().targets[0].gpus == 16.0
     for name, ready in (("n1", "True"), ("n2", "False")):
-        status = {"conditions": [{"type": "Ready", "status": ready}], "allocatable": {"nvidia.com/gpu": "8"}}
-        three.load([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status}])
+        three.load([node_object(name, ready=ready)])
     assert controller.cycle().targets[0].gpus == 8.0
 
 
 def test_run_cycles_until_told_and_takes_a_new_policy(
-    three: MemoryCluster, accountant: Any, policy_of: Make, clock: VirtualClock
+    three: MemoryCluster, accountant: Any, clock: VirtualClock
 ) -> None:
     stop = threading.Event()
     reports: list[CycleReport] = []
@@ -275,9 +269,7 @@ def test_run_cycles_until_told_and_takes_a_new_policy(
     assert [p.version() for p in accountant.policies] == versions[:2]
 
 
-def test_a_silent_controller_sends_nothing(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
-) -> None:
+def test_a_silent_controller_sends_nothing(three: MemoryCluster, accountant: Any, controller_of: Make) -> None:
     accountant.spend(a=1.0)
     report = controller_of(policy_of(apply="dry-run"), three, silent=True).cycle()
     assert report.decisions
@@ -285,7 +277,7 @@ def test_a_silent_controller_sends_nothing(
 
 
 def test_usage_counted_by_another_policy_moves_nothing_and_ours_is_announced_again(
-    queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+    queues: Cluster, accountant: Any, controller_of: Make, clock: VirtualClock
 ) -> None:
     accountant.spend(a=1.0)
     controller = controller_of(policy_of(), queues)
@@ -304,7 +296,7 @@ def test_usage_counted_by_another_policy_moves_nothing_and_ours_is_announced_aga
 
 @pytest.mark.parametrize(("behind_ms", "held"), [(0, False), (2_000, False), (60_000, False), (3_600_000, True)])
 def test_a_clock_behind_the_accountants_is_called_so_and_no_other_controller(
-    behind_ms: int, held: bool, queues: Cluster, policy_of: Make, clock: VirtualClock
+    behind_ms: int, held: bool, queues: Cluster, clock: VirtualClock
 ) -> None:
     """A policy is in force from its announcement on, by the accountant's clock."""
 
@@ -332,7 +324,7 @@ def test_a_clock_behind_the_accountants_is_called_so_and_no_other_controller(
 
 
 def test_an_exhausted_budget_takes_the_over_quota_weight_and_its_return_gives_it_back(
-    queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+    queues: Cluster, accountant: Any, controller_of: Make, clock: VirtualClock
 ) -> None:
     budget = {"name": "c", "queue": "c", "limit": "10", "exhausted": "no-over-quota"}
     accountant.spend(a=0.3, b=0.4, c=0.3)
@@ -354,9 +346,7 @@ def test_an_exhausted_budget_takes_the_over_quota_weight_and_its_return_gives_it
     assert seen == [1, 0.0, 1.0]
 
 
-def test_budgets_that_cannot_be_read_hold_the_weights(
-    queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make
-) -> None:
+def test_budgets_that_cannot_be_read_hold_the_weights(queues: Cluster, accountant: Any, controller_of: Make) -> None:
     def unread() -> list[BudgetState]:
         raise AccountantUnavailable("http://accountant:8080/v1/budgets: 403 Forbidden")
 

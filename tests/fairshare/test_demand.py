@@ -26,6 +26,8 @@ from fairshare.preemption.preemption_claims import free_by_node
 from fairshare.targets.kai import POD_GROUP, KaiAdapter
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.objects import GPU, gpus, gpus_of_nodes
+from tests.fairshare.builders import policy_of, queue_object
+from tests.fairshare.victims import node_object
 
 Make = Callable[..., Any]
 KAI = "kai-scheduler"
@@ -196,7 +198,7 @@ def test_a_checkpoint_counts_only_as_far_as_every_pod_has_come() -> None:
     assert checkpoint([at(5)], "2026-10-01T00:00:00Z") == 1_790_812_800_000
 
 
-def test_plain_pods_belong_by_label_and_start_together_only_where_they_say_so(policy_of: Make) -> None:
+def test_plain_pods_belong_by_label_and_start_together_only_where_they_say_so() -> None:
     owner = [{"kind": "ReplicaSet", "name": "web", "controller": True, "uid": "rs"}]
     pods = [
         _read(_pod("g0", labels={QUEUE_LABEL: "a", GANG_LABEL: "train"})),
@@ -215,7 +217,7 @@ def test_plain_pods_belong_by_label_and_start_together_only_where_they_say_so(po
     assert smallest_waiting(gangs) == {"a": 2.0}
 
 
-def test_a_terminating_pod_asks_for_nothing(policy_of: Make) -> None:
+def test_a_terminating_pod_asks_for_nothing() -> None:
     """Else a gang that starts again asks twice, and a job that was deleted has others stopped for it."""
     gone = {"node": "n", "deletionTimestamp": "2026-10-01T00:00:00Z"}
     plain = {"labels": {QUEUE_LABEL: "a", GANG_LABEL: "train"}}
@@ -229,7 +231,7 @@ def test_a_terminating_pod_asks_for_nothing(policy_of: Make) -> None:
 
 @pytest.mark.parametrize(("number", "asks"), [(0, []), (2, [(4, 4, 4)])])
 def test_a_terminating_pod_of_a_pod_group_asks_for_nothing(
-    seen_of: Make, policy_of: Make, queue_object: Make, number: int, asks: list[tuple[float, float, float]]
+    seen_of: Make, number: int, asks: list[tuple[float, float, float]]
 ) -> None:
     gone = {"node": "n", "deletionTimestamp": "2026-10-01T00:00:00Z"}
     placed = {"scheduler": KAI, "labels": {"kai.scheduler/queue": "a"}, "annotations": {"pod-group-name": "g"}}
@@ -246,7 +248,7 @@ def test_a_terminating_pod_of_a_pod_group_asks_for_nothing(
     assert [(gang.requested, gang.minimum, gang.waits) for gang in seen.gangs] == asks
 
 
-def test_kais_pod_groups_are_gangs_with_an_elastic_surplus(seen_of: Make, policy_of: Make, queue_object: Make) -> None:
+def test_kais_pod_groups_are_gangs_with_an_elastic_surplus(seen_of: Make) -> None:
     def group(name: str, queue: str, **spec: Any) -> dict[str, Any]:
         metadata = {"name": name, "namespace": "ns", "creationTimestamp": "2026-10-01T00:00:00Z"}
         return {
@@ -276,6 +278,9 @@ def test_kais_pod_groups_are_gangs_with_an_elastic_surplus(seen_of: Make, policy
     "down",
     [
         {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}},
+        {"status": {"conditions": [{"type": "Ready", "status": "False"}]}},
+        {"status": {"conditions": None}},
+        {"status": {"allocatable": {GPU: None}}},
         {"spec": {"unschedulable": True}},
         {"spec": {"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]}},
         {"spec": {"taints": [{"key": "gputally.dev/maintenance", "effect": "NoSchedule"}]}},
@@ -287,7 +292,7 @@ def test_capacity_leaves_out_what_is_down(down: dict[str, Any]) -> None:
         return {"spec": change.get("spec", {}), "status": {**status, **change.get("status", {})}}
 
     pool = {"spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}}
-    assert gpus_of_nodes([node({}), node(down), node(pool)]) == 16
+    assert gpus_of_nodes([node({}), node(down), node(pool), {}]) == 16
 
 
 def test_a_reservation_and_those_who_share_it_take_up_one_gpu() -> None:
@@ -296,10 +301,6 @@ def test_a_reservation_and_those_who_share_it_take_up_one_gpu() -> None:
     share = {"gpu-fraction": "0.5"}
     sharers = [_pod(gpu=None, node="n1", annotations=share, scheduler="kai-scheduler") for _ in range(2)]
     whole = _pod(gpu="4", node="n1")
-    node = {
-        "metadata": {"name": "n1"},
-        "status": {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {GPU: "8"}},
-    }
     for pods, free in (
         ([keeper, *sharers, whole], 3),
         ([keeper, sharers[0], whole], 3),
@@ -307,4 +308,4 @@ def test_a_reservation_and_those_who_share_it_take_up_one_gpu() -> None:
         ([*sharers, whole], 3),  # the keeper is on its way out, or not seen
         ([keeper, *sharers, sharers[0], whole], 2.5),
     ):
-        assert free_by_node([node], [_read(pod) for pod in pods]) == {"n1": free}
+        assert free_by_node([node_object("n1")], [_read(pod) for pod in pods]) == {"n1": free}

@@ -14,6 +14,7 @@ from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_models import BudgetState
 from fairshare.__main__ import main
 from tests.fairshare.loopback import serving, window_of
+from tests.fairshare.victims import node_object
 
 HOUR_US = 3_600_000_000
 QUEUES: list[dict[str, Any]] = [
@@ -30,11 +31,6 @@ def _queue(name: str, requested: int, allocated: int, parent: str | None = None)
         "spec": {"resources": {"gpu": gpu}, **({"parentQueue": parent} if parent else {})},
         "status": {"requested": {"nvidia.com/gpu": str(requested)}, "allocated": {"nvidia.com/gpu": str(allocated)}},
     }  # fmt: skip
-
-
-def _node(name: str, gpus: int) -> dict[str, Any]:
-    status = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"nvidia.com/gpu": str(gpus)}}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status}
 
 
 def _pod(name: str, gpus: int, *, queue: str = "vision", node: str = "", **spec: Any) -> dict[str, Any]:
@@ -72,7 +68,7 @@ class ReportCache:
         self.objects: list[dict[str, Any]] = [
             {"apiVersion": "kai.scheduler/v1", "kind": "SchedulingShard", "metadata": {"name": "default"},
              "spec": {"kValue": 0}},
-            _node("n1", 8), _node("n2", 8),
+            node_object("n1"), node_object("n2"),
         ]  # fmt: skip
         self.usage: Mapping[str, float] = {}
         self.decisions: list[dict[str, Any]] = []

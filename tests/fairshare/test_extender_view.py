@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,9 +15,9 @@ from fairshare.core.pods import read_pod
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import POD
+from tests.fairshare.builders import policy_of
 from tests.fairshare.victims import cluster_with, node_object, pod_object
 
-Make = Callable[..., Any]
 QUEUES = [{"name": name, "deserved": 4, "refs": [f"policy:{name}"]} for name in "ab"]
 
 
@@ -26,7 +26,7 @@ def _pods(cluster: MemoryCluster) -> Sequence[Pod]:
 
 
 @pytest.fixture
-def seen(policy_of: Make, accountant: Any, clock: VirtualClock) -> tuple[MemoryCluster, ExtenderViews]:
+def seen(accountant: Any, clock: VirtualClock) -> tuple[MemoryCluster, ExtenderViews]:
     """a holds all 8 GPUs with a quota of 4; b asked for nothing when the last cycle looked."""
     cluster = cluster_with(node_object("n0", 8), pod_object("a0"), pod_object("a1"))
     policy = policy_of(QUEUES)
@@ -67,7 +67,7 @@ def test_what_is_above_its_share_stays_refused(seen: tuple[MemoryCluster, Extend
 
 
 def test_whether_the_scheduler_asks_is_heard(
-    policy_of: Make, accountant: Any, clock: VirtualClock, seen: tuple[MemoryCluster, ExtenderViews]
+    accountant: Any, clock: VirtualClock, seen: tuple[MemoryCluster, ExtenderViews]
 ) -> None:
     cluster, view = seen
     extender = Extender(view.room, clock)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from fairshare.preemption.victim_selection import decide
 from tests.effort import examples
 from tests.fairshare.preemption_cases import NOW_MS, gang, policy, situation
 
-Make = Callable[..., Any]
 RULE: dict[str, Any] = {"mode": "enforce", "below": 0.05, "sustained": "2h", "grace": "30m"}
 LONG_MS, GRACE_MS = 7_200_000, 1_800_000
 END_MS = NOW_MS - 60_000

@@ -20,8 +20,10 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable, Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, POD, Object
+from tests.fairshare.builders import policy_of
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.preemption_cases import NOW_MS
+from tests.fairshare.victims import node_object
 
 Make = Callable[..., Any]
 RULE: dict[str, Any] = {"mode": "enforce", "below": 0.05, "sustained": "2h", "grace": "30m"}
@@ -47,12 +49,6 @@ def _pod(name: str, **metadata: Any) -> dict[str, Any]:
         "status": {"phase": "Running", "startTime": since,
                    "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": since}]},
     }  # fmt: skip
-
-
-NODES = {
-    "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n0"},
-    "status": {"allocatable": {"nvidia.com/gpu": "8"}, "conditions": [{"type": "Ready", "status": "True"}]},
-}  # fmt: skip
 
 
 class Lives:
@@ -84,7 +80,7 @@ def lives_of(accountant: Accountant) -> Lives:
 
 
 @pytest.fixture
-def start(accountant: Accountant, clock: VirtualClock, policy_of: Make) -> Make:
+def start(accountant: Accountant, clock: VirtualClock) -> Make:
     """A controller with the idle rule at queue a of n0."""
 
     def make(cluster: MemoryCluster, rule: Mapping[str, Any] | None = None, **rules: Any) -> Controller:
@@ -99,7 +95,7 @@ def start(accountant: Accountant, clock: VirtualClock, policy_of: Make) -> Make:
 
 
 def _cluster(*objects: dict[str, Any], of: type[MemoryCluster] = MemoryCluster) -> MemoryCluster:
-    return of(KINDS, [NODES, *objects])
+    return of(KINDS, [node_object(), *objects])
 
 
 def _names(cluster: MemoryCluster) -> list[str]:

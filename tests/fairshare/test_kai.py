@@ -17,6 +17,7 @@ from fairshare.preemption.victim_candidates import bundles
 from fairshare.targets.kai import POD_GROUP, SHARD, KaiAdapter, effective, read_queue, usage_read
 from fairshare.targets.weight_plan import look_at
 from gputally.kubernetes.objects import GPU, quantity
+from tests.fairshare.builders import cluster_of, policy_of, queue_object, shard_object
 
 Make = Callable[..., Any]
 
@@ -34,7 +35,7 @@ def test_no_quantities(text: object) -> None:
     assert quantity(text) is None
 
 
-def test_a_queue_is_read_with_what_we_noted_on_it(queue_object: Make) -> None:
+def test_a_queue_is_read_with_what_we_noted_on_it() -> None:
     noted = queue_objects.WeightAnnotations(2.0, 3.5, 1_000, 1, "v1").annotations()
     read = read_queue(queue_object("a", 3.5, requested="12", allocated="7500m", annotations=noted, uid="u"))
     assert not isinstance(read, Issue)
@@ -44,7 +45,7 @@ def test_a_queue_is_read_with_what_we_noted_on_it(queue_object: Make) -> None:
     assert (standing.changed_ms, standing.direction) == (1_000, 1)
 
 
-def test_a_queue_holds_what_kai_notes_under_other_names_too(queue_object: Make) -> None:
+def test_a_queue_holds_what_kai_notes_under_other_names_too() -> None:
     """MIG instances by their slices, GPUs of ResourceClaims under their class."""
     obj = queue_object("a", requested="2", allocated="1")
     obj["status"]["allocated"] |= {"nvidia.com/mig-3g.40gb": "1", "gpu.nvidia.com": "2", "cpu": "8"}
@@ -68,7 +69,7 @@ def test_what_is_unset_reads_as_unset_or_nothing() -> None:
         ({"requested": "many"}, "status.requested[nvidia.com/gpu] is 'many', not a quantity"),
     ],
 )
-def test_what_cannot_be_read_is_an_issue(queue_object: Make, change: dict[str, Any], reason: str) -> None:
+def test_what_cannot_be_read_is_an_issue(change: dict[str, Any], reason: str) -> None:
     assert read_queue(queue_object("a", **change)) == Issue("a", reason)
 
 
@@ -83,9 +84,7 @@ def test_only_the_weight_and_our_annotations_are_patched() -> None:
     assert "spec" not in KaiAdapter().patch(TargetQueue("a", "", "7", 1.0), None, {})
 
 
-def test_queues_find_their_objects_and_the_rest_is_left_alone(
-    seen_of: Make, policy_of: Make, queue_object: Make
-) -> None:
+def test_queues_find_their_objects_and_the_rest_is_left_alone(seen_of: Make) -> None:
     policy = policy_of(
         [
             {"name": "a", "refs": ["kai:one"]},
@@ -107,7 +106,7 @@ def test_queues_find_their_objects_and_the_rest_is_left_alone(
     ]
 
 
-def test_where_a_queue_differs_from_the_policy_is_said(seen_of: Make, policy_of: Make, queue_object: Make) -> None:
+def test_where_a_queue_differs_from_the_policy_is_said(seen_of: Make) -> None:
     policy = policy_of(
         [{"name": "dept", "refs": ["kai:d"]}, {"name": "a", "parent": "dept", "deserved": 4, "refs": ["kai:a"]}]
     )
@@ -152,16 +151,14 @@ def _arguments(**given: str) -> dict[str, Any]:
         ({"kValue": 0, "usageDBConfig": _DATABASE, **_arguments()}, "False", "replace all others"),
     ],
 )
-def test_history_must_not_count_twice(
-    seen_of: Make, policy_of: Make, queue_object: Make, shard_object: Make, spec: dict[str, Any], status: str, says: str
-) -> None:
+def test_history_must_not_count_twice(seen_of: Make, spec: dict[str, Any], status: str, says: str) -> None:
     seen = seen_of(KaiAdapter(), policy_of(), [*map(queue_object, "abc"), shard_object(**spec)])
     (condition,) = [each for each in seen.conditions if each.type == "Effective"]
     assert condition.status == status
     assert says in condition.message
 
 
-def test_several_shards_each_ask_for_their_own_nodes(shard_object: Make) -> None:
+def test_several_shards_each_ask_for_their_own_nodes() -> None:
     def reads(name: str, label: str | None, url: str) -> dict[str, Any]:
         database = {"clientType": "prometheus", "connectionString": url, "usageParams": {}}
         spec = {"kValue": 1, "usageDBConfig": database, **({"partitionLabelValue": label} if label else {})}
@@ -219,7 +216,7 @@ _DEFAULT_METRIC = {"usageParams": {"extraParams": {"gpuAllocationMetric": "kai_q
     ],
 )
 def test_where_kai_reads_usage_is_found_out_or_said_to_be_unknown(
-    shard_object: Make, database: dict[str, Any], config: Any, endpoint: str | None, status: str, says: str
+    database: dict[str, Any], config: Any, endpoint: str | None, status: str, says: str
 ) -> None:
     shard = shard_object(kValue=1, usageDBConfig={"clientType": "prometheus", **database})
     condition = usage_read([shard], endpoint, config)
@@ -227,7 +224,7 @@ def test_where_kai_reads_usage_is_found_out_or_said_to_be_unknown(
     assert says in condition.message
 
 
-def test_arguments_without_a_k_are_no_k_of_0_for_a_database_either(shard_object: Make) -> None:
+def test_arguments_without_a_k_are_no_k_of_0_for_a_database_either() -> None:
     shard = shard_object(kValue=0, usageDBConfig=_DATABASE, **_arguments(other="1"))
     assert usage_read([shard], "http://a:9091").status == "True"
     named = usage_read([shard_object(kValue=5, usageDBConfig=_DATABASE, **_arguments(kValue="0"))], "http://a:9091")
@@ -242,9 +239,7 @@ def test_arguments_without_a_k_are_no_k_of_0_for_a_database_either(shard_object:
         {"kValue": 0, "usageDBConfig": _DATABASE, **_arguments(other="1")},
     ],
 )
-def test_the_printed_remedy_makes_weights_the_only_history(
-    either_of: Make, policy_of: Make, shard_object: Make, spec: dict[str, Any]
-) -> None:
+def test_the_printed_remedy_makes_weights_the_only_history(either_of: Make, spec: dict[str, Any]) -> None:
     cluster = either_of([shard_object(**spec)])
     condition = effective(cluster.list(SHARD))
     assert condition.status == "False"
@@ -275,7 +270,7 @@ def _write(cluster: Any, remedy: str) -> None:
         {"kValue": 3, "usageDBConfig": {**_DATABASE, "connectionString": _OURS}, **_arguments(kValue="0")},
     ],
 )
-def test_the_printed_remedy_makes_kai_read_our_usage(either_of: Make, shard_object: Make, spec: dict[str, Any]) -> None:
+def test_the_printed_remedy_makes_kai_read_our_usage(either_of: Make, spec: dict[str, Any]) -> None:
     cluster = either_of([shard_object(**spec)])
     condition = usage_read(cluster.list(SHARD), _OURS)
     assert condition.status != "True"
@@ -312,7 +307,7 @@ def _pod_group(**spec: Any) -> dict[str, Any]:
     ],
 )
 def test_priority_is_that_of_the_pod_groups_class(
-    seen_of: Make, policy_of: Make, queue_object: Make, classes: list[Any], spec: dict[str, Any], expected: Any
+    seen_of: Make, classes: list[Any], spec: dict[str, Any], expected: Any
 ) -> None:
     """The pods' own priority is 0: they name the class by label, `priorityClassName: gold`."""
     policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
@@ -321,9 +316,7 @@ def test_priority_is_that_of_the_pod_groups_class(
     assert (gang.priority, gang.preemptible) == expected
 
 
-def test_without_the_right_to_read_classes_only_kais_own_are_known(
-    cluster_of: Make, policy_of: Make, queue_object: Make
-) -> None:
+def test_without_the_right_to_read_classes_only_kais_own_are_known() -> None:
     for name, expected in (("train", True), ("build", False), ("gold", False)):
         cluster = cluster_of([queue_object("a"), _pod_group(minMember=1, priorityClassName=name)], [POD_GROUP])
         seen = look_at(KaiAdapter(), policy_of([{"name": "a", "refs": ["kai:a"]}]), cluster)
@@ -338,9 +331,7 @@ def test_without_the_right_to_read_classes_only_kais_own_are_known(
      "example.com/rack"),
     ({}, ""),
 ])  # fmt: skip
-def test_a_required_topology_is_known(
-    seen_of: Make, policy_of: Make, queue_object: Make, spec: dict[str, Any], level: str
-) -> None:
+def test_a_required_topology_is_known(seen_of: Make, spec: dict[str, Any], level: str) -> None:
     objects = [queue_object("a"), _pod_group(minMember=1, **spec)]
     (gang,) = seen_of(KaiAdapter(), policy_of([{"name": "a", "refs": ["kai:a"]}]), objects).gangs
     assert gang.topology == level
@@ -385,7 +376,7 @@ def _subgroup(name: str, parent: str | None = None, **minimum: int) -> dict[str,
     ],
 )
 def test_minima_are_summed_over_subgroups(
-    either_of: Make, policy_of: Make, queue_object: Make, spec: dict[str, Any], minimum: float, surplus: list[str]
+    either_of: Make, spec: dict[str, Any], minimum: float, surplus: list[str]
 ) -> None:
     policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
     pods = [
@@ -404,9 +395,7 @@ def test_minima_are_summed_over_subgroups(
     assert (gang.minimum, gang.waits) == (minimum, minimum)
 
 
-def test_gpu_memory_is_a_part_of_the_smallest_gpu_while_it_waits(
-    seen_of: Make, policy_of: Make, queue_object: Make
-) -> None:
+def test_gpu_memory_is_a_part_of_the_smallest_gpu_while_it_waits(seen_of: Make) -> None:
     def node(name: str, label: str) -> dict[str, Any]:
         return {
             "apiVersion": "v1",
@@ -437,9 +426,7 @@ def test_gpu_memory_is_a_part_of_the_smallest_gpu_while_it_waits(
     assert seen.standings["a"].requested == 100 + 0.5 + 1.0
 
 
-def test_gpu_memory_is_of_unknown_size_where_no_node_says_how_large_its_gpus_are(
-    seen_of: Make, policy_of: Make, queue_object: Make
-) -> None:
+def test_gpu_memory_is_of_unknown_size_where_no_node_says_how_large_its_gpus_are(seen_of: Make) -> None:
     pod = Pod("u", "ns", "p", 0.0, ref="kai:a", gang="PodGroup/ns/g", memory_mib=40_000.0)
     group = {**_pod_group(minMember=1), "status": {}}
     seen = seen_of(KaiAdapter(), policy_of([{"name": "a", "refs": ["kai:a"]}]), [queue_object("a"), group], [pod])
@@ -450,7 +437,7 @@ def test_without_shards_it_is_unknown_whether_weights_are_effective() -> None:
     assert effective([]).status == "Unknown"
 
 
-def test_modes(policy_of: Make) -> None:
+def test_modes() -> None:
     assert KaiAdapter().mode(policy_of()) == "enforce"
     assert KaiAdapter().mode(policy_of(apply="dry-run")) == "dry-run"
     assert KaiAdapter().mode(policy_of(targets={"kai": {"mode": False}})) == "off"

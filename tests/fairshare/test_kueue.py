@@ -22,6 +22,7 @@ from fairshare.targets.weight_plan import look_at
 from gputally.base.errors import Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Kind, fixed_point, quantity
+from tests.fairshare.builders import policy_of
 from tests.fairshare.victims import node_object
 
 Make = Callable[..., Any]
@@ -94,7 +95,7 @@ def _config(document: object = CONFIGURATION) -> dict[str, Any]:
 
 
 @pytest.fixture
-def policy(policy_of: Make) -> Any:
+def policy() -> Any:
     return policy_of(
         [
             {"name": "dept", "refs": ["kueue-cohort:dept"]},
@@ -181,7 +182,7 @@ def test_where_workloads_cannot_be_read_the_queues_own_status_counts(policy: Any
     ],
 )
 def test_a_weight_that_cannot_act_is_said_to_be_so(
-    seen_of: Make, policy_of: Make, change: dict[str, Any], wanted: tuple[str, str]
+    seen_of: Make, change: dict[str, Any], wanted: tuple[str, str]
 ) -> None:
     policy = policy_of([{"name": "a", "refs": ["kueue:a"]}])
     configuration = change.get("configuration", CONFIGURATION)
@@ -205,7 +206,6 @@ ADMISSION = {"usageHalfLifeTime": "168h", "usageSamplingInterval": "5m"}
 ])  # fmt: skip
 def test_a_local_queue_keeps_history_out_of_its_weight_where_kueue_keeps_it(
     either_of: Make,
-    policy_of: Make,
     accountant: Any,
     clock: Any,
     mode: str,
@@ -251,7 +251,7 @@ def test_a_published_weight_is_fixed_point_and_reads_back(value: float) -> None:
     assert quantity(text) == pytest.approx(value, abs=5e-7)
 
 
-def test_what_cannot_be_read_or_found_is_an_issue(policy_of: Make) -> None:
+def test_what_cannot_be_read_or_found_is_an_issue() -> None:
     policy = policy_of([{"name": n, "refs": [f"kueue:{n}"]} for n in ("a", "b")])
     observation = KueueAdapter().observe(policy, {CQ: [_queue("a", "heavy")]})
     assert observation.issues == (
@@ -260,7 +260,7 @@ def test_what_cannot_be_read_or_found_is_an_issue(policy_of: Make) -> None:
     )
 
 
-def test_an_older_kueue_is_written_in_its_own_version(policy_of: Make, accountant: Any, clock: Any) -> None:
+def test_an_older_kueue_is_written_in_its_own_version(accountant: Any, clock: Any) -> None:
     old = CLUSTER_QUEUES[1]
     cluster = MemoryCluster([*(k for k in KINDS if not k.api_version.endswith("v1beta2"))], [_config()])
     for name in "ab":
@@ -279,7 +279,7 @@ def test_an_older_kueue_is_written_in_its_own_version(policy_of: Make, accountan
     assert look_at(KueueAdapter(), policy, cluster).held["a"].published is None
 
 
-def test_pods_that_are_done_hold_nothing(policy_of: Make) -> None:
+def test_pods_that_are_done_hold_nothing() -> None:
     """Of 10 pods of a Job 7 have completed: Kueue has given their quota to others already."""
     policy = policy_of([{"name": "a", "refs": ["kueue:a"]}])
     job = _workload("job", "a", 10, 2, admitted=True)
@@ -309,7 +309,7 @@ def test_a_root_cohort_has_no_cohort_above_and_the_queues_below_are_effective(se
     )
 
 
-def test_two_roots_beside_each_other_share_nothing(seen_of: Make, policy_of: Make) -> None:
+def test_two_roots_beside_each_other_share_nothing(seen_of: Make) -> None:
     policy = policy_of([{"name": n, "refs": [f"kueue-cohort:{n}"]} for n in "xy"])
     cohorts = [_object(COHORT, n, {"fairSharing": {"weight": "1"}}) for n in "xy"]
     found = _tree(seen_of, policy, *cohorts, _queue("a", cohort="x") | {"status": ON})
@@ -319,13 +319,13 @@ def test_two_roots_beside_each_other_share_nothing(seen_of: Make, policy_of: Mak
     assert "Cohort y is in no cohort" in condition.message
 
 
-def test_a_manager_that_has_not_come_to_all_queues_is_not_judged(seen_of: Make, policy_of: Make) -> None:
+def test_a_manager_that_has_not_come_to_all_queues_is_not_judged(seen_of: Make) -> None:
     policy = policy_of([{"name": n, "refs": [f"kueue:{n}"]} for n in "ab"])
     found = _tree(seen_of, policy, _queue("a") | {"status": ON}, _queue("b") | {"status": OFF})
     assert _conditions(found)["Effective"] == ("Unknown", "SharesDisagree")
 
 
-def test_a_configuration_that_is_not_ours_to_read_is_said(policy_of: Make, accountant: Any, clock: Any) -> None:
+def test_a_configuration_that_is_not_ours_to_read_is_said(accountant: Any, clock: Any) -> None:
     """Another ConfigMap than the chart's role names: the API server answers 403, and the way out is named."""
 
     class Refusing(MemoryCluster):
@@ -349,7 +349,7 @@ def test_a_configuration_that_is_not_ours_to_read_is_said(policy_of: Make, accou
     ({**V1BETA1, "fairSharing": {}}, "(v1beta1): `fairSharing: {enable: true}`"),
 ])  # fmt: skip
 def test_the_remedy_is_valid_in_the_version_that_stands_there(
-    seen_of: Make, policy_of: Make, document: dict[str, Any], lines: str
+    seen_of: Make, document: dict[str, Any], lines: str
 ) -> None:
     policy = policy_of([{"name": "a", "refs": ["kueue:a"]}])
     found = seen_of(KueueAdapter(), policy, [_queue("a") | {"status": OFF}, _config(document)])
@@ -358,7 +358,7 @@ def test_the_remedy_is_valid_in_the_version_that_stands_there(
     assert "kubectl -n kueue-system edit configmap kueue-manager-config" in condition.remedy
 
 
-def test_a_target_of_local_queues_alone_needs_no_fair_sharing(seen_of: Make, policy_of: Make) -> None:
+def test_a_target_of_local_queues_alone_needs_no_fair_sharing(seen_of: Make) -> None:
     """Kueue reads LocalQueue weights by `admissionFairSharing`, whatever its `fairSharing` says."""
     policy = policy_of([{"name": "x", "refs": ["kueue:ns/x"]}])
     queue = _queue("a", admissionScope={"admissionMode": AFS}) | {"status": OFF}
@@ -368,7 +368,7 @@ def test_a_target_of_local_queues_alone_needs_no_fair_sharing(seen_of: Make, pol
 
 
 @pytest.fixture
-def one(policy_of: Make) -> Any:
+def one() -> Any:
     return policy_of([{"name": "a", "deserved": 16, "refs": ["kueue:a"]}])
 
 
@@ -441,7 +441,7 @@ def test_what_kueue_places_by_topology_holds_what_was_admitted(seen_of: Make, on
 
 
 def test_a_workload_that_multikueue_sends_away_holds_its_quota_here_and_its_gpus_there(
-    seen_of: Make, policy_of: Make, accountant: Any, clock: Any, either_of: Make
+    seen_of: Make, accountant: Any, clock: Any, either_of: Make
 ) -> None:
     """As both managers leave it: each cluster counts it once, and the manager's has no node with GPUs."""
     policy = policy_of([{"name": "a", "deserved": 16, "refs": ["kueue:a"]}], targets={"kueue": {"apply": "enforce"}})
@@ -493,7 +493,7 @@ def test_a_queue_that_kueue_calls_inactive_admits_nothing(seen_of: Make, one: An
     assert _conditions(found)["InSync"] == ("False", "QueuesStopped")
 
 
-def test_quotas_bound_what_a_queue_can_hold(seen_of: Make, policy_of: Make) -> None:
+def test_quotas_bound_what_a_queue_can_hold(seen_of: Make) -> None:
     """Two ClusterQueues of 12 in one Cohort: 24 GPUs to divide, whatever the nodes have."""
     policy = policy_of([{"name": n, "deserved": 12, "refs": [f"kueue:{n}"]} for n in "ab"])
     queues = [_queue("a", **_quota("12", borrowingLimit="4")), _queue("b", **_quota("12", lendingLimit="2"))]
@@ -504,7 +504,7 @@ def test_quotas_bound_what_a_queue_can_hold(seen_of: Make, policy_of: Make) -> N
     assert _conditions(found)["InSync"] == ("False", "PolicyDiffers")
 
 
-def test_where_kueue_is_as_the_policy_says_it_is_in_sync(seen_of: Make, policy: Any, policy_of: Make) -> None:
+def test_where_kueue_is_as_the_policy_says_it_is_in_sync(seen_of: Make, policy: Any) -> None:
     like = policy_of(
         [
             {"name": "dept", "deserved": 24, "refs": ["kueue-cohort:dept"]},
@@ -526,14 +526,14 @@ def test_where_kueue_is_as_the_policy_says_it_is_in_sync(seen_of: Make, policy: 
     )
 
 
-def test_siblings_of_the_policy_in_different_cohorts_share_nothing(seen_of: Make, policy_of: Make) -> None:
+def test_siblings_of_the_policy_in_different_cohorts_share_nothing(seen_of: Make) -> None:
     policy = policy_of([{"name": n, "deserved": 8, "refs": [f"kueue:{n}"]} for n in "ab"])
     queues = [_queue("a", cohort="x", **_quota("8")), _queue("b", cohort="y", **_quota("8"))]
     (condition,) = [c for c in seen_of(KueueAdapter(), policy, queues).conditions if c.type == "InSync"]
     assert condition.message == "siblings in the policy share no Cohort: a in Cohort x; b in Cohort y"
 
 
-def test_an_unset_weight_is_1_for_kueue(either_of: Make, policy_of: Make, accountant: Any, clock: Any) -> None:
+def test_an_unset_weight_is_1_for_kueue(either_of: Make, accountant: Any, clock: Any) -> None:
     """A weight of 0 has to be written where the field is unset; one of 1 stands already."""
     queues = [{"name": "a", "weight": 0, "refs": ["kueue:a"]}, {"name": "b", "weight": 1, "refs": ["kueue:b"]}]
     policy = policy_of(queues, targets={"kueue": {"apply": "enforce"}})
@@ -549,9 +549,7 @@ def test_an_unset_weight_is_1_for_kueue(either_of: Make, policy_of: Make, accoun
     assert "weight" not in (cluster.get(CQ, "a").get("spec") or {}).get("fairSharing", {})
 
 
-def test_release_leaves_another_policys_queues_alone(
-    either_of: Make, policy_of: Make, accountant: Any, clock: Any
-) -> None:
+def test_release_leaves_another_policys_queues_alone(either_of: Make, accountant: Any, clock: Any) -> None:
     cluster = either_of([*(_queue(name, "1") for name in "abcd"), _config()])
     first, second = (
         policy_of([{"name": n, "refs": [f"kueue:{n}"]} for n in names], targets={"kueue": {"apply": "enforce"}})
@@ -591,7 +589,7 @@ def _borrowed(**more: Any) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def halves(policy_of: Make) -> Any:
+def halves() -> Any:
     return policy_of(
         [{"name": n, "deserved": 8, "refs": [f"kueue:{n}"]} for n in ("p1", "p2")],
         targets={"kueue": {"apply": "enforce"}},
@@ -618,7 +616,7 @@ def test_where_the_quota_has_room_nodes_decide(halves: Any, accountant: Any, clo
     assert [verdict.outcome for verdict in target.preemption.verdicts] == ["room"]
 
 
-def test_a_quota_that_nothing_frees_is_named(policy_of: Make, accountant: Any, clock: Any) -> None:
+def test_a_quota_that_nothing_frees_is_named(accountant: Any, clock: Any) -> None:
     """Queues outside the policy hold the Cohort's quota: no workload can be stopped for it, and nodes do not help."""
     policy = policy_of(
         [{"name": "p2", "deserved": 8, "refs": ["kueue:p2"]}], preemption={"mode": "dry-run", "wait": 0},

@@ -21,6 +21,7 @@ from fairshare.targets.volcano import QUEUE as VOLCANO_QUEUE
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Cluster
+from tests.fairshare.builders import policy_of, queue_object
 from tests.fairshare.conftest import Accountant
 
 Make = Callable[..., Any]
@@ -31,7 +32,7 @@ SAYS = (
 
 
 def test_what_a_policy_lets_go_of_is_said_and_given_back_alone(
-    either_of: Make, queue_object: Make, accountant: Accountant, policy_of: Make, clock: VirtualClock
+    either_of: Make, accountant: Accountant, clock: VirtualClock
 ) -> None:
     cluster: Cluster = either_of([queue_object(name) for name in "abc"])
     accountant.spend(a=0.8, b=0.1, c=0.1)
@@ -68,7 +69,7 @@ def test_what_a_policy_lets_go_of_is_said_and_given_back_alone(
     ],
 )
 def test_every_target_knows_what_it_left_behind(
-    kind: Any, ref: str, spec: dict[str, Any], accountant: Accountant, policy_of: Make, clock: VirtualClock
+    kind: Any, ref: str, spec: dict[str, Any], accountant: Accountant, clock: VirtualClock
 ) -> None:
     published = 0.5 if ref == "kueue" else 5000.0
     noted = queue_objects.WeightAnnotations(1.0, published, None, 0, "f" * 16).annotations()
@@ -85,7 +86,7 @@ def test_every_target_knows_what_it_left_behind(
 
 
 def test_another_policys_weights_stay_where_it_is_named(
-    either_of: Make, queue_object: Make, accountant: Accountant, policy_of: Make, clock: VirtualClock
+    either_of: Make, accountant: Accountant, clock: VirtualClock
 ) -> None:
     """Two policies publish to one cluster; the first lets go of a queue."""
     cluster: Cluster = either_of([queue_object(name) for name in "abxy"])
@@ -105,9 +106,7 @@ def test_another_policys_weights_stay_where_it_is_named(
     assert carrying() == ["x", "y"]
 
 
-def test_the_command_gives_back_what_was_left_alone(
-    tmp_path: Path, queue_object: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_gives_back_what_was_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     noted = queue_objects.WeightAnnotations(1.0, 0.5, None, 0, "f" * 16).annotations()
     objects = [queue_object("a", 0.5, annotations=noted), queue_object("b", 0.5, annotations=noted)]
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(objects))

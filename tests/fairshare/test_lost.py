@@ -19,6 +19,7 @@ from fairshare.usage.cluster_capacity import LostGpus, devices, leave_out, one_u
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable
 from gputally.kubernetes.objects import GPU, gpus_of_nodes
+from tests.fairshare.builders import policy_of, queue_object
 
 Make = Callable[..., Any]
 QUARTER_MS = 900_000
@@ -74,7 +75,7 @@ def test_capacity_only_shrinks_and_by_no_more_than_is_lost(nodes: list[tuple[int
     assert leave_out(serving.nodes, gone).nodes == serving.nodes  # capacity stands: never twice
 
 
-def test_only_a_whole_settled_quarter_is_asked_for(accountant: Any, policy_of: Make, clock: VirtualClock) -> None:
+def test_only_a_whole_settled_quarter_is_asked_for(accountant: Any, clock: VirtualClock) -> None:
     accountant.age_ms = 7 * 60_000
     policy = policy_of()
     now = clock.wall_ms()
@@ -85,9 +86,7 @@ def test_only_a_whole_settled_quarter_is_asked_for(accountant: Any, policy_of: M
     assert quarter(window.model_copy(update={"watermark_ms": None}), now) is None
 
 
-def test_what_the_accountant_does_not_say_changes_nothing(
-    accountant: Any, policy_of: Make, clock: VirtualClock
-) -> None:
+def test_what_the_accountant_does_not_say_changes_nothing(accountant: Any, clock: VirtualClock) -> None:
     asked: list[tuple[int, int]] = []
 
     def ask(start_ms: int, end_ms: int) -> Mapping[str, int]:
@@ -111,7 +110,7 @@ def test_what_the_accountant_does_not_say_changes_nothing(
     ("told", "asked"), [(None, True), (0, False), ("begin", False), ("inside", True), ("end", True), ("later", True)]
 )
 def test_lost_gpus_are_not_queried_where_the_window_reports_none(
-    told: str | int | None, asked: bool, accountant: Any, policy_of: Make, clock: VirtualClock
+    told: str | int | None, asked: bool, accountant: Any, clock: VirtualClock
 ) -> None:
     policy = policy_of()
     window = accountant.window(policy.window, policy.measure, clock.wall_ms(), policy.min_coverage)
@@ -126,7 +125,7 @@ def test_lost_gpus_are_not_queried_where_the_window_reports_none(
         assert LostGpus(lambda *_: {"n": 2}).serving([_node("n", {GPU: "8"})], window, clock.wall_ms()).lost == {"n": 2}
 
 
-def test_where_all_is_lost_the_past_does_not_stand_in(accountant: Any, policy_of: Make, clock: VirtualClock) -> None:
+def test_where_all_is_lost_the_past_does_not_stand_in(accountant: Any, clock: VirtualClock) -> None:
     policy = policy_of()
     window = accountant.window(policy.window, policy.measure, clock.wall_ms(), policy.min_coverage)
     assert leave_out([_node("n", {GPU: "8"})], {"n": 8}).capacity(window) == 0
@@ -134,9 +133,7 @@ def test_where_all_is_lost_the_past_does_not_stand_in(accountant: Any, policy_of
 
 
 @pytest.mark.parametrize("target", ["kai", "kueue", "volcano"])
-def test_every_target_divides_what_works(
-    target: str, policy_of: Make, either_of: Make, queue_object: Make, controller_of: Make, accountant: Any
-) -> None:
+def test_every_target_divides_what_works(target: str, either_of: Make, controller_of: Make, accountant: Any) -> None:
     """And the record of the cycle holds what was left out, and computes again from it."""
     kind = {"kai": kai.QUEUE, "kueue": kueue.CLUSTER_QUEUES[0], "volcano": volcano.QUEUE}[target]
     spec = {} if target == "volcano" else {"cohortName": "pool", "fairSharing": {"weight": "1"}}
@@ -207,7 +204,7 @@ def test_nodes_on_which_a_gpu_does_not_count_alike_are_named() -> None:
     assert left_out.message.startswith("32 nvidia.com/gpu.shared (renamed) are in no share, quota or demand here")
 
 
-def test_what_is_owed_is_the_same_however_often_gpus_are_listed(policy_of: Make) -> None:
+def test_what_is_owed_is_the_same_however_often_gpus_are_listed() -> None:
     """A cluster in four replicas a GPU: every figure of GPUs is four times as large, and the hours are the same."""
     policy = policy_of(law="deficit", window={"size": "7d"})
     usage = {"a": 500, "b": 250, "c": 250}

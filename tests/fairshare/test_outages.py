@@ -28,6 +28,7 @@ from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD
+from tests.fairshare.builders import policy_of, queue_object
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.failing_clusters import Failing
 
@@ -41,7 +42,7 @@ def _ours(cluster: MemoryCluster) -> dict[str, str]:
 
 
 @pytest.fixture
-def kai(accountant: Accountant, clock: VirtualClock, policy_of: Make, queue_object: Make) -> Make:
+def kai(accountant: Accountant, clock: VirtualClock) -> Make:
     """A controller of three KAI queues, and its cluster."""
 
     def make(**options: Any) -> tuple[Failing, Controller]:
@@ -53,7 +54,7 @@ def kai(accountant: Accountant, clock: VirtualClock, policy_of: Make, queue_obje
 
 
 def test_what_was_remembered_is_waited_for_and_not_written_over(
-    kai: Make, accountant: Accountant, clock: VirtualClock, policy_of: Make
+    kai: Make, accountant: Accountant, clock: VirtualClock
 ) -> None:
     """Who gave way within the hour counts against the limits: a leader that does not know would go beyond them."""
     cluster, first = kai(law="deficit")
@@ -128,9 +129,7 @@ def test_nodes_that_cannot_be_listed_leave_the_weights_alone(kai: Make) -> None:
     assert controller.cycle().targets[0].outcomes
 
 
-def test_pods_not_listed_recently_decide_nothing(
-    accountant: Accountant, clock: VirtualClock, policy_of: Make, queue_object: Make
-) -> None:
+def test_pods_not_listed_recently_decide_nothing(accountant: Accountant, clock: VirtualClock) -> None:
     cluster = Failing([QUEUE, SHARD, NODE, POD, CONFIG_MAP], [queue_object(name) for name in "abc"])
     accountant.spend(a=0.6, b=0.3, c=0.1)
     pods: Reflector[dict[str, Any], Pod] = Reflector(
@@ -157,7 +156,7 @@ def test_pods_not_listed_recently_decide_nothing(
 
 
 def test_a_policy_that_is_refused_is_said_until_it_is_mended(
-    kai: Make, accountant: Accountant, clock: VirtualClock, policy_of: Make
+    kai: Make, accountant: Accountant, clock: VirtualClock
 ) -> None:
     cluster, _ = kai()
     stop, metrics, seen = threading.Event(), Metrics(clock), []
@@ -231,7 +230,7 @@ def test_what_waits_to_be_recorded_is_bounded_by_whole_cycles(accountant: Accoun
 
 
 def test_conditions_of_a_policy_full_of_strangers_fit_into_a_config_map(
-    accountant: Accountant, clock: VirtualClock, policy_of: Make, queue_object: Make
+    accountant: Accountant, clock: VirtualClock
 ) -> None:
     queues = [{"name": f"team-{n}-with-a-long-name", "refs": [f"kai:missing-{n}"]} for n in range(1_000)]
     cluster = MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP], [queue_object("a")])
@@ -242,9 +241,7 @@ def test_conditions_of_a_policy_full_of_strangers_fit_into_a_config_map(
     assert len(json.dumps(_ours(cluster))) < 8_000
 
 
-def test_the_log_says_what_turned_and_not_what_stays(
-    kai: Make, accountant: Accountant, clock: VirtualClock, policy_of: Make
-) -> None:
+def test_the_log_says_what_turned_and_not_what_stays(kai: Make, accountant: Accountant, clock: VirtualClock) -> None:
     """A week of minutes in which a dry run plans the same and a field stays another manager's."""
     cluster, _ = kai()
     taken = {**cluster.get(QUEUE, "b"), "spec": {"resources": {"gpu": {"overQuotaWeight": 3, "quota": 0, "limit": -1}}}}
@@ -276,7 +273,7 @@ def test_the_log_says_what_turned_and_not_what_stays(
 
 
 def test_two_controllers_of_one_accountant_do_not_take_turns_for_ever(
-    kai: Make, accountant: Accountant, clock: VirtualClock, policy_of: Make
+    kai: Make, accountant: Accountant, clock: VirtualClock
 ) -> None:
     """Each would act by the other's usage every other minute, and no alert would ever last long enough to fire."""
     _, one = kai()

@@ -12,13 +12,14 @@ from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Kind, Object
+from tests.fairshare.builders import cluster_of, policy_of, queue_object
 from tests.fairshare.observations import conditions_of, results_of, weights_in
 
 Make = Callable[..., Any]
 
 
 def test_every_write_is_ours_alone_and_notes_the_base(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
+    three: MemoryCluster, accountant: Any, controller_of: Make
 ) -> None:
     accountant.spend(a=1.0)
     controller_of(policy_of(), three).cycle()
@@ -32,7 +33,7 @@ def test_every_write_is_ours_alone_and_notes_the_base(
 
 
 def test_a_field_of_another_manager_is_contested_and_other_queues_are_written(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
+    three: MemoryCluster, accountant: Any, controller_of: Make
 ) -> None:
     taken = {**three.get(QUEUE, "b"), "spec": {"resources": {"gpu": {"overQuotaWeight": 3, "quota": 0, "limit": -1}}}}
     three.put(taken, field_manager="argocd")
@@ -48,7 +49,7 @@ def test_a_field_of_another_manager_is_contested_and_other_queues_are_written(
 
 
 def test_a_reset_to_the_base_is_published_over_and_the_base_stays(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+    three: MemoryCluster, accountant: Any, controller_of: Make, clock: VirtualClock
 ) -> None:
     accountant.spend(a=1.0)
     controller = controller_of(policy_of(bounds={"max_step": 100}), three)
@@ -66,7 +67,7 @@ def test_a_reset_to_the_base_is_published_over_and_the_base_stays(
 
 
 def test_a_change_by_the_operator_is_the_new_base(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+    three: MemoryCluster, accountant: Any, controller_of: Make, clock: VirtualClock
 ) -> None:
     accountant.spend(a=1.0)
     controller = controller_of(policy_of(), three)
@@ -94,7 +95,7 @@ def _set_unowned(cluster: MemoryCluster, name: str, fields: dict[tuple[str, ...]
 
 
 def test_release_restores_what_stood_there_and_leaves_no_annotation(
-    cluster_of: Make, queue_object: Make, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+    accountant: Any, controller_of: Make, clock: VirtualClock
 ) -> None:
     cluster = cluster_of([queue_object("a", 1), queue_object("b", None), queue_object("c", 2)])
     accountant.spend(a=0.5, b=0.4, c=0.1)
@@ -115,9 +116,7 @@ def test_release_restores_what_stood_there_and_leaves_no_annotation(
     assert release_weights(policy_of(), cluster) == ()
 
 
-def test_a_queue_that_goes_meanwhile_is_not_made_again(
-    queue_object: Make, accountant: Any, policy_of: Make, controller_of: Make
-) -> None:
+def test_a_queue_that_goes_meanwhile_is_not_made_again(accountant: Any, controller_of: Make) -> None:
     class Vanishing(MemoryCluster):
         def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
             listed = super().list(kind, fields=fields)

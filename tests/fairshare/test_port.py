@@ -11,6 +11,7 @@ from fairshare.targets.kai import QUEUE
 from gputally.base.errors import Conflict, NotFound, Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event, dotted_path, from_fields_v1, leaves, to_fields_v1
+from tests.fairshare.builders import cluster_of, queue_object
 
 Make = Callable[..., Any]
 
@@ -66,7 +67,7 @@ def test_the_same_value_is_owned_together_and_survives_one_owner(either_of: Make
     assert {entry["manager"] for entry in left["metadata"]["managedFields"]} == {"argocd", "us"}
 
 
-def test_a_field_that_its_only_owner_leaves_out_is_removed(either_of: Make, queue_object: Make) -> None:
+def test_a_field_that_its_only_owner_leaves_out_is_removed(either_of: Make) -> None:
     quota = {"f:spec": {"f:resources": {"f:gpu": {"f:quota": {}, "f:limit": {}}}}}
     theirs = {"manager": "kubectl", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": quota}
     cluster = either_of([queue_object("a", None, quota=4, managedFields=[theirs])])
@@ -79,7 +80,7 @@ def test_a_field_that_its_only_owner_leaves_out_is_removed(either_of: Make, queu
     assert "us" not in {entry["manager"] for entry in left["metadata"]["managedFields"]}
 
 
-def test_the_status_is_written_through_its_subresource_alone(either_of: Make, queue_object: Make) -> None:
+def test_the_status_is_written_through_its_subresource_alone(either_of: Make) -> None:
     cluster = either_of([queue_object("a", 1)])
     body = {**_weight("a", 9), "status": {"requested": {"nvidia.com/gpu": "7"}}}
     through_status = cluster.apply(body, field_manager="kai", subresource="status")
@@ -92,7 +93,7 @@ def test_the_status_is_written_through_its_subresource_alone(either_of: Make, qu
         cluster.apply({**body, "metadata": {"name": "b"}}, field_manager="kai", subresource="status")
 
 
-def test_versions_move_with_changes_and_with_nothing_else(either_of: Make, queue_object: Make) -> None:
+def test_versions_move_with_changes_and_with_nothing_else(either_of: Make) -> None:
     cluster = either_of([queue_object("a", 1)])
     read = cluster.get(QUEUE, "a")["metadata"]
     tried = cluster.apply(_weight("a", 5), field_manager="us", dry_run=True)
@@ -104,7 +105,7 @@ def test_versions_move_with_changes_and_with_nothing_else(either_of: Make, queue
     assert cluster.apply(_weight("a", 5), field_manager="us")["metadata"]["generation"] == 2
 
 
-def test_a_stale_version_and_a_foreign_uid_are_conflicts(either_of: Make, others_of: Make, queue_object: Make) -> None:
+def test_a_stale_version_and_a_foreign_uid_are_conflicts(either_of: Make, others_of: Make) -> None:
     cluster = either_of([queue_object("a", 1)])
     read = cluster.get(QUEUE, "a")["metadata"]
     cluster.apply(_weight("a", 2, resourceVersion=read["resourceVersion"], uid=read["uid"]), field_manager="us")
@@ -128,7 +129,7 @@ def test_an_update_takes_the_fields_it_changes(either_of: Make, others_of: Make)
     assert _gpu(cluster.apply(_weight("a", 2), field_manager="us"))["overQuotaWeight"] == 2
 
 
-def test_ownership_is_read_from_objects_that_carry_it(either_of: Make, queue_object: Make) -> None:
+def test_ownership_is_read_from_objects_that_carry_it(either_of: Make) -> None:
     fields = {"f:spec": {"f:resources": {"f:gpu": {".": {}, "f:overQuotaWeight": {}}}, "f:gone": {}}}
     entry = {"manager": "kubectl", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": fields}
     cluster = either_of([queue_object("owned", 1, managedFields=[entry]), queue_object("free", 1)])
@@ -137,7 +138,7 @@ def test_ownership_is_read_from_objects_that_carry_it(either_of: Make, queue_obj
     assert _gpu(cluster.apply(_weight("free", 2), field_manager="us"))["overQuotaWeight"] == 2
 
 
-def test_a_webhook_may_refuse_even_a_dry_run(cluster_of: Make) -> None:
+def test_a_webhook_may_refuse_even_a_dry_run() -> None:
     def admit(obj: Any) -> str | None:
         return "weight too large" if _gpu(obj)["overQuotaWeight"] > 5 else None
 
@@ -147,7 +148,7 @@ def test_a_webhook_may_refuse_even_a_dry_run(cluster_of: Make) -> None:
     assert cluster.list(QUEUE) == []
 
 
-def test_kinds_that_are_not_served_are_not_found(queue_object: Make) -> None:
+def test_kinds_that_are_not_served_are_not_found() -> None:
     cluster = MemoryCluster([CONFIG_MAP])
     for call in (
         lambda: cluster.list(QUEUE),
@@ -164,7 +165,7 @@ def test_kinds_that_are_not_served_are_not_found(queue_object: Make) -> None:
         cluster.apply({"apiVersion": "v1", "kind": "ConfigMap"}, field_manager="us")
 
 
-def test_lists_are_sorted_and_what_is_read_is_a_copy(either_of: Make, queue_object: Make) -> None:
+def test_lists_are_sorted_and_what_is_read_is_a_copy(either_of: Make) -> None:
     cluster = either_of([queue_object("b"), queue_object("a")])
     listed = cluster.list(QUEUE)
     assert [obj["metadata"]["name"] for obj in listed] == ["a", "b"]
@@ -172,7 +173,7 @@ def test_lists_are_sorted_and_what_is_read_is_a_copy(either_of: Make, queue_obje
     assert _gpu(cluster.get(QUEUE, "a"))["overQuotaWeight"] == 1
 
 
-def test_the_same_event_is_one(cluster_of: Make) -> None:
+def test_the_same_event_is_one() -> None:
     cluster = cluster_of()
     for at_ms in (1, 2):
         cluster.event(Event(QUEUE, "a", "", "", "Warning", "Held", "stale", at_ms))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,10 +23,10 @@ from fairshare.targets.status_conditions import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import NODE, POD
+from tests.fairshare.builders import policy_of
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.victims import cluster_with, node_object, pod_object
 
-Make = Callable[..., Any]
 QUEUES = [{"name": "a", "deserved": 4, "refs": ["policy:a"]}, {"name": "serving", "refs": ["policy:serving"]}]
 
 
@@ -43,7 +42,7 @@ def _seen(cluster: MemoryCluster) -> tuple[Pod, ...]:
 
 
 @pytest.fixture
-def rules(policy_of: Make) -> Policy:
+def rules() -> Policy:
     slo = {"name": "chat", "workload": "ns/chat", "query": "p99", "above": "50ms", "sustained": "1m"}
     preemption = {"mode": "enforce", "wait": "1h", "min_runtime": 0, "slos": [slo]}
     found: Policy = policy_of(QUEUES, preemption=preemption)
@@ -91,7 +90,7 @@ def test_by_hand_acts_for_that_one_and_records_it(rules: Policy, accountant: Acc
     assert {decision.kind for decision in accountant.decisions} == {"preemption"}
 
 
-def test_limits_count_what_was_done_by_hand(policy_of: Make, accountant: Accountant, clock: VirtualClock) -> None:
+def test_limits_count_what_was_done_by_hand(accountant: Accountant, clock: VirtualClock) -> None:
     """By the next command, and by the controller that acts meanwhile, which leaves the note alone."""
     rules = policy_of(QUEUES, preemption={"mode": "enforce", "wait": 0, "min_runtime": 0, "per_cluster": 1})
     cluster, where = _full(), StatusObject()

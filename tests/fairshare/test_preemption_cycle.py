@@ -17,6 +17,7 @@ from fairshare.targets.status_conditions import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, POD
+from tests.fairshare.builders import policy_of
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.victims import Answering, budget_object, cluster_with, node_object, pod_object
 from tests.shelf import shared
@@ -25,7 +26,7 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture
-def controller(accountant: Accountant, clock: VirtualClock, policy_of: Make) -> Make:
+def controller(accountant: Accountant, clock: VirtualClock) -> Make:
     """A controller of pods by label: a holds 8 of n0's GPUs with a quota of 4, b with a quota of 4 waits."""
 
     def make(cluster: MemoryCluster, **rules: Any) -> Controller:

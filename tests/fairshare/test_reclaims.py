@@ -19,7 +19,9 @@ from fairshare.targets.kueue import CLUSTER_QUEUES, WORKLOADS, KueueAdapter
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import EVENT, POD, Cluster
+from tests.fairshare.builders import queue_object
 from tests.fairshare.conftest import Accountant
+from tests.fairshare.victims import node_object, pod_object
 
 Make = Callable[..., Any]
 TREE = [
@@ -171,7 +173,7 @@ def test_what_is_new_counts_once_per_workload_and_for_every_queue_above() -> Non
 
 
 @pytest.fixture
-def kai_cluster(either_of: Make, queue_object: Make) -> Cluster:
+def kai_cluster(either_of: Make) -> Cluster:
     queues = [queue_object(name, requested="16", allocated="8") for name in "ab"]
     found: Cluster = either_of([*queues, _group("pg-a", "a"), _group("pg-b", "b")])
     return found
@@ -199,17 +201,9 @@ def test_a_reclaim_that_the_scheduler_made_costs_weight(
 
 
 def test_our_own_reclaims_count_as_the_schedulers_do(accountant: Accountant, clock: VirtualClock) -> None:
-    def pod(name: str, queue: str, node: str) -> dict[str, Any]:
-        spec: dict[str, Any] = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "4"}}}]}
-        metadata = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "labels": {"gputally.dev/queue": queue},
-                    "creationTimestamp": "2026-09-30T00:00:00Z"}  # fmt: skip
-        phase = "Running" if node else "Pending"
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": phase},
-                "spec": spec | ({"nodeName": node} if node else {})}  # fmt: skip
-
-    status = {"allocatable": {"nvidia.com/gpu": "8"}, "conditions": [{"type": "Ready", "status": "True"}]}
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n0"}, "status": status}
-    cluster = MemoryCluster((*KINDS,), [node, pod("a0", "a", "n0"), pod("a1", "a", "n0"), pod("b0", "b", "")])
+    cluster = MemoryCluster(
+        (*KINDS,), [node_object(), pod_object("a0"), pod_object("a1"), pod_object("b0", "b", node="")]
+    )
     queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}"]} for name in "ab"]
     rules = {"mode": "enforce", "min_runtime": 0}
     policy = Policy.model_validate({"law": "deficit", "queues": queues, "preemption": rules})

@@ -20,17 +20,16 @@ from fairshare.targets import KINDS
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import POD
+from tests.fairshare.builders import cluster_of, policy_of, queue_object
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.loopback import Answer, serving
+from tests.fairshare.victims import node_object
 
-Make = Callable[..., Any]
 HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000
 
 
 @pytest.fixture
-def decided(
-    accountant: Accountant, cluster_of: Make, queue_object: Make, policy_of: Make, clock: VirtualClock
-) -> tuple[Policy, list[Decision]]:
+def decided(accountant: Accountant, clock: VirtualClock) -> tuple[Policy, list[Decision]]:
     """Three cycles recorded as the accountant keeps them."""
     policy: Policy = policy_of(k=1.0, bounds={"hold_down": 90})
     cluster = cluster_of([queue_object(name) for name in "abc"])
@@ -109,7 +108,7 @@ def test_nothing_to_replay_is_one_line(
 
 
 @pytest.fixture
-def preempted(accountant: Accountant, policy_of: Make, clock: VirtualClock) -> tuple[Policy, list[Decision]]:
+def preempted(accountant: Accountant, clock: VirtualClock) -> tuple[Policy, list[Decision]]:
     """Two cycles of preemptions recorded: one that borrows gives way to b; then an idle one is warned and goes."""
     now = datetime.fromtimestamp(clock.wall_ms() / 1000 - 86_400, UTC).isoformat()
     ready = {"phase": "Running", "startTime": now}
@@ -122,9 +121,7 @@ def preempted(accountant: Accountant, policy_of: Make, clock: VirtualClock) -> t
         meta = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "labels": labels, "creationTimestamp": now}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec, "status": ready if node else {}}
 
-    status = {"allocatable": {"nvidia.com/gpu": "8"}, "conditions": [{"type": "Ready", "status": "True"}]}
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n0"}, "status": status}
-    cluster = MemoryCluster(KINDS, [node, pod("a0", "a"), pod("a1", "a"), pod("b0", "b", None)])
+    cluster = MemoryCluster(KINDS, [node_object(), pod("a0", "a"), pod("a1", "a"), pod("b0", "b", None)])
     idle = {"mode": "enforce", "sustained": "1h", "grace": "10m"}
     queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}"]} for name in "ab"]
     policy: Policy = policy_of(queues, preemption={"mode": "enforce", "min_runtime": 0, "idle": idle})

@@ -17,25 +17,24 @@ from fairshare.targets.kai import CONFIG, POD_GROUP, POOL_LABEL
 from fairshare.usage.cluster_capacity import NothingToDivide, ServingNodes, target_capacity
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
-from gputally.kubernetes.objects import GPU
-from tests.fairshare.victims import pod_object
+from tests.fairshare.builders import policy_of, queue_object, shard_object
+from tests.fairshare.victims import node_object, pod_object
 
 Make = Callable[..., Any]
 
 
 def _node(name: str, gpus: int = 8, pool: str = "") -> dict[str, Any]:
     labels = {"labels": {POOL_LABEL: pool}} if pool else {}
-    status = {"allocatable": {GPU: str(gpus)}, "conditions": [{"type": "Ready", "status": "True"}]}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, **labels}, "status": status}
+    return node_object(name, gpus, **labels)
 
 
-def _shard(shard_object: Make, value: str = "") -> dict[str, Any]:
+def _shard(value: str = "") -> dict[str, Any]:
     shard: dict[str, Any] = shard_object(kValue=0, **({"partitionLabelValue": value} if value else {}))
     return {**shard, "metadata": {"name": value or "default"}}
 
 
 @pytest.fixture
-def due(either_of: Make, policy_of: Make, accountant: Any, clock: VirtualClock) -> Make:
+def due(either_of: Make, accountant: Any, clock: VirtualClock) -> Make:
     """A cycle's report on KAI, and who is due how much."""
 
     def make(objects: list[dict[str, Any]], pods: list[dict[str, Any]] = [], **policy: Any) -> Any:  # noqa: B006
@@ -48,38 +47,32 @@ def due(either_of: Make, policy_of: Make, accountant: Any, clock: VirtualClock) 
     return make
 
 
-def test_every_shard_is_divided_by_itself(
-    due: Make, queue_object: Make, shard_object: Make, accountant: Any, policy_of: Make
-) -> None:
+def test_every_shard_is_divided_by_itself(due: Make, accountant: Any) -> None:
     """As two real schedulers have it: 4 and 4 of the nodes without a label, 8 of the pool blue."""
     blue = queue_object("c", labels={POOL_LABEL: "blue"})
     nodes = [_node("n1"), _node("n2", pool="blue")]
-    shards = [_shard(shard_object), _shard(shard_object, "blue")]
+    shards = [_shard(), _shard("blue")]
     target, gpus = due([queue_object("a"), queue_object("b"), blue, *nodes, *shards])
     assert gpus == {"a": 4.0, "b": 4.0, "c": 8.0}
     assert target.gpus == 16.0
 
 
-def test_the_label_of_node_pools_is_the_one_that_kais_config_names(
-    due: Make, queue_object: Make, shard_object: Make
-) -> None:
+def test_the_label_of_node_pools_is_the_one_that_kais_config_names(due: Make) -> None:
     labelled = {"labels": {"corp/pool": "blue"}}
     config = {"apiVersion": CONFIG.api_version, "kind": CONFIG.kind, "metadata": {"name": "kai-config"},
               "spec": {"global": {"nodePoolLabelKey": "corp/pool"}}}  # fmt: skip
     blue = {**_node("n2"), "metadata": {"name": "n2", **labelled}}
-    shards = [_shard(shard_object), _shard(shard_object, "blue")]
+    shards = [_shard(), _shard("blue")]
     queues = [queue_object("a"), queue_object("b"), queue_object("c", **labelled)]
     _, gpus = due([*queues, _node("n1"), blue, *shards, config])
     assert gpus == {"a": 4.0, "b": 4.0, "c": 8.0}
 
 
-def test_a_division_by_shards_is_computed_again_from_its_record(
-    due: Make, queue_object: Make, shard_object: Make, accountant: Any, policy_of: Make
-) -> None:
+def test_a_division_by_shards_is_computed_again_from_its_record(due: Make, accountant: Any) -> None:
     """Usage is a part of the shard's own capacity: a used 0.3 of the cluster, 0.6 of its shard."""
     accountant.spend(a=0.3, b=0.1, c=0.5)
     blue = queue_object("c", labels={POOL_LABEL: "blue"})
-    shards = [_shard(shard_object), _shard(shard_object, "blue")]
+    shards = [_shard(), _shard("blue")]
     objects = [queue_object("a"), queue_object("b"), blue, _node("n1"), _node("n2", pool="blue"), *shards]
     target, gpus = due(objects, k=1)
     assert gpus == {"a": 3.0, "b": 5.0, "c": 8.0}
@@ -90,9 +83,7 @@ def test_a_division_by_shards_is_computed_again_from_its_record(
     assert computed.weights == target.weights
 
 
-def test_a_parent_of_queues_in_several_shards_gets_what_they_get(
-    due: Make, queue_object: Make, shard_object: Make
-) -> None:
+def test_a_parent_of_queues_in_several_shards_gets_what_they_get(due: Make) -> None:
     queues = [
         {"name": "dept"},
         {"name": "a", "parent": "dept", "refs": ["kai:a"]},
@@ -101,16 +92,14 @@ def test_a_parent_of_queues_in_several_shards_gets_what_they_get(
     ]
     blue = {"labels": {POOL_LABEL: "blue"}}
     objects = [queue_object("a"), queue_object("b", **blue), queue_object("c", **blue)]
-    shards = [_shard(shard_object), _shard(shard_object, "blue")]
+    shards = [_shard(), _shard("blue")]
     _, gpus = due([*objects, _node("n1"), _node("n2", pool="blue"), *shards], queues=queues)
     assert gpus == {"a": 8.0, "b": 4.0, "c": 4.0, "dept": 12.0}
 
 
-def test_a_queue_of_a_pool_without_a_shard_gets_nothing_and_is_named(
-    due: Make, queue_object: Make, shard_object: Make
-) -> None:
+def test_a_queue_of_a_pool_without_a_shard_gets_nothing_and_is_named(due: Make) -> None:
     lost = queue_object("c", labels={POOL_LABEL: "green"})
-    objects = [queue_object("a"), queue_object("b"), lost, _node("n1"), _node("n2", pool="green"), _shard(shard_object)]
+    objects = [queue_object("a"), queue_object("b"), lost, _node("n1"), _node("n2", pool="green"), _shard()]
     target, gpus = due(objects)
     assert gpus == {"a": 4.0, "b": 4.0, "c": 0.0}
     mapped = next(each for each in target.conditions if each.type == "Mapped")
@@ -118,40 +107,34 @@ def test_a_queue_of_a_pool_without_a_shard_gets_nothing_and_is_named(
     assert "kai.scheduler/node-pool: green, a node pool that no SchedulingShard schedules" in mapped.message
 
 
-def test_an_unlabelled_queue_does_not_exist_in_a_labelled_shard(
-    due: Make, queue_object: Make, shard_object: Make
-) -> None:
+def test_an_unlabelled_queue_does_not_exist_in_a_labelled_shard(due: Make) -> None:
     blue = {"labels": {POOL_LABEL: "blue"}}
     objects = [queue_object("a"), queue_object("b", **blue), queue_object("c", **blue)]
-    target, gpus = due([*objects, _node("n1", pool="blue"), _node("n2", pool="blue"), _shard(shard_object, "blue")])
+    target, gpus = due([*objects, _node("n1", pool="blue"), _node("n2", pool="blue"), _shard("blue")])
     assert gpus == {"a": 0.0, "b": 8.0, "c": 8.0}
     assert "(none)" in next(each.message for each in target.conditions if each.type == "Mapped")
 
 
-def test_what_pods_of_other_schedulers_hold_is_not_kais_to_divide(
-    due: Make, queue_object: Make, shard_object: Make
-) -> None:
+def test_what_pods_of_other_schedulers_hold_is_not_kais_to_divide(due: Make) -> None:
     """KAI has 12 of 16: 4 each. Its own pods, and the reservation pods of its shared GPUs, are its own."""
     theirs = pod_object("other", node="n1", gpus=4)
     own = pod_object("own", node="n2", gpus=4)
     own["spec"]["schedulerName"] = "kai-scheduler"
     keeper = pod_object("keeper", node="n2", gpus=1)
     keeper["metadata"]["namespace"] = "kai-resource-reservation"
-    objects = [*map(queue_object, "abc"), _node("n1"), _node("n2"), _shard(shard_object)]
+    objects = [*map(queue_object, "abc"), _node("n1"), _node("n2"), _shard()]
     target, gpus = due(objects, [theirs, own, keeper])
     assert gpus == {"a": 4.0, "b": 4.0, "c": 4.0}
     assert target.gpus == 12.0
 
 
-def test_all_of_it_held_by_others_leaves_nothing_to_divide(due: Make, queue_object: Make, shard_object: Make) -> None:
+def test_all_of_it_held_by_others_leaves_nothing_to_divide(due: Make) -> None:
     theirs = [pod_object(f"other{i}", node="n1", gpus=4) for i in range(2)]
-    target, _ = due([*map(queue_object, "abc"), _node("n1"), _shard(shard_object)], theirs)
+    target, _ = due([*map(queue_object, "abc"), _node("n1"), _shard()], theirs)
     assert "pods of other schedulers leave" in target.degraded["NoCapacity"]
 
 
-def test_a_gang_finds_room_on_nodes_of_its_own_pool_alone(
-    due: Make, queue_object: Make, shard_object: Make, policy_of: Make
-) -> None:
+def test_a_gang_finds_room_on_nodes_of_its_own_pool_alone(due: Make) -> None:
     blue = queue_object("c", labels={POOL_LABEL: "blue"})
     groups = [
         {"apiVersion": POD_GROUP.api_version, "kind": "PodGroup", "metadata": {"name": f"g{queue}", "namespace": "ns"},
@@ -166,7 +149,7 @@ def test_a_gang_finds_room_on_nodes_of_its_own_pool_alone(
         waiting.append(pod)
     nodes = [_node("n1"), _node("n2", pool="blue")]
     objects = [queue_object("a"), queue_object("b"), blue, *groups, *nodes]
-    target, _ = due([*objects, _shard(shard_object), _shard(shard_object, "blue")], waiting)
+    target, _ = due([*objects, _shard(), _shard("blue")], waiting)
     here = preemption_inputs(policy_of(k=0), "kai", target.gangs, target.entitlements, nodes, (), 0)
     assert here.usable == {"PodGroup/ns/ga": ("n1",), "PodGroup/ns/gc": ("n2",)}
 

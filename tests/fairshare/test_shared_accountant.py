@@ -21,6 +21,7 @@ from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from tests import fresh
+from tests.fairshare.builders import cluster_of, policy_of, queue_object, shard_object
 from tests.fairshare.conftest import NOW_MS
 
 Make = Callable[..., Any]
@@ -88,7 +89,7 @@ def report(service: Service, clock: VirtualClock, cluster: str, held: dict[str, 
 
 
 @pytest.fixture
-def controller(cluster_of: Make, queue_object: Make, shard_object: Make, client_of: Make, clock: VirtualClock) -> Make:
+def controller(client_of: Make, clock: VirtualClock) -> Make:
     """The controller of a cluster with queues a, b and c of weight 1, and that cluster."""
 
     def make(policy: Any, cluster: str) -> tuple[Controller, MemoryCluster]:
@@ -114,7 +115,7 @@ def cycle(controller: Make) -> Make:
 
 
 def test_what_a_queue_uses_elsewhere_does_not_lower_its_weight_here(
-    service: Service, clock: VirtualClock, policy_of: Make, cycle: Make
+    service: Service, clock: VirtualClock, cycle: Make
 ) -> None:
     policy = policy_of(window=WINDOW, k=1.0)
     report(service, clock, "prod", {"a": 3, "b": 1})
@@ -138,7 +139,7 @@ def test_what_a_queue_uses_elsewhere_does_not_lower_its_weight_here(
 
 
 def test_decisions_are_kept_apart_and_replay(
-    service: Service, clock: VirtualClock, policy_of: Make, cycle: Make, client_of: Make
+    service: Service, clock: VirtualClock, cycle: Make, client_of: Make
 ) -> None:
     policy = policy_of(window=WINDOW)
     for cluster, held in (("prod", {"a": 3}), ("staging", {"b": 3})):
@@ -155,9 +156,7 @@ def test_decisions_are_kept_apart_and_replay(
     assert len(everybody) == sum(len(at.decisions) for at in told.values())
 
 
-def test_policies_that_count_alike_do_not_contest(
-    service: Service, clock: VirtualClock, policy_of: Make, controller: Make
-) -> None:
+def test_policies_that_count_alike_do_not_contest(service: Service, clock: VirtualClock, controller: Make) -> None:
     """One cluster only tries, with another k: both are counted by the same queues, and neither holds."""
     given = {"prod": {"k": 1.0}, "staging": {"k": 0.5, "apply": "dry-run"}}
     policies = {name: policy_of(window=WINDOW, min_coverage=0.5, **options) for name, options in given.items()}
@@ -178,9 +177,7 @@ def test_policies_that_count_alike_do_not_contest(
         assert hold.reason == "PolicyNotInForce", "queues of the same names are made of others"
 
 
-def test_a_name_that_no_agent_reports_holds_and_says_so(
-    service: Service, clock: VirtualClock, policy_of: Make, cycle: Make
-) -> None:
+def test_a_name_that_no_agent_reports_holds_and_says_so(service: Service, clock: VirtualClock, cycle: Make) -> None:
     report(service, clock, "prod", {"a": 3})
     held, weights = cycle(policy_of(window=WINDOW), "production")
     assert held.hold is not None

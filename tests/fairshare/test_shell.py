@@ -32,7 +32,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import CannotStart
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import gpus_of_nodes
+from tests.fairshare.builders import cluster_of, policy_of, queue_object
 from tests.limits import no_more_files
 
 Make = Callable[..., Any]
@@ -47,9 +47,7 @@ def _samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_metrics_show_the_latest_report(
-    cluster_of: Make, queue_object: Make, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
-) -> None:
+def test_metrics_show_the_latest_report(accountant: Any, controller_of: Make, clock: VirtualClock) -> None:
     metrics = Metrics(clock)
     assert ("gputally_weights_held", "StaleUsage") not in _samples(metrics)
     accountant.spend(a=0.6, b=0.4)
@@ -81,9 +79,7 @@ def test_metrics_show_the_latest_report(
     assert held["gputally_queue_weight", "a", "kai"] == 0.5
 
 
-def test_the_leader_metric_is_computed_at_the_scrape(
-    cluster_of: Make, queue_object: Make, policy_of: Make, controller_of: Make, clock: VirtualClock
-) -> None:
+def test_the_leader_metric_is_computed_at_the_scrape(controller_of: Make, clock: VirtualClock) -> None:
     """A cycle that hangs, because the API server does, reports nothing: the Lease is lost all the same."""
     metrics, acting = Metrics(clock), {"now": True}
     metrics.watch(None, lambda: acting["now"])
@@ -93,15 +89,13 @@ def test_the_leader_metric_is_computed_at_the_scrape(
     assert _samples(metrics)["gputally_fairshare_leader",] == 0.0
 
 
-def test_metrics_name_a_degraded_target(policy_of: Make, controller_of: Make, clock: VirtualClock) -> None:
+def test_metrics_name_a_degraded_target(controller_of: Make, clock: VirtualClock) -> None:
     metrics = Metrics(clock)
     controller_of(policy_of(), MemoryCluster([]), observe=metrics.observe).cycle()
     assert _samples(metrics)["gputally_fairshare_target_degraded", "CRDAbsent", "kai"] == 1.0
 
 
-def test_a_weight_that_goes_back_has_turned(
-    cluster_of: Make, queue_object: Make, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
-) -> None:
+def test_a_weight_that_goes_back_has_turned(accountant: Any, controller_of: Make, clock: VirtualClock) -> None:
     metrics = Metrics(clock)
     cluster = cluster_of([queue_object(name) for name in "abc"])
     controller = controller_of(policy_of(k=1.0), cluster, observe=metrics.observe)
@@ -222,7 +216,7 @@ def test_a_policy_file_that_cannot_be_read_is_tried_again(tmp_path: Path) -> Non
 
 
 def test_a_mounted_policy_is_read_again_when_its_folder_is_swapped(
-    tmp_path: Path, accountant: Any, cluster_of: Make, queue_object: Make, clock: VirtualClock
+    tmp_path: Path, accountant: Any, clock: VirtualClock
 ) -> None:
     """As the kubelet renews a mounted ConfigMap: a symlink to another folder, in one step. Next cycle, new policy."""
     text = "k: {k}\ntargets: {{kai: {{apply: enforce}}}}\nqueues: [{{name: a, weight: {w}, refs: [kai:a]}}]\n"
@@ -252,7 +246,7 @@ def test_a_mounted_policy_is_read_again_when_its_folder_is_swapped(
     assert (seen[0][1], seen[-1][1]) == (1, 3)
 
 
-def test_a_dry_run_policy_differs_in_apply_alone(policy_of: Make) -> None:
+def test_a_dry_run_policy_differs_in_apply_alone() -> None:
     policy = policy_of(apply="enforce")
     assert only_try(policy) == policy_of(apply="dry-run")
 
@@ -294,14 +288,6 @@ def test_an_unreadable_status_is_written_anew() -> None:
         standing = {"data": {"Fresh": garbled}}
         rendered = render(where, [("", Condition("Fresh", "True", "R", "m"))], standing, 0)
         assert '"lastTransitionTime": "1970-01-01T00:00:00.000Z"' in rendered["data"]["Fresh"]
-
-
-def test_gpus_of_nodes_count_ready_ones_alone() -> None:
-    def node(ready: str | None, gpus: object) -> dict[str, Any]:
-        conditions = [{"type": "Ready", "status": ready}] if ready else None
-        return {"status": {"conditions": conditions, "allocatable": {"nvidia.com/gpu": gpus}}}
-
-    assert gpus_of_nodes([node("True", "8"), node("True", None), node("False", "8"), node(None, "8"), {}]) == 8.0
 
 
 def test_gpus_of_a_window_undo_its_weighing() -> None:

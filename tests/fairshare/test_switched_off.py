@@ -17,6 +17,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Kind, Object
+from tests.fairshare.builders import policy_of
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.fairshare.failing_clusters import Failing
 
@@ -44,7 +45,7 @@ def _cluster_queue(name: str) -> Object:
 
 
 @pytest.fixture
-def kueue(accountant: Accountant, clock: VirtualClock, policy_of: Make) -> Callable[..., tuple[Failing, Controller]]:
+def kueue(accountant: Accountant, clock: VirtualClock) -> Callable[..., tuple[Failing, Controller]]:
     """A controller of Kueue and the Workload that an earlier one has switched off."""
 
     def make(
@@ -117,9 +118,7 @@ def test_victims_are_not_searched_again_where_none_can_be_stopped(kueue: Make) -
     assert cluster.listed.count(WORKLOAD) == 5 + 2
 
 
-def test_a_job_that_does_not_restart_is_given_up_and_told(
-    accountant: Accountant, clock: VirtualClock, policy_of: Make
-) -> None:
+def test_a_job_that_does_not_restart_is_given_up_and_told(accountant: Accountant, clock: VirtualClock) -> None:
     job = {
         "apiVersion": JOB.api_version, "kind": "Job",
         "metadata": {"name": "x", "namespace": "ns",

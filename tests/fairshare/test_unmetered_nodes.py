@@ -14,21 +14,19 @@ from fairshare.usage.cluster_capacity import SETTLED_MS
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, Object
+from tests.fairshare.builders import policy_of, queue_object
 from tests.fairshare.conftest import NOW_MS, Accountant
+from tests.fairshare.victims import node_object
 
 Make = Callable[..., Any]
 
 
 def _node(name: str, gpus: int = 8, *, age_ms: int = 30 * SETTLED_MS, ready: str = "True") -> Object:
-    return {
-        "apiVersion": "v1", "kind": "Node",
-        "metadata": {"name": name, "creationTimestamp": instant(NOW_MS - age_ms)},
-        "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}, "conditions": [{"type": "Ready", "status": ready}]},
-    }  # fmt: skip
+    return node_object(name, gpus, ready=ready, creationTimestamp=instant(NOW_MS - age_ms))
 
 
 @pytest.fixture
-def cycles(accountant: Accountant, clock: VirtualClock, policy_of: Make, queue_object: Make) -> Make:
+def cycles(accountant: Accountant, clock: VirtualClock) -> Make:
     """The hold of each of so many cycles over these nodes, a minute apart."""
 
     def run(nodes: list[Object], count: int = 1) -> list[str | None]:

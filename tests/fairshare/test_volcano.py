@@ -25,6 +25,8 @@ from fairshare.targets.weight_plan import Apply, look_at, write_order
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Cluster, Kind
+from tests.fairshare.builders import policy_of
+from tests.fairshare.victims import node_object
 
 Make = Callable[..., Any]
 ALIASES = "\n".join(
@@ -54,14 +56,6 @@ def _config(*plugins: Any) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"volcano-scheduler.conf": text}}
 
 
-def _node(gpus: int) -> dict[str, Any]:
-    conditions = [{"type": "Ready", "status": "True"}]
-    return {
-        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"},
-        "status": {"allocatable": {GPU: str(gpus)}, "conditions": conditions},
-    }  # fmt: skip
-
-
 def _group(name: str, queue: str, *, least: int, member: int = 1, **metadata: Any) -> dict[str, Any]:
     return {
         "apiVersion": POD_GROUP.api_version,
@@ -71,7 +65,7 @@ def _group(name: str, queue: str, *, least: int, member: int = 1, **metadata: An
     }
 
 
-def _policy(policy_of: Make, mode: str, **options: Any) -> Any:
+def _policy(mode: str, **options: Any) -> Any:
     queues = [
         {"name": "eng", "deserved": 4, "weight": 1, "refs": ["volcano:eng"]},
         {"name": "sci", "deserved": 0, "weight": 3, "refs": ["volcano:sci"]},
@@ -91,17 +85,15 @@ def cycle(either_of: Make, accountant: Any, clock: Any) -> Make:
     return run
 
 
-def test_weights_are_parts_of_the_whole_cluster_in_integers(
-    cycle: Make, policy_of: Make, accountant: Any, clock: Any
-) -> None:
+def test_weights_are_parts_of_the_whole_cluster_in_integers(cycle: Make, accountant: Any, clock: Any) -> None:
     """Quota 4 of 16, the other 12 as 1 : 3 -> 7 and 9 of 16."""
-    policy = _policy(policy_of, "weight")
+    policy = _policy("weight")
     objects = [
         _queue("eng", weight=1),
         _queue("sci", weight=1),
         _queue("default", weight=1),
         _config("proportion"),
-        _node(16),
+        node_object("n", 16),
     ]
     cluster, report = cycle(policy, objects)
     weights = {obj["metadata"]["name"]: obj["spec"]["weight"] for obj in cluster.list(QUEUE)}
@@ -123,26 +115,26 @@ def test_weights_are_parts_of_the_whole_cluster_in_integers(
     assert cluster.get(QUEUE, "eng")["spec"]["weight"] == 1
 
 
-def test_under_the_capacity_plugin_gpus_are_deserved(cycle: Make, policy_of: Make) -> None:
+def test_under_the_capacity_plugin_gpus_are_deserved(cycle: Make) -> None:
     theirs = {"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:spec": {"f:deserved": {"f:cpu": {}}}}}
     eng = _queue("eng", deserved={"cpu": "8"})
     eng["metadata"]["managedFields"] = [theirs]
-    objects = [eng, _queue("sci"), _config("capacity"), _node(16)]
-    cluster, report = cycle(_policy(policy_of, "deserved"), objects)
+    objects = [eng, _queue("sci"), _config("capacity"), node_object("n", 16)]
+    cluster, report = cycle(_policy("deserved"), objects)
     assert cluster.get(QUEUE, "eng")["spec"]["deserved"] == {"cpu": "8", GPU: "7"}
     assert cluster.get(QUEUE, "sci")["spec"]["deserved"] == {GPU: "9"}
     assert [o.result for o in report.targets[0].outcomes] == ["applied", "applied"]
-    release_weights(_policy(policy_of, "deserved"), cluster)
+    release_weights(_policy("deserved"), cluster)
     assert cluster.get(QUEUE, "eng")["spec"]["deserved"] == {"cpu": "8"}
 
 
-def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(cycle: Make, policy_of: Make) -> None:
+def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(cycle: Make) -> None:
     path = {HIERARCHY: "root/other/sci", HIERARCHY_WEIGHTS: "1/2/8"}
     objects = [
         _queue("eng", annotations={HIERARCHY: "root/eng"}), _queue("sci", annotations=path),
-        _config({"name": "drf", "enableHierarchy": True}), _node(16),
+        _config({"name": "drf", "enableHierarchy": True}), node_object("n", 16),
     ]  # fmt: skip
-    policy = _policy(policy_of, "hierarchy")
+    policy = _policy("hierarchy")
     cluster, report = cycle(policy, objects)
     written = {
         obj["metadata"]["name"]: obj["metadata"]["annotations"][HIERARCHY_WEIGHTS] for obj in cluster.list(QUEUE)
@@ -168,9 +160,9 @@ def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(cycle: Make, po
     ],
 )
 def test_a_plugin_that_does_not_read_is_named(
-    seen_of: Make, policy_of: Make, mode: str, plugins: list[str], reason: str, says: str
+    seen_of: Make, mode: str, plugins: list[str], reason: str, says: str
 ) -> None:
-    seen = seen_of(VolcanoAdapter(), _policy(policy_of, mode), [_queue("eng"), _queue("sci"), _config(*plugins)])
+    seen = seen_of(VolcanoAdapter(), _policy(mode), [_queue("eng"), _queue("sci"), _config(*plugins)])
     (condition,) = seen.conditions
     assert (condition.status, condition.reason) == ("False", reason)
     assert says in condition.message
@@ -179,7 +171,7 @@ def test_a_plugin_that_does_not_read_is_named(
         return
     (line,) = re.findall(r"write `- (\{.*?\})`", condition.remedy)  # the line that it tells to write is what helps
     mended = {CONFIG_MAP: [_config("gang", yaml.safe_load(line))]}
-    after = VolcanoAdapter().observe(_policy(policy_of, mode), mended)
+    after = VolcanoAdapter().observe(_policy(mode), mended)
     assert after.conditions[0].reason == "PluginActive"
 
 
@@ -196,20 +188,18 @@ def test_a_plugin_that_does_not_read_is_named(
         ({"volcano-scheduler.conf": "actions: allocate"}, "no entry has tiers"),
     ],
 )
-def test_a_configuration_that_cannot_be_read_is_unknown(
-    seen_of: Make, policy_of: Make, data: dict[str, str] | None, says: str
-) -> None:
+def test_a_configuration_that_cannot_be_read_is_unknown(seen_of: Make, data: dict[str, str] | None, says: str) -> None:
     there = [] if data is None else [{**_config(), "data": data}]
-    seen = seen_of(VolcanoAdapter(), _policy(policy_of, "weight"), [_queue("eng"), _queue("sci"), *there])
+    seen = seen_of(VolcanoAdapter(), _policy("weight"), [_queue("eng"), _queue("sci"), *there])
     (condition,) = seen.conditions
     assert (condition.status, condition.reason) == ("Unknown", "ConfigurationUnread")
     assert says in condition.message
 
 
-def test_volcanos_own_file_rules_where_the_map_has_others_beside_it(seen_of: Make, policy_of: Make) -> None:
+def test_volcanos_own_file_rules_where_the_map_has_others_beside_it(seen_of: Make) -> None:
     both = _config("proportion")
     both["data"]["volcano-scheduler-ci.conf"] = "tiers: [{plugins: [{name: capacity}]}]"
-    seen = seen_of(VolcanoAdapter(), _policy(policy_of, "weight"), [_queue("eng"), _queue("sci"), both])
+    seen = seen_of(VolcanoAdapter(), _policy("weight"), [_queue("eng"), _queue("sci"), both])
     assert seen.conditions[0].reason == "PluginActive"
 
 
@@ -233,15 +223,13 @@ def _sums_checked(cluster: MemoryCluster) -> Callable[[Any], str | None]:
     return admit
 
 
-def test_a_tree_is_written_so_that_every_step_keeps_children_within_their_parent(
-    policy_of: Make, accountant: Any, clock: Any
-) -> None:
+def test_a_tree_is_written_so_that_every_step_keeps_children_within_their_parent(accountant: Any, clock: Any) -> None:
     """x grows and y shrinks by 6 GPUs, and within x its second child at the first one's cost."""
     tree = {"x": ("", 4), "x1": ("x", 3), "x2": ("x", 1), "y": ("", 12), "y1": ("y", 9), "y2": ("y", 3)}
     objects = [
         *(_queue(name, parent=above or "root", deserved={GPU: str(n)}) for name, (above, n) in tree.items()),
         _config("capacity"),
-        _node(16),
+        node_object("n", 16),
     ]
     weights = {"x": 10, "y": 6, "x1": 1, "x2": 4, "y1": 1, "y2": 1}
     queues = [
@@ -262,7 +250,7 @@ def test_a_tree_is_written_so_that_every_step_keeps_children_within_their_parent
     assert [obj["spec"]["deserved"][GPU] for obj in cluster.list(QUEUE)] == ["4", "3", "1", "12", "9", "3"]
 
 
-def test_what_is_deferred_is_what_others_do_not_build_on(policy_of: Make) -> None:
+def test_what_is_deferred_is_what_others_do_not_build_on() -> None:
     grown = TargetQueue("p", "", "", 1.0, kind=QUEUE, field="deserved", path="root/p")
     child = TargetQueue("c", "", "", 1.0, kind=QUEUE, field="deserved", path="root/p/c")
     applies = [
@@ -273,15 +261,13 @@ def test_what_is_deferred_is_what_others_do_not_build_on(policy_of: Make) -> Non
     assert results[1] == "deferred" != results[0]
 
 
-def test_a_weight_that_the_crd_filled_in_is_said_to_be_so_and_adopted(
-    cycle: Make, policy_of: Make, accountant: Any, clock: Any
-) -> None:
+def test_a_weight_that_the_crd_filled_in_is_said_to_be_so_and_adopted(cycle: Make, accountant: Any, clock: Any) -> None:
     """`kubectl create` of a Queue without a weight: the API server fills in 1 and books it to the creator."""
     theirs = {"manager": "kubectl-create", "operation": "Update", "fieldsV1": {"f:spec": {"f:weight": {}}}}
-    objects = [_queue("eng", weight=1), _queue("sci", weight=1), _config("proportion"), _node(16)]
+    objects = [_queue("eng", weight=1), _queue("sci", weight=1), _config("proportion"), node_object("n", 16)]
     for obj in objects[:2]:
         obj["metadata"]["managedFields"] = [theirs]
-    policy = _policy(policy_of, "weight")
+    policy = _policy("weight")
     cluster, report = cycle(policy, objects)
     condition = next(c for c in report.targets[0].conditions if c.type == "Available")
     assert (condition.status, condition.reason) == ("False", "Contested")
@@ -295,17 +281,17 @@ def test_a_weight_that_the_crd_filled_in_is_said_to_be_so_and_adopted(
     assert [outcome.result for outcome in again.targets[0].outcomes] == ["applied", "applied"]
 
 
-def test_a_weight_that_its_owner_stated_is_to_be_left_out_by_him(cycle: Make, policy_of: Make) -> None:
+def test_a_weight_that_its_owner_stated_is_to_be_left_out_by_him(cycle: Make) -> None:
     theirs = {"manager": "argocd-controller", "operation": "Apply", "fieldsV1": {"f:spec": {"f:weight": {}}}}
-    objects = [_queue("eng", weight=5), _queue("sci", weight=1), _config("proportion"), _node(16)]
+    objects = [_queue("eng", weight=5), _queue("sci", weight=1), _config("proportion"), node_object("n", 16)]
     objects[0]["metadata"]["managedFields"] = [theirs]
-    _, report = cycle(_policy(policy_of, "weight"), objects)
+    _, report = cycle(_policy("weight"), objects)
     condition = next(c for c in report.targets[0].conditions if c.type == "Available")
     assert "leave the weight out of that manager's manifest" in condition.message
 
 
 @pytest.mark.real
-def test_the_api_server_books_the_default_weight_to_the_creator(server: Any, policy_of: Make) -> None:
+def test_the_api_server_books_the_default_weight_to_the_creator(server: Any) -> None:
     path = "/apis/scheduling.volcano.sh/v1beta1/queues"
     body = {"apiVersion": QUEUE.api_version, "kind": "Queue", "metadata": {"name": "made-without"}, "spec": {}}
     made = server.request("POST", f"{path}?fieldManager=kubectl-create", body)
@@ -317,13 +303,13 @@ def test_the_api_server_books_the_default_weight_to_the_creator(server: Any, pol
         server.request("DELETE", f"{path}/made-without")
 
 
-def test_queues_the_policy_does_not_know_dilute_and_are_named(seen_of: Make, policy_of: Make) -> None:
+def test_queues_the_policy_does_not_know_dilute_and_are_named(seen_of: Make) -> None:
     objects = [_queue("eng"), _queue("default", allocated="3"), _config("proportion")]
-    (condition,) = seen_of(VolcanoAdapter(), _policy(policy_of, "weight"), objects).conditions
+    (condition,) = seen_of(VolcanoAdapter(), _policy("weight"), objects).conditions
     assert (condition.status, condition.reason, condition.message[-7:]) == ("False", "StrangersCompete", "default")
 
 
-def test_gangs_are_jobs_sized_by_their_tasks_then_by_their_pods(either_of: Make, policy_of: Make) -> None:
+def test_gangs_are_jobs_sized_by_their_tasks_then_by_their_pods(either_of: Make) -> None:
     container = {"name": "c", "resources": {"limits": {GPU: "4"}}}
     job = {
         "apiVersion": JOB.api_version, "kind": JOB.kind,
@@ -353,7 +339,7 @@ def test_gangs_are_jobs_sized_by_their_tasks_then_by_their_pods(either_of: Make,
         )
         for i in range(3)
     ]  # fmt: skip
-    policy = _policy(policy_of, "weight")
+    policy = _policy("weight")
     without = look_at(VolcanoAdapter(), policy, cluster)
     assert {(g.name, g.requested, g.allocated, g.minimum) for g in without.gangs} == {
         ("train", 12.0, 0.0, 8.0),
@@ -404,15 +390,13 @@ def _group_of(job: dict[str, Any], queue: str, gpus: int) -> dict[str, Any]:
     return _group(f"{name}-1", queue, least=gpus, member=job["spec"]["minAvailable"], ownerReferences=[owner])
 
 
-def test_a_volcano_job_is_restarted_with_the_kinds_the_service_connects_with(
-    either_of: Make, policy_of: Make, accountant: Any
-) -> None:
+def test_a_volcano_job_is_restarted_with_the_kinds_the_service_connects_with(either_of: Make, accountant: Any) -> None:
     clock, accountant.nodes = VirtualClock(LATER_MS), {"n"}
     holds, waits = _job("holds", "sci", 2, 8, "Running"), _job("waits", "eng", 1, 4, "Pending")
     groups = [_group_of(holds, "sci", 16), _group_of(waits, "eng", 4)]
     queues = [_queue("eng"), _queue("sci", allocated="16")]
-    cluster = either_of([*queues, holds, waits, *groups, _config("proportion"), _node(16)])
-    policy = _policy(policy_of, "weight", preemption={"mode": "enforce", "min_runtime": 0, "wait": 0})
+    cluster = either_of([*queues, holds, waits, *groups, _config("proportion"), node_object("n", 16)])
+    policy = _policy("weight", preemption={"mode": "enforce", "min_runtime": 0, "wait": 0})
     pods = [read_pod(_pod_of("holds", "sci", i, 8)) for i in range(2)]
     uid = cluster.get(JOB, "holds", "ns")["metadata"]["uid"]
 
@@ -438,7 +422,7 @@ def test_every_kind_that_the_product_names_is_one_it_connects_with() -> None:
 
 
 @pytest.mark.parametrize("tiers", ["[{plugins: 5}]", "[{plugins: drf}]", "[5, null]", "[{plugins: {name: drf}}]"])
-def test_tiers_of_another_shape_have_no_plugin(seen_of: Make, policy_of: Make, tiers: str) -> None:
+def test_tiers_of_another_shape_have_no_plugin(seen_of: Make, tiers: str) -> None:
     there = {**_config(), "data": {"volcano-scheduler.conf": f"tiers: {tiers}"}}
-    seen = seen_of(VolcanoAdapter(), _policy(policy_of, "weight"), [_queue("eng"), _queue("sci"), there])
+    seen = seen_of(VolcanoAdapter(), _policy("weight"), [_queue("eng"), _queue("sci"), there])
     assert [condition.reason for condition in seen.conditions] == ["PluginNotActive"]

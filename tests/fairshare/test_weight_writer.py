@@ -17,6 +17,7 @@ from fairshare.targets.status_conditions import StatusObject
 from fairshare.targets.weight_plan import Apply
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.objects import CONFIG_MAP, GPU
+from tests.fairshare.builders import cluster_of, policy_of, queue_object, shard_object
 
 Make = Callable[..., Any]
 
@@ -51,7 +52,7 @@ def test_a_lost_lease_ends_the_writing(either_of: Make) -> None:
 
 
 def test_who_loses_the_lease_in_a_cycle_leaves_the_new_leaders_notes_alone(
-    cluster_of: Make, queue_object: Make, accountant: Any, policy_of: Make, clock: VirtualClock
+    accountant: Any, clock: VirtualClock
 ) -> None:
     """He tells of the one weight that he has written, and no more."""
     cluster, where = cluster_of([queue_object(name) for name in "abc"]), StatusObject()
@@ -70,9 +71,7 @@ def test_who_loses_the_lease_in_a_cycle_leaves_the_new_leaders_notes_alone(
     assert [d.subject for d in accountant.decisions if d.inputs.get("result") == "applied"] == ["a"]
 
 
-def test_when_kai_reads_usage_our_weights_are_given_back(
-    either_of: Make, queue_object: Make, shard_object: Make, policy_of: Make, accountant: Any, clock: VirtualClock
-) -> None:
+def test_when_kai_reads_usage_our_weights_are_given_back(either_of: Make, accountant: Any, clock: VirtualClock) -> None:
     shard = shard_object(kValue=1, usageDBConfig={"clientType": "prometheus", "connectionString": "http://a:9091"})
     cluster = either_of([*(queue_object(name) for name in "abc"), shard])
     accountant.spend(a=0.7, b=0.2, c=0.1)
@@ -89,7 +88,7 @@ def test_when_kai_reads_usage_our_weights_are_given_back(
     assert Controller(usage, accountant, cluster, clock).cycle().targets[0].outcomes == ()
 
 
-def test_a_shard_that_reads_no_usage_is_named_and_told_what_to_do(policy_of: Make, shard_object: Make) -> None:
+def test_a_shard_that_reads_no_usage_is_named_and_told_what_to_do() -> None:
     tumbling = {"clientType": "prometheus", "usageParams": {"windowType": "tumbling"}}
     for spec, says in (
         ({"kValue": 0, "usageDBConfig": {"clientType": "prometheus"}}, "history counts for nothing"),
@@ -114,7 +113,7 @@ def test_a_shard_that_reads_no_usage_is_named_and_told_what_to_do(policy_of: Mak
 
 
 def test_a_law_goes_on_with_the_momentum_of_the_last_leader(
-    either_of: Make, queue_object: Make, policy_of: Make, accountant: Any, clock: VirtualClock
+    either_of: Make, accountant: Any, clock: VirtualClock
 ) -> None:
     where = StatusObject(INSTALLED["metadata"]["namespace"], "gputally-fairshare")
     cluster = either_of([*(queue_object(name) for name in "abc"), INSTALLED])
@@ -134,7 +133,7 @@ def test_a_law_goes_on_with_the_momentum_of_the_last_leader(
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_new_policy_takes_the_momentum_along_with_or_without_a_restart(
-    restarted: bool, queue_object: Make, cluster_of: Make, policy_of: Make, accountant: Any, clock: VirtualClock
+    restarted: bool, accountant: Any, clock: VirtualClock
 ) -> None:
     where = StatusObject(INSTALLED["metadata"]["namespace"], "gputally-fairshare")
     cluster = cluster_of([*(queue_object(name) for name in "abc"), INSTALLED])
@@ -163,9 +162,7 @@ def test_a_new_policy_takes_the_momentum_along_with_or_without_a_restart(
     assert all(kept["at_ms"] == first.at_ms for kept in second.targets[0].memory.values())
 
 
-def test_a_turn_goes_on_over_a_restart(
-    either_of: Make, queue_object: Make, policy_of: Make, accountant: Any, clock: VirtualClock
-) -> None:
+def test_a_turn_goes_on_over_a_restart(either_of: Make, accountant: Any, clock: VirtualClock) -> None:
     """16 GPUs held by one gang of 16, another waits in every queue: a turn, cut in the middle by a new process."""
 
     def gang(queue: str, name: str, held: int) -> dict[str, Any]:

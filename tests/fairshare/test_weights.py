@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ from accountant.wire.policy_models import Bounds, Policy, UsageWindow
 from fairshare.core.model import Claim, DivisionProblem, Standing
 from fairshare.laws.division import divide
 from fairshare.laws.weight_calculation import calculate_weights, pace, static_parts, unpaced, usage_ratios
+from tests.fairshare.builders import policy_of
 
-Make = Callable[..., Any]
 CAPACITY = 1_000_000
 FREE = {"min_multiplier": 0.01, "max_multiplier": 100, "max_step": 1000, "deadband": 0}
 
@@ -30,7 +29,7 @@ def _all_ask(policy: Policy, **weights: float | None) -> dict[str, Standing]:
     return {queue.name: Standing(1000.0, 0.0, weights.get(queue.name)) for queue in policy.queues}
 
 
-def test_the_scheduler_without_history_divides_by_our_weights_as_with_its_own(policy_of: Make) -> None:
+def test_the_scheduler_without_history_divides_by_our_weights_as_with_its_own() -> None:
     policy = policy_of(bounds=FREE, k=1.0)
     used = {"a": 0.5, "b": 0.3, "c": 0.2}
     weights = {w.queue: w.value for w in calculate_weights(policy, _window(**used), _all_ask(policy), 16, 0).weights}
@@ -40,7 +39,7 @@ def test_the_scheduler_without_history_divides_by_our_weights_as_with_its_own(po
     assert sum(weights.values()) == pytest.approx(3.0, abs=1e-5)
 
 
-def test_every_number_is_in_the_explanation(policy_of: Make) -> None:
+def test_every_number_is_in_the_explanation() -> None:
     policy = policy_of(bounds={"max_step": 0.25}, k=1.0)
     weight = calculate_weights(policy, _window(a=0.5, b=0.3, c=0.2), _all_ask(policy, a=1.0), 16, 0).weights[0]
     numbers = weight.explanation
@@ -52,7 +51,7 @@ def test_every_number_is_in_the_explanation(policy_of: Make) -> None:
     assert weight.why == "used 50.0% for a share of 33.3%, above its share; on the way to 0.5, at most 25% a cycle"
 
 
-def test_history_corrects_inside_a_small_department_as_much_as_outside(policy_of: Make) -> None:
+def test_history_corrects_inside_a_small_department_as_much_as_outside() -> None:
     tree = [
         {"name": "big", "weight": 7},
         {"name": "small", "weight": 1},
@@ -70,7 +69,7 @@ def test_history_corrects_inside_a_small_department_as_much_as_outside(policy_of
 
 
 @pytest.mark.parametrize("half_life", [None, "6h"])
-def test_what_is_owed_is_of_the_time_there_are_books_for(policy_of: Make, half_life: str | None) -> None:
+def test_what_is_owed_is_of_the_time_there_are_books_for(half_life: str | None) -> None:
     """Two hours after the installation 16 GPUs can owe a queue no more than what they did in these two hours."""
     spec = {"size": "7d"} if half_life is None else {"size": "7d", "half_life": half_life}
     policy = policy_of(law="deficit", window=spec)
@@ -84,20 +83,20 @@ def test_what_is_owed_is_of_the_time_there_are_books_for(policy_of: Make, half_l
     assert "owed 10 GPU-hours" in weights["c"].why
 
 
-def test_usage_beyond_the_capacity_still_divides_the_whole_pool(policy_of: Make) -> None:
+def test_usage_beyond_the_capacity_still_divides_the_whole_pool() -> None:
     policy = policy_of(bounds=FREE, k=5.0)
     weights = calculate_weights(policy, _window(a=1.5, b=1.5, c=1.0), _all_ask(policy), 16, 0).weights
     values = {w.queue: w.value for w in weights}
     assert values["c"] > values["a"] == values["b"]
 
 
-def test_all_weights_zero_stay_zero(policy_of: Make) -> None:
+def test_all_weights_zero_stay_zero() -> None:
     policy = policy_of([{"name": "a", "weight": 0}, {"name": "b", "weight": 0}])
     weights = calculate_weights(policy, _window(a=0.5), _all_ask(policy, a=3.0), 16, 0).weights
     assert [(w.value, w.explanation.notes) for w in weights] == [(0.0, ("weight 0 in the policy stays 0",))] * 2
 
 
-def test_only_who_asks_for_more_than_his_quota_competes(policy_of: Make) -> None:
+def test_only_who_asks_for_more_than_his_quota_competes() -> None:
     queues = [{"name": "a"}, {"name": "b"}, {"name": "idle"}, {"name": "content", "deserved": 4}]
     policy = policy_of(queues, bounds=FREE, k=1.0)
     standings = _all_ask(policy) | {"idle": Standing(0, 0), "content": Standing(4, 4)}
@@ -110,7 +109,7 @@ def test_only_who_asks_for_more_than_his_quota_competes(policy_of: Make) -> None
     assert "as if every sibling competed" in weights["idle"].why
 
 
-def test_priorities_are_weighed_apart(policy_of: Make) -> None:
+def test_priorities_are_weighed_apart() -> None:
     policy = policy_of([{"name": "a"}, {"name": "b", "priority": 200}, {"name": "c"}], bounds=FREE, k=1.0)
     weights = {
         w.queue: w for w in calculate_weights(policy, _window(a=0.1, b=0.8, c=0.1), _all_ask(policy), 16, 0).weights
@@ -119,7 +118,7 @@ def test_priorities_are_weighed_apart(policy_of: Make) -> None:
     assert weights["b"].value == 1.0
 
 
-def test_queues_the_target_does_not_know_get_no_weight_but_an_entitlement(policy_of: Make) -> None:
+def test_queues_the_target_does_not_know_get_no_weight_but_an_entitlement() -> None:
     policy = policy_of([{"name": "dept"}, {"name": "x", "parent": "dept"}, {"name": "y", "parent": "dept"}])
     weighing = calculate_weights(policy, _window(), {"x": Standing(6, 2), "y": Standing(3, 1)}, 16, 0)
     assert [weight.queue for weight in weighing.weights] == ["x", "y"]
@@ -128,7 +127,7 @@ def test_queues_the_target_does_not_know_get_no_weight_but_an_entitlement(policy
     assert (due["x"].gpus, due["y"].gpus, due["x"].allocated) == (6, 3, 2)
 
 
-def test_bounds_hold_the_weight_and_the_rest_of_the_total_goes_to_the_others(policy_of: Make) -> None:
+def test_bounds_hold_the_weight_and_the_rest_of_the_total_goes_to_the_others() -> None:
     policy = policy_of(bounds={**FREE, "min_multiplier": 0.5}, k=5.0)
     weights = calculate_weights(policy, _window(a=0.9, b=0.05, c=0.05), _all_ask(policy), 16, 0).weights
     assert [w.value for w in weights] == [0.5, 1.25, 1.25]

@@ -40,10 +40,10 @@ def pod_object(name: str, queue: str = "a", *, node: str = "n0", gpus: int = 4, 
     }  # fmt: skip
 
 
-def node_object(name: str, gpus: int) -> dict[str, Any]:
+def node_object(name: str = "n0", gpus: int = 8, *, ready: str = "True", **metadata: Any) -> dict[str, Any]:
     return {
-        "apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
-        "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}, "conditions": [{"type": "Ready", "status": "True"}]},
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, **metadata},
+        "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}, "conditions": [{"type": "Ready", "status": ready}]},
     }  # fmt: skip
 
 

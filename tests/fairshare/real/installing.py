@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import yaml
 
 from fairshare.targets.kai import QUEUE
 from gputally.kubernetes.api_client import KubernetesCluster
+from tests.fairshare.builders import queue_object
 from tests.real.controlplane import ApiServer
 
-Make = Callable[..., Any]
 CHART = Path(__file__).parents[3] / "helm" / "gputally"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
@@ -43,7 +42,7 @@ def install(server: ApiServer, folder: Path, space: str, values: dict[str, Any])
     return server.kubeconfig_for(answer["status"]["token"], folder)
 
 
-def add_queues(real: KubernetesCluster, queue_object: Make, *names: str) -> None:
+def add_queues(real: KubernetesCluster, *names: str) -> None:
     for name in names:
         wanted = queue_object(name, weight=None)
         real.apply({k: v for k, v in wanted.items() if k != "status"}, field_manager="gitops")

@@ -5,7 +5,6 @@ What holds on the real server and not on the fake would be a lie the rest of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,10 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterError, Conflict, NotFound, Refused
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import Cluster, Event, Kind
+from tests.fairshare.builders import policy_of, queue_object
 from tests.real.controlplane import PLAIN_TOKEN, ApiServer
 
 pytestmark = pytest.mark.real
-
-Make = Callable[..., Any]
 
 
 def _weight(name: str, value: float | None, **metadata: Any) -> dict[str, Any]:
@@ -127,9 +125,7 @@ def test_a_user_without_rights_is_refused_in_the_servers_words(server: ApiServer
         plain.list(QUEUE)
 
 
-def test_a_cycle_publishes_weights_on_the_real_server(
-    server: ApiServer, accountant: Any, policy_of: Make, clock: VirtualClock, queue_object: Make
-) -> None:
+def test_a_cycle_publishes_weights_on_the_real_server(server: ApiServer, accountant: Any, clock: VirtualClock) -> None:
     """History in, `overQuotaWeight` out, by server-side apply; a field of another manager is left alone."""
     cluster = KubernetesCluster.connect(KINDS, server.kubeconfig)
     for queue in "abc":

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from gputally.base.errors import ClusterError, Refused
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD
+from tests.fairshare.builders import policy_of
 from tests.fairshare.loopback import serving, window_of
 from tests.fairshare.observations import results_of
 from tests.fairshare.real.conftest import Request
@@ -38,17 +38,16 @@ from tests.patience import until
 from tests.real.controlplane import ApiServer, killed
 
 pytestmark = pytest.mark.real
-Make = Callable[..., Any]
 STATUS = StatusObject("gputally", "gputally-fairshare")
 CQ, VOLCANO = kueue.CLUSTER_QUEUES[0], volcano.QUEUE
 
 
 def test_the_charts_rights_are_enough_and_end_there(
-    installed: Path, real: KubernetesCluster, policy_of: Make, accountant: Any, clock: VirtualClock, queue_object: Make
+    installed: Path, real: KubernetesCluster, accountant: Any, clock: VirtualClock
 ) -> None:
     """Every target is read and written with exactly the role of the chart; nothing else is."""
     mine = KubernetesCluster.connect(KINDS, installed)
-    add_queues(real, queue_object, "rb-a", "rb-b")
+    add_queues(real, "rb-a", "rb-b")
     for name in ("rb-c", "rb-d"):
         queue = {
             "apiVersion": CQ.api_version,
@@ -113,10 +112,10 @@ def test_with_the_charts_rights_to_preempt_pods_are_noted_on_and_evicted_and_wit
 
 
 def test_an_admission_policy_refuses_one_weight_and_the_others_go_on(
-    real: KubernetesCluster, ask: Request, policy_of: Make, accountant: Any, clock: VirtualClock, queue_object: Make
+    real: KubernetesCluster, ask: Request, accountant: Any, clock: VirtualClock
 ) -> None:
     """A real rule in CEL: its own words reach the condition, and an event lies on the queue."""
-    add_queues(real, queue_object, "vap-a", "vap-b", "vap-c")
+    add_queues(real, "vap-a", "vap-b", "vap-c")
     rule = {
         "expression": "object.metadata.name != 'vap-a' || !has(object.spec.resources.gpu.overQuotaWeight)",
         "message": "vap-a is frozen until Monday",
@@ -155,17 +154,12 @@ def test_an_admission_policy_refuses_one_weight_and_the_others_go_on(
 
 
 def test_an_api_server_that_is_killed_and_comes_back(
-    server: ApiServer,
-    real: KubernetesCluster,
-    policy_of: Make,
-    accountant: Any,
-    clock: VirtualClock,
-    queue_object: Make,
+    server: ApiServer, real: KubernetesCluster, accountant: Any, clock: VirtualClock
 ) -> None:
     """Killed and started anew on the same etcd: every cycle meanwhile says so and decides nothing, the ones after
     it go on by themselves, the watch of pods as well. The thirty seconds pass on the controller's own clock alone;
     the test below lets them pass."""
-    add_queues(real, queue_object, "fz-a", "fz-b")
+    add_queues(real, "fz-a", "fz-b")
     policy = policy_of([{"name": f"fz-{x}", "refs": [f"kai:fz-{x}"]} for x in "ab"], bounds={"deadband": 0})
     accountant.spend(**{"fz-a": 0.9, "fz-b": 0.1})
     used = KubernetesCluster.connect(KINDS, server.kubeconfig, timeout_s=5.0)
@@ -206,12 +200,12 @@ def test_an_api_server_that_is_killed_and_comes_back(
 
 
 def test_thirty_seconds_without_an_api_server(
-    installed: Path, server: ApiServer, real: KubernetesCluster, tmp_path: Path, queue_object: Make
+    installed: Path, server: ApiServer, real: KubernetesCluster, tmp_path: Path
 ) -> None:
     """The program itself, with its Lease and the chart's rights, through thirty real seconds in which the API server
     is dead: it lives, stops leading when its Lease can no longer be renewed, applies no weight; then it leads again
     and goes on with what was asked for meanwhile. Nothing else is shown: the accountant is a stand-in."""
-    add_queues(real, queue_object, "kl-a", "kl-b")
+    add_queues(real, "kl-a", "kl-b")
     file = tmp_path / "policy.yaml"
     file.write_text(
         "schema: 1\ntargets: {kai: {apply: enforce}}\nbounds: {deadband: 0, hold_down: 0}\n"

@@ -18,6 +18,7 @@ from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.leader_election import Election, LeaseTimes
+from tests.fairshare.builders import policy_of
 from tests.fairshare.observations import results_of
 from tests.fairshare.real.conftest import Request
 from tests.fairshare.real.installing import add_queues, weights_of
@@ -25,7 +26,6 @@ from tests.patience import until
 from tests.real.controlplane import ApiServer, frozen
 
 pytestmark = pytest.mark.real
-Make = Callable[..., Any]
 QUICK = LeaseTimes(lease_s=3, renew_s=2, retry_s=1)
 STATUS = StatusObject("gputally", "gputally-fairshare")
 
@@ -85,9 +85,9 @@ def test_who_cannot_renew_does_not_lead(server: ApiServer, replicas: Callable[[s
 
 
 def test_a_standby_writes_nothing_and_goes_on_where_the_leader_stopped(
-    real: KubernetesCluster, policy_of: Make, accountant: Any, clock: VirtualClock, queue_object: Make
+    real: KubernetesCluster, accountant: Any, clock: VirtualClock
 ) -> None:
-    add_queues(real, queue_object, "sb-a", "sb-b")
+    add_queues(real, "sb-a", "sb-b")
     policy = policy_of([{"name": f"sb-{x}", "refs": [f"kai:sb-{x}"]} for x in "ab"])
     accountant.spend(**{"sb-a": 0.9, "sb-b": 0.1})
     where = StatusObject("default", "standby")

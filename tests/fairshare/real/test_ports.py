@@ -16,6 +16,7 @@ from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, EVENT, POD, Cluster
+from tests.fairshare.builders import policy_of
 from tests.fairshare.real.conftest import Request
 from tests.patience import until
 from tests.real.controlplane import ApiServer, controller_manager
@@ -76,7 +77,7 @@ def test_a_field_is_taken_over_as_it_stands_and_no_other_way(cluster: Cluster, n
         cluster.transfer(_queue(name, 5), field_manager="us")
 
 
-def test_adopting_makes_a_contested_weight_ours(cluster: Cluster, name: str, policy_of: Any) -> None:
+def test_adopting_makes_a_contested_weight_ours(cluster: Cluster, name: str) -> None:
     cluster.apply(_queue(name, 2), field_manager="argocd-controller")
     policy = policy_of([{"name": "a", "refs": [f"kai:{name}"]}])
     (tried,) = adopt(policy, cluster, ADAPTERS, dry_run=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ from gputally.base.errors import NotFound, Unavailable
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Cluster
+from tests.fairshare.builders import policy_of
 from tests.fairshare.realserver import MERGE, definitions
 from tests.patience import until
 from tests.real.controlplane import api_server
 
 pytestmark = pytest.mark.real
-Make = Callable[..., Any]
 CQ, COHORT, LQ, WORKLOAD = (k[0] for k in (kueue.CLUSTER_QUEUES, kueue.COHORTS, kueue.LOCAL_QUEUES, kueue.WORKLOADS))
 
 
@@ -36,9 +35,7 @@ def _results(report: Any) -> dict[str, str]:
     return {outcome.apply.queue: outcome.result for target in report.targets for outcome in target.outcomes}
 
 
-def test_kueue_from_the_operators_750m_to_ours_and_back(
-    cluster: Cluster, policy_of: Make, accountant: Any, clock: VirtualClock
-) -> None:
+def test_kueue_from_the_operators_750m_to_ours_and_back(cluster: Cluster, accountant: Any, clock: VirtualClock) -> None:
     flavors = [{"name": "h200", "resources": [{"name": GPU, "nominalQuota": "8"}]}]
     for name in ("kq-a", "kq-b"):
         groups = [{"coveredResources": [GPU], "flavors": flavors}]
@@ -89,7 +86,7 @@ def test_kueue_from_the_operators_750m_to_ours_and_back(
 
 @pytest.mark.parametrize(("mode", "field"), [("weight", "weight"), ("deserved", "deserved")])
 def test_volcano_takes_what_each_plugin_reads(
-    cluster: Cluster, policy_of: Make, accountant: Any, clock: VirtualClock, mode: str, field: str
+    cluster: Cluster, accountant: Any, clock: VirtualClock, mode: str, field: str
 ) -> None:
     names = [f"vq-{mode}-{letter}" for letter in "ab"]
     for name in names:
@@ -116,7 +113,7 @@ def test_volcano_takes_what_each_plugin_reads(
 
 
 def test_a_volcano_weight_of_another_manager_is_contested_until_it_is_adopted(
-    cluster: Cluster, policy_of: Make, accountant: Any, clock: VirtualClock
+    cluster: Cluster, accountant: Any, clock: VirtualClock
 ) -> None:
     names = ["vo-a", "vo-b"]
     for name, weight in zip(names, (3, 1), strict=True):
@@ -141,9 +138,7 @@ def test_a_volcano_weight_of_another_manager_is_contested_until_it_is_adopted(
     assert [cluster.get(volcano.QUEUE, name)["spec"]["weight"] for name in names] == [3, 1]
 
 
-def test_a_kueue_that_serves_v1beta1_alone(
-    policy_of: Make, accountant: Any, clock: VirtualClock, tmp_path: Path
-) -> None:
+def test_a_kueue_that_serves_v1beta1_alone(accountant: Any, clock: VirtualClock, tmp_path: Path) -> None:
     """Before 0.15: its objects' older fields are read, and weights are written in its own version."""
     old = {kinds[1].kind: kinds[1] for kinds in (kueue.CLUSTER_QUEUES, kueue.LOCAL_QUEUES, kueue.WORKLOADS)}
     with api_server(tmp_path) as running:
