@@ -137,9 +137,6 @@ def _shares(axis: Axes) -> None:
     axis.legend(fontsize=7)
 
 
-if __name__ == "__main__":
-    draw_concepts(Path(sys.argv[1]))
-
 HOUR, GPUS, GUARANTEED, BURST = 3600, 100, 20, 40
 TEAMS = ("llm", "vision", "speech")
 HOURS = 24
@@ -227,4 +224,5 @@ def draw_case_study(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw_case_study(Path(sys.argv[1]))
+    draw_concepts(Path(sys.argv[1]))
+    draw_case_study(Path(sys.argv[1]) / "case-study.svg")
