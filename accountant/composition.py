@@ -63,7 +63,7 @@ from accountant.runtime.service_metrics import (
     UpkeepCollector,
 )
 from accountant.storage.duckdb_ledger import open_ledger
-from accountant.web import job_pages, node_pages, overview_pages, sign_in_pages, statement_pages
+from accountant.web import job_pages, node_pages, overview_pages, statement_pages
 from accountant.wire.policy_models import Policy
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
@@ -116,7 +116,7 @@ ROUTES = (
         )
         for route in router.routes
     ]
-    + sign_in_pages.ROUTES
+    + overview_pages.SIGN_IN_ROUTES
     + overview_pages.STATIC
 )
 """Shared by all apps of the process: an `include_router` would derive every one anew for each app, half a second, and

@@ -26,9 +26,8 @@ from agent.core.steady_clock import SteadyClock, Timeline
 from agent.metering.meter import ClosedSet, Meter, shifted_state
 from agent.metrics.exporter import AgentMetrics
 from agent.metrics.metric_families import Operations
-from agent.upload.clock_lines import WRONG_MS
 from agent.upload.spool import OUTBOX_FULL, SPOOL_UNWRITABLE, LostRecords, Outbox, Stats, extent
-from agent.upload.uploader import ShipResult, Uploader
+from agent.upload.uploader import WRONG_MS, ShipResult, Uploader
 from agent.wire import PodFacts
 from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks
 from gputally.base.clock import Clock

@@ -33,10 +33,9 @@ from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment, No
 from accountant.bookkeeping.invoice_reconciliation import Invoice
 from accountant.bookkeeping.month_closing import CannotClose
 from accountant.bookkeeping.price_book_versions import BookVersion, PriceDiff, difference
-from accountant.core.amounts import Share
 from accountant.core.periods import Month
 from accountant.ledger.journal import FIRST_DIGEST, broken_at
-from accountant.prices.price_book import PriceBook
+from accountant.prices.price_book import PriceBook, Share
 from gputally.base.money import exact_sum
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.config_models import Model, validate

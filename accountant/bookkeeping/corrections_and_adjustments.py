@@ -34,11 +34,10 @@ from accountant.billing.charge_columns import charges_by_cuts
 from accountant.billing.costs import ALLOCATED, BILLED, DETAILS, LINE_ACCOUNTS, quantify, total_cost
 from accountant.billing.statements import Adjustment, Correction, StatementLine, as_text
 from accountant.bookkeeping.month_closing import CannotClose
-from accountant.core.amounts import Share
 from accountant.core.periods import Month, utc
 from accountant.ledger.protocols import Ledger
 from accountant.ledger.usage_columns import PRICED_BY
-from accountant.prices.price_book import PriceBook
+from accountant.prices.price_book import PriceBook, Share
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Dimension
 from gputally.base.money import Money, exact_product, exact_sum, gpu_hours, minor_places, payable

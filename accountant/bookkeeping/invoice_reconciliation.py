@@ -18,10 +18,9 @@ from typing import TypeAlias
 from pydantic import Field
 
 from accountant.billing.costs import Charge, quantify, total_cost
-from accountant.core.amounts import MAX_PLACES
 from accountant.core.periods import utc
 from accountant.prices.gpu_model_names import parse_gpu_model
-from accountant.prices.price_book import Price, PriceBook, PriceRow
+from accountant.prices.price_book import MAX_PLACES, Price, PriceBook, PriceRow
 from accountant.wire.policy_models import IDLE
 from gputally.base.money import exact_sum
 from gputally.server.config_models import Model

@@ -32,8 +32,8 @@ from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.properties import PageSetupProperties
 from openpyxl.worksheet.worksheet import Worksheet
 
-from accountant.core.amounts import MAX_PLACES
 from accountant.core.periods import utc
+from accountant.prices.price_book import MAX_PLACES
 from accountant.reports import focus_export, report_tables
 from accountant.reports.report_model import Report
 from accountant.reports.report_tables import Record, instant, records

@@ -1,4 +1,4 @@
-"""Serves the home, month, team, prices, coverage, decisions and late-change proposal pages.
+"""Serves the home, month, team, prices, coverage, decisions, late-change proposal and sign-in pages.
 
 Names come from users: everything passes jinja2's autoescape. No scripts, nothing from elsewhere. The
 report pages are the report's own rendering with the navigation put on top.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -20,10 +21,10 @@ from fastapi.responses import RedirectResponse
 from jinja2 import Environment
 from pydantic import Field
 
-from accountant.api.access_control import Reading, of_everyone, team_for
+from accountant.api.access_control import Reading, bound_address, of_everyone, team_for
 from accountant.api.answer_cache import Answer
 from accountant.api.dependencies import Deps, Given
-from accountant.api.problems import Refusal, answer
+from accountant.api.problems import Refusal, answer, retry_later
 from accountant.api.query_parameters import Params, check_teams, invalid
 from accountant.billing.statements import Adjustment, Correction
 from accountant.core import periods
@@ -42,7 +43,7 @@ from gputally.server import page_layout
 from gputally.server.page_layout import HTML as HTML
 from gputally.server.page_layout import STYLE
 from gputally.server.request_handling import static_routes, tagged
-from gputally.server.sign_in import Person, to_sign_in
+from gputally.server.sign_in import Kind, Person, SignInService, sign_in_routes, to_sign_in
 
 page_router = APIRouter(include_in_schema=False)
 _SHOWN_QUARANTINED = 100
@@ -415,3 +416,37 @@ async def proposals(request: Request, deps: Given, principal: Reading) -> Respon
         )  # fmt: skip
 
     return tagged(request, await asyncio.to_thread(make), HTML)
+
+
+class _SignInSite:
+    """gputally.server.sign_in.SignInSite"""
+
+    def people(self, request: Request) -> SignInService:
+        deps = _deps(request)
+        bound_address(request, deps)
+        people = deps.people()
+        if people is None:
+            raise Refusal("not-found", "sign-in is off here: ask with a token")
+        return people
+
+    async def form(self, request: Request) -> Mapping[str, Sequence[str]]:
+        return {name: [value] for name, value in (await read_form(request)).items()}
+
+    def page(self, request: Request, template: str, /, **values: Any) -> Response:
+        shown = page(request, "", template, _deps(request), **values)
+        return Response(shown, media_type=HTML)
+
+    def refusal(self, kind: Kind, detail: str) -> Exception:
+        if kind == "authority-unavailable":
+            return retry_later(kind, detail)
+        if kind in ("no-provider", "too-long"):
+            return invalid("with" if kind == "no-provider" else "query", detail)
+        return Refusal(kind, detail)
+
+
+def _deps(request: Request) -> Deps:
+    found: Deps = request.app.state.deps
+    return found
+
+
+SIGN_IN_ROUTES = sign_in_routes(_SignInSite())

@@ -28,8 +28,16 @@ from fairshare.controller.policy_file import PolicyLocation
 from fairshare.explain.plan_tables import number
 from fairshare.explain.queue_explanation import span
 from fairshare.web import svg_plots
-from fairshare.web.http_messages import Fields, Refusal, read_form, refusal, sent
-from fairshare.web.page_authentication import Caller, PageAuthentication, SignInPages
+from fairshare.web.page_authentication import (
+    Caller,
+    Fields,
+    PageAuthentication,
+    Refusal,
+    SignInPages,
+    read_form,
+    refusal,
+    sent,
+)
 from fairshare.web.queue_history import History, ReportCache, Snapshot
 from fairshare.web.what_if_previews import Previews
 from gputally.base import number_format

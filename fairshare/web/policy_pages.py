@@ -12,7 +12,7 @@ from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.controller.policy_file import PolicyFileChanged, PolicyNotWritten, digest, loaded
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.web import policy_form, queue_pages
-from fairshare.web.http_messages import Refusal
+from fairshare.web.page_authentication import Refusal
 from fairshare.web.page_context import Page, PagesApp, RequestContext, link, redirect
 from fairshare.web.policy_form import GROUPS, QUEUE, Draft, Finding, Form, PolicyText
 from fairshare.web.svg_plots import Line, bullet, over_time

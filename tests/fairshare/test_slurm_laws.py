@@ -8,13 +8,13 @@ from math import inf
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fairshare.laws.feedback_laws import (
+from fairshare.laws.feedback_laws import FairTree, Kai, LawColumns, LawQueue, LawQueues, Multifactor
+from tests.fairshare.slurm_reference import (
+    ROOT,
     Account,
-    Kai,
-    LawColumns,
-    LawQueue,
-    LawQueues,
     exact_accrual,
     exact_decay,
     factors,
@@ -107,3 +107,16 @@ def test_kais_rule_in_figures() -> None:
         verdict = Kai(case["k"])(LawQueues(LawColumns.of(members), 16.0, 3600.0, 0), {})
         assert verdict.weights["it"] == pytest.approx(case["want"])
         assert set(verdict.traces["it"]) == {"n", "U", "k", "P"}
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 20)), min_size=1, max_size=8))
+def test_the_laws_of_siblings_are_slurms_among_users_of_one_account(users: list[tuple[int, int]]) -> None:
+    """usage: whole numbers, so that equal ratios are equal."""
+    whole = sum(usage for _, usage in users) or 1
+    rows = [Account(f"u{n}", ROOT, "user", shares, float(usage)) for n, (shares, usage) in enumerate(users)]
+    members = [LawQueue(row.name, row.shares or 0, 1.0, row.usage / whole, 10, 0) for row in rows]
+    siblings = LawQueues(LawColumns.of(members), 16.0, 3600.0, 0)
+    ranked, factored = FairTree()(siblings, {}).traces, Multifactor()(siblings, {}).traces
+    assert {name: trace["fairshare"] for name, trace in ranked.items()} == fair_tree(rows).fairshare
+    expected = {name: factor.fairshare for name, factor in factors(rows).items()}
+    assert {name: trace["F"] for name, trace in factored.items()} == pytest.approx(expected)

@@ -20,7 +20,7 @@ from fairshare.targets import KINDS
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web import queue_pages, svg_plots
 from fairshare.web.app import pages
-from fairshare.web.http_messages import MOST_BYTES
+from fairshare.web.page_authentication import MOST_BYTES
 from fairshare.web.queue_history import EVERY_MS, MOST_SAMPLES, ReportCache
 from fairshare.web.svg_plots import Line
 from gputally.base.clock import VirtualClock
