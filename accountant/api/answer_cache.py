@@ -59,7 +59,7 @@ QUICK_S: Final = 0.15
 """CPU time up to which an answer is found while the reader waits, every time."""
 FRESH_MS: Final = MS_PER_MINUTE
 TIMES_AS_OLD: Final = 20
-"""How many times what it took an answer may be old before it is found anew."""
+"""How many times what it took an answer may be old before it is computed again."""
 STALEST_MS: Final = MS_PER_HOUR
 READING_MS: Final = MS_PER_HOUR
 """How long after a reader's last question the next one is expected."""
@@ -205,7 +205,7 @@ class AnswerCache:
     def _find(self, key: Hashable, find: Callable[[], T], mark: Callable[[], Hashable] | None) -> T:
         at_ms, began = self._clock.wall_ms(), self._spent()
         try:
-            # Asked first: what is committed meanwhile makes the answer found anew.
+            # Asked first: what is committed meanwhile makes the answer due again.
             current = _NONE if mark is None else mark()
             value = find()
         except BaseException as error:

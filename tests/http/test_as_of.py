@@ -62,7 +62,7 @@ def test_a_page_says_of_when_it_is(house: Door, clock: VirtualClock, path: str) 
 
     clock.advance(1)
     instants, kept = of(house, path)
-    assert instants == {"1 Nov 12:00"}, "shown while it is found anew"
+    assert instants == {"1 Nov 12:00"}, "shown while it is refreshed"
     assert figures(kept) == figures(first)
     house.app.state.deps.prepared.close()  # waits for what is being found
     instants, anew = of(house, path)
