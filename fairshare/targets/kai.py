@@ -362,11 +362,12 @@ def _said_k(shard: Object, stated: object, k: float) -> str:
 
 
 def _k(stated: object) -> float:
-    """As KAI reads it: unparsable is the default, negative is 0."""
+    """As KAI reads it: unparsable is the default, negative is 0, and NaN stays what it is."""
     try:
-        return DEFAULT_K if stated is None else max(0.0, float(str(stated)))
+        k = DEFAULT_K if stated is None else float(str(stated))
     except ValueError:
         return DEFAULT_K
+    return 0.0 if k <= 0 else k
 
 
 def _sized(pods: Sequence[Pod], nodes: Sequence[Object]) -> tuple[Pod, ...]:

@@ -142,6 +142,7 @@ def _arguments(**given: str) -> dict[str, Any]:
         ),
         ({"kValue": 0, "usageDBConfig": _DATABASE, **_arguments(kValue="1.5")}, "False", "kValue is 1.5"),
         ({"kValue": 0, "usageDBConfig": _DATABASE, **_arguments(kValue="odd")}, "False", "kValue is 1"),
+        ({"kValue": 0, "usageDBConfig": _DATABASE, **_arguments(kValue="NaN")}, "False", "kValue is nan"),
         ({"kValue": 3, "usageDBConfig": _DATABASE, **_arguments(kValue="0")}, "True", "weights alone"),
         (
             {"kValue": 0, "usageDBConfig": _DATABASE, **_arguments(relcaimerSaturationMultiplier="1.1")},
