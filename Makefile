@@ -35,11 +35,13 @@ demo: $(if $(wildcard $(READY)),$(READY),$(LOADED)) ## Simulate a cluster for a 
 test: $(READY) ## The tests that need Python, pip and PyPI only
 	@$(BIN)/pytest $(PARALLEL) $(ARGS)
 
-test-real: $(READY) ## The suites that need a real browser, Kubernetes API server and Prometheus (provided here)
+test-real: $(READY) ## The suites that need a real browser, Kubernetes API server, Prometheus, Spark, … (provided here)
 	@VENV=$(VENV) sh scripts/setup-real.sh
 	@sh scripts/control-plane.sh >/dev/null
 	@sh scripts/clients.sh >/dev/null
 	@sh scripts/prometheus.sh >/dev/null
+	@sh scripts/object-store.sh >/dev/null
+	@sh scripts/query-engines.sh >/dev/null
 	@sh scripts/grafana-types.sh >/dev/null
 	@sh scripts/grafana-preview.sh >/dev/null
 	@VENV=$(VENV) sh scripts/focus.sh >/dev/null
@@ -67,10 +69,8 @@ pictures: $(READY) ## Redraw the pictures in docs/
 	@$(BIN)/python -m scripts.doc_figures docs/img
 	@$(BIN)/python -m tests.browser.pictures $(ARGS)
 
-reference: $(READY) ## Write the pages that are generated anew: HTTP API, metrics, commands
-	@$(BIN)/python -m scripts.api_reference
-	@$(BIN)/python -m scripts.metrics_reference
-	@$(BIN)/python -m scripts.command_reference
+reference: $(READY) ## Write what is generated in pages: HTTP API, metrics, commands, chart values, sizes
+	@$(BIN)/python -m scripts.reference_pages
 
 images: $(READY) ## Build the three images without a container engine (as root on Debian; ARGS=agent for one)
 	@VENV=$(VENV) sh scripts/images.sh $(ARGS)

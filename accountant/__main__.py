@@ -26,7 +26,7 @@ MODULES: Final = {
         "months", "close", "reopen", "publish", "proposals", "correct", "corrections", "adjust", "credit",
         "adjustments", "reprice", "prices",
     ),
-    "accountant.cli.invoice_commands:register_invoices": ("reconcile",),
+    "accountant.cli.bookkeeping_commands:register_invoices": ("reconcile",),
     "accountant.cli.usage_commands:register_jobs": ("jobs",),
     "accountant.cli.usage_commands:register_report": ("report",),
     "accountant.cli.bookkeeping_commands:register_capacity": ("gpus", "retire"),
@@ -39,6 +39,7 @@ MODULES: Final = {
     "accountant.cli.install_command:register": ("install",),
     "accountant.cli.import_commands:register_slurm": ("slurm",),
     "accountant.cli.import_commands:register_import": ("import",),
+    "accountant.cli.fleet_commands:register_fleet": ("fleet",),
 }  # fmt: skip
 """The function that adds the commands to a Typer application, as `module:function`, and the commands it adds, in the
 order of the help."""

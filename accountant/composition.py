@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import structlog
 from fastapi import FastAPI
@@ -59,6 +59,7 @@ from accountant.runtime.service_metrics import (
     DeliveryCollector,
     InventoryCollector,
     JobCollector,
+    LakeCollector,
     Metrics,
     UpkeepCollector,
 )
@@ -162,6 +163,9 @@ def create_app(deps: Deps) -> FastAPI:
     return app
 
 
+if TYPE_CHECKING:
+    from accountant.lake.publisher import Publisher
+
 T = TypeVar("T")
 _PULSE_SECONDS = 1.0
 """How often the thread looks whether something is due."""
@@ -189,8 +193,9 @@ class Service:
     listeners: applications of other programs' tongues (accountant.compat).
     over: set when the process should end, of its own accord (`failure`: only a restart helps) or because it was set.
     inventory, authenticator: None takes what the settings name. trial: the price book's file is tried out and not
-    recorded. Raises AccountantError (CannotStart, InventoryError, LedgerLocked, LedgerDamaged, LedgerUnavailable) and
-    gputally.base.yaml_file.FileFault; nothing is left open then."""
+    recorded. fence: why nothing may be committed, "" while this replica leads. Raises AccountantError (CannotStart,
+    InventoryError, LedgerLocked, LedgerDamaged, LedgerUnavailable) and gputally.base.yaml_file.FileFault; nothing is
+    left open then."""
 
     def __init__(
         self,
@@ -200,6 +205,7 @@ class Service:
         authenticator: Authenticator | None = None,
         *,
         trial: bool = False,
+        fence: Callable[[], str] = lambda: "",
     ) -> None:
         self._trial = trial
         self.settings = settings
@@ -223,7 +229,7 @@ class Service:
             written.read(now)
         _writable(settings.data)
         self._ways = CallersFile(settings, clock, self._stays, self._api, self._teams)
-        self.tls = _tls(settings)
+        self.tls = tls(settings)
         archive = settings.archive.to if settings.archive is not None else None
         self.ledger = open_ledger(
             settings.ledger_file,
@@ -231,6 +237,8 @@ class Service:
             month_zone=settings.timezone,
             archive=archive,
             doubt=lambda: self._guard.doubt,
+            fence=fence,
+            acts_at_once=settings.leader_election is not None and settings.leader_election.own_volume,
             gpu_move_after_ms=settings.gpu_move_after * MS_PER_SECOND,
         )
         self._cluster: ClusterInventory | None = None
@@ -243,6 +251,7 @@ class Service:
             raise
         self.ingest = Ingest(self.ledger, clock, settings.linger_ms, self.fail, tasks=self.tasks, heard=clock.heard)
         self.deliveries = self._deliveries()
+        self._publisher = self._lake_publisher()
         self.metrics = metrics = self._metrics()
         self._deps = Deps(
             settings,
@@ -258,11 +267,13 @@ class Service:
             self._ways.people,
             self.tasks,
             guard=clock,
+            lake=self._publisher,
         )
         self.app = create_app(self._deps)
         self.listeners = self._compatible(metrics)
-        kept_up = Maintenance(self.ledger, self.books, settings, clock).routines()
-        self._routines = Routines(clock, [*self._refreshing(), *kept_up], self.tasks)
+        maintenance = Maintenance(self.ledger, self.books, settings, clock, self._publisher)
+        self._routines = Routines(clock, [*self._refreshing(), *maintenance.routines()], self.tasks)
+        self._lake_routines = Routines(clock, maintenance.lake_routines(), self.tasks)
         self._warmed = ""
         """Version of the policy whose window was asked for."""
 
@@ -291,6 +302,8 @@ class Service:
         begin = self._pulses.begin
         begin("windows", _PULSE_SECONDS, self.warm_windows)
         begin("maintenance", _PULSE_SECONDS, self.maintain, math.inf)  # its routines have their own patience
+        if self._publisher is not None:
+            begin("publishing", _PULSE_SECONDS, self.publish, math.inf)  # as above
         if self.deliveries is not None:
             begin("delivery", _DELIVERY_SECONDS, self.deliveries.run, _DELIVERY_PATIENCE_S)
         begin("pages", _AHEAD_SECONDS, self.ask_ahead, _PAGES_PATIENCE_S)
@@ -314,6 +327,10 @@ class Service:
         """Do what is due by now, everything even if something fails. Faults are logged; the running versions
         stay in force. Raises LedgerFailed."""
         self._routines.do_due()
+
+    def publish(self) -> None:
+        """Write to the lake what is due, and look after it. Faults are logged. Raises LedgerFailed."""
+        self._lake_routines.do_due()
 
     def fail(self, failure: LedgerFailed) -> None:
         """End the service: only another process can open the ledger again."""
@@ -428,11 +445,23 @@ class Service:
         settings = self.settings
         metrics.watch(JobCollector(self.ledger, self.book, settings.job_metrics, self._clock, settings.timezone))
         metrics.watch(TaskMetrics(self.tasks))
+        if self._publisher is not None:
+            metrics.watch(LakeCollector(self._publisher))
         metrics.watch(BooksCollector(lambda: self.books.waiting))
         metrics.watch(UpkeepCollector(self.tasks, self._refused, settings.backup_folder))
         if self._cluster is not None:
             metrics.watch(InventoryCollector(self._cluster, self._clock))
         return metrics
+
+    def _lake_publisher(self) -> Publisher | None:
+        lake = self.settings.lake
+        if lake is None:
+            return None
+        # A third of a second and 40 MiB that an accountant without a lake does not spend.
+        from accountant.lake.catalog import Catalogue
+        from accountant.lake.publisher import Publisher
+
+        return Publisher(self.ledger, self.books, self.settings, self._clock, partial(Catalogue.connect, lake))
 
     def _refused(self) -> dict[str, bool]:
         """File -> whether its newest version is not in force."""
@@ -472,7 +501,8 @@ class Service:
         return self.ledger.teams()
 
 
-def _tls(settings: Settings) -> Tls | None:
+def tls(settings: Settings) -> Tls | None:
+    """What the settings want to serve HTTPS with; None: plain HTTP."""
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     return Tls(Identity(settings.tls_cert, settings.tls_key, settings.tls_client_ca))

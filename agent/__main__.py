@@ -29,7 +29,7 @@ from agent.devices import driver_lifecycle
 from agent.main_loop import Agent, Source
 from agent.upload.spool import Outbox
 from agent.upload.uploader import Uploader
-from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.background_tasks import BackgroundTasks, set_on_signals
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.units import MS_PER_DAY
 from gputally.base.untrusted_text import for_terminal
@@ -125,8 +125,6 @@ def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
     node = chosen.node_name(os.environ)
     with ExitStack() as stack:
         tasks = BackgroundTasks(clock, (AgentError,))
-        source = _source(chosen, node, clock, tasks, restarted=restarted)
-        stack.callback(source.close)
         outbox = Outbox(
             chosen.spool_path(os.environ, root=os.geteuid() == 0),
             clock,
@@ -135,6 +133,8 @@ def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
             patient=True,
         )
         stack.callback(outbox.close)
+        source = _source(chosen, node, clock, tasks, restarted=restarted)
+        stack.callback(source.close)
         uploader = _uploader(chosen, outbox, node, clock)
         stack.callback(uploader.close)
         metrics = AgentMetrics(node, _version(), _compatible(chosen, node), tasks)
@@ -184,12 +184,11 @@ def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *
         clock=SystemClock(),  # the driver follows the system's, whatever this program makes of it
     )
     if chosen.on_kubernetes:
-        from agent.holders.bound_pods import FILE as BOUND_PODS
-        from agent.holders.bound_pods import BoundPods
         from agent.holders.kubernetes_source import kubernetes_source
+        from agent.holders.lean_list_watch import BOUND_PODS_FILE, BoundPods
 
         spool = chosen.spool_path(os.environ, root=os.geteuid() == 0)
-        bound = BoundPods(spool.with_name(BOUND_PODS))
+        bound = BoundPods(spool.with_name(BOUND_PODS_FILE))
         source = kubernetes_source(chosen, node, gpus, clock, os.environ, bound, tasks)
         level = chosen.privilege
         log.info("privileges", extra={"privilege": level, "cannot_see": privileges.privilege_text(level)})
@@ -256,8 +255,7 @@ def _boot_id(proc: str) -> str:
 
 def _stop_on_signal() -> threading.Event:
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    set_on_signals(stop)
     return stop
 
 

@@ -12,9 +12,9 @@ from dashboards.grafana_panels import BarGauge, Stat, Table, TimeSeries
 from dashboards.layout import (
     GPU_HOURS,
     GPUS,
+    Levels,
     Query,
     Section,
-    Step,
     bars,
     dashboard,
     fixed_colour,
@@ -194,8 +194,7 @@ def _now() -> list[Stat]:
             "Physical GPUs that the ledger counts as capacity in the chosen pools and models. Booked.",
             Query(promql.total(promql.series("capacity_gpus", pool="=~$pool", gpu_model="=~$gpu_model"))),
             GPUS,
-            [],
-            grafana_panels.BLUE,
+            Levels(),
             decimals=0,
         ),
         stat(
@@ -203,8 +202,7 @@ def _now() -> list[Stat]:
             "Share of the chosen GPUs that some pod holds, used or not. Live.",
             Query(allocated),
             "percentunit",
-            [],
-            grafana_panels.BLUE,
+            Levels(),
             decimals=1,
         ),
         stat(
@@ -212,8 +210,7 @@ def _now() -> list[Stat]:
             "Share of the time in which the chosen GPUs execute work, for any holder or none. Live.",
             Query(busy),
             "percentunit",
-            [Step(0.3, grafana_panels.WARNING), Step(0.6, grafana_panels.GOOD)],
-            grafana_panels.BAD,
+            Levels.good_above(0.6, warning=0.3),
             decimals=1,
         ),
         stat(
@@ -221,8 +218,7 @@ def _now() -> list[Stat]:
             "GPUs that their driver reports as lost. Their time is booked as down and not billed. Live.",
             Query(promql.total(promql.of_device(promql.series("gpu_lost")))),
             GPUS,
-            [Step(1, grafana_panels.BAD)],
-            grafana_panels.GOOD,
+            Levels.bad_above(1),
             decimals=0,
         ),
         stat(
@@ -231,8 +227,7 @@ def _now() -> list[Stat]:
             "well enough. Booked.",
             Query(promql.smallest(promql.series("ledger_coverage_ratio"))),
             "percentunit",
-            [Step(0.95, grafana_panels.WARNING), Step(0.98, grafana_panels.GOOD)],
-            grafana_panels.BAD,
+            Levels.good_above(0.98, warning=0.95),
             decimals=2,
         ),
         stat(
@@ -241,8 +236,7 @@ def _now() -> list[Stat]:
             "the ledger. Booked.",
             Query(promql.max_by(f"abs({promql.series('ledger_imbalance_seconds')})")),
             "s",
-            [Step(0.000001, grafana_panels.BAD)],
-            grafana_panels.GOOD,
+            Levels.bad_above(0.000001),
             decimals=6,
         ),
     ]
@@ -258,8 +252,7 @@ def _money_and_demand() -> list[Stat]:
             "book's currency. GPUs without a price are not in it. Booked.",
             Query(promql.total(rate, "currency"), "{{currency}}"),
             "suffix:/h",
-            [],
-            grafana_panels.BLUE,
+            Levels(),
             decimals=2,
         ),
         stat(
@@ -267,8 +260,7 @@ def _money_and_demand() -> list[Stat]:
             "Share of the burn rate that goes into unheld GPUs. Booked.",
             Query(promql.ratio(idle, promql.total(rate, "currency")), "{{currency}}"),
             "percentunit",
-            [Step(0.2, grafana_panels.WARNING), Step(0.4, grafana_panels.BAD)],
-            grafana_panels.GOOD,
+            Levels.bad_above(0.4, warning=0.2),
             decimals=1,
         ),
         stat(
@@ -276,8 +268,7 @@ def _money_and_demand() -> list[Stat]:
             "GPUs whose time no row of the price book prices: their time is unpriced, not free. Booked.",
             Query(promql.total(promql.series("unpriced_gpus", pool="=~$pool", gpu_model="=~$gpu_model"))),
             GPUS,
-            [Step(0.01, grafana_panels.BAD)],
-            grafana_panels.GOOD,
+            Levels.bad_above(0.01),
             decimals=0,
         ),
         stat(
@@ -285,8 +276,7 @@ def _money_and_demand() -> list[Stat]:
             "GPUs that workloads in the queue need to start. From the controller.",
             Query(WAITING),
             GPUS,
-            [Step(1, grafana_panels.WARNING)],
-            grafana_panels.GOOD,
+            Levels.warning_above(1),
             decimals=0,
         ),
         stat(
@@ -294,8 +284,7 @@ def _money_and_demand() -> list[Stat]:
             "How long the first of all waiting workloads has waited. From the controller.",
             Query(promql.max_by(promql.series("queue_oldest_wait_seconds"))),
             "s",
-            [Step(3600, grafana_panels.WARNING), Step(86_400, grafana_panels.BAD)],
-            grafana_panels.GOOD,
+            Levels.bad_above(86_400, warning=3600),
             decimals=0,
         ),
         stat(
@@ -304,8 +293,7 @@ def _money_and_demand() -> list[Stat]:
             "From the controller.",
             Query(STRANDED),
             GPUS,
-            [Step(1, grafana_panels.WARNING)],
-            grafana_panels.GOOD,
+            Levels.warning_above(1),
             decimals=0,
         ),
     ]

@@ -11,6 +11,7 @@ from dashboards.grafana_panels import BarGauge, Json, Stat, Table, TimeSeries
 from dashboards.layout import (
     GPU_HOURS,
     GPUS,
+    Levels,
     Query,
     Section,
     Step,
@@ -76,8 +77,7 @@ def _now() -> list[Stat]:
             "Replicas that act: one, else no weight moves. Of several clusters the one with the fewest.",
             Query(leaders),
             "suffix: acting",
-            [Step(1, grafana_panels.GOOD), Step(2, grafana_panels.BAD)],
-            grafana_panels.BAD,
+            Levels(grafana_panels.BAD, [Step(1, grafana_panels.GOOD), Step(2, grafana_panels.BAD)]),
             decimals=0,
         ),
         stat(
@@ -85,8 +85,7 @@ def _now() -> list[Stat]:
             "Reasons for which the last good weights are held: 0 while weights follow usage.",
             Query(f"count({promql.grouped(held, 'cluster', 'reason')}) or {leaders} * 0"),
             "suffix: reasons",
-            [Step(1, grafana_panels.WARNING)],
-            grafana_panels.GOOD,
+            Levels.warning_above(1),
             decimals=0,
         ),
         stat(
@@ -94,8 +93,7 @@ def _now() -> list[Stat]:
             "Schedulers that the controller cannot serve: objects missing, fields contested, writes refused.",
             Query(f"count({promql.grouped(degraded, 'cluster', 'target')}) or {leaders} * 0"),
             "suffix: targets",
-            [Step(1, grafana_panels.BAD)],
-            grafana_panels.GOOD,
+            Levels.bad_above(1),
             decimals=0,
         ),
         stat(
@@ -103,8 +101,7 @@ def _now() -> list[Stat]:
             "How old the newest usage is that weights rest on. Past 15 minutes they are held.",
             Query(promql.max_by(promql.series("fairshare_usage_age_seconds"))),
             "s",
-            [Step(600, grafana_panels.WARNING), Step(STALE_S, grafana_panels.BAD)],
-            grafana_panels.GOOD,
+            Levels.bad_above(STALE_S, warning=600),
             decimals=0,
         ),
         stat(
@@ -112,8 +109,7 @@ def _now() -> list[Stat]:
             "GPUs that waiting workloads of the chosen queues need to start.",
             Query(promql.total(_waiting())),
             GPUS,
-            [Step(1, grafana_panels.WARNING)],
-            grafana_panels.GOOD,
+            Levels.warning_above(1),
             decimals=0,
         ),
         stat(
@@ -121,8 +117,7 @@ def _now() -> list[Stat]:
             "GPUs that are free while no waiting gang fits on them.",
             Query(promql.total(promql.of_clusters(promql.series("fairshare_stranded_gpus")))),
             GPUS,
-            [Step(1, grafana_panels.WARNING)],
-            grafana_panels.GOOD,
+            Levels.warning_above(1),
             decimals=0,
         ),
     ]
@@ -293,7 +288,7 @@ def _calm() -> list[TimeSeries | BarGauge]:
                 Query(promql.age(promql.max_by(promql.series("fairshare_last_cycle_timestamp_seconds"))), "last cycle"),
             ],
             "s",
-            steps=[Step(STALE_S, grafana_panels.BAD)],
+            levels=Levels.bad_above(STALE_S),
             looks={"^usage$": fixed_colour(grafana_panels.PURPLE), "^last cycle$": fixed_colour(grafana_panels.BLUE)},
         ),
     ]

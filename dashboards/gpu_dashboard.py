@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dashboards import grafana_panels, layout, promql
 from dashboards.grafana_panels import Stat, Table, TimeSeries
-from dashboards.layout import GPUS, Query, Section, Step, dashboard, fixed_colour, stat, table, timeseries
+from dashboards.layout import GPUS, Levels, Query, Section, Step, dashboard, fixed_colour, stat, table, timeseries
 
 CHOSEN = promql.of_device(promql.grouped(promql.series("gpu_info", gpu_uuid="=~$gpu"), "cluster", "gpu_uuid"))
 BY = ("node", "gpu_uuid", "mig_uuid", "namespace", "pod", "container", "sharing")
@@ -175,16 +175,13 @@ def _now() -> list[Stat]:
     memory = promql.ratio(promql.total(_of("gpu_memory_used_bytes")), promql.total(_of("gpu_memory_total_bytes")))
     recent = f"({promql.age(promql.series('gpu_xid_last_timestamp_seconds', gpu_uuid='=~$gpu'))} < 86400)"
     return [
-        stat(
-            "GPUs", "How many physical GPUs are chosen. Live.", Query(many), GPUS, [], grafana_panels.BLUE, decimals=0
-        ),
+        stat("GPUs", "How many physical GPUs are chosen. Live.", Query(many), GPUS, Levels(), decimals=0),
         stat(
             "Busy",
             "Share of the time in which the chosen GPUs execute work, for any holder or none. Live.",
             Query(promql.ratio(busy, many)),
             "percentunit",
-            [Step(0.3, grafana_panels.WARNING), Step(0.6, grafana_panels.GOOD)],
-            grafana_panels.BAD,
+            Levels.good_above(0.6, warning=0.3),
             decimals=1,
         ),
         stat(
@@ -192,8 +189,7 @@ def _now() -> list[Stat]:
             "Share of the device memory of the chosen GPUs that is in use. Live.",
             Query(memory),
             "percentunit",
-            [Step(0.95, grafana_panels.WARNING)],
-            grafana_panels.BLUE,
+            Levels(grafana_panels.BLUE, [Step(0.95, grafana_panels.WARNING)]),
             decimals=1,
         ),
         stat(
@@ -201,8 +197,7 @@ def _now() -> list[Stat]:
             "Electric power that the chosen GPUs draw together. Live.",
             Query(promql.total(_of("gpu_power_watts"))),
             "watt",
-            [],
-            grafana_panels.BLUE,
+            Levels(),
             decimals=0,
         ),
         stat(
@@ -210,8 +205,7 @@ def _now() -> list[Stat]:
             "Temperature of the hottest chosen GPU. Live.",
             Query(promql.max_by(_of("gpu_temperature_celsius"))),
             "celsius",
-            [Step(80, grafana_panels.WARNING), Step(90, grafana_panels.BAD)],
-            grafana_panels.GOOD,
+            Levels.bad_above(90, warning=80),
             decimals=0,
         ),
         stat(
@@ -219,8 +213,7 @@ def _now() -> list[Stat]:
             "Chosen GPUs for which the driver reported an XID error in the last day. Live.",
             Query(f"count({promql.of_device(promql.grouped(recent, 'cluster', 'gpu_uuid'))}) or {many} * 0"),
             GPUS,
-            [Step(1, grafana_panels.BAD)],
-            grafana_panels.GOOD,
+            Levels.bad_above(1),
             decimals=0,
         ),
     ]
@@ -281,7 +274,7 @@ def _power() -> list[TimeSeries]:
             [Query(_each(_of("gpu_temperature_celsius")), "{{node}} {{gpu_uuid}}")],
             "celsius",
             names=grafana_panels.LAST,
-            steps=[Step(80, grafana_panels.WARNING), Step(90, grafana_panels.BAD)],
+            levels=Levels.bad_above(90, warning=80),
         ),
         timeseries(
             "Clocks held down",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards import grafana_panels, layout, promql
 from dashboards.grafana_panels import BarGauge, Stat, Table, TimeSeries
-from dashboards.layout import GPUS, Query, Section, Step, bars, dashboard, fixed_colour, stat, table, timeseries
+from dashboards.layout import GPUS, Levels, Query, Section, bars, dashboard, fixed_colour, stat, table, timeseries
 
 UID = "gputally-health"
 
@@ -35,8 +35,7 @@ def _now() -> list[Stat]:
             "Metered share of the month's capacity. Below 98 % no queue weight is changed. Booked.",
             Query(promql.smallest(promql.series("ledger_coverage_ratio"))),
             "percentunit",
-            [Step(0.95, grafana_panels.WARNING), Step(0.98, grafana_panels.GOOD)],
-            grafana_panels.BAD,
+            Levels.good_above(0.98, warning=0.95),
             decimals=2,
         ),
         stat(
@@ -44,8 +43,7 @@ def _now() -> list[Stat]:
             "GPU-seconds of the last settled hour that stand in no account or in two. Anything but 0 is a defect.",
             Query(promql.max_by(f"abs({promql.series('ledger_imbalance_seconds')})")),
             "s",
-            [Step(0.000001, grafana_panels.BAD)],
-            grafana_panels.GOOD,
+            Levels.bad_above(0.000001),
             decimals=6,
         ),
         stat(
@@ -53,8 +51,7 @@ def _now() -> list[Stat]:
             "Agents that are scraped, and whose driver answers.",
             Query(promql.total(promql.series("nvml_up"))),
             "suffix: up",
-            [Step(1, grafana_panels.GOOD)],
-            grafana_panels.BAD,
+            Levels.good_above(1),
             decimals=0,
         ),
         stat(
@@ -63,8 +60,7 @@ def _now() -> list[Stat]:
             "for days.",
             Query(promql.max_by(promql.series("agent_outbox_oldest_age_seconds"))),
             "s",
-            [Step(900, grafana_panels.WARNING), Step(86_400, grafana_panels.BAD)],
-            grafana_panels.GOOD,
+            Levels.bad_above(86_400, warning=900),
             decimals=0,
         ),
         stat(
@@ -72,8 +68,7 @@ def _now() -> list[Stat]:
             "Records that were not booked because they contradict what is known. Their time is unmetered.",
             Query(promql.max_by(promql.series("ledger_quarantined_rows"))),
             "suffix: rows",
-            [Step(1, grafana_panels.WARNING)],
-            grafana_panels.GOOD,
+            Levels.warning_above(1),
             decimals=0,
         ),
         stat(
@@ -81,8 +76,7 @@ def _now() -> list[Stat]:
             "Room on the ledger's volume before nothing is taken in any more and agents keep it in their spools.",
             Query(promql.smallest(promql.series("ledger_room_bytes"))),
             "bytes",
-            [Step(1 << 30, grafana_panels.WARNING), Step(5 << 30, grafana_panels.GOOD)],
-            grafana_panels.BAD,
+            Levels.good_above(5 << 30, warning=1 << 30),
             decimals=1,
         ),
     ]
@@ -97,8 +91,7 @@ def _books() -> list[TimeSeries | BarGauge]:
             [Query(promql.smallest(promql.series("ledger_coverage_ratio")), "coverage")],
             "percentunit",
             share=True,
-            steps=[Step(0.95, grafana_panels.WARNING), Step(0.98, grafana_panels.GOOD)],
-            base=grafana_panels.BAD,
+            levels=Levels.good_above(0.98, warning=0.95),
             looks={"^coverage$": fixed_colour(grafana_panels.BLUE)},
         ),
         bars(
@@ -120,7 +113,7 @@ def _books() -> list[TimeSeries | BarGauge]:
                 Query(promql.max_by(promql.series("fairshare_usage_age_seconds")), "usage at the controller"),
             ],
             "s",
-            steps=[Step(900, grafana_panels.BAD)],
+            levels=Levels.bad_above(900),
             looks={
                 "^oldest": fixed_colour(grafana_panels.ORANGE),
                 "^watermark$": fixed_colour(grafana_panels.BLUE),
@@ -262,7 +255,7 @@ def _around() -> list[TimeSeries | Table]:
             "Kubernetes inventory.",
             [Query(promql.max_by(promql.series("inventory_age_seconds"), "kind"), "{{kind}}")],
             "s",
-            steps=[Step(900, grafana_panels.WARNING)],
+            levels=Levels.warning_above(900),
         ),
         timeseries(
             "Disagreements",

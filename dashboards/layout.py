@@ -50,6 +50,34 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Levels:
+    """The colours of a figure: `base`, then each step's from its value upwards."""
+
+    base: str = grafana_panels.BLUE
+    steps: Sequence[Step] = ()
+
+    @classmethod
+    def good_above(cls, good: float, *, warning: float | None = None) -> Levels:
+        """Bad below. warning: from there it is no longer bad, and not yet good."""
+        steps = [Step(good, grafana_panels.GOOD)]
+        return cls(grafana_panels.BAD, steps if warning is None else [Step(warning, grafana_panels.WARNING), *steps])
+
+    @classmethod
+    def bad_above(cls, bad: float, *, warning: float | None = None) -> Levels:
+        """Good below. warning: from there it is no longer good, and not yet bad."""
+        steps = [Step(bad, grafana_panels.BAD)]
+        return cls(grafana_panels.GOOD, steps if warning is None else [Step(warning, grafana_panels.WARNING), *steps])
+
+    @classmethod
+    def warning_above(cls, at: float) -> Levels:
+        """Good below, and never bad."""
+        return cls(grafana_panels.GOOD, [Step(at, grafana_panels.WARNING)])
+
+
+_UNMARKED = Levels(grafana_panels.GOOD)
+
+
+@dataclass(frozen=True)
 class Section:
     """Panels side by side under a heading ("": without one). height: of each, in grid units. widths: of each,
     in columns; empty: all equal, so that their number has to divide 24."""
@@ -65,8 +93,7 @@ def stat(
     description: str,
     query: Query,
     unit: str,
-    steps: Sequence[Step],
-    base: str,
+    levels: Levels,
     decimals: int | None = None,
     looks: Mapping[str, Json] = {},
 ) -> grafana_panels.Stat:
@@ -79,7 +106,7 @@ def stat(
         decimals=decimals,
         reduceCalc="lastNotNull",
         noValue="no data",
-        thresholds=_steps(base, steps),
+        thresholds=_steps(levels),
         graphMode="none" if query.instant else "area",
         extraJson={"fieldConfig": {"overrides": _overrides(looks)}},
     )
@@ -99,7 +126,7 @@ def bars(
         calc="lastNotNull",
         displayMode="basic",
         max=None,
-        thresholds=_steps(grafana_panels.BLUE, ()),
+        thresholds=_steps(Levels()),
         extraJson={"fieldConfig": {"overrides": _overrides(looks)}},
     )
 
@@ -113,13 +140,12 @@ def timeseries(
     stacked: bool = False,
     share: bool = False,
     floor: float | None = 0,
-    steps: Sequence[Step] = (),
-    base: str = grafana_panels.GOOD,
+    levels: Levels = _UNMARKED,
     looks: Mapping[str, Json] = {},
     names: Mapping[str, str] = grafana_panels.FIRST,
 ) -> grafana_panels.TimeSeries:
     """Lines over time, or areas on top of each other. share: the axis is 0 to 100 %. floor: where it begins;
-    None: by the data. `steps` are drawn as dashed lines. looks: regular expression of series names -> properties.
+    None: by the data. `levels` are drawn as dashed lines. looks: regular expression of series names -> properties.
     names: the same -> colour, where looks says none."""
     return grafana_panels.TimeSeries(
         title=title,
@@ -138,8 +164,8 @@ def timeseries(
         tooltipSort="desc",
         valueMin=floor,
         valueMax=1 if share else None,
-        thresholds=_steps(base, steps),
-        thresholdsStyleMode="dashed" if steps else "off",
+        thresholds=_steps(levels),
+        thresholdsStyleMode="dashed" if levels.steps else "off",
         overrides=_overrides({name: fixed_colour(color) for name, color in names.items()}) + _overrides(looks),
     )
 
@@ -170,7 +196,7 @@ def table(
         description=description,
         targets=targets,
         unit=unit,
-        thresholds=_steps(grafana_panels.BLUE, ()),
+        thresholds=_steps(Levels()),
         transformations=[
             {"id": "merge", "options": {}},
             {
@@ -275,10 +301,10 @@ def _targets(queries: Sequence[Query]) -> list[grafana_panels.Target]:
     ]
 
 
-def _steps(base: str, steps: Sequence[Step]) -> list[grafana_panels.Threshold]:
+def _steps(levels: Levels) -> list[grafana_panels.Threshold]:
     return [
-        grafana_panels.Threshold(base, 0, 0.0),
-        *(grafana_panels.Threshold(s.color, i, float(s.value)) for i, s in enumerate(steps, 1)),
+        grafana_panels.Threshold(levels.base, 0, 0.0),
+        *(grafana_panels.Threshold(s.color, i, float(s.value)) for i, s in enumerate(levels.steps, 1)),
     ]
 
 

@@ -6,10 +6,10 @@ anything in it this month, so that one that two teams share is shown to both.
 
 from __future__ import annotations
 
-from dashboards import grafana_panels, layout, promql
+from dashboards import layout, promql
 from dashboards.cluster_dashboard import GPU_UID, IDLE_ANYWHERE
 from dashboards.grafana_panels import BarGauge, Stat, Table, TimeSeries
-from dashboards.layout import GPU_HOURS, GPUS, Query, Section, Step, bars, dashboard, link_to, stat, table, timeseries
+from dashboards.layout import GPU_HOURS, GPUS, Levels, Query, Section, bars, dashboard, link_to, stat, table, timeseries
 
 UID = "gputally-team"
 TEAM = "=~$team"
@@ -61,8 +61,7 @@ def _month() -> list[Stat]:
             "capacity. A team with unpriced time is left out: its cost is not known. Booked.",
             Query(promql.total(promql.series("month_team_cost", team=TEAM), "currency"), "{{currency}}"),
             "short",
-            [],
-            grafana_panels.BLUE,
+            Levels(),
             decimals=2,
             looks=layout.MONEY,
         ),
@@ -71,8 +70,7 @@ def _month() -> list[Stat]:
             "GPU time that the chosen teams held since the beginning of the month, used or not. Booked.",
             Query(promql.hours(promql.total(time))),
             GPU_HOURS,
-            [],
-            grafana_panels.BLUE,
+            Levels(),
             decimals=0,
         ),
         stat(
@@ -80,8 +78,7 @@ def _month() -> list[Stat]:
             "Share of the held GPU time of this month in which nothing ran. It is paid for like the rest. Booked.",
             Query(promql.ratio(promql.total(idle), promql.total(time))),
             "percentunit",
-            [Step(0.3, grafana_panels.WARNING), Step(0.5, grafana_panels.BAD)],
-            grafana_panels.GOOD,
+            Levels.bad_above(0.5, warning=0.3),
             decimals=1,
         ),
         stat(
@@ -89,8 +86,7 @@ def _month() -> list[Stat]:
             "Largest share used of any budget of the chosen teams and of their queues. Booked.",
             Query(promql.max_by(budget)),
             "percentunit",
-            [Step(0.8, grafana_panels.WARNING), Step(1, grafana_panels.BAD)],
-            grafana_panels.GOOD,
+            Levels.bad_above(1, warning=0.8),
             decimals=0,
         ),
         stat(
@@ -98,8 +94,7 @@ def _month() -> list[Stat]:
             "Largest share of a budget that the month will come to at the rate of its days so far. Booked.",
             Query(promql.max_by(forecast)),
             "percentunit",
-            [Step(0.9, grafana_panels.WARNING), Step(1, grafana_panels.BAD)],
-            grafana_panels.GOOD,
+            Levels.bad_above(1, warning=0.9),
             decimals=0,
         ),
         stat(
@@ -107,8 +102,7 @@ def _month() -> list[Stat]:
             "What an hour costs at the rate of the last quarter of an hour. Booked.",
             Query(promql.total(promql.series("burn_rate_per_hour", team=TEAM), "currency"), "{{currency}}"),
             "suffix:/h",
-            [],
-            grafana_panels.BLUE,
+            Levels(),
             decimals=2,
         ),
     ]
@@ -253,7 +247,7 @@ def _waiting() -> list[TimeSeries]:
             "How long the first of each queue's waiting workloads has waited. From the controller.",
             [Query(promql.max_by(promql.series("queue_oldest_wait_seconds", queue=QUEUE), "queue"), "{{queue}}")],
             "s",
-            steps=[Step(3600, grafana_panels.WARNING)],
+            levels=Levels.warning_above(3600),
         ),
         timeseries(
             "Held and due",

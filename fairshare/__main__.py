@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -31,6 +30,7 @@ from fairshare import composition
 from fairshare.cli.command_options import (
     DEFAULT_STATUS,
     DEFAULT_URL,
+    AccountantsPath,
     CaPath,
     ClusterName,
     Kubeconfig,
@@ -62,7 +62,8 @@ from fairshare.targets import ADAPTERS
 from fairshare.targets.kai import shard_advice
 from fairshare.targets.runai import opened
 from fairshare.targets.status_conditions import StatusObject
-from fairshare.usage.accountant_client import AccountantApi
+from fairshare.usage.accountant_client import AccountantApi, other_clusters
+from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show
 from gputally.base.errors import AccountantError, DivisionError, FairshareError
@@ -211,6 +212,9 @@ def run(
     accountant: Annotated[str | None, typer.Option(help="Base URL of the accountant.")] = None,
     token_file: TokenPath = None,
     ca_file: CaPath = None,
+    accountants: Annotated[
+        Path | None, typer.Option(help="File with the accountants of other clusters that the policy counts.")
+    ] = None,
     cluster: Annotated[str | None, typer.Option(help="kubernetes, or a YAML file of objects.")] = None,
     kubeconfig: Kubeconfig = None,
     interval: Annotated[str | None, typer.Option(help="Time between two cycles, for example 1m.")] = None,
@@ -225,7 +229,8 @@ def run(
 ) -> None:
     """Publish weights until SIGTERM or Ctrl-C. What is written, and whether, the policy says."""
     given = {
-        "policy": policy, "accountant": accountant, "token_file": token_file, "ca_file": ca_file, "cluster": cluster,
+        "policy": policy, "accountant": accountant, "token_file": token_file, "ca_file": ca_file,
+        "accountants": accountants, "cluster": cluster,
         "kubeconfig": kubeconfig, "interval": interval, "listen": listen,
         "extender_listen": extender_listen, "pages_listen": pages_listen, "dry_run": dry_run, "log_level": log_level,
     }  # fmt: skip
@@ -235,8 +240,7 @@ def run(
         return
     notifier.configure(settings.log_level)
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    set_on_signals(stop)
     composition.run(settings, stop)
 
 
@@ -247,6 +251,7 @@ def plan(
     token_file: TokenPath = None,
     ca_file: CaPath = None,
     cluster_name: LedgerName = "",
+    accountants: AccountantsPath = None,
     cluster: ClusterName = "kubernetes",
     kubeconfig: Kubeconfig = None,
     status: StatusName = DEFAULT_STATUS,
@@ -258,7 +263,8 @@ def plan(
 
     Asks the API server in dry-run, so conflicts and refusals are known before. The accountant is told
     neither the policy nor the decisions."""
-    given = policies.load(policy)[0]
+    others = other_clusters(accountants, cluster_name)
+    given = policies.load(policy, others)[0]
     wanted = policies.only_try(given)
     with (
         AccountantApi(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client,
@@ -270,7 +276,15 @@ def plan(
         seen = pods_of(there)
         memory = remembered(there, status)
         report = Controller(
-            wanted, client, there, clock, clusters=elsewhere, silent=True, pods=lambda: seen, memory=memory
+            wanted,
+            client,
+            there,
+            clock,
+            clusters=elsewhere,
+            silent=True,
+            pods=lambda: seen,
+            memory=memory,
+            others=others,
         ).cycle()
     show(
         output,

@@ -35,7 +35,7 @@ from fairshare.targets import KINDS
 from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER
 from fairshare.targets.runai import opened
 from fairshare.targets.status_conditions import StatusObject
-from fairshare.usage.accountant_client import AccountantApi
+from fairshare.usage.accountant_client import AccountantApi, other_clusters
 from fairshare.web.app import pages
 from fairshare.web.queue_history import ReportCache
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, Work, described
@@ -71,7 +71,8 @@ def run(settings: Settings, stop: threading.Event) -> None:
     tasks = BackgroundTasks(clock, (FairshareError, FileFault))
     cycles = tasks.add("cycle", CYCLE_PATIENCE_S)
     metrics = Metrics(clock, settings.interval, tasks)
-    file = policies.PolicyFile(settings.policy)
+    others = other_clusters(settings.accountants, settings.cluster_name)
+    file = policies.PolicyFile(settings.policy, others)
     health = Health(clock, settings.interval, tasks)
     told = notifier.Reports(events)
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
@@ -155,6 +156,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             leading=leading,
             acts={KUBE_SCHEDULER: extender.acts} if extender is not None else {},
             calls=alarms or no_calls,
+            others=others,
         )
         events.info("serving", url=url, accountant=settings.accountant, policy=str(settings.policy))
         controller.run(stop, lambda: cycles.guarded(_teller("cycle")))

@@ -40,6 +40,7 @@ COMMANDS = {
     "backup": Command("accountant.__main__", "copy the ledger, verified", prefix=("backup",)),
     "restore": Command("accountant.__main__", "rebuild a lost ledger and check it", prefix=("restore",)),
     "install": Command("accountant.__main__", "make the Secrets with bearer tokens for a cluster", prefix=("install",)),
+    "fleet": Command("accountant.__main__", "usage, cost and reports of several clusters", prefix=("fleet",)),
     "fairshare": Command("fairshare.__main__", "turn history into queue weights; divide; plan"),
     "dashboards": Command("dashboards.__main__", "build, check and push Grafana dashboards and alerts"),
     "doctor": Command("gputally.doctor.__main__", "look for what usually goes wrong, and say what mends it"),

@@ -1,17 +1,21 @@
 #!/bin/sh
-# Bring what `make test-real` needs beyond PyPI: Chromium, openssl, npm, Pango (for PDF) and buildah (for images), from the
-# distribution's own packages.
+# Bring what `make test-real` needs beyond PyPI: Chromium, openssl, npm, Pango (for PDF), PostgreSQL, Java (for Spark) and
+# buildah (for images), from the distribution's own packages.
 set -eu
 say() { printf '\033[2m[setup-real]\033[0m %s\n' "$*"; }
 
 if command -v uv >/dev/null 2>&1; then uv=uv; else uv="$VENV/bin/uv"; fi
-say "installing the browser driver"
+say "installing the browser driver, Spark and ClickHouse: 1 GB, once"
 UV_PROJECT_ENVIRONMENT="$VENV" "$uv" sync --frozen --group real --inexact --quiet
 
 packages=
 command -v chromium >/dev/null 2>&1 || packages="chromium fonts-dejavu-core"
 command -v openssl >/dev/null 2>&1 || packages="$packages openssl"
 command -v npm >/dev/null 2>&1 || packages="$packages nodejs npm"
+command -v curl >/dev/null 2>&1 || packages="$packages curl ca-certificates"
+ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || packages="$packages postgresql"
+# Spark runs on Java 17 or 21; Trino brings a later one from PyPI.
+ls -d /usr/lib/jvm/java-17-* /usr/lib/jvm/java-21-* >/dev/null 2>&1 || packages="$packages openjdk-17-jre-headless"
 "$VENV/bin/python" -c 'import weasyprint' 2>/dev/null || packages="$packages libpango-1.0-0 libpangoft2-1.0-0"
 # Images are built by root; elsewhere their suite says that it is left out.
 if [ "$(id -u)" = 0 ]; then

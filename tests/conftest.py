@@ -15,9 +15,11 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
+import structlog.testing
 from hypothesis import settings
 
 from tests.effort import examples
@@ -44,6 +46,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.getoption("markexpr") != "not real" or collection_path.suffix != ".py":
         return None
     return bool(_REAL.search(collection_path.read_text(encoding="utf-8"))) or None
+
+
+@pytest.fixture
+def logs() -> Iterator[list[Any]]:
+    """Everything that is logged, kept from the terminal; a program run by another test may have set a level."""
+    structlog.reset_defaults()
+    with structlog.testing.capture_logs() as captured:
+        yield captured
 
 
 @pytest.fixture(autouse=True)

@@ -10,14 +10,14 @@ from typing import Annotated, Literal, Self
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, model_validator
 
 from accountant.api.access_control import Administering, Reading, admit, of_everyone
 from accountant.api.bookkeeping_models import Balance, DeliveryState
 from accountant.api.dependencies import Deps, Given
 from accountant.api.middleware import read_model
-from accountant.api.problems import Refusal, answers, inline_body, refuses
-from accountant.api.query_parameters import Params, SpanParams, check_cost, instant
+from accountant.api.problems import Refusal, answers, refuses, takes
+from accountant.api.query_parameters import Params, SpanParams, check_cost, instant, invalid
 from accountant.bookkeeping.month_closing import faults
 from accountant.core.errors import LedgerUnavailable
 from accountant.ledger.protocols import ClockReport, GpuMove, GpuOwnership, MisdatedRecords, RetiredDevice, Retirement
@@ -91,8 +91,12 @@ class QuarantineParams(Params):
     limit: int = Field(default=1_000, ge=1, le=MOST_QUARANTINED, description="Records, newest first.")
 
 
+class CheckParams(SpanParams):
+    lake: bool = Field(default=False, description="Also compare the published days of the lake with the ledger.")
+
+
 @check_router.get("/v1/check", summary="Recompute the books from the rows", responses=refuses("invalid-parameter"))
-async def check(asked: Annotated[SpanParams, Query()], deps: Given, _: Administering) -> Balance:
+async def check(asked: Annotated[CheckParams, Query()], deps: Given, _: Administering) -> Balance:
     """Reads every row of the span; for an operator, not for a dashboard."""
     now, newest = deps.clock.wall_ms(), deps.newest_ms()
     start, end, zone = asked.span(now, deps.settings.timezone, deps.settings.limits, newest)
@@ -102,6 +106,9 @@ async def check(asked: Annotated[SpanParams, Query()], deps: Given, _: Administe
         found = deps.ledger.examine(start, end)
         books = deps.books.books()
         whole = deps.ledger.usage(start, end, ())
+        if asked.lake and deps.lake is None:
+            raise invalid("lake", "this accountant publishes to no lake (set lake.warehouse)")
+        compared = deps.lake.compare() if asked.lake and deps.lake is not None else None
         return Balance(
             start_ms=start,
             end_ms=end,
@@ -113,6 +120,8 @@ async def check(asked: Annotated[SpanParams, Query()], deps: Given, _: Administe
             wal_bytes=deps.ledger.wal_bytes(),
             closed_months=len(books.closed),
             month_faults=tuple(faults(books)),
+            lake_days=compared.days if compared is not None else None,
+            lake_differences=compared.differences[:_SHOWN] if compared is not None else (),
             note=asked.note(start, now, zone, newest, deps.silence_note()),
         )
 
@@ -144,9 +153,6 @@ class DeliveryRetry(Model):
     reason: str = Field(min_length=1, max_length=400)
 
 
-_AGAIN = TypeAdapter(DeliveryRetry)
-
-
 @delivery_router.get(
     "/v1/deliveries", summary="What was delivered, newest first", responses=refuses("not-found", "ledger-unavailable")
 )
@@ -157,12 +163,11 @@ async def deliveries(deps: Given, _: Administering) -> list[DeliveryState]:
 @delivery_router.post(
     "/v1/deliveries/again",
     summary="Deliver once more",
-    openapi_extra={"requestBody": inline_body(DeliveryRetry)},
-    responses=refuses("malformed-body", "too-large", "invalid-body", "not-found", "ledger-unavailable"),
+    **takes(DeliveryRetry, "not-found", "ledger-unavailable"),
 )
 async def deliver_again(request: Request, deps: Given, principal: Administering) -> DeliveryState:
     """What is `unsure` or `given-up` waits for this: it may have arrived, so only a person repeats it."""
-    asked = await read_model(deps.intake, request, _AGAIN)
+    asked = await read_model(deps.intake, request, DeliveryRetry)
     try:
         found = await asyncio.to_thread(_dispatcher(deps).again, asked.key, principal.name, asked.reason)
     except UnknownDelivery as error:
@@ -245,10 +250,6 @@ class GpuOwners(Model):
     next_after: str | None
 
 
-_RETIRE = TypeAdapter(Retire)
-_MOVE = TypeAdapter(Move)
-
-
 @gpu_router.get("/v1/gpus/owners", summary="Which node each GPU belonged to", responses=refuses("invalid-parameter"))
 async def owners(asked: Annotated[OwnersParams, Query()], deps: Given, principal: Reading) -> GpuOwners:
     """A GPU belongs to the node that first reported it, until it moves. What another node reports of it is quarantined
@@ -263,15 +264,12 @@ async def owners(asked: Annotated[OwnersParams, Query()], deps: Given, principal
 @gpu_router.post(
     "/v1/gpus/move",
     summary="Confirm that GPUs moved to another node",
-    openapi_extra={"requestBody": inline_body(Move)},
-    responses=refuses(
-        "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
-    ),
+    **takes(Move, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 async def move(request: Request, deps: Given, principal: Administering) -> list[GpuOwnership]:
     """All or none. Without it another node has a GPU once its owner has been silent about it for `gpu_move_after`. What
     was booked before stays the former owner's, and what was quarantined stays so."""
-    asked = await read_model(deps.intake, request, _MOVE)
+    asked = await read_model(deps.intake, request, Move)
     since = instant("since", asked.since, deps.settings.zone) if asked.since else None
     chosen = GpuMove(asked.node, asked.gpus, asked.cluster, since)
 
@@ -289,15 +287,12 @@ def _place(one: GpuOwnership) -> str:
 @gpu_router.post(
     "/v1/gpus/retire",
     summary="Take GPUs out of the capacity",
-    openapi_extra={"requestBody": inline_body(Retire)},
-    responses=refuses(
-        "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
-    ),
+    **takes(Retire, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 async def retire(request: Request, deps: Given, principal: Administering) -> list[RetiredDevice]:
     """For machines that went for good and that nothing else says it of; all or none. One that reports again is
     capacity again, what lay between unmetered."""
-    asked = await read_model(deps.intake, request, _RETIRE)
+    asked = await read_model(deps.intake, request, Retire)
     now = deps.clock.wall_ms()
     at = instant("since", asked.since, deps.settings.zone) if asked.since else now
     chosen = Retirement(asked.cluster, asked.node, asked.gpus)
@@ -317,6 +312,12 @@ class State(Model):
 
 @health_router.get("/livez", summary="The process answers")
 async def alive() -> State:
+    return State()
+
+
+@health_router.get("/leading", summary="This replica serves the ledger")
+async def leading() -> State:
+    """Of several replicas, those that wait answer 503."""
     return State()
 
 
@@ -375,9 +376,6 @@ class RedateReason(Model):
     reason: str = Field(min_length=1, max_length=1000)
 
 
-_HEAL = TypeAdapter(RedateReason)
-
-
 @router.get(
     "/v1/clock",
     summary="The accountant's clock, and what is dated later than now",
@@ -401,14 +399,11 @@ async def accept(deps: Given, _: Administering) -> ClockReport:
 @router.post(
     "/v1/clock/heal",
     summary="Heal what is dated later than now",
-    openapi_extra={"requestBody": inline_body(RedateReason)},
-    responses=refuses(
-        "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
-    ),
+    **takes(RedateReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 async def heal(request: Request, deps: Given, principal: Administering) -> list[MisdatedRecords]:
     """What is named by `GET /v1/clock`, each kind as it says there; an act in the audit trail."""
-    asked = await read_model(deps.intake, request, _HEAL)
+    asked = await read_model(deps.intake, request, RedateReason)
     now = deps.clock.wall_ms()
     return list(await asyncio.to_thread(deps.ledger.redate, now, principal.name, asked.reason))
 

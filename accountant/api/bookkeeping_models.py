@@ -22,7 +22,8 @@ from gputally.server.config_models import Model
 class Balance(Model):
     """imbalance_gpu_us: 0 when every GPU-microsecond stands in exactly one account and every sum equals its rows.
     differences: in words, the first hundred. month_faults: closed months whose kept bytes are not their hash, or do not
-    name the month before. capacity_gpu_us: of the span; where it is 0 there is no `coverage`."""
+    name the month before. capacity_gpu_us: of the span; where it is 0 there is no `coverage`. lake_days: published days
+    that were compared with the ledger; null: not asked for. lake_differences: in words, the first hundred."""
 
     start_ms: int
     end_ms: int
@@ -34,6 +35,8 @@ class Balance(Model):
     closed_months: int = 0
     month_faults: tuple[str, ...] = ()
     capacity_gpu_us: int = 0
+    lake_days: int | None = None
+    lake_differences: tuple[str, ...] = ()
     note: str = ""
 
 

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from accountant.api.access_control import Administering, Reading
 from accountant.api.bookkeeping_models import (
@@ -26,7 +26,7 @@ from accountant.api.bookkeeping_models import (
 )
 from accountant.api.dependencies import Deps, Given
 from accountant.api.middleware import read_model
-from accountant.api.problems import Refusal, inline_body, json_body, refuses, text_body
+from accountant.api.problems import Refusal, json_body, refuses, takes, text_body
 from accountant.api.query_parameters import MonthText, Params, instant, invalid
 from accountant.billing.statements import Adjustment, Correction
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment, NodeSpan, Proposal, cluster_of
@@ -42,7 +42,6 @@ from gputally.server.config_models import Model, validate
 from gputally.server.tokens_and_grants import Principal
 
 adjustment_router = APIRouter(tags=["periods"])
-_NEW_ADJUSTMENT = TypeAdapter(NewAdjustment)
 
 
 class BookedParams(Params):
@@ -67,12 +66,11 @@ async def adjustments(
 @adjustment_router.post(
     "/v1/adjustments",
     summary="Book an approved credit or charge",
-    openapi_extra={"requestBody": inline_body(NewAdjustment)},
-    responses=refuses("malformed-body", "too-large", "invalid-body", "books-refuse", "ledger-unavailable"),
+    **takes(NewAdjustment, "books-refuse", "ledger-unavailable"),
 )
 async def adjust(request: Request, deps: Given, principal: Administering) -> BookedAdjustment:
     """In the first open month. A person other than the caller has to approve it."""
-    new = await read_model(deps.intake, request, _NEW_ADJUSTMENT)
+    new = await read_model(deps.intake, request, NewAdjustment)
     return shown(await asyncio.to_thread(deps.books.credits.adjust, new, principal.name))
 
 
@@ -140,22 +138,14 @@ class NewCredit(CreditedNode):
     approved_by: str = Field(min_length=1, max_length=253)
 
 
-_NODE = TypeAdapter(CreditedNode)
-_NEW_CREDIT = TypeAdapter(NewCredit)
-_CREDIT_REFUSALS = refuses(
-    "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
-)
-
-
 @credit_router.post(
     "/v1/credits/preview",
     summary="What a credit for a node would be",
-    openapi_extra={"requestBody": inline_body(CreditedNode)},
-    responses=_CREDIT_REFUSALS,
+    **takes(CreditedNode, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 async def preview_credit(request: Request, deps: Given, _principal: Administering) -> Credit:
     """By team: what was billed for the node's GPUs in the span. Time that was down was not billed."""
-    asked = await read_model(deps.intake, request, _NODE)
+    asked = await read_model(deps.intake, request, CreditedNode)
 
     def look() -> Credit:
         span, book = _span(asked, deps), deps.book()
@@ -174,12 +164,11 @@ async def preview_credit(request: Request, deps: Given, _principal: Administerin
 @credit_router.post(
     "/v1/credits",
     summary="Book an approved credit for a node",
-    openapi_extra={"requestBody": inline_body(NewCredit)},
-    responses=_CREDIT_REFUSALS,
+    **takes(NewCredit, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 async def credit(request: Request, deps: Given, principal: Administering) -> list[BookedAdjustment]:
     """One adjustment per team, in the first open month, all or none. A span of a node is credited once."""
-    new = await read_model(deps.intake, request, _NEW_CREDIT)
+    new = await read_model(deps.intake, request, NewCredit)
 
     def act() -> list[BookedAdjustment]:
         booked = deps.books.credits.credit(_span(new, deps), principal.name, new.reason, new.approved_by)
@@ -204,7 +193,6 @@ def _span(asked: CreditedNode, deps: Deps) -> NodeSpan:
 
 
 reconciliation_router = APIRouter(tags=["prices"])
-_INVOICE = TypeAdapter(Invoice)
 
 
 class TrueUpParams(Params):
@@ -231,7 +219,7 @@ async def reconcile(
     """invoice = teams + idle + unmatched, line by line. With `apply`, the price rows of that month get the
     invoice's rates (an open month is priced by them, a closed one corrected) and the invoice is kept; with `keep`
     it is kept alone."""
-    invoice = await read_model(deps.intake, request, _INVOICE)
+    invoice = await read_model(deps.intake, request, Invoice)
     chosen = Month.parse(month)
 
     def act() -> Reconciled:
@@ -405,12 +393,6 @@ class RefuseReason(Model):
     reason: str = Field(min_length=1, max_length=1000)
 
 
-_TAKING, _REFUSING = TypeAdapter(AcceptReason), TypeAdapter(RefuseReason)
-_REFUSALS = refuses(
-    "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
-)
-
-
 @router.get("/v1/proposals", summary="What arrived late for closed months and waits", responses=refuses())
 async def proposals(deps: Given, principal: Reading) -> list[WaitingProposal]:
     """Oldest month first; of the caller's teams. Nothing of it is booked before an admin takes it up."""
@@ -428,14 +410,13 @@ async def of_month(month: InPath, deps: Given, principal: Reading) -> list[Waiti
 @router.post(
     "/v1/periods/{month}/proposals/{proposal}/take",
     summary="Take up what arrived late",
-    openapi_extra={"requestBody": inline_body(AcceptReason)},
-    responses=_REFUSALS,
+    **takes(AcceptReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 async def take(
     month: InPath, proposal: Named, request: Request, deps: Given, principal: Administering
 ) -> list[BookedCorrection]:
     """It is booked as corrections in the first open month. Refused where more has arrived since it was shown."""
-    asked = await read_model(deps.intake, request, _TAKING)
+    asked = await read_model(deps.intake, request, AcceptReason)
     booked = await asyncio.to_thread(deps.books.take, Month.parse(month), proposal, principal.name, asked.reason)
     return [corrected(one) for one in booked]
 
@@ -443,14 +424,13 @@ async def take(
 @router.post(
     "/v1/periods/{month}/proposals/{proposal}/refuse",
     summary="Refuse what arrived late",
-    openapi_extra={"requestBody": inline_body(RefuseReason)},
-    responses=_REFUSALS,
+    **takes(RefuseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 async def refuse(
     month: InPath, proposal: Named, request: Request, deps: Given, principal: Administering
 ) -> WaitingProposal:
     """The month stays as it was stated, and the same facts are not proposed again."""
-    asked = await read_model(deps.intake, request, _REFUSING)
+    asked = await read_model(deps.intake, request, RefuseReason)
     done = await asyncio.to_thread(deps.books.refuse, Month.parse(month), proposal, principal.name, asked.reason)
     return _shown(deps, principal, [done])[0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,8 +24,9 @@ from accountant.ledger.journal import Journal
 from accountant.ledger.protocols import JobKey, Ledger, MisdatedRecords, Quarantined, Receipt
 from accountant.notifications.dispatcher import Dispatcher
 from accountant.prices.price_book import PriceBook
-from accountant.reports.report_data import ReportQuestions
+from accountant.reports.report_model import ReportQuestions
 from accountant.reports.report_text import silence_note
+from accountant.runtime.background_tasks import LakePublisher
 from accountant.runtime.guarded_clock import GuardedClock
 from accountant.runtime.service_metrics import Metrics
 from accountant.storage.snapshot import Hole, Imbalance
@@ -117,13 +118,23 @@ class Checked(Ledger, Journal, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterPicker:
+    """The ledgers that one server shows. current: whose pages these are, "" for those of all."""
+
+    current: str
+    names: Sequence[str]
+
+
 @dataclass(frozen=True)
 class Deps:
     """books: statements, months and what is booked beside the metered time. failed: told once nothing but
     a restart helps any more. certified: agents by the common name of their client certificate; None: none.
     deliveries: None where nothing is delivered by itself. people: those who sign in to the pages; None: sign-in is off.
     tasks: what runs in the background, None where nothing does. spent: CPU seconds of the calling thread so far. guard:
-    the clock, where it notices that it was set."""
+    the clock, where it notices that it was set. lake: what is published for a fleet; None: nothing is. bound: the rate
+    of all ledgers of one server; None: of this one alone. picker: the ledgers to choose from; None: there is this one.
+    """
 
     settings: Settings
     clock: Clock
@@ -139,6 +150,9 @@ class Deps:
     tasks: BackgroundTasks | None = None
     spent: Callable[[], float] = time.thread_time
     guard: GuardedClock | None = None
+    lake: LakePublisher | None = None
+    bound: RateBound | None = None
+    picker: Callable[[], ClusterPicker | None] = lambda: None
 
     def book(self) -> PriceBook | None:
         """The price book in force now, None where there is none."""
@@ -155,7 +169,7 @@ class Deps:
     @cached_property
     def rate(self) -> RateBound:
         limits = self.settings.limits
-        return RateBound(self.clock, limits.requests_per_second, limits.burst)
+        return self.bound or RateBound(self.clock, limits.requests_per_second, limits.burst)
 
     @cached_property
     def prepared(self) -> AnswerCache:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from accountant.api import problems
@@ -22,7 +22,7 @@ from accountant.api.access_control import Administering, Importing, Ingesting, a
 from accountant.api.bookkeeping_models import ObservedPods, PodReport
 from accountant.api.dependencies import Deps, Given
 from accountant.api.middleware import INLINE_BYTES, read_model
-from accountant.api.problems import AGENT_ACK, AGENT_BATCH, PROBLEMS, Refusal, inline_body, json_body, refuses
+from accountant.api.problems import AGENT_ACK, AGENT_BATCH, PROBLEMS, Refusal, json_body, refuses, takes
 from accountant.api.query_parameters import Params
 from accountant.core.errors import BadBatch
 from accountant.history_import.import_run import ImportedChunk, Source, is_import, of_acts, source_of
@@ -116,7 +116,6 @@ def _check_origin(principal: Principal, raw: bytes) -> None:
 
 
 import_router = APIRouter(tags=["usage"])
-_CHUNK = TypeAdapter(ImportedChunk)
 
 
 class ImportParams(Params):
@@ -178,12 +177,11 @@ async def report_import(request: Request, deps: Given, principal: Importing) -> 
 @import_router.post(
     "/v1/imports",
     summary="A chunk was sent completely",
-    openapi_extra={"requestBody": inline_body(ImportedChunk)},
-    responses=refuses("malformed-body", "too-large", "invalid-body", "wrong-origin", "ledger-unavailable"),
+    **takes(ImportedChunk, "wrong-origin", "ledger-unavailable"),
 )
 async def note(request: Request, deps: Given, principal: Importing) -> ChunkNote:
     """Noted once, in the audit trail; the month's report says what was imported into it."""
-    chunk = await read_model(deps.intake, request, _CHUNK)
+    chunk = await read_model(deps.intake, request, ImportedChunk)
     _own_cluster(principal, chunk.cluster)
     if not is_import(chunk.epoch) or source_of(chunk.epoch) != chunk.source:
         raise Refusal("invalid-body", f"epoch {chunk.epoch[:100]!r} is none of an import from {chunk.source}")

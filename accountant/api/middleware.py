@@ -16,6 +16,7 @@ import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import ClassVar, TypeVar
 
 import structlog
@@ -36,7 +37,7 @@ from gputally.server.tokens_and_grants import is_loopback, names_this_machine
 
 HEADERS = page_layout.headers()
 _HEADERS = raw_headers(HEADERS)
-_QUIET = frozenset({"/livez", "/readyz", "/metrics", "/v1/usage"})
+_QUIET = frozenset({"/leading", "/livez", "/readyz", "/metrics", "/v1/usage"})
 """Asked every few seconds by machines: logged only at debug, unless something was wrong."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -263,7 +264,7 @@ def _counted(pieces: Iterable[bytes], held: _BodyBytes) -> Iterator[bytes]:
         yield piece
 
 
-async def read_model(intake: BodyLimits, request: Request, model: TypeAdapter[M]) -> M:
+async def read_model(intake: BodyLimits, request: Request, model: type[M] | TypeAdapter[M]) -> M:
     """The JSON body as a validated model. Raises Refusal, also for what breaks the schema."""
     async with intake.body(request) as raw:
         try:
@@ -283,8 +284,13 @@ async def read_model(intake: BodyLimits, request: Request, model: TypeAdapter[M]
             raise Refusal("invalid-body", detail, errors=faults) from error
 
 
-def _validated(raw: bytes, model: TypeAdapter[M]) -> M:
-    found = model.validate_json(raw)
+@cache
+def _adapter(model: type[M]) -> TypeAdapter[M]:
+    return TypeAdapter(model)
+
+
+def _validated(raw: bytes, model: type[M] | TypeAdapter[M]) -> M:
+    found = (model if isinstance(model, TypeAdapter) else _adapter(model)).validate_json(raw)  # type: ignore[arg-type]  # a class is hashable
     if _ESCAPES.search(raw):
         steered = unprintable(from_json(raw))
         if steered:
@@ -298,13 +304,10 @@ def _validated(raw: bytes, model: TypeAdapter[M]) -> M:
     return found
 
 
-def inflate(raw: bytes, limit: int) -> bytes:
-    """The content of one gzip member of at most `limit` bytes. Raises Refusal (too-large, malformed-body)."""
-    return b"".join(decompressed(raw, limit))
-
-
 def decompressed(raw: bytes, limit: int) -> Iterator[bytes]:
-    """The same by pieces: the next one is made when the one before is taken."""
+    """The content of one gzip member of at most `limit` bytes; a piece is made when the one before is taken.
+
+    Raises Refusal (too-large, malformed-body)."""
     stream = zlib.decompressobj(_GZIP)
     size = 0
     waiting = raw

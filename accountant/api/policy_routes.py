@@ -17,7 +17,6 @@ from accountant.wire.policy_models import Decision, Policy, PolicyVersion
 from gputally.server.config_models import Model
 
 policy_router = APIRouter(tags=["policy"])
-_POLICY = TypeAdapter(Policy)
 _FAR_MS = 253_402_300_800_000
 """The year 10000: later than any policy."""
 
@@ -31,7 +30,7 @@ _FAR_MS = 253_402_300_800_000
 )
 async def put_policy(request: Request, deps: Given, principal: Governing) -> PolicyVersion:
     """In force from now on; what came before keeps its dates. The version in force is answered unchanged."""
-    policy = await read_model(deps.intake, request, _POLICY)
+    policy = await read_model(deps.intake, request, Policy)
     return await asyncio.to_thread(deps.ledger.put_policy, policy, deps.clock.wall_ms(), principal.name)
 
 

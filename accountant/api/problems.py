@@ -32,6 +32,7 @@ from accountant.core.errors import (
     CannotRedate,
     CannotRender,
     CannotRetire,
+    LakeUnavailable,
     LedgerFailed,
     LedgerUnavailable,
     SequenceGap,
@@ -143,8 +144,8 @@ def translated(error: Exception, failed: Failed) -> Refusal | None:
         return error
     if isinstance(error, SequenceGap):
         return Refusal("sequence-gap", str(error), ack=error.ack)
-    if isinstance(error, LedgerUnavailable):
-        return retry_later("ledger-unavailable", error.reason)
+    if isinstance(error, (LedgerUnavailable, LakeUnavailable)):
+        return retry_later("ledger-unavailable", str(error))
     if isinstance(error, LedgerFailed):
         failed(error)
         return retry_later("ledger-unavailable", str(error))
@@ -172,7 +173,7 @@ def install(app: FastAPI, failed: Failed, present: Callable[[Request, Refusal], 
 
         return handler
 
-    for kind in (Refusal, SequenceGap, LedgerUnavailable, LedgerFailed, *_BELOW):
+    for kind in (Refusal, SequenceGap, LedgerUnavailable, LakeUnavailable, LedgerFailed, *_BELOW):
         app.add_exception_handler(kind, handle(below))
     app.add_exception_handler(RequestValidationError, handle(_invalid))
     for status in _FRAMEWORK:
@@ -226,9 +227,9 @@ def answers(description: str, *media_types: str) -> dict[int | str, dict[str, An
     return {200: {"description": description, "content": {media_type: {} for media_type in media_types}}}
 
 
-ANYBODYS: Final = frozenset({"/livez", "/readyz"})
+WITHOUT_TOKEN: Final = frozenset({"/leading", "/livez", "/readyz"})
 """What needs no token."""
-OPEN: Final = ANYBODYS | {"/metrics"}
+OPEN: Final = WITHOUT_TOKEN | {"/metrics"}
 """The same, and what says more to who shows one."""
 AGENT_BATCH: Final[dict[str, Any]] = {"required": True, "content": _content("Batch")}
 AGENT_ACK: Final[dict[int | str, dict[str, Any]]] = {200: {"description": "Committed", "content": _content("Ack")}}
@@ -296,6 +297,14 @@ def refuses(*slugs: str) -> dict[int | str, dict[str, Any]]:
     }
 
 
+def takes(model: type[BaseModel], *slugs: str, at_most: int | None = None) -> dict[str, Any]:
+    """Arguments of a route that reads a body of this model, and may answer these problems besides those of any body."""
+    return {
+        "openapi_extra": {"requestBody": inline_body(model, at_most=at_most)},
+        "responses": refuses("malformed-body", "too-large", "invalid-body", *slugs),
+    }
+
+
 def document(app: FastAPI) -> dict[str, Any]:
     """The OpenAPI 3.1 document of the app."""
     described = get_openapi(
@@ -320,7 +329,7 @@ def document(app: FastAPI) -> dict[str, Any]:
     for address, path in described["paths"].items():
         for operation in path.values():
             if address in OPEN:
-                operation["security"] = [] if address in ANYBODYS else [{}, {"bearer": []}]
+                operation["security"] = [] if address in WITHOUT_TOKEN else [{}, {"bearer": []}]
             if operation["responses"].get("422", {}).get("content", {}).get("application/json"):
                 operation["responses"]["422"] = refuses("invalid-parameter")[422]
     described["components"]["schemas"] = dict(sorted(schemas.items()))

@@ -311,7 +311,7 @@ def nearest_jobs(deps: Deps, principal: Principal, key: JobKey) -> str:
     """The same of the jobs in the same namespace; nothing for a principal that may see only its own teams."""
     if principal.teams is not None:
         return ""
-    start, end = deps.ledger.extent()
+    start, end = _recorded(deps)
     where: dict[Dimension, tuple[str, ...]] = {"cluster": (key.cluster,), "namespace": (key.namespace,)}
     with deps.ledger.moment(start, end) as moment:
         siblings = set(moment.jobs_in(key.cluster, key.namespace))
@@ -320,9 +320,16 @@ def nearest_jobs(deps: Deps, principal: Principal, key: JobKey) -> str:
     return nearest(key.job, siblings)
 
 
+def _recorded(deps: Deps) -> tuple[int, int]:
+    """From the midnight before the first record until now: edges that a lake of whole hours has too."""
+    begun, newest = deps.ledger.extent()
+    zone = deps.settings.zone
+    return (periods.midnight_ms(periods.local_date(begun, zone), zone), deps.clock.wall_ms()) if newest else (0, 0)
+
+
 def _teams(deps: Deps) -> frozenset[str]:
     """Every team that anything names, now or in the past."""
-    start, end = deps.ledger.extent()
+    start, end = _recorded(deps)
     held = {line.key["team"] for line in deps.ledger.usage(start, end, ("team",))} if start < end else set()
     at = deps.clock.wall_ms()
     ruled = {queue.team for dated in deps.ledger.policies(0, at + 1) for queue in dated.policy.queues if queue.team}

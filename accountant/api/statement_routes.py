@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from accountant.api.access_control import Administering, Reading, team_for
 from accountant.api.bookkeeping_models import ObjectionLine, Period
 from accountant.api.dependencies import Deps, Given
 from accountant.api.middleware import read_model
-from accountant.api.problems import answers, inline_body, refuses
+from accountant.api.problems import answers, refuses, takes
 from accountant.api.query_parameters import REPORT_WIDTH, MonthText, SpanParams, check_cost, check_teams, invalid
 from accountant.billing.bills import statement
 from accountant.billing.statements import canonical
@@ -141,8 +141,6 @@ class CloseReason(Model):
     reason: str = Field(default="", max_length=1000)
 
 
-_CLOSE = TypeAdapter(Close)
-_BECAUSE = TypeAdapter(CloseReason)
 _REFUSALS = refuses(
     "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
 )
@@ -173,12 +171,11 @@ async def read_period(month: InPath, deps: Given, _: Reading) -> Period:
 @period_router.post(
     "/v1/periods/{month}/close",
     summary="Close a month",
-    openapi_extra={"requestBody": inline_body(Close)},
-    responses=_REFUSALS,
+    **takes(Close, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 async def close(month: InPath, request: Request, deps: Given, principal: Administering) -> Period:
     """Its statement never changes again; what comes later is corrected in the next month."""
-    asked = await read_model(deps.intake, request, _CLOSE)
+    asked = await read_model(deps.intake, request, Close)
     await asyncio.to_thread(deps.books.close, Month.parse(month), principal.name, asked.reason, asked.acknowledge)
     return await asyncio.to_thread(_with_objections, deps, Month.parse(month))
 
@@ -186,12 +183,11 @@ async def close(month: InPath, request: Request, deps: Given, principal: Adminis
 @period_router.post(
     "/v1/periods/{month}/reopen",
     summary="Open the newest closed month again",
-    openapi_extra={"requestBody": inline_body(CloseReason)},
-    responses=_REFUSALS,
+    **takes(CloseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 async def reopen(month: InPath, request: Request, deps: Given, principal: Administering) -> Period:
     """Only before it is published, and with a reason."""
-    asked = await read_model(deps.intake, request, _BECAUSE)
+    asked = await read_model(deps.intake, request, CloseReason)
     await asyncio.to_thread(deps.books.reopen, Month.parse(month), principal.name, asked.reason)
     return await asyncio.to_thread(_with_objections, deps, Month.parse(month))
 
@@ -199,12 +195,11 @@ async def reopen(month: InPath, request: Request, deps: Given, principal: Admini
 @period_router.post(
     "/v1/periods/{month}/publish",
     summary="Publish a closed month",
-    openapi_extra={"requestBody": inline_body(CloseReason)},
-    responses=_REFUSALS,
+    **takes(CloseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 async def publish(month: InPath, request: Request, deps: Given, principal: Administering) -> Period:
     """It cannot be opened again."""
-    asked = await read_model(deps.intake, request, _BECAUSE)
+    asked = await read_model(deps.intake, request, CloseReason)
     await asyncio.to_thread(deps.books.publish, Month.parse(month), principal.name, asked.reason)
     return await asyncio.to_thread(_with_objections, deps, Month.parse(month))
 

@@ -20,7 +20,7 @@ from accountant.api import query_parameters
 from accountant.api.access_control import Progressing, Reading, of_everyone, teams_asked
 from accountant.api.dependencies import Deps, Given, LedgerSnapshot
 from accountant.api.middleware import read_model
-from accountant.api.problems import Refusal, inline_body, refuses
+from accountant.api.problems import Refusal, refuses, takes
 from accountant.api.problems import reason as first_reason
 from accountant.api.query_parameters import (
     JOBS_WIDTH,
@@ -413,12 +413,10 @@ async def one(id: Id, asked: Annotated[JobParams, Query()], deps: Given, princip
 @job_router.post(
     "/v1/jobs/{id}/progress",
     summary="A job ended epochs",
-    openapi_extra={"requestBody": inline_body(EpochEnded, at_most=MOST_REPORTS)},
-    responses=refuses(
-        "malformed-body", "too-large", "invalid-body", "invalid-parameter", "not-found", "too-many-epochs",
-        "ledger-unavailable",
+    **takes(
+        EpochEnded, "invalid-parameter", "not-found", "too-many-epochs", "ledger-unavailable", at_most=MOST_REPORTS
     ),
-)  # fmt: skip
+)
 async def progress(id: Id, request: Request, deps: Given, principal: Progressing) -> ReportCount:
     """Idempotent by job and epoch: of several reports the earliest instant counts, in whatever order they come.
     A job that the ledger has not heard of yet is not found; report again later."""

@@ -53,11 +53,6 @@ def spread_shares(
     return shares, left
 
 
-def share_out(units: int, weights: Mapping[K, int], *, even: bool = False) -> dict[K, int]:
-    """A common cost over keys, by weight or evenly. Raises ValueError without keys."""
-    return dict(zip(weights, apportion(units, [1] * len(weights) if even else list(weights.values())), strict=True))
-
-
 def whole_weights(amounts: Mapping[K, Decimal | Fraction]) -> dict[K, int]:
     """Integers in the proportion of exact amounts."""
     exact = {key: Fraction(amount) for key, amount in amounts.items()}

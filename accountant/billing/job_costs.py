@@ -28,6 +28,7 @@ from typing import Final, NamedTuple, Protocol
 
 from accountant.billing.costs import ALLOCATED, Charge, PricedTime, charges, pieces, quantify, total_cost, unpriced_us
 from accountant.billing.queue_waits import KnownPod, pod_wait
+from accountant.core.claim_overlap import Span
 from accountant.ledger.protocols import EpochReport, JobKey, Questions
 from accountant.ledger.usage_columns import PRICED_BY, Place
 from accountant.prices.price_book import PriceBook
@@ -125,6 +126,10 @@ class JobQuestions(EpochQuestions, Protocol):
     @property
     def newest_ms(self) -> int:
         """End of the newest record."""
+        ...
+
+    def recent_span(self, until_ms: int, length_ms: int) -> Span:
+        """The newest span, of about this length and not after `until_ms`, that a question can be asked about."""
         ...
 
     def pods(
@@ -291,8 +296,8 @@ def _seen(
     for charge in charges(ledger, book, start_ms, end_ms, BY, where, timezone):
         if charge.account in ALLOCATED and charge.key[2]:
             found[JobKey(*charge.key[:3])].charges.append(charge)
-    until = min(end_ms, ledger.newest_ms - SETTLE_MS)
-    since = max(start_ms, until - BURN_MS)
+    recent, until = ledger.recent_span(min(end_ms, ledger.newest_ms - SETTLE_MS), BURN_MS)
+    since = max(start_ms, recent)
     if since < until and (held_until_ms is None or since < held_until_ms):
         for charge in charges(ledger, book, since, until, BY, where, timezone):
             if charge.account in ALLOCATED and charge.key[2]:

@@ -85,7 +85,7 @@ class Journalled(Ledger, Journal, Protocol):
     """A ledger with its journal."""
 
 
-class Invoices:
+class _Books:
     """timezone: of the months. books: all acts folded, as of now."""
 
     def __init__(
@@ -97,6 +97,10 @@ class Invoices:
         self._timezone = timezone
         self._zone = zone(timezone)
         self._books = books
+
+
+class Invoices(_Books):
+    """Compares invoices with months, keeps them, and prices months by them."""
 
     def reconcile(self, month: Month, invoice: Invoice) -> Reconciliation:
         """The invoice against the month's bills as the ledger stands. Raises CannotClose."""
@@ -274,18 +278,8 @@ def adjusting(adjustment: Adjustment, span: NodeSpan | None = None) -> NewAct:
     )  # fmt: skip
 
 
-class Credits:
-    """timezone: of the months. books: all acts folded, as of now."""
-
-    def __init__(
-        self, ledger: Journalled, prices: Prices, clock: Clock, timezone: str, books: Callable[[], ClosedMonths]
-    ) -> None:
-        self._ledger = ledger
-        self._prices = prices
-        self._clock = clock
-        self._timezone = timezone
-        self._zone = zone(timezone)
-        self._books = books
+class Credits(_Books):
+    """Books approved credits and charges."""
 
     @retry_when_books_moved
     def adjust(self, new: NewAdjustment, who: str) -> Adjustment:

@@ -13,6 +13,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,19 +25,28 @@ import yaml
 from pydantic import RootModel, ValidationError
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as AsgiScope
 
+from accountant import composition
+from accountant.api.problems import answer as problem
+from accountant.api.problems import retry_later
 from accountant.cli import terminal_tables
 from accountant.cli.connection_options import Ledger, Printed, Server, Timezone, ZonedLedger, answer, connected
 from accountant.composition import Service
-from accountant.core.settings import host_and_port, load
+from accountant.core.settings import Settings, host_and_port, load
 from accountant.ledger.protocols import ClockReport, MisdatedRecords
 from accountant.runtime.guarded_clock import GuardedClock, boot_id
+from accountant.runtime.leadership import Leadership, leadership, take_over
 from accountant.storage import backups
 from accountant.storage.backups import Backup
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.storage.parquet_archive import sha256
 from accountant.wire.http_client import Unanswered
 from gputally.base import atomic_file
+from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show
 from gputally.base.terminal import Terminal
@@ -47,6 +57,9 @@ from gputally.server.tokens_and_grants import SCOPES, Scope, TokenEntry, TokenLi
 
 EXIT_FAILED = 70
 """EX_SOFTWARE of sysexits.h: a supervisor should start the process again."""
+
+RETRY_S = 1.0
+"""How long a caller of a waiting replica should wait before it asks again."""
 
 _GC_ALLOCATIONS = 50_000
 """Between collections: a batch makes thousands of objects, hardly any of them in cycles."""
@@ -88,18 +101,55 @@ def serve(
         typer.echo(settings.as_yaml(), nl=False)
         return
     logs_and_metrics.configure(settings.log_level)
-    clock = GuardedClock(SystemClock(), settings.data / "clock.json", boot_id())
-    with Service(settings, clock) as service, _signals(service):
-        code = run(service)
+    leader = leadership(settings, SystemClock())
+    with leader.standing():
+        code = _lead(settings, leader)
     raise typer.Exit(code)
 
 
+def _lead(settings: Settings, leader: Leadership) -> int:
+    """Wait until this replica leads, and serve the ledger from then on; the exit code."""
+    with contextlib.ExitStack() as waiting:
+        if settings.leader_election is not None:
+            stop, events = threading.Event(), structlog.get_logger("accountant")
+            waiting.enter_context(_signals(stop))
+            app, limits = waiting_app(settings.leader_election.lease), settings.limits.of_connections()
+            url = waiting.enter_context(serving(app, settings.host, settings.port, composition.tls(settings), limits))
+            events.info("waiting", url=url, lease=settings.leader_election.lease)
+            if not leader.wait(stop):
+                return 0
+            restored = take_over(settings, SystemClock())
+            events.info("leading", restored=None if restored is None else restored.name)
+        clock = GuardedClock(SystemClock(), settings.data / "clock.json", boot_id())
+        with Service(settings, clock, fence=leader.fence) as service:
+            waiting.close()  # the port is free for the service
+            with _signals(service.over):
+                leader.watch(service.fail, lambda: os._exit(EXIT_FAILED))
+                return run(service)
+
+
+def waiting_app(lease: str) -> ASGIApp:
+    """What a replica answers before it leads: it lives, and nothing can be asked of it."""
+
+    async def app(scope: AsgiScope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope)
+        response: Response
+        if request.url.path == "/livez":
+            response = PlainTextResponse("waiting\n")
+        else:
+            why = f"this replica waits for the Lease {lease}: another one serves"
+            response = problem(retry_later("ledger-unavailable", why, RETRY_S), request.url.path)
+        await response(scope, receive, send)
+
+    return app
+
+
 @contextlib.contextmanager
-def _signals(service: Service) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the service in order."""
-    before = {
-        number: signal.signal(number, lambda *_: service.over.set()) for number in (signal.SIGTERM, signal.SIGINT)
-    }
+def _signals(over: threading.Event) -> Iterator[None]:
+    """SIGTERM and Ctrl-C set the event."""
+    before = set_on_signals(over)
     try:
         yield
     finally:

@@ -127,6 +127,12 @@ def balance_table(balance: Balance) -> Table:
         table.add_row("month", fault)
     for difference in balance.differences:
         table.add_row("difference", difference)
+    if balance.lake_days is not None:
+        apart = len(balance.lake_differences)
+        said = (f"{apart} differences", "red") if apart else "equals the ledger"
+        table.add_row("lake", Text.assemble(f"{balance.lake_days} days, ", said))
+    for difference in balance.lake_differences:
+        table.add_row("difference", difference)
     return table
 
 

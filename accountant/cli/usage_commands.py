@@ -93,12 +93,17 @@ def cost(
 
 
 @connected
-def check(output: Printed = "table", *, at: Ledger) -> None:
+def check(
+    output: Printed = "table",
+    *,
+    lake: Annotated[bool, typer.Option("--lake", help="Also compare the lake with the ledger.")] = False,
+    at: Ledger,
+) -> None:
     """Recompute the books from the rows; exit 1 unless every GPU-microsecond stands in exactly one account."""
     with at.asking() as remote:
-        balance = remote.ask(Balance, "/v1/check")
+        balance = remote.ask(Balance, "/v1/check", {"lake": "true"} if lake else {})
     answer(output, lambda: terminal_tables.balance_table(balance), balance)
-    if balance.imbalance_gpu_us or balance.month_faults:
+    if balance.imbalance_gpu_us or balance.month_faults or balance.lake_differences:
         raise typer.Exit(1)
 
 

@@ -30,6 +30,10 @@ class LedgerUnavailable(AccountantError):
         self.reason = reason
 
 
+class LakeUnavailable(AccountantError):
+    """The lake cannot be read or written now: the place and the reason."""
+
+
 class LedgerLocked(AccountantError):
     """Another process owns the ledger file."""
 

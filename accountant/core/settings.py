@@ -172,6 +172,63 @@ class Archive(Model):
     """Rows older than this leave the ledger file; sums stay, rows are read from the archive. None: never."""
 
 
+class LeaderElection(Model):
+    """One of several replicas serves the ledger; the others wait until it lets go of a Lease."""
+
+    lease: str = Field(min_length=1, max_length=253)
+    """Name of the Lease."""
+    namespace: str = Field(min_length=1, max_length=63)
+    """Where it is."""
+    identity: str = Field(default="", max_length=253)
+    """What the Lease calls this replica; empty: the name of the host and the process."""
+    own_volume: bool = False
+    """Each replica has a `data` folder of its own, and a new leader rebuilds the ledger from the newest backup and the
+    archive, which all of them reach. False: all of them share one `data` folder."""
+
+
+def _mapping(value: object) -> object:
+    """The environment has no mappings: there they are `name=value`, comma-separated."""
+    if not isinstance(value, str):
+        return value
+    pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+    if any(not equals for _, equals, _ in pairs):
+        raise ValueError("write name=value, comma-separated")
+    return {name.strip(): of.strip() for name, _, of in pairs}
+
+
+class LakeCatalog(Model):
+    """Where the lake's tables are registered: a catalog of Apache Iceberg."""
+
+    type: Literal["sql", "rest", "glue", "hive"] = "sql"
+    """`sql`: SQLite or PostgreSQL."""
+    uri: str = Field(default="", max_length=2_000)
+    """Of the catalog, for example `postgresql+psycopg://gputally@db/lake`; empty with `sql`: a SQLite file in the
+    warehouse."""
+    name: str = Field(default="gputally", min_length=1, max_length=100)
+    """Name of the catalog, where several are on one database."""
+    properties: Annotated[dict[str, str], BeforeValidator(_mapping)] = Field(default={}, max_length=100)
+    """Further properties of PyIceberg, for example `s3.endpoint`. No secrets: those belong into the file `secrets`."""
+
+
+class Lake(Model):
+    """Settled figures as Apache Iceberg tables, for a fleet of clusters and for other engines."""
+
+    warehouse: str = Field(min_length=1, max_length=2_000)
+    """Where the tables' files are: a folder, `s3://`, `gs://` or `abfs://`."""
+    catalog: LakeCatalog = LakeCatalog()
+    """Where the tables are registered."""
+    secrets: Path | None = None
+    """File (YAML) with properties that are secret, for example `s3.secret-access-key`; never logged."""
+    ledger: str = Field(default="", max_length=253)
+    """Name of this accountant's rows in the lake; empty: that of its cluster (`kubernetes.cluster`)."""
+    every: Duration = Field(default=3_600, ge=60)
+    """How often the running day and what changed before it are written."""
+    days_back: int = Field(default=45, ge=1, le=400)
+    """How many days, from today back, are looked at for changes every time; of older ones one, in turn."""
+    keep_snapshots: Duration = Field(default=7 * 86_400, ge=3_600)
+    """How long earlier versions of a table stay readable."""
+
+
 class Backups(Model):
     """Whole copies of the ledger, each verified."""
 
@@ -250,6 +307,10 @@ class Settings(Model):
     limits: Limits = Limits()
     archive: Archive | None = None
     """Off by default: what the ledger's volume loses, agents send again from their spools, as far as they have it."""
+    leader_election: LeaderElection | None = None
+    """Off by default: this is the only replica."""
+    lake: Lake | None = None
+    """Off by default: publish settled figures for a fleet."""
     backups: Backups = Backups()
     job_metrics: JobMetrics = JobMetrics()
     """What jobs cost, in /metrics."""
@@ -281,6 +342,11 @@ class Settings(Model):
             )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise config_models.at("tls_key" if self.tls_key else "tls_cert", "tls_cert and tls_key go together")
+        if self.leader_election is not None and self.leader_election.own_volume:
+            if self.archive is None:
+                raise config_models.at("archive", "leader_election.own_volume needs an archive that all reach")
+            if self.backups.to is None:
+                raise config_models.at("backups", "leader_election.own_volume needs backups.to that all reach")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise config_models.at("tls_client_ca", "client certificates need tls_cert and tls_key")
         return self

@@ -16,16 +16,18 @@ import structlog
 from msgspec import structs
 
 from accountant.inventory import node_facts
-from accountant.inventory.kubernetes_objects import Node, Pod, milliseconds
 from accountant.inventory.node_facts import CORDONED, NOT_READY, NodeObservation
 from accountant.inventory.pod_facts import (
     Link,
+    Node,
+    Pod,
     PodSighting,
     Queuing,
     as_placed,
     complete,
     is_gpu_resource,
     links,
+    milliseconds,
     pod_sighting,
 )
 from accountant.inventory.pod_owners import Chain, Owners

@@ -37,6 +37,10 @@ COLUMNS: Final = (
     "busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down", "starting", "gang_waiting",
 )  # fmt: skip
 """The accounts in their order, then the parts of `allocated_idle` that were start-up."""
+MEMOS: Final = (
+    "node_down", "borrowed_busy", "unattributed_busy", "memory_mib_s", "memory_unknown", "energy_uj", "energy_unknown",
+)  # fmt: skip
+"""What `UsageLine` shows beside the accounts, and the capacity whose energy is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class UsageColumns:
 
     keys, places: what the numbers of the rows point into; each ascends and holds nothing twice. stretch, key, place:
     int64, shape (rows,). gpu_us: GPU-microseconds, int64, shape (rows, len(COLUMNS)). No two rows have the same
-    stretch, key and place."""
+    stretch, key and place. memos: int64, shape (rows, len(MEMOS)), in the units of `UsageLine`; None: not asked for."""
 
     keys: Sequence[tuple[str, ...]]
     places: Sequence[Place]
@@ -53,6 +57,7 @@ class UsageColumns:
     key: Whole
     place: Whole
     gpu_us: Whole
+    memos: Whole | None = None
 
 
 @dataclass(frozen=True, slots=True)

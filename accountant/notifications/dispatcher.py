@@ -30,8 +30,7 @@ from accountant.notifications.subscriptions import Delivery, Destination, Orders
 from accountant.notifications.triggers import Occasion, ReportDue, TeamDay
 from accountant.reports import report_model
 from accountant.reports.output_formats import RENDERINGS
-from accountant.reports.report_data import ReportQuestions
-from accountant.reports.report_model import Report
+from accountant.reports.report_model import Report, ReportQuestions
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_models import BudgetState
 from gputally.base.clock import Clock

@@ -174,10 +174,6 @@ class ResourceWeights:
         """Billing units: the sum over all resources (Slurm's default)."""
         return sum(self.terms(amounts).values(), Fraction(0))
 
-    def dominant(self, amounts: Mapping[str, Fraction | int]) -> Fraction:
-        """Billing units by the largest single resource (Slurm's MAX_TRES)."""
-        return max(self.terms(amounts).values(), default=Fraction(0))
-
     def divide(self, price: Decimal | Fraction, amounts: Mapping[str, Fraction | int]) -> dict[str, Fraction]:
         """The part of a machine's price that each of its resources carries; they add up to it exactly.
 

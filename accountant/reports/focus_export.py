@@ -484,7 +484,6 @@ def _hours(lines: Iterable[StatementLine], account: str) -> Decimal:
     return exact_sum(line.gpu_hours for line in lines if line.account == account)
 
 
-PROJECTION_VERSION = "1.2"
 _DROPPED = frozenset({"HostProviderName", "InvoiceDetailId", "ServiceProviderName"})
 _ADDED = (
     "BillingAccountType", "PricingCurrency", "PricingCurrencyContractedUnitPrice", "PricingCurrencyEffectiveCost",

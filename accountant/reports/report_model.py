@@ -3,23 +3,30 @@
 It is computed from the ledger's integers and the statement of the whole cluster, so a team's page and the
 cluster's page never differ by a cent. Renderings add nothing but form.
 
-What is asked of the ledger is accountant.reports.report_data; `build` asks it for one report, `made_of` makes reports
-of every scope of what was read once. There is no clock: the same ledger, price book and span give the same report.
+`read_data` reads everything that a report needs from the ledger, once for all teams, by a handful of questions,
+whatever the cluster's size. A report of one team asks nothing that the cluster's does not: `made_of` makes the reports
+of every scope from the same data, and `build` reads and makes one report.
+
+There is no clock: the same ledger, price book and span give the same report.
 Ask a snapshot, so that all questions are answered from the same moment.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Protocol
 from zoneinfo import ZoneInfo
 
-from accountant.billing import budget_forecast
+from accountant.billing import budget_forecast, queue_waits
+from accountant.billing.bills import billed_columns, unused_commitments
+from accountant.billing.budget_forecast import BY as BY_DAY
 from accountant.billing.budget_forecast import Outlook
+from accountant.billing.costs import Charge, charges
 from accountant.billing.job_costs import EpochQuestions
-from accountant.billing.queue_waits import WaitRow
+from accountant.billing.queue_waits import KnownPod, WaitRow
 from accountant.billing.quota_usage import QuotaRow, quotas
 from accountant.billing.statements import (
     NOTHING_BESIDE,
@@ -36,17 +43,158 @@ from accountant.core.periods import Month, zone
 from accountant.core.settings import Issuer
 from accountant.history_import.import_run import ImportRow, of_acts, said_of
 from accountant.ledger.journal import Act, ActKind
-from accountant.ledger.usage_columns import repeated
+from accountant.ledger.protocols import EpochReport
+from accountant.ledger.usage_columns import Hours, JobName, Peak, repeated
 from accountant.prices.price_book import PriceBook
 from accountant.reports import job_ranking, report_sections
 from accountant.reports.focus_charges import Details
-from accountant.reports.job_ranking import EpochRow
-from accountant.reports.report_data import CANDIDATES, Readings, ReportQuestions, read, span_before
+from accountant.reports.job_ranking import BilledJobs, EpochRow
 from accountant.reports.report_rows import AccountRow, DayRow, JobRow, KindRow, TeamRow, UnpricedRow, UserRow
-from accountant.reports.report_sections import Headline, HourlyUse
+from accountant.reports.report_sections import BY_JOB, Headline, HourlyUse
 from accountant.reports.savings_hints import Hint, SpotRow, savings_hints
-from accountant.wire.usage_models import BudgetState
+from accountant.wire.policy_models import PolicyVersion
+from accountant.wire.usage_models import BudgetState, Dimension
 from gputally.base.money import exact_sum
+
+CANDIDATES = 25
+"""Jobs of a scope that are looked at hour by hour: those that left the most GPU time idle."""
+_AT_ONCE = 1_000
+"""Jobs that are looked at hour by hour together: a month of them is some ten MiB."""
+_ROW_BYTES = 150
+"""Of a job or a row of what was held."""
+_BY_TEAM: tuple[Dimension, ...] = ("team",)
+
+
+class ReportQuestions(EpochQuestions, Protocol):
+    """What a report is made from: accountant.storage.snapshot.Snapshot."""
+
+    def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
+        """What `usage` says by team, queue and hour, as columns."""
+        ...
+
+    def peaks(
+        self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
+    ) -> dict[JobName, Peak]:
+        """The most that these jobs, by namespace and name, held and used in any one hour."""
+        ...
+
+    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
+        """Those that existed in the span."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """[start_ms, end_ms) of the ledger, at a price book. before_ms: the span that it is compared with, at book_before.
+
+    month: the calendar month that the span is, or begins; since_ms: where the ledger begins. by_day: charges by team,
+    queue and day (accountant.billing.budget_forecast.BY), where there is a month. billed, earlier: bills by team of
+    the span and of the one before; unused: commitments. waits: of every team's queues. epochs: what jobs reported in
+    the span.
+    peaks: of the jobs that a report of one of `scopes` looks at; None among them stands for the whole cluster."""
+
+    start_ms: int
+    end_ms: int
+    before_ms: tuple[int, int]
+    timezone: str
+    book: PriceBook | None
+    book_before: PriceBook | None
+    policies: Sequence[PolicyVersion]
+    month: Month | None
+    since_ms: int
+    by_day: Sequence[Charge]
+    billed: Sequence[Charge]
+    earlier: Sequence[Charge]
+    unused: Sequence[Charge]
+    hourly: Hours
+    jobs: BilledJobs
+    jobs_before: BilledJobs
+    waits: tuple[WaitRow, ...]
+    epochs: Sequence[EpochReport]
+    scopes: frozenset[str | None] = field(default=frozenset())
+    peaks: dict[JobName, Peak] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory, about: nearly all of it is who held what."""
+        return sum(_ROW_BYTES * (len(one.job) + len(one.names)) for one in (self.jobs, self.jobs_before))
+
+    @property
+    def tz(self) -> ZoneInfo:
+        return zone(self.timezone)
+
+
+def read_data(
+    ledger: ReportQuestions,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    timezone: str = "UTC",
+    scopes: Collection[str | None] | None = None,
+    book_before: PriceBook | None = None,
+) -> Readings:
+    """What reports of these scopes are made of; None: of the cluster and every team that held anything. book_before:
+    of the span before, where that is another.
+
+    Raises ValueError for an empty span or an unknown time zone."""
+    if start_ms >= end_ms:
+        raise ValueError(f"a report needs a span: [{start_ms}, {end_ms}) is empty")
+    before_ms = span_before(start_ms, end_ms, zone(timezone))
+    book_before = book_before or book
+    month = budget_forecast.month_of(start_ms, end_ms, timezone)
+    billed, by_job = billed_columns(ledger, book, start_ms, end_ms, (_BY_TEAM, BY_JOB), timezone)
+    earlier, by_job_before = billed_columns(ledger, book_before, *before_ms, (_BY_TEAM, BY_JOB), timezone)
+    jobs = BilledJobs.of(by_job)
+    wanted = frozenset((None, *jobs.teams) if scopes is None else scopes)
+    return Readings(
+        start_ms=start_ms,
+        end_ms=end_ms,
+        before_ms=before_ms,
+        timezone=timezone,
+        book=book,
+        book_before=book_before,
+        policies=tuple(ledger.policies(start_ms, end_ms)),
+        month=month,
+        since_ms=ledger.extent()[0],
+        by_day=charges(ledger, book, start_ms, end_ms, BY_DAY, None, timezone) if month is not None else (),
+        billed=billed.charges(),
+        earlier=earlier.charges(),
+        unused=unused_commitments(ledger, book, start_ms, end_ms, timezone),
+        hourly=ledger.hours(start_ms, end_ms, timezone),
+        jobs=jobs,
+        jobs_before=BilledJobs.of(by_job_before),
+        waits=queue_waits.queue_waits(ledger.pods(start_ms, end_ms), start_ms, end_ms, None),
+        epochs=tuple(ledger.epochs_between(start_ms + 1, end_ms + 1)),
+        scopes=wanted,
+        peaks=_peaks(ledger, jobs, wanted, start_ms, end_ms, timezone),
+    )
+
+
+def span_before(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[int, int]:
+    """For a month the one before, for the beginning of a month the same stretch of that, else the same length."""
+    month = Month.of(start_ms, tz)
+    first, last = month.span(tz)
+    if start_ms == first and end_ms <= last:
+        begin, stop = month.previous.span(tz)
+        return begin, stop if end_ms == last else min(begin + end_ms - start_ms, stop)
+    return start_ms - (end_ms - start_ms), start_ms
+
+
+def _peaks(
+    ledger: ReportQuestions,
+    jobs: BilledJobs,
+    scopes: Collection[str | None],
+    start_ms: int,
+    end_ms: int,
+    timezone: str,
+) -> dict[JobName, Peak]:
+    """Of the candidates of every scope."""
+    names = sorted({(row.namespace, row.job) for team in scopes for row in jobs.ranked(team).wasteful(CANDIDATES)})
+    found: dict[JobName, Peak] = {}
+    for first in range(0, len(names), _AT_ONCE):
+        found |= ledger.peaks(start_ms, end_ms, frozenset(names[first : first + _AT_ONCE]), timezone)
+    return found
+
 
 TOP = 5
 """Jobs of a ranking."""
@@ -175,7 +323,7 @@ def build(
     Report.
 
     Raises ValueError for an empty span or an unknown time zone."""
-    found = read(ledger, book, start_ms, end_ms, timezone, (team,), book_before)
+    found = read_data(ledger, book, start_ms, end_ms, timezone, (team,), book_before)
     details = Details.asked(ledger, book, start_ms, end_ms, timezone, issuer) if issuer is not None else None
     return made_of(
         found, ledger, team=team, kept=kept, kept_before=kept_before, beside=beside, later=later, period=period,
@@ -304,7 +452,7 @@ def readings(
     kept, kept_before = _closed_statements(books, month)
     book, book_before = books.priced_by(kept), _book_before(books, kept_before)
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
-        return read(moment, book, start_ms, end_ms, timezone, book_before=book_before)
+        return read_data(moment, book, start_ms, end_ms, timezone, book_before=book_before)
 
 
 def report_of(ledger: SnapshotLedger, books: Bookkeeper, found: Readings, month: Month, team: str | None) -> Report:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
@@ -29,6 +29,10 @@ from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
+if TYPE_CHECKING:  # an accountant without a lake does not load its libraries
+    from accountant.lake.comparison import LakeComparison
+    from accountant.lake.upkeep import Removed
+
 RESENDABLE: Final[frozenset[ActKind]] = frozenset({"imported", "pods"})
 """Acts whose content the sender can send again; all others exist only in the ledger."""
 RETRY_SECONDS: Final = 60
@@ -36,8 +40,31 @@ RETRY_SECONDS: Final = 60
 RETENTION_SECONDS: Final = 3600
 """How often what is older than its retention is removed."""
 ARCHIVE_PATIENCE_S: Final = 900.0
+LAKE_UPKEEP_SECONDS: Final = 86_400
+"""How often old versions leave the lake, and it is compared with the ledger."""
+LAKE_PATIENCE_S: Final = 3600.0
+"""The first run publishes all that the ledger has."""
+MOST_DIFFERENCES: Final = 20
+"""Between lake and ledger that are logged."""
 BACKUP_PATIENCE_S: Final = 3600.0
 """A backup copies and reads back the whole ledger."""
+
+
+class LakePublisher(Protocol):
+    """accountant.lake.publisher.Publisher. published_ms: when the last run that succeeded began; compared: what the
+    last comparison found. Each method raises LakeUnavailable."""
+
+    @property
+    def published_ms(self) -> int | None: ...
+
+    @property
+    def compared(self) -> LakeComparison | None: ...
+
+    def publish(self) -> object: ...
+
+    def keep_small(self) -> Removed: ...
+
+    def compare(self) -> LakeComparison: ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +74,7 @@ class Routine:
 
     name: str
     seconds: int
-    do: Callable[[], None]
+    do: Callable[[], object]
     early: Callable[[], bool] = lambda: False
     patience_s: float = PATIENCE_S
 
@@ -131,8 +158,16 @@ class PeriodicTasks:
 class Maintenance:
     """What keeps books and ledger as they should be without being asked."""
 
-    def __init__(self, ledger: DuckLedger, books: Bookkeeper, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self,
+        ledger: DuckLedger,
+        books: Bookkeeper,
+        settings: Settings,
+        clock: Clock,
+        publisher: LakePublisher | None = None,
+    ) -> None:
         self._ledger, self._books, self._settings, self._clock = ledger, books, settings, clock
+        self._publisher = publisher
         self._log = structlog.get_logger("accountant.composition")
         self._checked_act = -1
         """The newest act when the archive was compared with the journal last."""
@@ -151,6 +186,20 @@ class Maintenance:
         if settings.backups.every is not None:
             found.append(Routine("backup", settings.backups.every, self._back_up, patience_s=BACKUP_PATIENCE_S))
         return found
+
+    def lake_routines(self) -> list[Routine]:
+        """What is written elsewhere and can take long. Each is done soon after a start, or an accountant that is often
+        started again would never do it."""
+        publisher, lake = self._publisher, self._settings.lake
+        if publisher is None or lake is None:
+            return []
+        return [
+            Routine("lake", lake.every, publisher.publish, lambda: publisher.published_ms is None, LAKE_PATIENCE_S),
+            Routine(
+                "lake upkeep", LAKE_UPKEEP_SECONDS, lambda: self._keep_lake(publisher),
+                lambda: publisher.compared is None, LAKE_PATIENCE_S,
+            ),
+        ]  # fmt: skip
 
     def _look(self) -> None:
         for found in self._books.look_lately():
@@ -188,6 +237,13 @@ class Maintenance:
         removed = self._ledger.remove_decisions(self._clock.wall_ms() - keep * MS_PER_SECOND)
         if removed:
             self._log.info("decisions_removed", decisions=removed)
+
+    def _keep_lake(self, publisher: LakePublisher) -> None:
+        removed = publisher.keep_small()
+        if removed.versions or removed.files:
+            self._log.info("lake_kept_small", versions=removed.versions, files=removed.files)
+        for line in publisher.compare().differences[:MOST_DIFFERENCES]:
+            self._log.error("lake_differs", difference=line, act="gputally check --lake")
 
     def _back_up(self) -> None:
         made = backups.make(self._ledger, self._settings.backup_folder, self._clock.wall_ms())

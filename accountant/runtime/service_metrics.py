@@ -34,6 +34,7 @@ from accountant.ledger.protocols import JobKey, Receipt
 from accountant.notifications.dispatcher import Dispatcher
 from accountant.notifications.subscriptions import Outcome
 from accountant.prices.price_book import PriceBook
+from accountant.runtime.background_tasks import LakePublisher
 from accountant.storage import backups
 from accountant.wire.usage_models import Job
 from gputally.base.background_tasks import BackgroundTasks
@@ -278,6 +279,28 @@ class UpkeepCollector(Collector):
         if known:
             newest.add_metric([], known[0].at_ms / MS_PER_SECOND)
         yield from (newest, number)
+
+
+class LakeCollector(Collector):
+    """Of what this accountant publishes in the lake."""
+
+    def __init__(self, publisher: LakePublisher) -> None:
+        self._publisher = publisher
+
+    def collect(self) -> Iterable[Metric]:
+        if self._publisher.published_ms is not None:
+            yield GaugeMetricFamily(
+                "gputally_lake_published_timestamp_seconds",
+                "When the last publication that succeeded began (Unix time); absent before the first.",
+                value=self._publisher.published_ms / MS_PER_SECOND,
+            )
+        if self._publisher.compared is not None:
+            yield GaugeMetricFamily(
+                "gputally_lake_differences",
+                "Figures of a cluster, a day and an account that the lake and the ledger told differently when last "
+                "compared.",
+                value=len(self._publisher.compared.differences),
+            )
 
 
 OUTCOMES: tuple[Outcome, ...] = ("delivered", "refused", "given-up", "unsure")

@@ -59,9 +59,8 @@ from accountant.storage.transactions import WAL_BYTES, Transactions
 from accountant.storage.write import record_columns, reference_tables
 from accountant.storage.write import rollups as daily
 from accountant.storage.write.batch_admission import SKEW_MS, GroupCommit, IntervalCounts
-from accountant.storage.write.gpu_ownership import MOVE_AFTER_MS
 from accountant.storage.write.interval_writer import BookedChanges
-from accountant.storage.write.pod_ownership import PodClaims
+from accountant.storage.write.ownership import MOVE_AFTER_MS, PodClaims
 from accountant.storage.write.record_columns import Stream, add
 from accountant.storage.write.reference_tables import read_acts, read_trail, write_acts, write_epochs
 from accountant.storage.write.rollups import DailySums
@@ -205,6 +204,22 @@ class Offsite(Transactions):
                 raise
             return part
 
+    def parts(self) -> int:
+        """How many parts of the archive are of this ledger."""
+        return self._state.parts
+
+    @contextmanager
+    def _acting(self, now_ms: int) -> Iterator[None]:
+        """Write an act within; where acts are wanted in the archive at once, it is there at the end. Raises
+        LedgerUnavailable where it is not: the act is recorded all the same."""
+        with self._writing:
+            yield
+        if self._acts_at_once:
+            try:
+                self.archive(now_ms)
+            except LedgerUnavailable as error:
+                raise LedgerUnavailable(f"recorded, and not yet in the archive: {error}") from error
+
     def archived_act(self) -> int:
         """The number of the newest act that the archive has; 0 where it has none, or there is no archive."""
         return 0 if self._archive is None else self._state.archived_registers.get("act", 0)
@@ -317,7 +332,7 @@ class DuckLedger(Offsite):
         return Receipt(ack, tally.stored, tally.duplicates, tally.quarantined)
 
     def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
-        with self._writing:
+        with self._acting(now_ms) if act is not None else self._writing:
             self._require_clock()
             if act is not None or reference_tables.tells_news(self._state.fleet, facts):
                 self._observe(facts, now_ms, closed_ms, act)
@@ -335,7 +350,7 @@ class DuckLedger(Offsite):
             self._pod_nodes.observe(facts.pods)
 
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
-        with self._writing:
+        with self._acting(now_ms):
             known = [rules.version for rules in self._state.policies if rules.version is not None]
             if known and known[-1].version == policy.version():
                 return known[-1]
@@ -391,7 +406,7 @@ class DuckLedger(Offsite):
 
     def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:
         """See accountant.ledger.journal.Journal."""
-        with self._writing:
+        with self._acting(acts[-1].at_ms if acts else 0):
             self._require_clock()
             with self._transaction() as cursor:
                 recorded = write_acts(cursor, acts, seen)
@@ -407,7 +422,7 @@ class DuckLedger(Offsite):
     def retire(
         self, asked: Retirement, at_ms: int, now_ms: int, who: str, reason: str, closed_ms: int = 0
     ) -> tuple[RetiredDevice, ...]:
-        with self._writing:
+        with self._acting(now_ms):
             self._require_clock()
             fleet = self._state.fleet
             ends = retiring(fleet, asked, at_ms, now_ms, closed_ms)
@@ -420,7 +435,7 @@ class DuckLedger(Offsite):
             return found
 
     def move_gpus(self, asked: GpuMove, now_ms: int, who: str, reason: str) -> tuple[GpuOwnership, ...]:
-        with self._writing:
+        with self._acting(now_ms):
             self._require_clock()
             state, known = self._state, self._owners.known
             nodes = {stream[:2] for stream in state.marks} | set(state.fleet.nodes)
@@ -651,15 +666,24 @@ def open_ledger(
     month_zone: str = "UTC",
     archive: Path | None = None,
     doubt: Callable[[], str] = lambda: "",
+    fence: Callable[[], str] = lambda: "",
+    acts_at_once: bool = False,
     gpu_move_after_ms: int = MOVE_AFTER_MS,
 ) -> DuckLedger:
     """Open or create the ledger; what the archive has beyond it is taken over first. month_zone: of calendar
-    windows. doubt: why nothing may be dated now. gpu_move_after_ms: silence about a GPU after which another node may
-    report it.
+    windows. doubt, fence, acts_at_once: see `Transactions`. gpu_move_after_ms: silence about a GPU after which another
+    node may report it.
 
     Raises LedgerLocked, LedgerUnavailable or LedgerDamaged, each with the place and the reason."""
     ledger = DuckLedger(
-        path, clock, month_zone=month_zone, archive=archive, doubt=doubt, gpu_move_after_ms=gpu_move_after_ms
+        path,
+        clock,
+        month_zone=month_zone,
+        archive=archive,
+        doubt=doubt,
+        fence=fence,
+        acts_at_once=acts_at_once,
+        gpu_move_after_ms=gpu_move_after_ms,
     )
     try:
         ledger.adopt(clock.wall_ms())

@@ -1,7 +1,7 @@
 """Answers all questions of one reader from one moment of the ledger, and checks that the ledger balances.
 
 A report asks many questions; between two of them others write. What one question found, the next may be answered
-from (accountant.storage.query.result_cache). Not thread-safe: it is one cursor.
+from (accountant.storage.query.grouping). Not thread-safe: it is one cursor.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from accountant.ledger.usage_columns import Hours, JobName, Peak, UsageColumns
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import gpus_at
 from accountant.storage.ledger_state import State
+from accountant.storage.query.grouping import ResultCache
 from accountant.storage.query.idle_time_query import idle_phases, lent_time
-from accountant.storage.query.result_cache import ResultCache
 from accountant.storage.query.usage_columns_query import hourly_peaks, hours, usage_columns
 from accountant.storage.query.usage_query import usage, usage_between
 from accountant.storage.write import record_columns, reference_tables
@@ -146,9 +146,9 @@ class Snapshot:
         return hours(self._cursor, self._state, start_ms, end_ms, timezone)
 
     def usage_columns(
-        self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC"
+        self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC", *, memos: bool = False
     ) -> list[UsageColumns]:
-        return usage_columns(self._cursor, self._state, edges, cuts, timezone)
+        return usage_columns(self._cursor, self._state, edges, cuts, timezone, memos=memos)
 
     def peaks(
         self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
@@ -218,6 +218,10 @@ class Snapshot:
 
     def newest_by_cluster(self) -> Mapping[str, int]:
         return self._state.fleet.newest_by_cluster
+
+    def recent_span(self, until_ms: int, length_ms: int) -> tuple[int, int]:
+        """Exactly this length: any span can be asked about."""
+        return until_ms - length_ms, until_ms
 
     @property
     def newest_ms(self) -> int:

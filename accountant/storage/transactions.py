@@ -22,10 +22,9 @@ from accountant.storage.ledger_state import Changes, State, load
 from accountant.storage.parquet_archive import Archive
 from accountant.storage.query.window_query import Windows
 from accountant.storage.write.batch_admission import GroupCommit, stored_digests
-from accountant.storage.write.gpu_ownership import MOVE_AFTER_MS, GpuOwners
 from accountant.storage.write.interval_writer import BookedChanges, book
 from accountant.storage.write.name_ids import Dictionaries, PodKey
-from accountant.storage.write.pod_ownership import PodNodes
+from accountant.storage.write.ownership import MOVE_AFTER_MS, GpuOwners, PodNodes
 from accountant.storage.write.record_columns import Stream
 from accountant.storage.write.rollups import compact
 from agent.wire import Ack
@@ -51,12 +50,18 @@ class Transactions:
         free_bytes: Callable[[], int] | None = None,
         archive: Path | None = None,
         doubt: Callable[[], str] = lambda: "",
+        fence: Callable[[], str] = lambda: "",
+        acts_at_once: bool = False,
         gpu_move_after_ms: int = MOVE_AFTER_MS,
     ) -> None:
         """doubt: why nothing may be dated now (accountant.runtime.guarded_clock); "" where the clock is trusted.
-        gpu_move_after_ms: silence about a GPU after which another node may report it."""
+        fence: why nothing may be committed (accountant.runtime.leadership); "" where this process leads. acts_at_once:
+        an act is answered when the archive has it. gpu_move_after_ms: silence about a GPU after which another node may
+        report it."""
         self._clock = clock
         self._doubt = doubt
+        self._fence = fence
+        self._acts_at_once = acts_at_once
         self._archive = None if archive is None else Archive(archive)
         self._database = Database(path)
         self._free_bytes = free_bytes or self._database.free_bytes
@@ -170,6 +175,8 @@ class Transactions:
         beside: bool = False,
     ) -> None:
         """news: whether the archive has to be told. beside: no answer about usage can have changed."""
+        if why := self._fence():
+            raise LedgerUnavailable(why)
         additions = {} if booked is None else self._windows.sums.additions(booked)
         with self._swap:
             cursor.plainly("COMMIT")

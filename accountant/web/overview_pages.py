@@ -142,6 +142,7 @@ async def coverage_page(request: Request, deps: Given, principal: Reading) -> Re
     start = month.span(periods.zone(deps.settings.timezone))[0]
 
     def make() -> bytes:
+        whole = deps.picker() is None  # a lake holds what was booked and nothing else
         nodes = page_queries.coverage(deps, month)
         return page(
             request,
@@ -152,8 +153,8 @@ async def coverage_page(request: Request, deps: Given, principal: Reading) -> Re
             more=nodes.value[_SHOWN_NODES:],
             as_of_ms=nodes.as_of_ms,
             whole=page_rows.total_coverage(nodes.value),
-            quarantined=deps.ledger.quarantined(_SHOWN_QUARANTINED),
-            holes=deps.ledger.holes(_SHOWN_QUARANTINED),
+            quarantined=deps.ledger.quarantined(_SHOWN_QUARANTINED) if whole else None,
+            holes=deps.ledger.holes(_SHOWN_QUARANTINED) if whole else None,
             most=_SHOWN_QUARANTINED,
             start_ms=start,
             end_ms=nodes.as_of_ms or at,
@@ -293,7 +294,7 @@ def _render(template: str, deps: Deps, **values: Any) -> str:
     book = deps.book()
     shared: dict[str, Any] = {
         "example_prices": book is not None and book.has_examples,
-        "navigation": NAVIGATION, "style_url": STYLE, "f": report_text, "zone": zone,
+        "navigation": NAVIGATION, "picker": deps.picker(), "style_url": STYLE, "f": report_text, "zone": zone,
         "old": StaleLedger(newest, report_text.duration(at - newest)) if is_old(newest, at) else None,
         "silent": [
             StaleLedger(end_ms, report_text.duration(at - end_ms), cluster)

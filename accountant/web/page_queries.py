@@ -24,7 +24,7 @@ from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.ledger.protocols import GpuOwnership, Ledger
 from accountant.reports import report_model
-from accountant.reports.report_data import Readings, span_before
+from accountant.reports.report_model import Readings, span_before
 from accountant.web import page_rows
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision
@@ -82,14 +82,15 @@ def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> De
 
 
 def current_demand(deps: Deps) -> Answer[CurrentDemand]:
-    """The newest settled quarter of an hour; where little is metered, the last one there was."""
+    """The newest settled quarter of an hour (of a lake: hour); where little is metered, the last one there was."""
 
     def find() -> CurrentDemand:
         at = deps.clock.wall_ms()
         watermark = deps.ledger.watermark(at, page_rows.TRUSTED)
         end = at if watermark is None else watermark
         with deps.ledger.moment(end - BUCKET_MS, end) as moment:
-            held = page_rows.current_use(moment, deps.book(), end, deps.settings.timezone)
+            span = moment.recent_span(end, BUCKET_MS)
+            held = page_rows.current_use(moment, deps.book(), *span, deps.settings.timezone)
             waiting = page_rows.waiting(moment.pods(at - 1, at, waiting=True), at)
         return CurrentDemand(held, demand(deps, waiting, at))
 

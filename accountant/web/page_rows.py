@@ -28,7 +28,7 @@ from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts, Dimension, Job, JobState, UsageLine
 from agent.wire import PodFacts
 from gputally.base.money import exact_sum
-from gputally.base.units import BUCKET_MS, MS_PER_HOUR, US_PER_MS
+from gputally.base.units import MS_PER_HOUR, US_PER_MS
 
 _OF_HOLDING: Final[tuple[Dimension, ...]] = ("cluster", "team", "namespace", "job", "gpu_model")
 TRUSTED = 0.98
@@ -250,16 +250,16 @@ def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.longest_ms, row.team, row.queue)))
 
 
-def current_use(ledger: Questions, book: PriceBook | None, end_ms: int, timezone: str) -> CurrentUse:
-    """The quarter of an hour that ends at end_ms: the newest that is settled."""
-    start, end = end_ms - BUCKET_MS, end_ms
+def current_use(ledger: Questions, book: PriceBook | None, start: int, end: int, timezone: str) -> CurrentUse:
+    """On average over [start, end) in epoch ms: the newest stretch that is settled."""
+    gpu_us = (end - start) * US_PER_MS
     finest = ledger.usage(start, end, (*_OF_HOLDING, *PRICED_BY), None, timezone)
     sums = summed(finest)
     phases = ledger.idle_phases(start, end, (), timezone)
     holders = [
         HeldWorkload(
             line.key["cluster"], line.key["team"], line.key["namespace"], line.key["job"], line.key["gpu_model"],
-            line.accounts_gpu_us.allocated / (BUCKET_MS * US_PER_MS), utilisation(line.accounts_gpu_us),
+            line.accounts_gpu_us.allocated / gpu_us, utilisation(line.accounts_gpu_us),
         )
         for line in ledger.usage(start, end, _OF_HOLDING, None, timezone)
         if line.accounts_gpu_us.allocated
@@ -270,14 +270,14 @@ def current_use(ledger: Questions, book: PriceBook | None, end_ms: int, timezone
         start_ms=start,
         end_ms=end,
         accounts=account_rows(sums),
-        gpus=sums.total / (BUCKET_MS * US_PER_MS),
+        gpus=sums.total / gpu_us,
         holders=tuple(holders[:MOST_HOLDERS]),
-        held_gpus=sums.allocated / (BUCKET_MS * US_PER_MS),
+        held_gpus=sums.allocated / gpu_us,
         more_holders=max(0, len(holders) - MOST_HOLDERS),
         starting_us=sum(phase.starting_us for phase in phases),
         gang_waiting_us=sum(phase.gang_waiting_us for phase in phases),
         burn_per_hour=burn,
-        unpriced_gpus=without_price_us / (BUCKET_MS * US_PER_MS),
+        unpriced_gpus=without_price_us / gpu_us,
     )
 
 

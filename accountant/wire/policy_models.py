@@ -251,6 +251,28 @@ def known_cron(expression: str) -> str:
     return expression
 
 
+ClusterName = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class UsagePolicy(Model):
+    """Whose usage counts. clusters: by the names their agents report, those whose usage counts together; the
+    controller's own counts whether it is listed or not. Empty: usage of the controller's own cluster alone."""
+
+    clusters: tuple[ClusterName, ...] = Field(default=(), max_length=1_000)
+
+    @model_validator(mode="after")
+    def _once(self) -> UsagePolicy:
+        for i, name in enumerate(self.clusters):
+            if name in self.clusters[:i]:
+                raise ValueError(f"cluster {name!r} is listed twice in usage.clusters")
+        return self
+
+
+def _counts_one_cluster(usage: object) -> bool:
+    """A policy without other clusters keeps the version that it had before there was `usage`."""
+    return usage == UsagePolicy()
+
+
 class Bounds(Model):
     """How far and how fast published weights may move away from the configured ones.
 
@@ -345,6 +367,7 @@ class Policy(Model):
     schema_: Literal[1] = Field(default=1, alias="schema")
     window: WindowSpec = WindowSpec()
     measure: Measure = "allocated"
+    usage: UsagePolicy = Field(default=UsagePolicy(), exclude_if=_counts_one_cluster)
     law: Literal["kai", "fairtree", "multifactor", "deficit"] = "kai"
     k: float = Field(default=1.0, ge=0, le=MOST)
     deficit: DeficitPolicy = DeficitPolicy()
@@ -387,6 +410,7 @@ class Policy(Model):
             raise ValueError(f"window.gpu_weights are for GPU time, and this policy measures {self.measure}")
         _known_preemption(self.preemption, by_name)
         _one_way_to_runai(self)
+        _one_cluster_for_kai(self)
         rooted: set[str] = set()
         for i, queue in enumerate(self.queues):
             seen = {queue.name: None}  # in order
@@ -431,6 +455,19 @@ def _one_way_to_runai(policy: Policy) -> None:
         if policy.targets.kai.mode != "off" and any(ref.startswith("kai:") for ref in queue.refs):
             reason = "Run:ai owns its Queues: set targets.kai.mode: off, or targets.runai.mode: off and kai's to usage"
             raise PolicyError(i, "refs", f"queue {queue.name!r} has refs of kai and runai: {reason}")
+
+
+def _one_cluster_for_kai(policy: Policy) -> None:
+    """Raise PolicyError where KAI itself would read a history that has no other cluster in it."""
+    if not policy.usage.clusters or policy.targets.kai.mode != "usage":
+        return
+    for i, queue in enumerate(policy.queues):
+        if any(ref.startswith("kai:") for ref in queue.refs):
+            reason = (
+                f"queue {queue.name!r} is KAI's, which reads the history of one accountant in mode usage: set"
+                " targets.kai.mode: weight, or leave usage.clusters out"
+            )
+            raise PolicyError(i, "refs", reason)
 
 
 def _known_preemption(rules: PreemptionPolicy, queues: Mapping[str, QueuePolicy]) -> None:

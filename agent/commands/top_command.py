@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from agent.core.readings import DeviceReading, Reading, Snapshot, Unavailable
 from agent.metering.busy_time_attribution import Layout, Share, lay_out
 from agent.metrics.metric_families import PREFIX
 from gputally.base import yaml_file
+from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.units import MS_PER_MINUTE, US_PER_MS
 
@@ -344,8 +344,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.once:
             return print_frame(look, clock, prices=prices)
         stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
+        set_on_signals(stop)
         table = stack.enter_context(LiveTable(prices=prices))
         seen = False
         while not stop.is_set():

@@ -4,7 +4,7 @@ Invariants: a device id counts once per pod, however many of its containers name
 nothing; the pods on a shared GPU hold it, not the pod that only reserves it; a device that names nothing on
 this node is reported, never guessed; which devices a pod has, the kubelet alone says. How much of a shared one is
 read from the pod only for the sharing systems that the node's settings name, and then from what its owner cannot change
-any more: the limits of its containers (HAMi), what it declared when it was bound (KAI, `agent.holders.bound_pods`).
+any more: the limits of its containers (HAMi), what it declared when it was bound (KAI, `BoundPods`).
 What processes show is another opinion and no business of this module: both are kept in the snapshot, so that
 their disagreement can be counted. All but `Claims` is pure.
 Sources: kai-scheduler docs/gpu-sharing; Project-HAMi protocol of task dispatch.
@@ -33,7 +33,7 @@ claim names a device of a pool; its uuid is an attribute in the ResourceSlice th
 statically partitioned MIG device is found. Source: kubernetes.io API reference, ResourceClaim v1, ResourceSlice v1.
 
 The owner of a pod can write its annotations, so a part that a pod declares counts only beside a reservation pod, and
-as it was when the pod was bound (`agent.holders.bound_pods`). A pod that the kubelet gave a device holds what it was
+as it was when the pod was bound (`BoundPods`). A pod that the kubelet gave a device holds what it was
 given.
 """
 
@@ -250,7 +250,7 @@ Device = tuple[str, str]
 
 
 class SliceStore:
-    """`agent.holders.lean_list_watch.Store` of one node's slices."""
+    """`BoundPods.Store` of one node's slices."""
 
     def __init__(self) -> None:
         self._slices: dict[str, dict[Device, str]] = {}
@@ -261,14 +261,14 @@ class SliceStore:
         return self._uuids
 
     def replace(self, items: Sequence[bytes]) -> None:
-        """See agent.holders.lean_list_watch.Store."""
+        """See BoundPods.Store."""
         self._slices = {}
         for item in items[:MAX_SLICES]:
             self._take("ADDED", item)
         self._join()
 
     def apply(self, change: str, item: bytes) -> None:
-        """See agent.holders.lean_list_watch.Store."""
+        """See BoundPods.Store."""
         self._take(change, item)
         self._join()
 

@@ -33,7 +33,6 @@ from agent.core.settings import API_OFF, Settings, comma_separated
 from agent.devices.driver_lifecycle import Gpus
 from agent.holders import api_objects
 from agent.holders.api_objects import PodView
-from agent.holders.bound_pods import BoundPods
 from agent.holders.device_allocations import SLICES_PATH as SLICES
 from agent.holders.device_allocations import (
     Claims,
@@ -49,7 +48,7 @@ from agent.holders.holder_files import KnownPod, Pods
 from agent.holders.kubelet_client import Kubelet
 from agent.holders.kubelet_pod_resources import Devices, PodResources
 from agent.holders.lean_list_watch import PATH as PODS
-from agent.holders.lean_list_watch import ApiServer, PodStore, Reflector, in_cluster
+from agent.holders.lean_list_watch import ApiServer, BoundPods, PodStore, Reflector, in_cluster
 from agent.holders.node_source import NodeSource
 from agent.holders.process_cgroups import PodLogs, PodName, ProcessTable
 from agent.wire import SharingMode

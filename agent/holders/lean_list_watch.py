@@ -2,7 +2,7 @@
 
 The Kubernetes client would cost every node 40 MiB for two requests. The service account's token is read
 again when the kubelet renews its file; lines and pages are bounded; a dead network is noticed by TCP's
-keep-alive long before a watch would time out. It must not know what an object means.
+keep-alive long before a watch would time out. `ApiServer` and `Reflector` must not know what an object means.
 
 The protocol of the API server's watches: go on from the last resource version after every break, bookmarks
 move it while nothing happens, 410 Gone means that it is too old and everything is listed anew. Failures
@@ -12,6 +12,11 @@ Source: kubernetes.io, "Efficient detection of changes".
 
 Fed by a `agent.holders.lean_list_watch.Reflector`; read from the sampling thread, which takes a snapshot and never
 waits. A pod that came and went between two samples is told all the same. Bounded.
+
+`BoundPods` keeps what pods declared of a shared GPU when they were bound to this node. KAI's parts and groups are
+annotations and labels, which the owner of a pod can change at any time, but the scheduler reads them once. They count
+as they were when the pod was first seen on this node, whatever is written later. A file beside the spool keeps them, so
+that a restart of the agent changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import logging
 import random
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -33,12 +38,108 @@ import msgspec
 from agent.core.errors import AgentError, SettingsError, TokenUnavailable
 from agent.core.lean_http_client import TokenFile, connection_to
 from agent.holders import api_objects
-from agent.holders.api_objects import PodView, Unreadable
-from agent.holders.bound_pods import BoundPods
+from agent.holders.api_objects import GPU_FRACTION, GPU_MEMORY, PodView, Unreadable
 from agent.wire import PodFacts
+from gputally.base import atomic_file
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
+
+log = logging.getLogger("agent.holders.lean_list_watch")
+
+BOUND_PODS_FILE = "bound-pods.json"
+MAX_PODS = 5_000
+
+
+class _DeclaredSharing(msgspec.Struct, frozen=True, array_like=True):
+    fraction: str
+    memory_mib: str
+    groups: tuple[str, ...]
+    queue_ref: str
+
+
+_decoder = msgspec.json.Decoder(dict[str, _DeclaredSharing])
+
+
+class BoundPods:
+    """What pods declared when they were bound. file: None: only this process keeps them. Not
+    thread-safe: one reflector owns it."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        self._declared: dict[str, _DeclaredSharing] = {}
+        self._refused: set[str] = set()
+        if file is not None:
+            try:
+                self._declared = _decoder.decode(file.read_bytes())
+            except FileNotFoundError:
+                pass
+            except (OSError, msgspec.MsgspecError) as error:
+                log.warning("what pods declared when they were bound is not known", extra={"reason": str(error)})
+
+    def as_bound(self, view: PodView) -> PodView:
+        """The pod as it was when it was bound, as far as that decides who pays for how much."""
+        if not view.bound or not (view.by_kai or view.wants_gpu or view.facts.uid in self._declared):
+            return view
+        uid = view.facts.uid
+        now = _DeclaredSharing(view.fraction, view.memory_mib, view.groups, view.facts.queue_ref)
+        known = self._declared.get(uid)
+        if known is None:
+            if len(self._declared) < MAX_PODS:
+                self._declared[uid] = now
+                self._save()
+            return view
+        if known == now:
+            return view
+        shares = known.fraction or known.memory_mib
+        if shares and not known.groups and now.groups:
+            # The scheduler names the group as it binds the pod.
+            known = self._declared[uid] = msgspec.structs.replace(known, groups=now.groups)
+            self._save()
+        if known != now and uid not in self._refused:
+            self._refused.add(uid)
+            log.warning(
+                "a pod was changed after it was bound: it is metered as it was then",
+                extra={"namespace": view.facts.namespace, "pod": view.facts.name},
+            )
+        requests = {key: text for key, text in view.facts.requests.items() if key not in (GPU_FRACTION, GPU_MEMORY)}
+        requests |= {
+            key: text for key, text in ((GPU_FRACTION, known.fraction), (GPU_MEMORY, known.memory_mib)) if text
+        }
+        facts = msgspec.structs.replace(view.facts, requests=dict(sorted(requests.items())), queue_ref=known.queue_ref)
+        wants = bool(facts.requests or known.groups or view.wants_gpu)
+        return replace(
+            view,
+            facts=facts,
+            fraction=known.fraction,
+            memory_mib=known.memory_mib,
+            groups=known.groups,
+            wants_gpu=wants,
+        )
+
+    def keep_only(self, uids: Iterable[str]) -> None:
+        """Forget the pods that are no longer on this node."""
+        self._forget(self._declared.keys() - set(uids))
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone."""
+        self._forget({uid} & self._declared.keys())
+
+    def _forget(self, gone: set[str]) -> None:
+        for uid in gone:
+            del self._declared[uid]
+        self._refused -= gone
+        if gone:
+            self._save()
+
+    def _save(self) -> None:
+        if self._file is None:
+            return
+        try:
+            atomic_file.write(self._file, msgspec.json.encode(self._declared), 0o600)
+        except OSError as error:
+            log.warning("what pods declared when they were bound cannot be kept", extra={"reason": str(error)})
+
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MAX_PAGE_BYTES = 64 * 1024 * 1024
@@ -157,8 +258,6 @@ def _refused(response: http.client.HTTPResponse) -> ApiUnavailable:
 def _reason(error: BaseException) -> str:
     return str(error.args[-1]) if error.args else type(error).__name__
 
-
-log = logging.getLogger("agent.holders.lean_list_watch")
 
 PAGE_ITEMS = 500
 WATCH_S = 300
@@ -319,7 +418,6 @@ class Reflector:
 
 PATH = "/api/v1/pods"
 TELL_GONE_MS = 5 * MS_PER_MINUTE
-MAX_PODS = 5_000
 Key = tuple[str, str]
 
 

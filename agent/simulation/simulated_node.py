@@ -487,12 +487,6 @@ class SimulatedNode:
         device = self._device(gpu_uuid)
         return device.busy_us(end_ms) - device.busy_us(start_ms)
 
-    def device_energy_uj(self, gpu_uuid: str, start_ms: int, end_ms: int) -> int:
-        """Microjoules a GPU used between two instants without a reset of its counters between them."""
-        device = self._device(gpu_uuid)
-        start = device.energy_uj(start_ms - device.start_ms, device.busy_us(start_ms))
-        return device.energy_uj(end_ms - device.start_ms, device.busy_us(end_ms)) - start
-
     def lost_ms(self, gpu_uuid: str, start_ms: int, end_ms: int) -> int:
         """Milliseconds a GPU was lost."""
         lost = self._device(gpu_uuid).lost

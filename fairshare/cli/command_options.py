@@ -41,6 +41,14 @@ LedgerName = Annotated[
         help="Name of this cluster in the ledger (default: everything in the ledger).",
     ),
 ]
+AccountantsPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--accountants",
+        envvar="GPUTALLY_FAIRSHARE_ACCOUNTANTS",
+        help="File with the accountants of other clusters that the policy counts.",
+    ),
+]
 Kubeconfig = Annotated[Path | None, typer.Option(help="Instead of the default one.")]
 RunaiCredentials = Annotated[
     Path | None,

@@ -23,6 +23,7 @@ from fairshare import composition
 from fairshare.cli.command_options import (
     DEFAULT_STATUS,
     DEFAULT_URL,
+    AccountantsPath,
     CaPath,
     ClusterName,
     Kubeconfig,
@@ -54,7 +55,8 @@ from fairshare.laws.feedback_laws import Memory
 from fairshare.targets import ADAPTERS, status_conditions
 from fairshare.targets.runai import opened
 from fairshare.targets.status_conditions import StatusObject
-from fairshare.usage.accountant_client import AccountantApi
+from fairshare.usage.accountant_client import AccountantApi, other_clusters
+from fairshare.usage.cluster_windows import OtherClusters
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show
 from gputally.base.errors import AccountantUnavailable, ClusterError, FairshareError
@@ -283,6 +285,7 @@ def explain(
     token_file: TokenPath = None,
     ca_file: CaPath = None,
     cluster_name: LedgerName = "",
+    accountants: AccountantsPath = None,
     cluster: ClusterName = "kubernetes",
     kubeconfig: Kubeconfig = None,
     status_object: StatusName = DEFAULT_STATUS,
@@ -295,10 +298,11 @@ def explain(
     back_s = duration(since, "--since")
     there = composition.open_cluster(cluster, kubeconfig)
     with AccountantApi(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client:
-        given = policies.load(policy)[0] if policy is not None else client.policy()
+        others = other_clusters(accountants, cluster_name)
+        given = policies.load(policy, others)[0] if policy is not None else client.policy()
         where = StatusObject.named(status_object)
         with opened(given, there, runai_credentials, runai_ca_file, where, SystemClock()) as elsewhere:
-            scene = _explanation_input(client, there, elsewhere, given, status_object, back_s)
+            scene = _explanation_input(client, there, elsewhere, given, status_object, back_s, others)
     if subject in {queue.name for queue in scene.policy.queues}:
         queues = explain_queue(
             scene.policy, scene.report, subject, modes=scene.modes, budgets=scene.budgets, past=scene.past
@@ -336,12 +340,13 @@ def _explanation_input(
     policy: Policy,
     status_object: str,
     back_s: int,
+    others: OtherClusters,
 ) -> _ExplanationInput:
     clock = SystemClock()
     pods = pods_of(cluster)
     report = Controller(
         policies.only_try(policy), client, cluster, clock, clusters=elsewhere, silent=True, pods=lambda: pods,
-        memory=remembered(cluster, status_object),
+        memory=remembered(cluster, status_object), others=others,
     ).cycle()  # fmt: skip
     now_ms = clock.wall_ms()
     try:

@@ -13,6 +13,7 @@ from fairshare import composition
 from fairshare.cli.command_options import (
     DEFAULT_STATUS,
     DEFAULT_URL,
+    AccountantsPath,
     CaPath,
     ClusterName,
     Kubeconfig,
@@ -33,7 +34,7 @@ from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.target_preemption import PreemptionReport
 from fairshare.targets import ADAPTERS
 from fairshare.targets.status_conditions import StatusObject
-from fairshare.usage.accountant_client import AccountantApi
+from fairshare.usage.accountant_client import AccountantApi, other_clusters
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show
 from gputally.server.config_models import parse_seconds
@@ -54,6 +55,7 @@ def preempt(
     token_file: TokenPath = None,
     ca_file: CaPath = None,
     cluster_name: LedgerName = "",
+    accountants: AccountantsPath = None,
     cluster: ClusterName = "kubernetes",
     kubeconfig: Kubeconfig = None,
     status_object: StatusName = DEFAULT_STATUS,
@@ -61,7 +63,8 @@ def preempt(
     output: Printed = "table",
 ) -> None:
     """Make room for one workload now, by the policy's rules and limits, and say who gives way and why."""
-    wanted, clock = policies.load(policy)[0], SystemClock()
+    others, clock = other_clusters(accountants, cluster_name), SystemClock()
+    wanted = policies.load(policy, others)[0]
     namespace, _, name = status_object.partition("/")
     with AccountantApi(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client:
         asked = prometheus_latency(prometheus) if prometheus else None
@@ -76,7 +79,7 @@ def preempt(
         call = PreemptionCall("", job, why, gpus, "by hand")
         mode: Literal["dry-run", "enforce"] = "dry-run" if dry_run else "enforce"
         where = StatusObject(namespace, name)
-        report = by_hand(wanted, client, there, clock, ADAPTERS, pods_of(there), call, mode, where)
+        report = by_hand(wanted, client, there, clock, ADAPTERS, pods_of(there), call, mode, where, others)
     show(output, lambda: view(report), plan_tables.preemption(report), plan_tables.stops(report))
     if any(verdict.outcome == "denied" for verdict in report.verdicts):
         raise typer.Exit(1)

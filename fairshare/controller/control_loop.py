@@ -27,11 +27,10 @@ from fairshare.controller.weight_writer import (
     reasons,
     with_ownership_verdict,
 )
-from fairshare.core.model import Condition, Observation, Pod, Value, Weight
+from fairshare.core.model import Condition, Observation, Pod, Value, Weight, own_window
 from fairshare.core.queue_objects import has_ref, say
 from fairshare.laws.feedback_laws import Memory
-from fairshare.laws.shards import weigh_pools
-from fairshare.laws.weight_calculation import WeightResult
+from fairshare.laws.weight_calculation import WeightResult, weigh_pools
 from fairshare.laws.weight_change import DecidedWeight, WeightChange, WeightInputs, changes
 from fairshare.preemption import target_preemption
 from fairshare.preemption.preemption_claims import free_by_node
@@ -50,6 +49,7 @@ from fairshare.usage.cluster_capacity import (
     one_unit,
     target_capacity,
 )
+from fairshare.usage.cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
 from fairshare.usage.stale_usage_hold import UsageHold, fresh, with_capacity_reason
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantUnavailable, ClusterError, NotFound, Unavailable
@@ -80,6 +80,7 @@ class Controller:
         memory: Mapping[str, Memory] | None = None,
         calls: Calls = no_calls,
         acts: Mapping[str, Callable[[], Condition]] | None = None,
+        others: OtherClusters = NO_OTHER_CLUSTERS,
     ) -> None:
         """clusters: by adapter, for a target that is not written through `cluster`. pods: those that ask for
         GPUs, as last seen. unseen: why they may not be relied upon now; None: they may. status_object: where
@@ -90,7 +91,7 @@ class Controller:
         leading: whether this instance acts; a standby looks and decides, but writes and tells nothing.
         memory: what the laws remember at the start, by target, where no status object says it.
         calls: queues for which a latency asks for room. acts: by target, what is known in this process of whether its
-        shares act, which goes before what its objects say."""
+        shares act, which goes before what its objects say. others: clusters whose usage the policy may count."""
         self._policy = policy
         self._accountant = accountant
         self._cluster = cluster
@@ -109,7 +110,7 @@ class Controller:
         self._refused: Condition | None = None
         self._last: CycleReport | None = None
         self._memory: dict[str, Memory] = dict(memory or {})
-        self._usage = Usage(accountant, clock)
+        self._usage = Usage(accountant, clock, others)
         self._telling = Notifier(cluster, accountant, status_object)
         self._tally = PreemptionCounts()
         self._preemptions = Preemptions(accountant.pod_usage, calls, status_object)
@@ -162,13 +163,14 @@ class Controller:
         quiet = self._silent or not self._led
         measured = self._usage.ask(self._policy, version, quiet=quiet)
         window, hold = measured.window, measured.hold
+        here = own_window(window) if window is not None else None
         if leads and not self._led:
             hold = UsageHold("StateUnread", "what earlier cycles have noted in the status ConfigMap cannot be read")
         nodes, unread = self._nodes()
         up = tuple(node for node in nodes if node_up(node))
-        hold = with_capacity_reason(hold, nodes) or unread or self._unheard_of(up, window, now_ms)
+        hold = with_capacity_reason(hold, nodes) or unread or self._unheard_of(up, here, now_ms)
         usable = window if hold is None else None
-        serving = self._lost.serving(up, usable, now_ms)
+        serving = self._lost.serving(up, here if hold is None else None, now_ms)
         targets: list[TargetReport] = []
         decisions: list[Decision] = []
         events: list[Event] = []
@@ -185,7 +187,7 @@ class Controller:
             events += (*told, *ended.events)
             if usable is not None:
                 decisions += weight_decisions(target, self._telling.news(target), usable, version, now_ms)
-                target, preempted = self._preempt(target, serving.nodes, now_ms, usable.watermark_ms)
+                target, preempted = self._preempt(target, serving.nodes, now_ms, own_window(usable).watermark_ms)
                 decisions += preempted
                 events += target.preemption.events if target.preemption is not None else ()
             targets.append(target)

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from accountant.wire.policy_models import Decision, Policy, UsageWindow
-from fairshare.core.model import Condition, Entitlement, Gang, Quota, Standing, Weight
+from fairshare.core.model import Condition, Entitlement, FleetWindow, Gang, Quota, Standing, Weight
 from fairshare.laws.feedback_laws import Memory
-from fairshare.laws.shards import Pool, weigh_pools
-from fairshare.laws.weight_calculation import WeightResult
+from fairshare.laws.weight_calculation import Pool, WeightResult, weigh_pools
 from fairshare.laws.weight_change import WeightChange, change_sentence
 from fairshare.preemption.target_preemption import RELEASE, PreemptionReport
 from fairshare.targets.weight_plan import Apply, Mode
@@ -192,7 +191,8 @@ def replay_weights(policy: Policy, cycle: Decision) -> WeightResult:
         raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")
     inputs: Any = cycle.inputs
     standings = {queue: Standing(**standing) for queue, standing in inputs["standings"].items()}
-    window = UsageWindow.model_validate(inputs["window"])
+    recorded = inputs["window"]
+    window = (FleetWindow if "clusters" in recorded else UsageWindow).model_validate(recorded)
     exhausted = frozenset(inputs.get("exhausted", ()))
     parts = [Pool(tuple(each["queues"]), each["gpus"], each["part"]) for each in inputs.get("pools", ())]
     return weigh_pools(

@@ -36,7 +36,7 @@ from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.core.model import Condition, Entitlement, Pod, Standing
 from fairshare.core.pods import LABELLED, queue_namer, read_pod, taken_up
 from fairshare.core.queue_objects import sum_up
-from fairshare.laws.shards import weigh_pools
+from fairshare.laws.weight_calculation import weigh_pools
 from gputally.base.clock import Clock
 from gputally.kubernetes.objects import Object, gpus
 

@@ -20,6 +20,7 @@ from typing import Protocol
 from accountant.wire.policy_models import MOST, Mode, Policy, QueuePolicy
 from fairshare.core.model import UNLIMITED
 from fairshare.laws.gang_turns import gang_reach
+from fairshare.usage.cluster_windows import OtherClusters
 from gputally.base import atomic_file
 from gputally.base.errors import ClusterError, FairshareError
 from gputally.base.yaml_file import Document, FileFault, Key, read
@@ -44,9 +45,9 @@ class Advice:
 class PolicyFile:
     """A policy file that may change while the controller runs."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises FileFault for a file that is faulty from the start."""
-        self._file = ReloadedFile(path, lambda path: load(path)[0])
+    def __init__(self, path: Path, others: OtherClusters | None = None) -> None:
+        """others: as `load`'s. Raises FileFault for a file that is faulty from the start."""
+        self._file = ReloadedFile(path, lambda path: load(path, others)[0])
 
     @property
     def policy(self) -> Policy:
@@ -60,10 +61,14 @@ class PolicyFile:
         return self.policy if self._file.renew() else None
 
 
-def load(path: Path) -> tuple[Policy, Document]:
-    """The policy and the document it was read from. Raises FileFault, a line per fault."""
+def load(path: Path, others: OtherClusters | None = None) -> tuple[Policy, Document]:
+    """The policy and the document it was read from. others: the clusters that it may count; None: not checked.
+    Raises FileFault, a line per fault."""
     document = read(path)
-    return loaded(document), document
+    policy = loaded(document)
+    if others is not None:
+        others.check(policy, document)
+    return policy, document
 
 
 def loaded(document: Document) -> Policy:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from accountant.wire.policy_models import UsageWindow
 from gputally.kubernetes.objects import Kind
 
 UNLIMITED: Final = -1.0
@@ -371,3 +372,26 @@ class Observation:
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     capacity: float | None = None
     shards: tuple[Shard, ...] = ()
+
+
+class FleetWindow(UsageWindow):
+    """The windows of several clusters, added up. usage, unassigned and capacity are sums of whole numbers; coverage and
+    watermark_ms are the lowest of any cluster; lost_ms is the newest and since_ms the earliest.
+
+    clusters: by name, the controller's own first. own: the window of the controller's own cluster."""
+
+    clusters: tuple[str, ...]
+    own: UsageWindow
+
+
+def scaled(window: UsageWindow, part: float) -> UsageWindow:
+    """The same usage of a part of the GPUs."""
+    changed: dict[str, object] = {"capacity": round(window.capacity * part)}
+    if isinstance(window, FleetWindow):
+        changed["own"] = scaled(window.own, part)
+    return window.model_copy(update=changed)
+
+
+def own_window(window: UsageWindow) -> UsageWindow:
+    """The window of the controller's own cluster, which alone speaks for its nodes and GPUs."""
+    return window.own if isinstance(window, FleetWindow) else window

@@ -37,6 +37,9 @@ class Settings(Model):
     """File with the bearer token for the accountant; read at every request."""
     ca_file: Path | None = None
     """PEM file of the authorities the accountant's certificate may come from; none: the system's."""
+    accountants: Path | None = None
+    """File with the accountants of other clusters, whose usage the policy may count (`usage.clusters`); read at the
+    start. Needs `cluster_name`."""
     cluster: str = "kubernetes"
     """`kubernetes`, or a YAML file of objects to play with."""
     cluster_name: str = Field(default="", max_length=253)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
 from fairshare.controller.weight_writer import Adoption
-from fairshare.core.model import UNLIMITED, Division, DivisionProblem, DivisionRound, Value
+from fairshare.core.model import UNLIMITED, Division, DivisionProblem, DivisionRound, FleetWindow, Value
 from fairshare.preemption.target_preemption import PreemptionReport
 from fairshare.usage.stale_usage_hold import USAGE_FRESH
 
@@ -156,7 +156,8 @@ def report_view(report: CycleReport) -> RenderableType:
         hours = (window.end_ms - window.start_ms) / 3_600_000
         life = f", half-life {window.half_life_s / 3600:g} h" if window.half_life_s else ""
         span = f"{window.measure} over {hours:g} h ({window.kind}{life})"
-        parts.append(Text(f"{span}, {window.coverage:.1%} metered; policy {report.policy_version}"))
+        of = f" of {', '.join(window.clusters)}" if isinstance(window, FleetWindow) else ""
+        parts.append(Text(f"{span}{of}, {window.coverage:.1%} metered; policy {report.policy_version}"))
     if report.hold is not None:
         parts.append(Text(f"HOLD {report.hold.reason}: {report.hold.message}; the last good weights stay", "bold red"))
     else:

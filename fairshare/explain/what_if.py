@@ -203,6 +203,8 @@ def of_books(client: AccountantApi, policy: Policy, span_s: int, given: int | No
         told.append(f"the books begin {known - warm} hours into the span")
     if policy.window.kind != "sliding":
         told.append(f"the {policy.window.kind} window as a sliding one of its size")
+    if policy.usage.clusters:
+        told.append("usage of this cluster alone counts: other clusters (usage.clusters) are not replayed")
     if workload.left_out:
         told.append(f"{workload.left_out} jobs of no leaf queue of the policy are left out")
     return ReplayHistory(workload, gpus, warm * HOUR_S, (hours + warm) * HOUR_S, had, daily_of(amounts), tuple(told))

@@ -22,7 +22,7 @@ The order of the queues decides nothing but the last bit; callers keep it fixed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import frexp, fsum, ldexp
 from operator import add, attrgetter, lt, sub
@@ -320,16 +320,6 @@ def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = F
     return Division(
         {name: shares[name] for name in names}, remaining, dict(sorted(deserved.items())), tuple(steps or ())
     )
-
-
-def first_round(claims: Iterable[Claim], k: float) -> dict[str, float]:
-    """P of every claim as if all were unsatisfied: what history makes of the weights before any share is given.
-
-    P = max(0, n + k (n - U)) with n = weight / Σ weight. All zero when every weight is zero."""
-    ordered = sorted(claims, key=attrgetter("creation", "name"))
-    weights, usage = np.array([c.weight for c in ordered], float), np.array([c.usage for c in ordered], float)
-    p = history(weights, usage, k, _sum(weights))
-    return {claim.name: value for claim, value in zip(ordered, p.tolist(), strict=True)}
 
 
 def _tree(claims: Sequence[Claim]) -> dict[str | None, list[Claim]]:

@@ -151,17 +151,6 @@ def normalised(siblings: LawQueues) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Static:
-    """No feedback: the configured weights."""
-
-    relative = True
-
-    def __call__(self, siblings: LawQueues, _memory: Memory, /) -> LawResult:
-        names, n = siblings.columns.names, normalised(siblings)
-        return LawResult(names, n, {name: {"n": part} for name, part in zip(names, n, strict=True)})
-
-
-@dataclass(frozen=True, slots=True)
 class Kai:
     """P = max(0, n + k (n - U)): published with the scheduler's own k at 0, the same first round as its
     own history would give.

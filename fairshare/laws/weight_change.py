@@ -14,7 +14,7 @@ from math import floor, fsum, log10
 from accountant.wire.policy_models import Policy, UsageWindow
 from fairshare.core.model import Standing, Weight
 from fairshare.laws.feedback_laws import Memory
-from fairshare.laws.shards import Pool, weigh_pools
+from fairshare.laws.weight_calculation import Pool, weigh_pools
 
 CAUSES = (
     ("policy", "the policy"),
@@ -84,7 +84,7 @@ def _since(before: WeightInputs, now: WeightInputs, moved: Iterable[tuple[float,
     policy = replace(
         before, policy=now.policy, exhausted=now.exhausted, standings=_standings(before.standings, now.standings, ())
     )
-    window = before.window.model_copy(update={"capacity": now.window.capacity})
+    window = now.window.model_copy(update={"usage": before.window.usage})
     capacity = replace(policy, window=window, gpus=now.gpus, devices=now.devices, pools=now.pools)
     others = replace(now, memory=before.memory, now_ms=before.now_ms)
     steps = [_answers(one) for one in (before, policy, capacity)]

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.core.model import Entitlement, Eviction, Gang, Pod, Quota, Standing
 from fairshare.core.queue_objects import has_ref, sum_up
-from fairshare.laws.shards import weigh_pools
+from fairshare.laws.weight_calculation import weigh_pools
 from fairshare.preemption import target_preemption
 from fairshare.preemption.eviction import STOPPED, EvictionVeto
 from fairshare.preemption.idle_reclaim import IdleReport, IdleWatch, PodUsage
@@ -38,6 +38,7 @@ from fairshare.targets.status_conditions import StatusObject
 from fairshare.targets.weight_plan import Adapter, list_if_served, look_at
 from fairshare.usage.accountant_client import AccountantPort
 from fairshare.usage.cluster_capacity import LostGpus, NothingToDivide, UnmeteredNodes, target_capacity
+from fairshare.usage.cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
 from fairshare.usage.stale_usage_hold import usage_gate
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError, Conflict, FairshareError, NotFound
@@ -265,21 +266,24 @@ def by_hand(
     call: PreemptionCall,
     mode: Literal["dry-run", "enforce"],
     where: StatusObject = _HERE,
+    others: OtherClusters = NO_OTHER_CLUSTERS,
 ) -> PreemptionReport:
     """Decide, and with `enforce` act and record. where: the limits know from it who gave way of late, and are told
-    there who does now.
+    there who does now. others: clusters whose usage the policy may count.
 
     Raises NotPossible, AccountantUnavailable or ClusterError."""
     now_ms = clock.wall_ms()
-    window = accountant.window(policy.window, policy.measure, now_ms, policy.min_coverage)
-    hold = usage_gate(policy, window, now_ms)
+    window = own = accountant.window(policy.window, policy.measure, now_ms, policy.min_coverage)
+    hold = usage_gate(policy, own, now_ms)
+    if hold is None:
+        window, hold = others.add(policy, own, now_ms, now_ms)
     if hold is not None:
         raise NotPossible(f"{hold.reason}: {hold.message}: no workload is preempted on such usage")
     nodes = tuple(node for node in list_if_served(cluster, NODE) if node_up(node))
-    unheard = UnmeteredNodes(accountant.metered_nodes).fault(nodes, window, now_ms, policy.min_coverage)
+    unheard = UnmeteredNodes(accountant.metered_nodes).fault(nodes, own, now_ms, policy.min_coverage)
     if unheard is not None:
         raise NotPossible(f"{unheard}: no workload is preempted on such usage")
-    serving = LostGpus(accountant.lost_gpus).serving(nodes, window, now_ms)
+    serving = LostGpus(accountant.lost_gpus).serving(nodes, own, now_ms)
     for adapter in adapters:
         unread = adapter.name in target_preemption.UNREAD
         if unread or not has_ref(policy, *adapter.prefixes) or adapter.mode(policy) == "off":

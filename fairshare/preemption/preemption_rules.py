@@ -85,19 +85,6 @@ def may_reclaim(asker: Claimant, accounts: Accounts) -> bool:
     )
 
 
-def may_lose(asker: Claimant, victim: str, accounts: Accounts) -> bool:
-    """Whether a leaf queue's jobs come into question at all."""
-    mine, theirs = queues_to_compare(asker.queue, victim, accounts)
-    stocks = accounts[theirs].stocks
-    if not within_quota(asker, accounts[mine]):
-        return any(stock.allocated > stock.allocatable + EPSILON for stock in stocks.values())
-    asked = [
-        stock for name, stock in stocks.items() if asker.required.get(name, 0.0) > 0 and stock.deserved != UNLIMITED
-    ]
-    over = any(stock.allocated > stock.deserved + EPSILON for stock in asked)
-    return over or not any(stock.allocated < stock.deserved - EPSILON for stock in asked)
-
-
 def right_to_take(asker: Claimant, mine: Account, theirs: Account, remaining: Amounts) -> Right | None:
     """By which rule the next bundle may be taken from `theirs`, which still holds `remaining`; None: by none."""
     held = {name: remaining.get(name, 0.0) for name in theirs.stocks}
@@ -219,19 +206,6 @@ class TakenBundles:
             and theirs > 0
             and own * saturation >= ratio(self._remaining[other.queue][resource], theirs)
         )
-
-
-def reclaimable(
-    asker: Claimant, victims: Sequence[tuple[str, Sequence[Amounts]]], accounts: Accounts, saturation: float = 1.0
-) -> bool:
-    """Whether these bundles, in this order, may all be taken for the asker. victims: by leaf queue."""
-    taking = TakenBundles(asker, accounts)
-    for queue, bundles in victims:
-        for bundle in bundles:
-            if taking.right(queue) is None:
-                return False
-            taking.take(queue, bundle)
-    return taking.fair(saturation)
 
 
 def ratio(allocated: float, share: float) -> float:

@@ -19,17 +19,19 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import httpx2
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from accountant.wire.http_client import AccountantClient, Query, Unanswered
-from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire.policy_models import ClusterName, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Accounts, BudgetState, Dimension, UsageAnswer, UsageLine
 from fairshare.core.queue_objects import instant
 from fairshare.laws import weight_calculation
+from fairshare.usage.cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
 from fairshare.usage.stale_usage_hold import UsageHold, usage_gate
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantRefused, AccountantUnavailable
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
+from gputally.server.config_models import Model, load_yaml
 
 
 class AccountantPort(Protocol):
@@ -290,6 +292,34 @@ def _lost(line: UsageLine) -> int:
     return 0 if line.node_down_us is None else line.accounts_gpu_us.down - line.node_down_us
 
 
+class OtherAccountant(Model):
+    """How the accountant of another cluster is reached. token_file, ca_file: as the settings of the same names."""
+
+    url: str = Field(pattern=r"^https?://[^\s?#]+$")
+    token_file: Path | None = None
+    ca_file: Path | None = None
+
+
+class AccountantsFile(Model):
+    """Accountants by the name that the agents of their cluster report. Clusters that share one name the same url."""
+
+    clusters: dict[ClusterName, OtherAccountant]
+
+
+def other_clusters(path: Path | None, own: str) -> OtherClusters:
+    """The clusters of an accountants file. own: name of the controller's own cluster. Raises FileFault, and
+    AccountantUnavailable for a `ca_file` without a certificate."""
+    listed = load_yaml(path, AccountantsFile).clusters if path is not None else {}
+    return OtherClusters(
+        own,
+        {
+            name: AccountantApi(each.url, token_file=each.token_file, ca_file=each.ca_file, cluster=name)
+            for name, each in sorted(listed.items())
+            if name != own
+        },
+    )
+
+
 LONGEST_MS = 6 * MS_PER_HOUR
 """Between two announcements of one policy where another policy replaces it every time."""
 
@@ -307,9 +337,11 @@ class UsageReading:
 class Usage:
     """Belongs to one controller; not made for threads."""
 
-    def __init__(self, accountant: AccountantPort, clock: Clock) -> None:
+    def __init__(self, accountant: AccountantPort, clock: Clock, others: OtherClusters = NO_OTHER_CLUSTERS) -> None:
+        """others: accountants of the clusters that a policy may count beside the accountant's own."""
         self._accountant = accountant
         self._clock = clock
+        self._others = others
         self._announced: str | None = None
         self._announced_ms = 0
         self._effective_ms = 0
@@ -341,7 +373,10 @@ class Usage:
             return UsageReading(window, self._counted_otherwise(window, version, now_ms))
         if now_ms - self._announced_ms > 2 * LONGEST_MS:
             self._contests = 0
-        return UsageReading(window, usage_gate(policy, window, now_ms), spent)
+        hold = usage_gate(policy, window, now_ms)
+        if hold is None:
+            window, hold = self._others.add(policy, window, at_ms, now_ms, counted_alike=not quiet)
+        return UsageReading(window, hold, spent)
 
     def _counted_otherwise(self, window: UsageWindow, version: str, now_ms: int) -> UsageHold:
         """Its queues are not ours: another controller's, or a ledger that was restored. Announced again when it is

@@ -33,7 +33,7 @@ from accountant.wire.policy_models import UsageWindow
 from fairshare.core.model import Condition, Shard
 from fairshare.core.pods import millis
 from fairshare.core.queue_objects import say
-from fairshare.laws.shards import Pool, pools
+from fairshare.laws.weight_calculation import Pool, pools
 from fairshare.usage.stale_usage_hold import gpus_of_window, within
 from gputally.base.errors import AccountantUnavailable, FairshareError
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accountant.wire.policy_models import Policy, UsageWindow
-from fairshare.core.model import Condition
+from fairshare.core.model import Condition, own_window
 from fairshare.laws.weight_calculation import effective_s
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
 from gputally.kubernetes.objects import Object, gpus, gpus_of_nodes, look
@@ -78,8 +78,9 @@ def within(gpus: float, capacity: float | None) -> float:
 
 
 def gpus_of_window(window: UsageWindow) -> float | None:
-    """Average GPUs over the part of the window there are books for, weighed as its usage is; None where it is not
-    measured in GPU time."""
+    """Average GPUs of the controller's own cluster over the part of the window there are books for, weighed as its
+    usage is; None where it is not measured in GPU time."""
+    window = own_window(window)
     if window.unit != "gpu_us":
         return None
     since_ms = window.start_ms if window.since_ms is None else max(window.start_ms, window.since_ms)

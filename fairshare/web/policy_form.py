@@ -469,6 +469,7 @@ GROUPS = (
             Field(("window", "calc_period"), "Its period", "duration", "of Slurm's decay: PriorityCalcPeriod"),
             Field(("window", "gpu_weights"), "Weights of models", "yaml", "how much a GPU-second counts: H100: 2.5"),
             Field(("measure",), "Measure", "choice", "", _MEASURES),
+            Field(("usage", "clusters"), "Clusters", "list", "whose usage counts together; empty: this one's alone"),
             Field(("law",), "Law", "choice", "", _LAWS),
             Field(("k",), "k", "number", "how strongly history counts in the law kai; 0: not at all"),
         ),

@@ -7,11 +7,13 @@ catches what it raises, and goes on; `BackgroundTasks.start` is such a loop on a
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from queue import SimpleQueue
+from typing import Any, Final
 
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
@@ -19,6 +21,9 @@ from gputally.base.units import MS_PER_SECOND
 PATIENCE_S: Final = 45.0
 """How long one run may take by default: a run that hangs is seen within a minute."""
 
+
+END: Final = (signal.SIGTERM, signal.SIGINT)
+"""The signals that ask a program to end."""
 
 RESTART_S: Final = 5.0
 """How long a loop that raised pauses before it begins anew."""
@@ -190,6 +195,22 @@ class BackgroundTasks:
         task.watch(thread)
         thread.start()
         return thread
+
+
+def set_on_signals(event: threading.Event, numbers: Collection[signal.Signals] = END) -> Mapping[signal.Signals, Any]:
+    """Set `event` when one of these signals arrives; the handlers that were in place before.
+
+    The handler only hands over to a thread: it runs inside whatever the main thread does at that moment, and would wait
+    for ever where that is inside the event itself. `SimpleQueue.put` is the one hand-over that may interrupt itself."""
+    arrived: SimpleQueue[int] = SimpleQueue()
+
+    def forward() -> None:
+        while True:
+            arrived.get()
+            event.set()
+
+    threading.Thread(target=forward, name="signals", daemon=True).start()
+    return {number: signal.signal(number, lambda at, _: arrived.put(at)) for number in numbers}
 
 
 def described(error: BaseException) -> str:

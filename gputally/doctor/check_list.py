@@ -92,7 +92,7 @@ def _policy(sources: Sources) -> tuple[Policy | None, str]:
 
 
 def _agents(sources: Sources) -> CheckResult:
-    from gputally.doctor.agent_checks import DAEMON_SET, agents, ours
+    from gputally.doctor.node_checks import DAEMON_SET, agents, ours
     from gputally.kubernetes.objects import EVENT, POD, Object
 
     ground, pods = sources.ground(), list[Object]()

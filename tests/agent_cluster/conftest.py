@@ -56,11 +56,6 @@ def make_gpu() -> Callable[..., Gpu]:
     return gpu
 
 
-@pytest.fixture
-def make_uuid() -> Callable[..., str]:
-    return uuid
-
-
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(build, tmp_path_factory.mktemp("nvml"))

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.holders.api_objects import PodView
-from agent.holders.bound_pods import FILE, BoundPods
-from agent.holders.lean_list_watch import PodStore
+from agent.holders.lean_list_watch import BOUND_PODS_FILE, BoundPods, PodStore
 from gputally.base.clock import VirtualClock
 from tests.agent_cluster.conftest import T0
 from tests.agent_cluster.objects import UID, pod_object
@@ -26,7 +25,7 @@ def text(**changed: object) -> bytes:
 
 
 def store(folder: Path) -> PodStore:
-    return PodStore("node-1", (), VirtualClock(T0), bound=BoundPods(folder / FILE))
+    return PodStore("node-1", (), VirtualClock(T0), bound=BoundPods(folder / BOUND_PODS_FILE))
 
 
 def only(pods: PodStore) -> PodView:
@@ -88,15 +87,15 @@ def test_pods_that_are_gone_are_forgotten(tmp_path: Path) -> None:
     pods = store(tmp_path)
     pods.apply("ADDED", text())
     pods.apply("DELETED", text())
-    assert UID not in (tmp_path / FILE).read_text()
+    assert UID not in (tmp_path / BOUND_PODS_FILE).read_text()
     pods.apply("ADDED", text())
     pods.replace([])
-    assert UID not in (tmp_path / FILE).read_text()
+    assert UID not in (tmp_path / BOUND_PODS_FILE).read_text()
 
 
 def test_a_file_that_cannot_be_read_is_said_and_written_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / FILE).write_text("{")
+    (tmp_path / BOUND_PODS_FILE).write_text("{")
     pods = store(tmp_path)
     assert "not known" in caplog.text
     pods.apply("ADDED", text())
-    assert UID in (tmp_path / FILE).read_text()
+    assert UID in (tmp_path / BOUND_PODS_FILE).read_text()

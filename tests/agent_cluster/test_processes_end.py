@@ -46,6 +46,7 @@ class World:
         self.api.put(pod_object())
         self._environ = {
             **os.environ, "LD_LIBRARY_PATH": str(library.parent), "FAKE_NVML_STATE": str(folder / "gpus"),
+            "PYTHONFAULTHANDLER": "1",
         }  # fmt: skip
         settings = {
             "node": "node-1", "kubelet-socket": kubelet.path, "api-url": self.api.url,
@@ -76,7 +77,12 @@ class World:
     def end(self, number: signal.Signals) -> int:
         assert self._process is not None
         self._process.send_signal(number)
-        return self._process.wait(patience_s())
+        try:
+            return self._process.wait(patience_s())
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGABRT)  # it says what each thread is doing
+            self._process.wait(patience_s())
+            pytest.fail(f"it does not end:\n{(self.folder / 'log').read_text()[-9000:]}")
 
     def held(self) -> list[UsageInterval]:
         """The rows of the pod that were delivered, in the order of time."""

@@ -89,7 +89,6 @@ def test_energy_and_power_follow_the_load() -> None:
     shown = reading(simulated, T + 3_000)
     assert shown.power_mw == 70_000 + 315_000
     assert shown.energy_uj == 70_000 * 3_000 + 630_000 * 1_000
-    assert simulated.device_energy_uj("GPU-0", T, T + 3_000) == shown.energy_uj
 
 
 def test_a_lost_gpu_does_nothing_and_returns_with_fresh_counters() -> None:

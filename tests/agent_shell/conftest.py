@@ -5,10 +5,8 @@ from __future__ import annotations
 import gzip
 import logging
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
 from tests.agent_shell.loops import Flaky
 from tests.fakes.compiled import compiled
+from tests.fakes.http_server import Handler, LoopbackServer
 from tests.fakes.nvml.library import FakeNvml, build, loaded
 
 T0 = 1_790_812_800_000  # 2026-10-01T00:00:00Z
@@ -130,41 +129,24 @@ class ScriptedAccountant:
         self.hang_up = False
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Batches(Handler):
             protocol_version = "HTTP/1.1"
             timeout = 10
             disable_nagle_algorithm = True
 
             def do_POST(self) -> None:
-                raw = self.rfile.read(int(self.headers["Content-Length"]))
-                batch = msgspec.json.decode(gzip.decompress(raw), type=Batch)
+                batch = msgspec.json.decode(gzip.decompress(self.content()), type=Batch)
                 outer.batches.append(batch)
                 outer.headers.append({**dict(self.headers), "path": self.path})
                 outer.connections.add(self.client_address)
                 reply = outer.script(batch)
                 body = reply.body if isinstance(reply.body, bytes) else msgspec.json.encode(reply.body)
-                self.send_response(reply.status)
-                for name, value in reply.headers.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                self.say(reply.status, body, **reply.headers)
                 if outer.hang_up:
                     self.close_connection = True
 
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                """A client that hangs up is part of the game."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._server = LoopbackServer(Batches)
+        self.url = self._server.url
 
     def start_tls(self, certificate: Path, key: Path, client_ca: Path | None = None) -> str:
         """Speak TLS from now on; returns the url under the certificate's name. client_ca: clients have to show a
@@ -174,13 +156,10 @@ class ScriptedAccountant:
         if client_ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(client_ca)
-        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        return f"https://localhost:{self._server.server_address[1]}"
+        return self._server.speak_tls(context)
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
 
 @pytest.fixture

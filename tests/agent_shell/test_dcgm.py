@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from hypothesis import given
@@ -26,6 +24,7 @@ from agent.devices.dcgm_exporter import (
 from agent.simulation.simulated_node import A100, make_gpu
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
+from tests.fakes.http_server import Handler, listening
 
 T0 = 1_790_812_800_000
 GPU = make_gpu("GPU-a", 0, A100)
@@ -179,22 +178,12 @@ def test_an_instance_cut_into_compute_instances_is_not_guessed_at() -> None:
 def http_page() -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
     answers: list[tuple[int, bytes]] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Page(Handler):
         def do_GET(self) -> None:
-            status, body = answers[0]
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body)
+            self.say(*answers[0])
 
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/metrics", answers
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with listening(Page) as url:
+        yield f"{url}/metrics", answers
 
 
 def test_over_http(http_page: tuple[str, list[tuple[int, bytes]]]) -> None:

@@ -17,7 +17,7 @@ from tests.bench.figure import Figure
 
 PARTS = (
     "division", "simulate", "tick", "windows", "ingest", "fleet", "serving", "month", "prometheus", "cycle",
-    "preemption", "idle", "pages", "opencost",
+    "preemption", "idle", "pages", "opencost", "fleet-lake",
 )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     table.add_column("what stands beside it")
     for name in argv or PARTS:
         with console.status(f"measuring {name}"):
-            figures: list[Figure] = importlib.import_module(f"tests.bench.{name}").measure()
+            figures: list[Figure] = importlib.import_module(f"tests.bench.{name.replace('-', '_')}").measure()
         for i, figure in enumerate(figures):
             table.add_row(name if i == 0 else "", figure.name, *figure.cells(), figure.baseline_name)
         table.add_section()

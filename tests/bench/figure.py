@@ -61,13 +61,6 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def median_seconds(action: Callable[[], object], runs: int = 15, warmup: int = 2) -> float:
-    """Median wall seconds of `runs` calls after a warm-up."""
-    for _ in range(warmup):
-        action()
-    return statistics.median(timed(action) for _ in range(runs))
-
-
 def median_cpu_seconds(action: Callable[[], object], runs: int = 31, warmup: int = 3) -> float:
     """Median seconds of CPU (user and system) of `runs` calls: what a busy machine does not lengthen much."""
     spent = []

@@ -16,7 +16,7 @@ from tests.bench.figure import Figure, Goal
         "month",
         *(
             pytest.param(part, marks=pytest.mark.real)
-            for part in ("ingest", "fleet", "serving", "pages", "idle", "prometheus")
+            for part in ("ingest", "fleet", "serving", "pages", "idle", "prometheus", "fleet_lake")
         ),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.billing_rules import Share, lend, share_out, spread_shares
+from accountant.billing.billing_rules import Share, lend, spread_shares
 from accountant.billing.bills import bills, bills_by_cuts, weights
 from accountant.billing.charge_columns import split_in_order
 from accountant.billing.costs import charges, quantify, total_cost
@@ -278,8 +278,6 @@ def test_spreading_keeps_units(idle, weights):
     shares, left = spread_shares(idle, dict.fromkeys(idle, weights))
     for pool, units in idle.items():
         assert sum(shares.get(pool, {}).values()) + left.get(pool, 0) == units
-    if weights:
-        assert sum(share_out(7, weights).values()) == 7
 
 
 @given(

@@ -12,8 +12,7 @@ from accountant.core.periods import Month, zone
 from accountant.ledger.usage_columns import repeated
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import csv_xlsx_parquet, html_and_pdf, report_tables
-from accountant.reports.report_data import read
-from accountant.reports.report_model import build, made_of
+from accountant.reports.report_model import build, made_of, read_data
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts
 from tests.billing.october import HOUR, OCTOBER, Page, build_month
@@ -62,11 +61,11 @@ def test_one_reading_makes_the_report_of_every_team(books, ledger, starting):
     book = books.price_book(books.sample_prices)
     book = book.model_copy(update={"billing": Billing(idle=IdlePolicy(starting=starting))})
     assert book.plain(*OCTOBER.span(zone("UTC"))) == (starting == "holder")
-    found = read(ledger, book, *OCTOBER.span(zone("UTC")))
+    found = read_data(ledger, book, *OCTOBER.span(zone("UTC")))
     assert len(found.scopes) > 4
     for team in (None, "vision", "teaching", IDLE, "nobody") if starting == "holder" else (None, "vision"):
         assert made_of(found, ledger, team=team) == build_month(ledger, book, OCTOBER, team=team)
-    alone = read(ledger, book, *OCTOBER.span(zone("UTC")), scopes=("vision",))
+    alone = read_data(ledger, book, *OCTOBER.span(zone("UTC")), scopes=("vision",))
     with pytest.raises(ValueError, match="teaching"):
         made_of(alone, ledger, team="teaching")
 

@@ -6,7 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from accountant.billing.billing_rules import share_out, spread_shares
+from accountant.billing.billing_rules import spread_shares
+from gputally.base.units import apportion
 
 UNIT = 10**8
 """Units of one currency unit: the cases divide into thirds and forty-eighths."""
@@ -92,6 +93,11 @@ def test_idle_spread_by_cost(vectors, topology):
     found = plus(topology.direct("namespace"), topology.spread_idle("namespace"))
     agree(found, vectors["opencost-3a"]["expect"])
     assert sum(found.values()) == units(112)
+
+
+def share_out(cost, weights, *, even=False):
+    """A common cost over keys, by weight or evenly."""
+    return dict(zip(weights, apportion(cost, [1] * len(weights) if even else list(weights.values())), strict=True))
 
 
 @pytest.mark.parametrize(("case", "even"), [("opencost-4a", True), ("opencost-4b", False)])

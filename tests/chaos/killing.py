@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ from agent.wire import Batch, Holder, UsageInterval
 from tests.patience import patience_s, until
 
 QUARTER_MS = 900_000
+GONE = (OSError, http.client.HTTPException)
+"""What a question raises where the process is not there (any more)."""
 
 
 @dataclass
@@ -235,3 +238,14 @@ def balanced(to: Mortal, start_ms: int, end_ms: int) -> None:
     status, answer = to.ask("GET", f"/v1/check?start={start_ms}&end={end_ms}")
     assert status == 200
     assert (answer["imbalance_gpu_us"], answer["differences"], answer["quarantined_rows"]) == (0, [], 0)
+
+
+def outbox(name: str = "n1") -> Outbox:
+    """It begins three hundred days ago, at an hour: nothing it tells lies in the future, and months are over."""
+    now = time.time_ns() // 1_000_000
+    return Outbox(name, now - now % 3_600_000 - 300 * 86_400_000)
+
+
+def exact(sender: Outbox, to: Mortal) -> None:
+    assert booked(to, sender.start_ms, sender.end_ms) == sender.truth()
+    balanced(to, sender.start_ms, sender.end_ms)

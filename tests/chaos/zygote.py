@@ -14,9 +14,11 @@ import sys
 
 import accountant.__main__
 import accountant.cli.server_commands
+import accountant.lake.publisher
 import agent.__main__
+from tests.chaos import lake_upkeep
 
-PROGRAMS = {"accountant": accountant.__main__.main, "agent": agent.__main__.main}
+PROGRAMS = {"accountant": accountant.__main__.main, "agent": agent.__main__.main, "lake_upkeep": lake_upkeep.main}
 
 
 def run() -> None:

@@ -180,6 +180,88 @@ def test_with_tls_everybody_who_asks_the_accountant_trusts_its_authority(render:
         assert "tls" not in {v["name"] for v in workload["spec"]["template"]["spec"]["volumes"]}
 
 
+def test_the_lake_is_where_the_values_say_and_its_secrets_come_by_reference(render: Any) -> None:
+    lake = {
+        "warehouse": "s3://books/lake", "existingSecret": "lake-secrets", "every": "30m",
+        "catalog": {
+            "type": "sql", "uri": "postgresql+psycopg://gputally@db/lake",
+            "properties": {"s3.endpoint": "https://store:9000", "s3.region": "eu"},
+        },
+    }  # fmt: skip
+    found = named(
+        render({"accountant": {"lake": lake}, "networkPolicy": {"lakeCidrs": ["10.1.0.0/16"], "lakePorts": [9000]}})
+    )
+    workload = found["StatefulSet", "gputally-accountant"]
+    settings = accountant_settings(None, environment(workload), {"auth": "off"}).lake
+    assert settings is not None
+    assert (settings.warehouse, settings.every, settings.days_back) == ("s3://books/lake", 1800, 45)
+    assert settings.catalog.uri == "postgresql+psycopg://gputally@db/lake"
+    assert settings.catalog.properties == {"s3.endpoint": "https://store:9000", "s3.region": "eu"}
+    mounts = {m["name"]: m["mountPath"] for m in container(workload)["volumeMounts"]}
+    assert settings.secrets == Path(mounts["lake"]) / "lake.yaml"
+    volumes = {v["name"]: v.get("secret") for v in workload["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["lake"] == {"secretName": "lake-secrets", "defaultMode": 0o440}
+    policy = found["NetworkPolicy", "gputally-accountant"]["spec"]["egress"]
+    assert {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 9000}]} in policy
+    assert (
+        accountant_settings(
+            None, environment(named(render({}))["StatefulSet", "gputally-accountant"]), {"auth": "off"}
+        ).lake
+        is None
+    )
+
+
+def test_accountants_of_other_clusters_are_a_file_and_their_tokens_a_secret(render: Any) -> None:
+    text = "clusters: {prod-us: {url: https://us.example, token_file: /etc/gputally/secrets/prod-us.token}}"
+    accountants = {"text": text, "existingSecret": "other-clusters"}
+    found = named(
+        render({"fairshare": {"accountants": accountants}, "networkPolicy": {"fleetCidrs": ["10.30.0.0/16"]}})
+    )
+    workload = found["Deployment", "gputally-fairshare"]
+    assert "--accountants=/etc/gputally/accountants/accountants.yaml" in container(workload)["args"]
+    volumes = {v["name"]: v for v in workload["spec"]["template"]["spec"]["volumes"]}
+    name = volumes["accountants"]["configMap"]["name"]
+    assert found["ConfigMap", name]["data"]["accountants.yaml"].strip() == text
+    assert volumes["accountants-secrets"]["secret"] == {"secretName": "other-clusters", "defaultMode": 0o440}
+    mounts = {m["name"]: m["mountPath"] for m in container(workload)["volumeMounts"]}
+    assert mounts["accountants-secrets"] == "/etc/gputally/secrets"
+    egress = found["NetworkPolicy", "gputally-fairshare"]["spec"]["egress"]
+    assert {"to": [{"ipBlock": {"cidr": "10.30.0.0/16"}}], "ports": [{"port": 443}]} in egress
+    alone = container(named(render({}))["Deployment", "gputally-fairshare"])
+    assert not any(argument.startswith("--accountants") for argument in alone["args"])
+
+
+def test_several_accountants_take_turns_by_a_lease(render: Any) -> None:
+    """One that waits is not ready, so no Service, no update and no budget may depend on its readiness."""
+    values = {"replicas": 2, "kubernetesApi": False, "archive": {"enabled": True, "accessMode": "ReadWriteMany"}}
+    secret = {"tokens": {"existingSecret": "tokens"}}
+    others = {"agent": {"token": {"existingSecret": "agent"}}, "fairshare": {"token": {"existingSecret": "fairshare"}}}
+    found = named(render({"accountant": values | secret, **others}))
+    workload = found["StatefulSet", "gputally-accountant"]
+    assert workload["spec"]["replicas"] == 2
+    assert workload["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    settings = accountant_settings(None, environment(workload), {"auth": "off"})
+    assert settings.leader_election is not None
+    assert (settings.leader_election.lease, settings.leader_election.own_volume) == ("gputally-accountant", True)
+    pod = workload["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"]
+    assert container(workload)["readinessProbe"]["httpGet"]["path"] == "/leading"
+    assert "publishNotReadyAddresses" not in found["Service", "gputally-accountant"]["spec"]
+    assert ("PodDisruptionBudget", "gputally-accountant") not in found
+    assert found["PersistentVolumeClaim", "gputally-accountant-archive"]["spec"]["accessModes"] == ["ReadWriteMany"]
+    rules = found["Role", "gputally-accountant"]["rules"]
+    assert {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]} in rules
+    assert any(
+        6443 in [port["port"] for port in rule.get("ports", ())] or rule.get("to")
+        for rule in found["NetworkPolicy", "gputally-accountant"]["spec"]["egress"]
+    )
+    with pytest.raises(Exception, match=r"set accountant\.archive\.enabled"):
+        render({"accountant": {"replicas": 2}})
+    alone = named(render({}))
+    assert alone["StatefulSet", "gputally-accountant"]["spec"]["replicas"] == 1
+    assert ("Role", "gputally-accountant") not in alone
+
+
 def test_the_archive_is_a_volume_of_its_own_that_stays(render: Any) -> None:
     assert not any(m["kind"] == "PersistentVolumeClaim" for m in render({}))
     archive = {"enabled": True, "every": "30m", "keepRows": "90d", "size": "1Ti", "storageClassName": "nfs"}

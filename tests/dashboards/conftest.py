@@ -9,9 +9,9 @@ import promql_parser
 import pytest
 
 from dashboards.__main__ import DASHBOARDS
-from scripts import metrics_reference
+from scripts import reference_pages
 
-PUBLISHED = {name.removeprefix("gputally_"): set(labels) for name, labels in metrics_reference.published().items()}
+PUBLISHED = {name.removeprefix("gputally_"): set(labels) for name, labels in reference_pages.published().items()}
 """Name without the prefix `gputally_` -> the labels that the program itself sets: what docs/metrics.md is made of."""
 
 

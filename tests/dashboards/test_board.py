@@ -12,13 +12,13 @@ import pytest
 
 from dashboards import grafana_panels, layout
 from dashboards.__main__ import DASHBOARDS
-from dashboards.layout import Query, Section, Step, bars, dashboard, link_to, stat, table, timeseries
+from dashboards.layout import Levels, Query, Section, bars, dashboard, link_to, stat, table, timeseries
 
 QUERY = Query("vector(1)", "one")
 
 
 def figure(title: str) -> Any:
-    return stat(title, "A figure.", QUERY, "short", [Step(1, grafana_panels.BAD)], grafana_panels.GOOD)
+    return stat(title, "A figure.", QUERY, "short", Levels.bad_above(1))
 
 
 def board(*sections: Section) -> dict[str, Any]:

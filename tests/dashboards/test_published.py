@@ -19,7 +19,7 @@ from fairshare.controller.cycle_report import CycleReport
 from fairshare.preemption.latency_objectives import Alarms
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
-from scripts import metrics_reference
+from scripts import reference_pages
 
 NOW_MS = 1_790_000_000_000
 
@@ -41,7 +41,7 @@ def names(families: Iterable[Metric]) -> dict[str, set[str]]:
 def of(program: str) -> set[str]:
     """What the reference lists of one program, without the prefix."""
     found = set()
-    for family in metrics_reference.of_the_others()[program]:
+    for family in reference_pages.families_by_program()[program]:
         suffixes = ("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",)
         found |= {family.series.removeprefix("gputally_") + suffix for suffix in suffixes}
     return found
@@ -77,6 +77,7 @@ def test_the_accountant_exposes_what_is_listed(published: dict[str, set[str]], t
         "inventory_",
         "job_",
         "kai_usage_",
+        "lake_",
         "task_",
         "training_job_",
         "upkeep_",
@@ -107,6 +108,6 @@ def test_fairshare_exposes_what_is_listed(published: dict[str, set[str]]) -> Non
     seen = {
         line.split()[2].removeprefix("gputally_") for line in metrics.render().decode().splitlines() if "# TYPE" in line
     }
-    listed = {family.series for family in metrics_reference.of_the_others()["Fairshare"]}
+    listed = {family.series for family in reference_pages.families_by_program()["Fairshare"]}
     assert {name for name in seen if not name.endswith("_created")} == {n.removeprefix("gputally_") for n in listed}
     assert agree(names(metrics.collect()), published)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dashboards.__main__ import DASHBOARDS, main
+from tests.fakes.http_server import Handler, listening
 
 TOKEN = "glsa_secret"
 
@@ -75,37 +74,18 @@ class Running:
 def running(tmp_path: Path) -> Iterator[Running]:
     grafana = StandIn()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Grafana(Handler):
         def do_GET(self) -> None:
-            self._do()
-
-        def do_POST(self) -> None:
-            self._do()
-
-        def _do(self) -> None:
-            length = int(self.headers.get("Content-Length", 0))
-            body = json.loads(self.rfile.read(length)) if length else None
+            content = self.content()
+            body = json.loads(content) if content else None
             status, answer = grafana.answer(self.command, self.path, self.headers.get("Authorization", ""), body)
-            raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
+            self.say(status, answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
-        def log_message(self, *_: object) -> None:
-            pass
+        do_POST = do_GET
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
     (tmp_path / "token").write_text(TOKEN + "\n")
-    url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with listening(Grafana) as url:
         yield Running(grafana, url, ["push", "--url", url + "/", "--token-file", str(tmp_path / "token")])
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_everything_lands_in_one_folder(running: Running, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ MARKS = {
     "elsewhere": "needs an outside service: a Grafana, a registry, mail, a trace to download",
 }
 COMMANDS = ("sh", "console")
-SHOWN = ("text", "csv", "json", "promql", "jsonc", "python", "ini")
+SHOWN = ("text", "csv", "json", "promql", "jsonc", "python", "ini", "sql")
 _FENCE = re.compile(
     r"^(?P<in>[ ]*)(?P<ticks>```+)(?P<info>[^\n]*)\n(?P<text>.*?)^(?P=in)(?P=ticks)[ \t]*$", re.MULTILINE | re.DOTALL
 )

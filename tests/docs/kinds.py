@@ -15,8 +15,9 @@ import jsonschema_rs
 import yaml
 from pydantic import BaseModel
 
-from accountant.cli.invoice_commands import InstanceMap
+from accountant.cli.bookkeeping_commands import InstanceMap
 from accountant.core.settings import Settings
+from accountant.fleet.members import Rates
 from accountant.inventory.inventory_file import InventoryFile
 from accountant.notifications.subscriptions import Orders
 from accountant.prices.price_book import PriceBook
@@ -87,6 +88,7 @@ def _theirs(document: Document) -> object:
 
 
 KINDS: Mapping[str, Callable[[Document], object]] = {
+    "rates": _of(Rates),
     "policy": _policy,
     "prices": _of(PriceBook),
     "settings": _of(Settings),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripts.api_reference import DOCUMENT, PAGE, page, said_inside
+from scripts.reference_pages import API_PAGE, DOCUMENT, api_page, said_inside
 
 
 @pytest.fixture(scope="module")
@@ -17,11 +17,11 @@ def document() -> dict[str, Any]:
 
 
 def test_the_page_is_fresh(document: dict[str, Any]) -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(document), "write it anew: python -m scripts.api_reference"
+    assert API_PAGE.read_text(encoding="utf-8") == api_page(document), "write it anew: make reference"
 
 
 def test_nothing_of_the_document_is_left_out(document: dict[str, Any]) -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text = API_PAGE.read_text(encoding="utf-8")
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             assert f"### {method.upper()} {path}\n" in text

@@ -2,19 +2,19 @@
 
 import re
 
-from scripts.metrics_reference import MODULES, PAGE, in_source, of_the_agent, page
+from scripts.reference_pages import METRICS_PAGE, MODULES, agent_families, families_in, metrics_page
 
 NOT_BASE = "ms|us|mib|mw|mj|percent|mhz|hours|minutes|days|microseconds|milliseconds"
 
 
 def test_the_page_is_fresh() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: python -m scripts.metrics_reference"
+    assert METRICS_PAGE.read_text(encoding="utf-8") == metrics_page(), "write it anew: make reference"
 
 
 def test_every_metric_has_our_prefix_a_meaning_and_a_unit() -> None:
     programs = [
-        list(of_the_agent()),
-        *([f for module in modules for f in in_source(module)] for modules in MODULES.values()),
+        list(agent_families()),
+        *([f for module in modules for f in families_in(module)] for modules in MODULES.values()),
     ]
     for program in programs:
         assert len({family.name for family in program}) == len(program)

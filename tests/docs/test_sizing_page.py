@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 
 import gputally
-from scripts.sizing_table import FLEETS, MEASURED, PAGE, Measured, load, renewed, table
+from scripts.reference_pages import FLEETS, MEASURED, SIZING_PAGE, Measured, load, sizing_page, sizing_table
 
 
 def test_the_table_is_fresh() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert text == renewed(text), "write it anew: python -m scripts.sizing_table"
-    assert table().count("\n") == len(FLEETS) + 1
+    text = SIZING_PAGE.read_text(encoding="utf-8")
+    assert text == sizing_page(text), "write it anew: make reference"
+    assert sizing_table().count("\n") == len(FLEETS) + 1
 
 
 def test_what_it_is_computed_from_is_what_was_measured() -> None:
-    measured = (PAGE.parent / "performance.md").read_text(encoding="utf-8")
+    measured = (SIZING_PAGE.parent / "performance.md").read_text(encoding="utf-8")
     of = MEASURED
     for figure in (f"{of.bytes_per_row:g} bytes", f"{of.ingest_us} µs", f"{of.rows_per_s:,.0f} rows/s"):
         assert figure in measured, f"{figure} is not in docs/performance.md"
-        assert figure in PAGE.read_text(encoding="utf-8"), f"{figure} is not named in docs/sizing.md"
+        assert figure in SIZING_PAGE.read_text(encoding="utf-8"), f"{figure} is not named in docs/sizing.md"
 
 
 def test_it_grows_with_the_fleet_and_with_each_cost() -> None:
@@ -34,7 +34,7 @@ def test_it_grows_with_the_fleet_and_with_each_cost() -> None:
 
 def test_the_requests_are_those_of_the_chart() -> None:
     values = (Path(gputally.__file__).parents[1] / "helm" / "gputally" / "values.yaml").read_text(encoding="utf-8")
-    page = PAGE.read_text(encoding="utf-8")
+    page = SIZING_PAGE.read_text(encoding="utf-8")
     for cpu, memory in (("20m", "64Mi"), ("250m", "512Mi"), ("50m", "192Mi")):
         assert f"requests: {{cpu: {cpu}, memory: {memory}}}" in values
         assert f"{cpu} / {memory}" in page

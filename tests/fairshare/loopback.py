@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.fakes.http_server import Handler, listening
 
 Answer = Callable[[Mapping[str, str]], Any]
 
@@ -18,7 +18,7 @@ def serving(routes: Mapping[str, Answer], taking: Mapping[str, Answer] | None = 
     """GET of `routes`; PUT and POST of `taking`, which is not told what came. Anything else is 405, an unknown path
     404, both without a body. Yields the address."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Served(Handler):
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             answer = routes.get(url.path)
@@ -29,41 +29,20 @@ def serving(routes: Mapping[str, Answer], taking: Mapping[str, Answer] | None = 
             self._answer(answer(query))
 
         def _answer(self, document: Any) -> None:
-            content = json.dumps(document).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.say(200, json.dumps(document).encode())
 
         def do_PUT(self) -> None:
             answer = (taking or {}).get(urlsplit(self.path).path)
             if answer is None:
                 self.send_error(405)
                 return
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.content()
             self._answer(answer({}))
 
         do_POST = do_PUT
 
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    with listening(Handler) as url:
+    with listening(Served) as url:
         yield url
-
-
-@contextmanager
-def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """A server on a free loopback port until the end of the block; yields its address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def window_of(usage: Mapping[str, float], capacity: int, version: str | None = None) -> Answer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +21,19 @@ from gputally.base.errors import Unavailable
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.objects import POD
 from tests.fairshare.builders import cluster_of, policy_of, queue_object
+from tests.patience import patience_s
 
 Make = Callable[..., Any]
+_INTERRUPTED = """
+import signal, threading
+from gputally.base.background_tasks import set_on_signals
+stop = threading.Event()
+set_on_signals(stop)
+with stop._cond:  # the main thread is inside the event when the signal arrives
+    signal.raise_signal(signal.SIGTERM)
+stop.wait()
+print("ended")
+"""
 
 
 def _stopped(metrics: Metrics, task: str) -> float | None:
@@ -118,3 +131,11 @@ def test_a_watch_tells_of_its_progress_and_hangs_where_no_answer_comes(clock: Vi
     pods.run(stop, task)
     assert len(asked) == 3
     assert pods.fault == "no answer"
+
+
+def test_a_signal_inside_the_event_that_it_sets_is_not_lost() -> None:
+    """A handler that sets the event itself waits for ever for the main thread that it interrupts."""
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, timeout=patience_s(), check=True
+    )
+    assert done.stdout == "ended\n"

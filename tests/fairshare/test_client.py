@@ -8,9 +8,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import nullcontext
 from decimal import Decimal
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import httpx2
 import pytest
@@ -19,6 +17,7 @@ import trustme
 from accountant.wire.policy_models import Decision, Policy, UsageWindow, WindowSpec
 from fairshare.usage.accountant_client import MOST_BYTES_PER_POST, MOST_DECISIONS_PER_POST, AccountantApi
 from gputally.base.errors import AccountantRefused, AccountantUnavailable
+from tests.fakes.http_server import Handler, listening
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
 WINDOW = UsageWindow(
@@ -235,18 +234,11 @@ def test_only_an_accountant_the_ca_file_vouches_for_is_believed(tmp_path: Path) 
     trustme.CA().cert_pem.write_to_path(str(other))
     empty.write_text("")
 
-    class Budgets(BaseHTTPRequestHandler):
+    class Budgets(Handler):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"[]")
+            self.say(200, b"[]")
 
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Budgets) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"https://127.0.0.1:{server.server_port}"
+    with listening(Budgets, context) as url:
         with AccountantApi(url, ca_file=trusted) as client:
             assert client.budgets() == []
         for ca_file in (other, None):
@@ -260,7 +252,6 @@ def test_only_an_accountant_the_ca_file_vouches_for_is_believed(tmp_path: Path) 
                 other.write_bytes(renewal)
                 with pytest.raises(AccountantUnavailable, match=found) if found else nullcontext():
                     assert client.budgets() == []
-        server.shutdown()
     with pytest.raises(AccountantUnavailable, match="no certificate in it"):
         AccountantApi(url, ca_file=empty)
     with pytest.raises(AccountantUnavailable, match=r"none\.pem: No such file"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -17,7 +16,7 @@ from fairshare.targets.kai import QUEUE
 from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable, VersionGone
 from gputally.kubernetes.api_client import MOST_LINE_BYTES, PAGE, KubernetesCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event
-from tests.fairshare.loopback import listening
+from tests.fakes.http_server import Handler, listening
 
 Reply = Callable[[str, str, dict[str, list[str]], Any], tuple[int, Any]]
 
@@ -32,27 +31,23 @@ class Stub:
 
 @contextmanager
 def _served(stub: Stub) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
+    class ApiServer(Handler):
         def _answer(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else None
+            content = self.content()
+            body = json.loads(content) if content else None
             url = urlsplit(self.path)
             query = parse_qs(url.query)
             stub.asked.append((self.command, url.path, query, body, {k.lower(): v for k, v in self.headers.items()}))
             status, answer = stub.reply(self.command, url.path, query, body)
-            content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.say(
+                status,
+                answer if isinstance(answer, bytes) else json.dumps(answer).encode(),
+                Content_Type="application/json",
+            )
 
         do_GET = do_PATCH = do_POST = _answer
 
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    with listening(Handler) as url:
+    with listening(ApiServer) as url:
         yield url
 
 

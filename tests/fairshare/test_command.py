@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -20,7 +19,7 @@ import yaml
 import fairshare
 from accountant.wire.policy_models import Policy
 from fairshare.__main__ import main
-from tests.fairshare.loopback import listening
+from tests.fakes.http_server import Handler, listening
 
 SAMPLES = Path(fairshare.__file__).parent / "samples"
 POLICY, CLUSTER = SAMPLES / "policy.yaml", SAMPLES / "cluster.yaml"
@@ -33,7 +32,7 @@ def _accountant(usage: dict[str, float], coverage: float = 1.0) -> Iterator[tupl
     asked: list[tuple[str, str]] = []
     versions: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Ledger(Handler):
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             at = int(parse_qs(url.query)["at"][0])
@@ -48,26 +47,19 @@ def _accountant(usage: dict[str, float], coverage: float = 1.0) -> Iterator[tupl
             )  # fmt: skip
 
         def do_PUT(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.loads(self.content())
             versions.append(Policy.model_validate(body).version())
             self._send({"version": versions[-1], "effective_ms": 0, "policy": body})
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
+            self.content()
             self._send({"recorded": 0, "known": 0})
 
         def _send(self, answer: Any) -> None:
             asked.append((self.command, urlsplit(self.path).path))
-            content = json.dumps(answer).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.say(200, json.dumps(answer).encode())
 
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    with listening(Handler) as url:
+    with listening(Ledger) as url:
         yield url, asked
 
 

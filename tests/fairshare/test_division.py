@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -12,7 +11,7 @@ from rich.console import Console
 from fairshare.__main__ import parse
 from fairshare.core.model import Claim, DivisionProblem, DivisionRound, Remainder
 from fairshare.explain.plan_tables import division_table
-from fairshare.laws.division import divide, first_round
+from fairshare.laws.division import divide
 from gputally.base.errors import DivisionError
 
 TOLERANCE = 1e-9
@@ -102,14 +101,6 @@ def test_an_impossible_tree_is_refused(claims: tuple[Claim, ...], message: str) 
     with pytest.raises(DivisionError) as refused:
         divide(DivisionProblem("bad", 4, 0.0, claims))
     assert str(refused.value) == message
-
-
-def test_the_first_round_is_what_the_division_begins_with() -> None:
-    claims = (Claim("a", 100, weight=1, usage=0.3), Claim("b", 100, weight=3, usage=0.5), Claim("c", 100, weight=2))
-    step = divide(DivisionProblem("x", 64, 2.0, claims), explain=True).steps[0]
-    assert isinstance(step, DivisionRound)
-    assert first_round(claims, 2.0) == {offer.queue: offer.p for offer in step.offers}
-    assert first_round([replace(claim, weight=0.0) for claim in claims], 2.0) == dict.fromkeys("abc", 0.0)
 
 
 def test_by_default_no_queue_gets_more_than_it_requests() -> None:

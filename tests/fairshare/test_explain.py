@@ -13,6 +13,7 @@ import yaml
 from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_models import BudgetState
 from fairshare.__main__ import main
+from tests.fairshare.builders import queue_object
 from tests.fairshare.loopback import serving, window_of
 from tests.fairshare.victims import node_object
 
@@ -25,12 +26,7 @@ QUEUES: list[dict[str, Any]] = [
 
 
 def _queue(name: str, requested: int, allocated: int, parent: str | None = None) -> dict[str, Any]:
-    gpu = {"quota": 0, "limit": -1, "overQuotaWeight": 1}
-    return {
-        "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": name},
-        "spec": {"resources": {"gpu": gpu}, **({"parentQueue": parent} if parent else {})},
-        "status": {"requested": {"nvidia.com/gpu": str(requested)}, "allocated": {"nvidia.com/gpu": str(allocated)}},
-    }  # fmt: skip
+    return queue_object(name, requested=str(requested), allocated=str(allocated), parent=parent)
 
 
 def _pod(name: str, gpus: int, *, queue: str = "vision", node: str = "", **spec: Any) -> dict[str, Any]:

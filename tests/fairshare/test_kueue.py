@@ -106,6 +106,11 @@ def policy() -> Any:
     )
 
 
+def _condition(observation: Any, kind: str) -> Any:
+    (found,) = [condition for condition in observation.conditions if condition.type == kind]
+    return found
+
+
 def _conditions(observation: Any) -> dict[str, tuple[str, str]]:
     return {c.type: (c.status, c.reason) for c in observation.conditions}
 
@@ -313,7 +318,7 @@ def test_two_roots_beside_each_other_share_nothing(seen_of: Make) -> None:
     policy = policy_of([{"name": n, "refs": [f"kueue-cohort:{n}"]} for n in "xy"])
     cohorts = [_object(COHORT, n, {"fairSharing": {"weight": "1"}}) for n in "xy"]
     found = _tree(seen_of, policy, *cohorts, _queue("a", cohort="x") | {"status": ON})
-    (condition,) = [c for c in found.conditions if c.type == "Effective"]
+    condition = _condition(found, "Effective")
     assert (condition.status, condition.reason) == ("False", "NothingToShare")
     assert "Cohort x is in no cohort" in condition.message
     assert "Cohort y is in no cohort" in condition.message
@@ -353,7 +358,7 @@ def test_the_remedy_is_valid_in_the_version_that_stands_there(
 ) -> None:
     policy = policy_of([{"name": "a", "refs": ["kueue:a"]}])
     found = seen_of(KueueAdapter(), policy, [_queue("a") | {"status": OFF}, _config(document)])
-    (condition,) = [c for c in found.conditions if c.type == "Effective"]
+    condition = _condition(found, "Effective")
     assert lines in condition.remedy
     assert "kubectl -n kueue-system edit configmap kueue-manager-config" in condition.remedy
 
@@ -474,7 +479,7 @@ def test_what_waits_in_a_stopped_queue_asks_for_nothing(seen_of: Make, one: Any,
     running = _admitted(_workload("runs", "a", 1, 4), 1, {GPU: "4"})
     found = seen_of(KueueAdapter(), one, [queue, local, running, _workload("waits", "a", 2, 4)])
     assert _gangs_of(found) == {"runs": (4.0, 4.0, 4.0)}
-    (condition,) = [c for c in found.conditions if c.type == "InSync"]
+    condition = _condition(found, "InSync")
     assert (condition.status, condition.reason) == ("False", "QueuesStopped")
     name = "ClusterQueue a" if kind == "ClusterQueue" else "LocalQueue ns/a"
     assert condition.message == f"{name} admits nothing (stopPolicy {stop}): 8 GPUs that wait there are not counted"
@@ -519,7 +524,7 @@ def test_where_kueue_is_as_the_policy_says_it_is_in_sync(seen_of: Make, policy: 
     ]
     assert _conditions(seen_of(KueueAdapter(), like, objects))["InSync"] == ("True", "AsPolicy")
     moved = [*objects[:2], _queue("b", cohort="other", **_quota("6"))]
-    (condition,) = [c for c in seen_of(KueueAdapter(), like, moved).conditions if c.type == "InSync"]
+    condition = _condition(seen_of(KueueAdapter(), like, moved), "InSync")
     assert (condition.status, condition.reason) == ("False", "PolicyDiffers")
     assert condition.message == (
         "a: limit 16, policy 20; b: quota 6, policy 8; b: parent other, policy dept; dept: quota 16, policy 24"
@@ -529,7 +534,7 @@ def test_where_kueue_is_as_the_policy_says_it_is_in_sync(seen_of: Make, policy: 
 def test_siblings_of_the_policy_in_different_cohorts_share_nothing(seen_of: Make) -> None:
     policy = policy_of([{"name": n, "deserved": 8, "refs": [f"kueue:{n}"]} for n in "ab"])
     queues = [_queue("a", cohort="x", **_quota("8")), _queue("b", cohort="y", **_quota("8"))]
-    (condition,) = [c for c in seen_of(KueueAdapter(), policy, queues).conditions if c.type == "InSync"]
+    condition = _condition(seen_of(KueueAdapter(), policy, queues), "InSync")
     assert condition.message == "siblings in the policy share no Cohort: a in Cohort x; b in Cohort y"
 
 

@@ -11,12 +11,12 @@ from fairshare.preemption.preemption_rules import (
     Account,
     Claimant,
     QueueResource,
+    TakenBundles,
     above_share,
-    may_lose,
     may_reclaim,
-    reclaimable,
     right_to_take,
 )
+from tests.fairshare.reclaim import may_lose, reclaimable
 from tests.shelf import shared
 
 RESOURCES = ("gpu", "cpu", "memory")
@@ -48,7 +48,9 @@ def _verdict(row: dict[str, Any]) -> bool:
     if row["function"] == "CanReclaimResources":
         return may_reclaim(asker, accounts)
     if row["function"] == "FilterVictim":
-        return may_lose(asker, row["victimQueue"], accounts)
+        passes = may_lose(asker, row["victimQueue"], accounts)
+        assert passes or TakenBundles(asker, accounts).right(row["victimQueue"]) is None
+        return passes
     return reclaimable(asker, list(row["victimsByQueue"].items()), accounts, row["saturationMultiplier"])
 
 

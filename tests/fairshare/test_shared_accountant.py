@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import msgspec
 import pytest
 from starlette.testclient import TestClient
 
 from accountant.composition import Service
 from accountant.core.settings import Settings
-from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport, replay
 from fairshare.targets.kai import QUEUE
@@ -23,10 +21,9 @@ from gputally.kubernetes.memory_cluster import MemoryCluster
 from tests import fresh
 from tests.fairshare.builders import cluster_of, policy_of, queue_object, shard_object
 from tests.fairshare.conftest import NOW_MS
+from tests.fairshare.delivered_usage import MINUTE_MS, WINDOW, report
 
 Make = Callable[..., Any]
-MINUTE_MS, MINUTES, GPUS = 60_000, 70, 4
-WINDOW = {"size": "1h"}
 
 
 @pytest.fixture
@@ -56,36 +53,6 @@ def client_of(service: Service) -> Iterator[Make]:
         yield lambda cluster="": AccountantApi(
             "http://127.0.0.1", cluster=cluster, transport=httpx2.MockTransport(answer)
         )
-
-
-def report(service: Service, clock: VirtualClock, cluster: str, held: dict[str, int], node: str = "n1") -> None:
-    """What the agent of the one node says of the last minutes: so many GPUs held by each queue."""
-    queues = [queue for queue, count in held.items() for _ in range(count)]
-    facts = tuple(
-        PodFacts(
-            seq=i + 1, uid=f"pod-{queue}", namespace="ns", name=f"pod-{queue}", node=node, queue_ref=f"kai:{queue}",
-            observed_ms=clock.wall_ms(),
-        )
-        for i, queue in enumerate(held)
-    )  # fmt: skip
-    begin, whole = clock.wall_ms() - MINUTES * MINUTE_MS, MINUTE_MS * 1000
-    rows = []
-    for minute in range(MINUTES):
-        for gpu in range(GPUS):
-            start = begin + minute * MINUTE_MS
-            queue = queues[gpu] if gpu < len(queues) else None
-            pod = None if queue is None else Holder("pod", f"pod-{queue}", "ns", f"pod-{queue}", "")
-            rows.append(
-                UsageInterval(
-                    seq=len(facts) + len(rows) + 1, start_ms=start, end_ms=start + MINUTE_MS, gpu_uuid=f"GPU-{gpu}",
-                    gpu_model="H100", holder=pod, capacity_us=whole, allocated_us=whole if pod else 0, method="device",
-                )
-            )  # fmt: skip
-    batch = Batch(
-        cluster=cluster, node=node, boot_id="b", epoch=f"0192-{cluster}", first_seq=1, oldest_seq=1, facts=facts,
-        intervals=tuple(rows),
-    )  # fmt: skip
-    service.ingest.submit(msgspec.json.encode(batch)).result(timeout=20)
 
 
 @pytest.fixture

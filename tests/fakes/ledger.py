@@ -73,9 +73,6 @@ class MemoryLedger(FromLines, MemoryJournal):
         ack = Ack(epoch=one.epoch, durable_seq=durable, checkpointed_seq=0)
         return Receipt(ack, len(new), len(one.intervals) - len(new), 0)
 
-    def acks(self, node: str, cluster: str) -> Mapping[str, Ack]:
-        return {}
-
     def imports(self, cluster: str) -> Imports:
         marks: dict[str, dict[str, int]] = {}
         for of, node, epoch in self.rows:
@@ -147,6 +144,9 @@ class MemoryLedger(FromLines, MemoryJournal):
 
     def mark(self, start_ms: int, end_ms: int) -> Hashable:
         return repr((self.lines, self.versions, self.known))
+
+    def recent_span(self, until_ms: int, length_ms: int) -> tuple[int, int]:
+        return until_ms - length_ms, until_ms
 
     @property
     def newest_ms(self) -> int:

@@ -6,12 +6,10 @@ import base64
 import hashlib
 import json
 import secrets
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -19,6 +17,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from gputally.base.clock import Clock
+from tests.fakes.http_server import Handler, listening
 
 
 @cache
@@ -91,7 +90,7 @@ def provider(clock: Clock) -> Iterator[Provider]:
     """Running until the end of the block."""
     state = Provider(clock)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Endpoints(Handler):
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             if url.path == "/.well-known/openid-configuration":
@@ -101,40 +100,19 @@ def provider(clock: Clock) -> Iterator[Provider]:
                     "token_endpoint": f"{state.url}/token",
                     "jwks_uri": f"{state.url}/keys",
                 }
-                self._say(200, json.dumps(described).encode())
+                self.say(200, json.dumps(described).encode())
             elif url.path == "/authorize":
-                self.send_response(302)
-                self.send_header("Location", state.authorize({k: v[0] for k, v in parse_qs(url.query).items()}))
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self.say(302, Location=state.authorize({k: v[0] for k, v in parse_qs(url.query).items()}))
             elif url.path == "/keys":
-                self._say(200, state.keys())
+                self.say(200, state.keys())
             else:
-                self._say(404, b"{}")
+                self.say(404, b"{}")
 
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            body = self.content().decode()
             form = {k: v[0] for k, v in parse_qs(body).items()}
             given = state.token(form, self.headers.get("Authorization", ""))
-            self._say(400 if given is None else 200, json.dumps(given or {"error": "invalid_grant"}).encode())
+            self.say(400 if given is None else 200, json.dumps(given or {"error": "invalid_grant"}).encode())
 
-        def _say(self, status: int, content: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Tests read the answers, not a log."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with listening(Endpoints) as state.url:
         yield state
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -11,11 +11,9 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from accountant.billing.queue_waits import KnownPod
-from accountant.ledger.protocols import EpochReport, Facts, Quarantined, Receipt
-from accountant.prices.price_book import PriceBook
-from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.ledger.protocols import EpochReport, Quarantined
+from accountant.wire.policy_models import IDLE, Decision, Policy, PolicyVersion
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine
-from agent.wire import Ack, Batch
 from gputally.base.units import prorate
 from tests.fakes.holdings import FromLines
 from tests.fakes.journal import MemoryJournal
@@ -139,31 +137,6 @@ class ListLedger(FromLines, MemoryJournal):
         inside = [version for version in self._versions if start_ms < version.effective_ms < end_ms]
         return [*before[-1:], *inside]
 
-    def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
-        raise NotImplementedError("rows are added directly")
-
-    def acks(self, node: str, cluster: str) -> Mapping[str, Ack]:
-        return {}
-
-    def observe(self, facts: Facts, now_ms: int) -> None:
-        raise NotImplementedError("rows carry their names")
-
-    def window(
-        self,
-        spec: WindowSpec,
-        at_ms: int,
-        measure: Measure,
-        min_coverage: float,
-        *,
-        book: PriceBook | None = None,
-        shard: str | None = None,
-        cluster: str | None = None,
-    ) -> UsageWindow:
-        raise NotImplementedError("money asks no windows")
-
-    def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
-        raise NotImplementedError("money records no decisions")
-
     def decisions(self, start_ms: int, end_ms: int, limit: int = 1000) -> list[Decision]:
         return []
 
@@ -172,10 +145,6 @@ class ListLedger(FromLines, MemoryJournal):
 
     def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
         return [one for one in self.reported if start_ms <= one.at_ms < end_ms]
-
-    def checkpoint(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class MomentLedger(ListLedger):

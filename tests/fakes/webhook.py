@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.fakes.http_server import Handler, listening
 
 
 @dataclass
@@ -25,31 +25,17 @@ def webhook() -> Iterator[Hook]:
     """Running until the end of the block."""
     hook = Hook()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Receiver(Handler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.content()
             status = hook.answers.pop(0) if hook.answers else 200
             if status in (0, 200):
                 hook.bodies.append(json.loads(body))
             if status == 0:
                 self.close_connection = True
                 return
-            said = b"ok" if status == 200 else b"not\nnow"
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
+            self.say(status, b"ok" if status == 200 else b"not\nnow")
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Tests read the answers, not a log."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hook.url = f"http://127.0.0.1:{server.server_address[1]}/services/s3cret"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with listening(Receiver) as url:
+        hook.url = f"{url}/services/s3cret"
         yield hook
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

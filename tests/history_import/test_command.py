@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +19,7 @@ from accountant.inventory.slurm_accounting import Job
 from accountant.wire.http_client import AccountantClient, Unanswered
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_HOUR
+from tests.fakes.http_server import Handler, listening
 from tests.history_import.conftest import NOW_MS
 
 START_MS = 1_790_812_800_000
@@ -142,20 +141,15 @@ def test_a_token_without_the_scope_is_refused(books, sacct, tmp_path, capsys):
     assert "401" in capsys.readouterr().err
 
 
-class _Prometheus(http.server.BaseHTTPRequestHandler):
+class _Prometheus(Handler):
     answers: tuple[tuple[int, bytes], ...]
     asked: list[tuple[str, str, str]]
 
     def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        body = self.content().decode()
         self.asked.append((self.path, self.headers.get("Authorization", ""), body))
         status, answer = self.answers[0]
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_):
-        pass
+        self.say(status, answer)
 
 
 @contextmanager
@@ -164,16 +158,8 @@ def answering(
 ) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
     raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     handler = type("Handler", (_Prometheus,), {"answers": ((status, raw),), "asked": []})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        if context is not None:
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"{'http' if context is None else 'https'}://127.0.0.1:{server.server_port}", handler.asked
-        finally:
-            server.shutdown()
-            thread.join()
+    with listening(handler, context) as url:
+        yield url, handler.asked
 
 
 def test_a_prometheus_is_asked_with_its_token_and_credentials_are_never_shown(tmp_path):

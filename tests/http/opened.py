@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi.routing import iter_route_contexts
 
 OPEN = {
+    ("GET", "/leading"),
     ("GET", "/livez"),
     ("GET", "/readyz"),
     ("GET", "/metrics"),

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from accountant.api.middleware import inflate
+from accountant.api.middleware import decompressed
 from accountant.api.problems import Refusal
 from accountant.composition import Service
 from accountant.core.settings import Settings
@@ -149,7 +149,7 @@ def test_odd_addresses_are_answered_or_refused(client, path):
 @given(content=st.binary(max_size=5000), limit=st.integers(0, 6000))
 def test_inflating_gives_the_content_or_refuses_but_never_more_than_the_limit(content, limit):
     if len(content) <= limit:
-        assert inflate(gzip.compress(content), limit) == content
+        assert b"".join(decompressed(gzip.compress(content), limit)) == content
     else:
         with pytest.raises(Refusal, match="larger than"):
-            inflate(gzip.compress(content), limit)
+            list(decompressed(gzip.compress(content), limit))

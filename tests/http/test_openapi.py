@@ -63,4 +63,6 @@ def test_filters_and_dimensions_are_described(door):
 
 
 def test_pages_for_people_are_not_part_of_the_interface(door):
-    assert all(path.startswith(("/v1/", "/livez", "/readyz", "/metrics")) for path in door().app.openapi()["paths"])
+    assert all(
+        path.startswith(("/v1/", "/livez", "/leading", "/readyz", "/metrics")) for path in door().app.openapi()["paths"]
+    )

@@ -13,7 +13,7 @@ from accountant.billing.bills import bills_by_cuts
 from accountant.billing.statement_items import DIMENSIONS
 from accountant.storage.duckdb_engine import Cursor, Parameters, Row
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.storage.query.result_cache import coarser_lines
+from accountant.storage.query.grouping import coarser_lines
 from accountant.wire.usage_models import Dimension
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.bench import pages

@@ -11,6 +11,7 @@ from accountant.storage.snapshot import Hole
 from accountant.web.page_rows import by_node, current_use, month_so_far
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_models import Accounts, UsageLine
+from gputally.base.units import BUCKET_MS
 from tests.http.readers import EVIL, read
 
 PAGES = (
@@ -91,7 +92,7 @@ def test_every_link_of_the_overview_leads_to_a_page(full):
 
 
 def test_the_overview_shows_now_and_the_month_so_far(ledger, book, kit):
-    shown = current_use(ledger, book, kit.now_ms - 60_000, "UTC")
+    shown = current_use(ledger, book, kit.now_ms - 60_000 - BUCKET_MS, kit.now_ms - 60_000, "UTC")
     assert (shown.start_ms, shown.end_ms) == (kit.now_ms - 16 * 60_000, kit.now_ms - 60_000)
     assert shown.gpus == pytest.approx(13 * 4)  # 13 GPU-hours in a quarter of an hour
     assert sum(row.gpu_us for row in shown.accounts) == 13 * kit.hour_us

@@ -161,5 +161,5 @@ def test_the_document_says_what_needs_no_token(client, service):
         for operation in path.values()
         if operation.get("security", described["security"]) == []
     }
-    assert open_to_all == {"/livez", "/readyz"}
+    assert open_to_all == {"/leading", "/livez", "/readyz"}
     assert described["paths"]["/metrics"]["get"]["security"] == [{}, {"bearer": []}]

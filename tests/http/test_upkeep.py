@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from starlette.testclient import TestClient
 
 from accountant.composition import Service
 from accountant.core.errors import LedgerUnavailable
-from accountant.core.settings import Archive, Backups, Settings
+from accountant.core.settings import Archive, Backups, Lake, Settings
 from accountant.ledger.journal import NewAct, record
 from accountant.ledger.protocols import Facts, NodeFacts
 from accountant.runtime.background_tasks import Maintenance
@@ -297,3 +298,42 @@ def test_decisions_past_their_retention_are_removed_once_the_archive_has_them(se
             service.ledger, service.books, settings.model_copy(update={"keep_decisions": None}), clock
         )
         assert "retention" not in {routine.name for routine in for_ever.routines()}
+
+
+@pytest.fixture
+def publishing(settings, tmp_path):
+    return settings.model_copy(update={"lake": Lake(warehouse=str(tmp_path / "off" / "lake"))})
+
+
+def test_the_lake_is_written_and_compared_after_a_start_and_then_at_its_time(publishing, clock, kit):
+    """An accountant that is started again every half an hour publishes, too."""
+    with Service(publishing, clock) as service:
+        service.ingest.submit_batch(kit.batch(rows=3)).result()
+        service.publish()
+        first = clock.wall_ms()
+        assert figure(service, "gputally_lake_published_timestamp_seconds") == first / 1_000
+        assert figure(service, "gputally_lake_differences") == 0
+        clock.advance(3_500_000)
+        service.publish()
+        assert figure(service, "gputally_lake_published_timestamp_seconds") == first / 1_000
+        clock.advance(100_000)
+        service.publish()
+        assert figure(service, "gputally_lake_published_timestamp_seconds") == clock.wall_ms() / 1_000
+
+
+def test_a_lake_that_cannot_be_reached_is_tried_again_and_keeps_nothing_else_waiting(publishing, clock, kit):
+    warehouse = Path(publishing.lake.warehouse)
+    warehouse.parent.mkdir(exist_ok=True)
+    warehouse.write_text("no folder")
+    with Service(publishing, clock) as service:
+        service.ingest.submit_batch(kit.batch(rows=3)).result()
+        service.publish()
+        assert figure(service, 'gputally_upkeep_failing{task="lake"}') == 1
+        clock.advance(7_200_000)
+        service.maintain()
+        assert figure(service, 'gputally_task_failures_total{task="lake"}') == 1, "its own thread tries again"
+        assert list(publishing.archive.to.glob("part-*"))
+        warehouse.unlink()
+        service.publish()
+        assert figure(service, 'gputally_upkeep_failing{task="lake"}') == 0
+        assert figure(service, "gputally_lake_published_timestamp_seconds") == clock.wall_ms() / 1_000

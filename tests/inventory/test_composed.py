@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from accountant.composition import Service
 from accountant.core.settings import Settings
@@ -17,12 +15,7 @@ from gputally.base.errors import Unavailable
 from gputally.kubernetes.api_client import KubernetesApi
 from tests.inventory.api import FakeApi, node
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    structlog.reset_defaults()
-    with structlog.testing.capture_logs():
-        yield
+pytestmark = pytest.mark.usefixtures("logs")
 
 
 @pytest.fixture

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from accountant.composition import Service
 from accountant.core.settings import Settings
@@ -23,11 +21,7 @@ START = 1_790_812_800_000  # 2026-10-01T00:00:00Z
 MINUTE = 60_000
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    structlog.reset_defaults()
-    with structlog.testing.capture_logs():
-        yield
+pytestmark = pytest.mark.usefixtures("logs")
 
 
 def minute(number: int, holder: Holder | None) -> ClosedSet:

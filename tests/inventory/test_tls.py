@@ -5,11 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 import trustme
 
 from accountant.__main__ import main
@@ -21,12 +19,7 @@ from gputally.base.errors import SettingsFault
 from gputally.server.https_server import BadCertificate, Identity, Tls, common_name, serve
 from gputally.server.tokens_and_grants import sha256
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    structlog.reset_defaults()
-    with structlog.testing.capture_logs():
-        yield
+pytestmark = pytest.mark.usefixtures("logs")
 
 
 @pytest.fixture(scope="module")

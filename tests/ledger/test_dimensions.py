@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from msgspec import json, structs
 
-from accountant.inventory.kubernetes_objects import Pod
-from accountant.inventory.pod_facts import pod_sighting
+from accountant.inventory.pod_facts import Pod, pod_sighting
 from accountant.ledger.protocols import Facts
 from accountant.ledger.team_assignment import labels_count
 from accountant.storage.duckdb_ledger import DuckLedger

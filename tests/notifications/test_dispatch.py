@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import structlog
 from starlette.testclient import TestClient
 
 from accountant.__main__ import main
@@ -77,11 +76,7 @@ class Office:
         return [letter.subject for letter in self.basket.letters[before:]]
 
 
-@pytest.fixture(autouse=True)
-def logs():
-    structlog.reset_defaults()
-    with structlog.testing.capture_logs() as captured:
-        yield captured
+pytestmark = pytest.mark.usefixtures("logs")
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow
-from fairshare.core.model import UNLIMITED, Claim, DivisionProblem, Remainder, Standing
-from fairshare.laws.division import divide, first_round
+from fairshare.core.model import UNLIMITED, Claim, DivisionProblem, DivisionRound, Remainder, Standing
+from fairshare.laws.division import divide
 from fairshare.laws.weight_calculation import calculate_weights, usage_ratios
 from tests.effort import examples
 
@@ -170,7 +170,9 @@ def test_siblings_never_use_more_than_all_so_the_pool_always_goes_to_somebody(
         siblings = [queue for queue in policy.queues if queue.parent == parent]
         assert fsum(ratios[queue.name].u for queue in siblings) <= 1 + 1e-12
         claims = [Claim(queue.name, 1.0, weight=queue.weight, usage=ratios[queue.name].u) for queue in siblings]
-        assert fsum(first_round(claims, policy.k).values()) >= 1 - 1e-9
+        first = divide(DivisionProblem("x", 16.0, policy.k, tuple(claims)), explain=True).steps[0]
+        assert isinstance(first, DivisionRound)
+        assert fsum(offer.p for offer in first.offers) >= 1 - 1e-9
 
 
 @given(situations(), st.randoms())

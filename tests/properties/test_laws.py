@@ -24,14 +24,13 @@ from fairshare.laws.feedback_laws import (
     LawQueues,
     Memory,
     Multifactor,
-    Static,
 )
 from fairshare.laws.gang_turns import shares_under, turn_weights
 from fairshare.laws.weight_calculation import calculate_weights, wanted_weight
 from tests.effort import examples
 
 NO_TURNS = TurnPolicy(ratio=0)
-LAWS: tuple[Law, ...] = (Static(), Kai(2.0), FairTree(), Multifactor(), Deficit(DeficitPolicy(), NO_TURNS))
+LAWS: tuple[Law, ...] = (Kai(2.0), FairTree(), Multifactor(), Deficit(DeficitPolicy(), NO_TURNS))
 WEEK_S = 604_800.0
 
 

@@ -19,6 +19,7 @@ from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
 from agent.wire import Batch
+from fairshare.usage.cluster_windows import sum_of
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS
 from tests.effort import examples
@@ -122,6 +123,45 @@ def test_a_cluster_is_as_if_it_were_alone_and_all_of_them_add_up(
             assert plain(part) == alone[cluster].window(other, at_ms, "allocated", 0.98, shard=shard)
             mark = shared.watermark(at_ms, 0.98, shard, cluster)
             assert mark == part.watermark_ms == alone[cluster].watermark(at_ms, 0.98, shard)
+
+
+@pytest.mark.thorough
+@FEW
+@given(
+    found=st.tuples(streams(), streams(), streams()),
+    half_life=st.sampled_from([None, 60, 3600, 604_800]),
+    at=st.integers(1, SPAN_MS + BUCKET_MS),
+    size=st.integers(1, 2 * SPAN_MS // 1000),
+)
+def test_windows_of_several_ledgers_add_up_to_that_of_one_ledger_with_all_rows(
+    ledgers: Callable[..., DuckLedger],
+    found: tuple[list[Stream], list[Stream], list[Stream]],
+    half_life: int | None,
+    at: int,
+    size: int,
+) -> None:
+    names = (*CLUSTERS, "west")
+    spec, at_ms = WindowSpec(size=size, half_life=half_life), START_MS + at
+    together, apart = ledgers(*names), {name: ledgers(name) for name in names}
+    for name, mine in zip(names, found, strict=True):
+        rows = [batch for stream in of_cluster(name, mine, 4) for batch in stream]
+        book(apart[name], rows)
+        book(together, rows)
+    measures: tuple[Measure, ...] = ("allocated", "busy", "energy")
+    for measure in measures:
+        first, *others = (apart[name].window(spec, at_ms, measure, 0.98, cluster=name) for name in names)
+        added = sum_of(names[0], first, dict(zip(names[1:], others, strict=True)))
+        whole = together.window(spec, at_ms, measure, 0.98)
+        same = ("start_ms", "end_ms", "half_life_s", "measure", "unit", "by", "lost_ms", "since_ms")
+        assert [getattr(added, what) for what in same] == [getattr(whole, what) for what in same]
+        assert added.coverage <= whole.coverage + 1e-12, "the lowest of any"
+        if half_life is None:
+            assert (added.usage, added.unassigned, added.capacity) == (whole.usage, whole.unassigned, whole.capacity)
+        most = (len(names) + 1) / 2  # each sum is rounded to a whole unit, once
+        for queue, value in whole.usage.items():
+            assert abs(value - added.usage[queue]) <= most * (3 if queue == "top" else 1)
+        assert abs(whole.unassigned - added.unassigned) <= most
+        assert abs(whole.capacity - added.capacity) <= most
 
 
 def test_of_a_cluster_that_never_reported_there_is_neither_usage_nor_capacity(

@@ -1,12 +1,21 @@
-"""What several of the real suites read."""
+"""What several of the real suites read. Servers run from their first use to the end of the session."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from dashboards import prometheus_rules
+from tests.fakes.fault_proxy import FaultProxy, fault_proxy
+
+if TYPE_CHECKING:
+    from tests.real.object_store import ObjectStore
+    from tests.real.postgres import Postgres
+    from tests.real.spark import SparkCluster
+    from tests.real.trino import Trino
 
 
 @pytest.fixture(scope="module")
@@ -15,3 +24,43 @@ def rules_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("rules")
     (path / "rules.yaml").write_text(prometheus_rules.render_rules())
     return path
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    from tests.real.postgres import postgres
+
+    with postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    from tests.real.object_store import object_store
+
+    with object_store(tmp_path_factory.mktemp("object-store")) as store:
+        yield store
+
+
+@pytest.fixture
+def store_proxy(object_store: ObjectStore) -> Iterator[FaultProxy]:
+    """A proxy in front of the object store that spoils what the test chooses."""
+    with fault_proxy(object_store.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    """Two workers."""
+    from tests.real.spark import spark_cluster
+
+    with spark_cluster(tmp_path_factory.mktemp("spark")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def trino(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trino]:
+    from tests.real.trino import trino
+
+    with trino(tmp_path_factory.mktemp("trino")) as server:
+        yield server

@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -40,10 +40,14 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process until the block ends, its output in `log`; ended politely, then not."""
+def running(
+    command: list[str], log: Path, environment: Mapping[str, str] | None = None, user: str | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process until the block ends, its output in `log`; ended politely, then not. environment: instead of ours."""
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, env=environment, user=user
+        )
         try:
             yield process
         finally:
@@ -61,14 +65,24 @@ def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path, headers: M
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     request = urllib.request.Request(url, headers=dict(headers or {}))
-    for _ in range(READY_SECONDS * 5):
+
+    def answers() -> bool:
         with (
             contextlib.suppress(urllib.error.URLError, OSError),
             urllib.request.urlopen(request, timeout=2, context=context) as answer,
         ):
-            if answer.status == 200:
-                return
+            return bool(answer.status == 200)
+        return False
+
+    wait_until(answers, url, process, log)
+
+
+def wait_until(ready: Callable[[], bool], what: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until `ready()` is true. Raises RuntimeError, which names `what`, with the end of the log otherwise."""
+    for _ in range(READY_SECONDS * 5):
+        if ready():
+            return
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.2)  # the pause between two looks, cut short when the program dies
             raise RuntimeError(f"{process.args!r} ended:\n{log.read_text(errors='replace')[-2000:]}")
-    raise RuntimeError(f"{url} is not ready:\n{log.read_text(errors='replace')[-2000:]}")
+    raise RuntimeError(f"{what} is not ready:\n{log.read_text(errors='replace')[-2000:]}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.metrics_reference import MODULES, Family, in_source, of_the_agent
+from scripts.reference_pages import MODULES, Family, agent_families, families_in
 from tests.real.programs import built
 from tests.real.prometheus import backfill, prometheus, promtool
 
@@ -60,8 +60,8 @@ def test_the_pages_query_of_held_and_idle_gpus_counts_each_pod_by_itself(tmp_pat
 def test_promtool_finds_no_fault_in_any_metric() -> None:
     """Every family that docs/metrics.md lists, as `promtool check metrics` sees it scraped."""
     programs = [
-        list(of_the_agent()),
-        *([f for module in modules for f in in_source(module)] for modules in MODULES.values()),
+        list(agent_families()),
+        *([f for module in modules for f in families_in(module)] for modules in MODULES.values()),
     ]
     families = {family.series: family for program in programs for family in program}
     assert len(families) > 50

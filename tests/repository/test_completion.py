@@ -13,7 +13,7 @@ import pytest
 
 from gputally.__main__ import COMMANDS, main
 from gputally.command_tree import all_commands
-from scripts.command_reference import PAGE, page
+from scripts.reference_pages import COMMANDS_PAGE, commands_page
 
 
 def bash(line: str) -> dict[str, str]:
@@ -131,7 +131,7 @@ def test_help_loads_no_library() -> None:
 def test_the_page_of_commands_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("GPUTALLY_")]:
         monkeypatch.delenv(name)
-    assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: make reference"
+    assert COMMANDS_PAGE.read_text(encoding="utf-8") == commands_page(), "write it anew: make reference"
 
 
 def test_every_command_and_option_is_explained() -> None:

@@ -29,8 +29,8 @@ ELSEWHERE = {
 }
 """They write files of their own form: `--output` is where to."""
 TEXT = {
-    "accountant serve", "accountant token new", "accountant token revoke", "fairshare run", "fairshare check",
-    "fairshare shard", "accountant slurm",
+    "accountant serve", "accountant fleet serve", "fleet serve", "accountant token new", "accountant token revoke",
+    "fairshare run", "fairshare check", "fairshare shard", "accountant slurm",
     "agent run", "agent top", "dashboards build", "dashboards check",
 }  # fmt: skip
 """They print lines, or show a screen of their own."""

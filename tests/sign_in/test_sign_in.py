@@ -9,7 +9,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
-import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
@@ -28,11 +27,7 @@ PAGE = {"Accept": "text/html"}
 HERE = "http://127.0.0.1"
 
 
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[list[Any]]:
-    structlog.reset_defaults()
-    with structlog.testing.capture_logs() as captured:
-        yield captured
+pytestmark = pytest.mark.usefixtures("logs")
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ from fairshare.preemption.preemption_rules import (
     may_reclaim,
     path,
     queues_to_compare,
-    reclaimable,
 )
 from fairshare.simulator.engine_state import ANY_GPU, Gang, QueueTree
 from fairshare.simulator.scheduler_engine import Debtor, collect
 from tests.effort import examples
+from tests.fairshare.reclaim import reclaimable
 from tests.shelf import shared
 
 Queues = list[tuple[float, float, list[int]]]

@@ -17,7 +17,6 @@ from fairshare.simulator.simulation_model import (
     ControllerView,
     Job,
     Pool,
-    Record,
     Workload,
     capacity_for,
     columns,
@@ -31,10 +30,6 @@ def _work(rows: list[tuple[int, int, int, int]], queues: tuple[str, ...] = ("a",
     """(submit_s, gpus, duration_s, queue)."""
     ordered = sorted(rows)
     return Workload(queues, *([row[i] for row in ordered] for i in range(4)))
-
-
-def _delivered(record: Record) -> list[float]:
-    return [used / HOUR for used in record.used[-1]]
 
 
 def test_one_job_runs_from_the_tick_after_its_submission_for_as_long_as_it_takes() -> None:

@@ -23,6 +23,7 @@ from accountant.core import accounts as proration
 from accountant.ledger.protocols import OF_HOLDERS
 from accountant.ledger.usage_columns import (
     COLUMNS,
+    MEMOS,
     PRICED_BY,
     Hours,
     JobName,
@@ -39,12 +40,12 @@ from accountant.storage.query.grouping import (
     UNHELD,
     ConstantSpan,
     HolderClasses,
+    ResultCache,
     classes,
     key_of,
     pieces_of,
 )
 from accountant.storage.query.idle_time_query import IdleTime, idle_time
-from accountant.storage.query.result_cache import ResultCache
 from accountant.storage.query.usage_query import unseen
 from accountant.storage.query.usage_sums import accounts
 from accountant.storage.span_plan import EVERY_GPU, TaggedSpan
@@ -149,12 +150,18 @@ _PHASES = {name: COLUMNS.index(name) for name in ("starting", "gang_waiting")}
 
 
 def usage_columns(
-    cursor: Cursor, state: State, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str
+    cursor: Cursor,
+    state: State,
+    edges: Sequence[int],
+    cuts: Sequence[Sequence[Dimension]],
+    timezone: str,
+    *,
+    memos: bool = False,
 ) -> list[UsageColumns]:
     """Of each stretch between two neighbouring edges, which ascend: an answer for each cut, whose dimensions are told
     apart beside PRICED_BY."""
     zone = ZoneInfo(timezone)
-    tables = [_Table.of(cursor, state, edges, by, zone) for by in cuts]
+    tables = [_Table.of(cursor, state, edges, by, zone, memos=memos) for by in cuts]
     if edges[0] >= edges[-1]:
         return [table.answer() for table in tables]
     for table in tables:
@@ -210,12 +217,22 @@ class _Table:
     of_era: Sequence[ConstantSpan]
     told: DeviceKinds
     known: HolderClasses
+    memos: bool
     keys: _Numbers[tuple[str, ...]] = field(default_factory=_Numbers)
     places: _Numbers[Place] = field(default_factory=_Numbers)
     rows: list[tuple[Whole, Whole]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, cursor: Cursor, state: State, edges: Sequence[int], by: Sequence[Dimension], zone: ZoneInfo) -> _Table:
+    def of(
+        cls,
+        cursor: Cursor,
+        state: State,
+        edges: Sequence[int],
+        by: Sequence[Dimension],
+        zone: ZoneInfo,
+        *,
+        memos: bool = False,
+    ) -> _Table:
         asked = frozenset((*by, *PRICED_BY))
         stretch_of, pieces = _cut(state, edges, asked, zone)
         told = state.apart(cursor, asked - OF_HOLDERS - OF_TIME)
@@ -227,8 +244,13 @@ class _Table:
         era = [number[stretch, piece.era] for stretch, piece in zip(stretch_of, pieces, strict=True)]
         return cls(
             state, tuple(by), np.array(stretch_of, dtype=np.int64), pieces, np.array(era, dtype=np.int64),
-            list(eras.values()), told, known,
+            list(eras.values()), told, known, memos=memos,
         )  # fmt: skip
+
+    @property
+    def width(self) -> int:
+        """Columns of a row: COLUMNS, and MEMOS where they are asked for."""
+        return _WIDTH + len(MEMOS) * self.memos
 
     def add_sums(self, cursor: Cursor) -> None:
         """What the ledger's rows and sums say, and what no row tells."""
@@ -236,16 +258,20 @@ class _Table:
         spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(self.pieces)]
         found = accounts(
             cursor, spans, state.unfolded, state.days.kept,
-            by_device=told.by_device, kinds=told.kinds, payers=self.known.of,
+            by_device=told.by_device, kinds=told.kinds, payers=self.known.of, memos=self.memos,
         )  # fmt: skip
-        tag, device, payer, busy, idle, unknown, unheld, down = found.T
+        tag, device, payer, busy, idle, unknown, unheld, down, *rest_of_cells = found.T
         none = np.zeros(len(found), dtype=np.int64)
         of_holder = payer != UNHELD
-        held = np.stack([busy, idle, unknown, np.where(of_holder, 0, unheld), none, down, none, none], axis=1)
+        columns = [busy, idle, unknown, np.where(of_holder, 0, unheld), none, down, none, none]
+        if self.memos:
+            borrowed, unattributed, memory, energy, energy_blind, memory_blind = rest_of_cells
+            columns += [none, borrowed, unattributed, memory, memory_blind, energy, energy_blind]
+        held = np.stack(columns, axis=1)
         self._add(tag, device, payer, held)
         # What a holder's row has beyond its allocation has no holder.
         rest = np.flatnonzero(of_holder & (unheld > 0))
-        loose = np.zeros((len(rest), _WIDTH), dtype=np.int64)
+        loose = np.zeros((len(rest), self.width), dtype=np.int64)
         loose[:, _UNALLOCATED] = unheld[rest]
         self._add(tag[rest], device[rest], np.full(len(rest), UNHELD), loose)
         self._add_unseen(cursor, tag, device, busy + idle + unknown + unheld + down)
@@ -261,7 +287,7 @@ class _Table:
         else:
             device = [row.device * self.told.by_device for row in rows]
         payer = [of_class[row.payer] for row in rows]
-        cells = np.zeros((len(rows), _WIDTH), dtype=np.int64)
+        cells = np.zeros((len(rows), self.width), dtype=np.int64)
         cells[np.arange(len(rows)), [_PHASES[row.phase] for row in rows]] = [row.idle_us for row in rows]
         self._add(tag, np.array(device, dtype=np.int64), np.array(payer, dtype=np.int64), cells)
 
@@ -269,14 +295,20 @@ class _Table:
         keys, key = self.keys.ascending()
         places, place = self.places.ascending()
         if not self.rows:
-            empty = np.zeros((0, 3 + _WIDTH), dtype=np.int64)
-            return UsageColumns(keys, places, empty[:, 0], empty[:, 1], empty[:, 2], empty[:, 3:])
+            empty = np.zeros((0, 3 + self.width), dtype=np.int64)
+            return self._answer(keys, places, empty[:, :3], empty[:, 3:])
         numbers = np.concatenate([numbers for numbers, _ in self.rows])
         told = np.stack([numbers[:, 0], key[numbers[:, 1]], place[numbers[:, 2]]], axis=1)
         at, gpu_us = proration.merged(told, np.concatenate([cells for _, cells in self.rows]))
         there = gpu_us.any(axis=1)
         at, gpu_us = at[there], gpu_us[there]
-        return UsageColumns(keys, places, at[:, 0], at[:, 1], at[:, 2], gpu_us)
+        return self._answer(keys, places, at, gpu_us)
+
+    def _answer(
+        self, keys: Sequence[tuple[str, ...]], places: Sequence[Place], at: Whole, cells: Whole
+    ) -> UsageColumns:
+        memos = cells[:, _WIDTH:] if self.memos else None
+        return UsageColumns(keys, places, at[:, 0], at[:, 1], at[:, 2], cells[:, :_WIDTH], memos)
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -292,8 +324,10 @@ class _Table:
         ):
             place = Place(*key[len(self.by) :])
             numbers.append((piece, self.keys.number(key[: len(self.by)]), self.places.number(place)))
-            row = [0] * _WIDTH
+            row = [0] * self.width
             row[_UNALLOCATED], row[_UNMETERED], row[_DOWN] = found.unheld_us, unmetered_us, down_us
+            if self.memos:
+                row[_WIDTH + MEMOS.index("node_down")] = down_us
             cells.append(row)
         if numbers:
             told = np.array(numbers, dtype=np.int64)

@@ -23,13 +23,13 @@ from accountant.storage.query.grouping import (
     OF_TIME,
     UNHELD,
     ConstantSpan,
+    ResultCache,
     asks_for_unheld_time,
     classes,
     key_of,
     of_all,
     pieces_of,
 )
-from accountant.storage.query.result_cache import ResultCache
 from accountant.storage.query.usage_sums import Sum, scan
 from accountant.storage.span_plan import TaggedSpan
 from accountant.storage.write.name_ids import DeviceName, holders

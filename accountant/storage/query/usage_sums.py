@@ -32,7 +32,7 @@ Key = tuple[int, int, int, int]
 Whole = npt.NDArray[np.int64]
 P = TypeVar("P")
 _ACCOUNTS = ", ".join(f"sum({name})::BIGINT AS {name}" for name in CELLS[:ACCOUNTS])
-_TOLD = [0, 2, 3, *range(4, 4 + ACCOUNTS)]
+_CELLS = ", ".join(f"sum({name})::BIGINT AS {name}" for name in CELLS)
 _FIGURES = ", ".join(f"sum({name})" + "::BIGINT" * (name != "energy_uj") for name in CELLS)
 """Energy may need more than 64 bits."""
 _PAYERS = pa.schema([("id", pa.int32()), ("class", pa.int32())])
@@ -104,15 +104,20 @@ def accounts(
     kinds: Kinds | None = None,
     payers: Mapping[int, int] | None = None,
     by_payer: bool = False,
+    memos: bool = False,
 ) -> Whole:
-    """`scan` as columns, where there are very many: tag, device, payer and the accounts of the cells."""
+    """`scan` as columns, where there are very many: tag, device, payer and the accounts of the cells; with memos: all
+    cells."""
     apart = _Grouping.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=None)
-    parts = _parts(cursor, plan_spans(spans, unfolded, kept), kept, apart, _columns(cursor))
-    tables = [np.array(part, np.int64).reshape(-1, len(part[0]))[:, _TOLD] for part in parts if len(part)]
+    parts = _parts(
+        cursor, plan_spans(spans, unfolded, kept), kept, apart, _columns(cursor, _CELLS if memos else _ACCOUNTS)
+    )
+    shown = [0, 2, 3, *range(4, 4 + (len(CELLS) if memos else ACCOUNTS))]
+    tables = [np.array(part, np.int64).reshape(-1, len(part[0]))[:, shown] for part in parts if len(part)]
     if len(tables) > 1:
         several = np.concatenate(tables)
         tables = [np.hstack(proration.merged(several[:, :3], several[:, 3:]))]
-    return tables[0] if tables else np.zeros((0, len(_TOLD)), np.int64)
+    return tables[0] if tables else np.zeros((0, len(shown)), np.int64)
 
 
 def _parts(
@@ -162,14 +167,14 @@ def _rows(cursor: Cursor) -> _SumQuery[list[Row]]:
     return _SumQuery(_FIGURES, fetch)
 
 
-def _columns(cursor: Cursor) -> _SumQuery[Whole]:
+def _columns(cursor: Cursor, figures: str) -> _SumQuery[Whole]:
     def fetch(sql: str, bounds: Mapping[str, int], incoming: pa.Table, apart: _Grouping) -> Whole:
         found = cursor.columns(
             sql, bounds, streamed(incoming), streamed(apart.payers_table), streamed(apart.kinds_table)
         )
         return np.stack([np.ma.getdata(column).astype(np.int64) for column in found.values()], axis=1)
 
-    return _SumQuery(_ACCOUNTS, fetch)
+    return _SumQuery(figures, fetch)
 
 
 @dataclass(frozen=True, slots=True)

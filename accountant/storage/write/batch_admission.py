@@ -29,8 +29,7 @@ from accountant.core.errors import BadBatch, SequenceGap
 from accountant.history_import.import_run import is_import
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns
-from accountant.storage.write.gpu_ownership import GpuClaims
-from accountant.storage.write.pod_ownership import PodClaims
+from accountant.storage.write.ownership import GpuClaims, PodClaims
 from accountant.storage.write.record_columns import (
     DistinctColumn,
     Fault,

@@ -342,6 +342,23 @@ dnsConfig:
 {{- end }}
 {{- end -}}
 
+{{/* Replicas on different nodes where that can be had: (list . "fairshare" .Values.fairshare). */}}
+{{- define "gputally.apart" -}}
+{{- $values := last . -}}
+{{- if and (not $values.affinity) (gt (int $values.replicas) 1) -}}
+# A node that fails should not take both.
+affinity:
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              {{- include "gputally.selectorLabels" (initial .) | nindent 14 }}
+{{- end -}}
+{{- end -}}
+
 {{/* A security context with the operator's fields over our own: (list TEXT FIELDS). A field that is null is left out. */}}
 {{- define "gputally.securityContext" -}}
 {{- $context := first . | fromYaml -}}
@@ -528,7 +545,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  accessModes: [ReadWriteOnce]
+  accessModes: [{{ default "ReadWriteOnce" $values.accessMode }}]
   {{- with $values.storageClassName }}
   storageClassName: {{ . }}
   {{- end }}

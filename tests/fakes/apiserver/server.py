@@ -11,9 +11,11 @@ import copy
 import json
 import re
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.fakes.http_server import Handler, LoopbackServer
 
 Object = dict[str, Any]
 Key = tuple[str, str, str]
@@ -43,26 +45,15 @@ class FakeApiServer:
         self._stopping = False
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Requests(Handler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
                 outer.requests.append(self.path)
                 outer._answer(self)
 
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                """A client that hangs up is part of the game."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._server = LoopbackServer(Requests)
+        self.url = self._server.url
 
     # --- state -----------------------------------------------------------------------------------
 
@@ -104,9 +95,7 @@ class FakeApiServer:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
     # --- answers ---------------------------------------------------------------------------------
 

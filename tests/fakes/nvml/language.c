@@ -195,14 +195,6 @@ u64 fakeNvmlTruth(u32 gpu, u32 pid) {
     return busy / 1000000;
 }
 
-/* True energy of a GPU in microjoules, before any wrap. */
-u64 fakeNvmlTrueEnergy(u32 gpu) {
-    pthread_mutex_lock(&mutex);
-    u64 microjoules = gpu < (u32)gpu_count ? gpus[gpu].microjoules : 0;
-    pthread_mutex_unlock(&mutex);
-    return microjoules;
-}
-
 void load_state(void) {
     const char *path = getenv("FAKE_NVML_STATE");
     struct stat st;

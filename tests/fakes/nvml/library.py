@@ -37,7 +37,6 @@ class FakeNvml:
     def __init__(self, library: Path, state: Path) -> None:
         self.library = ctypes.CDLL(str(library))
         self.library.fakeNvmlTruth.restype = ctypes.c_uint64
-        self.library.fakeNvmlTrueEnergy.restype = ctypes.c_uint64
         self._state = state
         self._writes = 0
 
@@ -58,10 +57,6 @@ class FakeNvml:
     def truth_us(self, gpu: int, pid: int) -> int:
         """How long a process was really busy, in microseconds of the GPU or instance it ran on."""
         return int(self.library.fakeNvmlTruth(gpu, pid))
-
-    def true_energy_uj(self, gpu: int) -> int:
-        """What a GPU really used since its driver was loaded."""
-        return int(self.library.fakeNvmlTrueEnergy(gpu))
 
 
 @contextmanager

@@ -1,0 +1,263 @@
+"""Runs `fleet`: usage, cost and reports of several clusters, from the lake in which they publish."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from accountant.cli import terminal_tables
+from accountant.cli.connection_options import By, End, Printed, Start, Timezone, Where, answer
+from accountant.cli.terminal_tables import NAMES, titled_table
+from accountant.core import periods
+from accountant.core.periods import Month, utc
+from accountant.core.settings import Issuer, Lake, load
+from accountant.reports.output_formats import RENDERINGS, Form, file_name
+from accountant.reports.report_text import money
+from accountant.wire.usage_models import Dimension
+from gputally.base import atomic_file
+from gputally.base.clock import SystemClock
+from gputally.base.command_output import show
+from gputally.base.errors import CannotStart
+from gputally.base.money import exact_sum
+from gputally.base.number_format import NOTHING, hours
+from gputally.base.terminal import Terminal
+from gputally.server import config_models, logs_and_metrics
+
+if TYPE_CHECKING:
+    from accountant.fleet.members import Fleet, FleetMonth, Told
+
+EngineName = Literal["duckdb", "spark", "trino", "clickhouse"]
+LakePlace = Annotated[
+    str,
+    typer.Option("--lake", envvar="GPUTALLY_LAKE", help="Settings of the lake (YAML), or the folder of its warehouse."),
+]
+EngineOption = Annotated[EngineName, typer.Option("--engine", help="What runs the questions.")]
+EngineAddress = Annotated[
+    str,
+    typer.Option("--engine-url", envvar="GPUTALLY_ENGINE_URL", help="The engine: spark://…, sc://…, http(s)://…."),
+]
+Clusters = Annotated[list[str] | None, typer.Option("--cluster", help="One ledger of the lake (repeatable); else all.")]
+RatesFile = Annotated[Path | None, typer.Option("--rates", help="Rates between currencies (YAML: to, rates).")]
+
+
+def register_fleet(app: typer.Typer) -> None:
+    """Add `fleet` to the program."""
+    fleet = typer.Typer(help="Several clusters, from the lake in which they publish.", no_args_is_help=True)
+    for command in (clusters, usage, cost, report, serve):
+        fleet.command()(command)
+    app.add_typer(fleet, name="fleet")
+
+
+def clusters(
+    lake: LakePlace, output: Printed = "table", engine: EngineOption = "duckdb", engine_url: EngineAddress = ""
+) -> None:
+    """The ledgers that publish in the lake, and how far."""
+    with _opened(lake, engine, engine_url) as fleet:
+        found = [member.status for member in fleet.members()]
+
+    def table() -> Table:
+        drawn = titled_table("Ledgers of the lake")
+        for heading in ("ledger", "clusters", "time zone", "first record", "newest record", "published until"):
+            drawn.add_column(heading)
+        for one in found:
+            instants = (utc(at_ms) if at_ms else NOTHING for at_ms in (one.first_ms, one.newest_ms, one.until_ms))
+            drawn.add_row(one.ledger, ", ".join(sorted(one.clusters)), one.timezone, *instants)
+        return drawn
+
+    records = [{**asdict(one), "clusters": dict(one.clusters), "teams": sorted(one.teams)} for one in found]
+    show(output, table, records)
+
+
+def usage(
+    lake: LakePlace,
+    by: By = "team",
+    start: Start = None,
+    end: End = None,
+    where: Where = None,
+    cluster: Clusters = None,
+    timezone: Timezone = None,
+    output: Printed = "table",
+    engine: EngineOption = "duckdb",
+    engine_url: EngineAddress = "",
+) -> None:
+    """GPU-hours by account and group, added up over the clusters."""
+    zone = timezone or "UTC"
+    span, dimensions, chosen = _span(start, end, zone), _dimensions(by), _filters(where)
+    with _opened(lake, engine, engine_url) as fleet, _progress() as told:
+        found = fleet.usage(fleet.members(cluster or ()), *span, dimensions, chosen, zone, told)
+    answer(output, lambda: terminal_tables.usage_table(found, periods.zone(zone)), found, found.lines)
+
+
+def cost(
+    lake: LakePlace,
+    by: By = "team",
+    start: Start = None,
+    end: End = None,
+    where: Where = None,
+    cluster: Clusters = None,
+    rates: RatesFile = None,
+    timezone: Timezone = None,
+    output: Printed = "table",
+    engine: EngineOption = "duckdb",
+    engine_url: EngineAddress = "",
+) -> None:
+    """Exact cost by group, each cluster's time at its own prices."""
+    zone = timezone or "UTC"
+    span, dimensions, chosen = _span(start, end, zone), _dimensions(by), _filters(where)
+    with _opened(lake, engine, engine_url, rates) as fleet, _progress() as told:
+        found = fleet.cost(fleet.members(cluster or ()), *span, dimensions, chosen, zone, told)
+    answer(output, lambda: terminal_tables.cost_table(found, periods.zone(zone)), found, found.lines)
+
+
+def report(
+    month: Annotated[str, typer.Argument(help="A calendar month: 2026-10.")],
+    lake: LakePlace,
+    cluster: Clusters = None,
+    team: Annotated[str | None, typer.Option(help="One team's reports (with --to).")] = None,
+    rates: RatesFile = None,
+    output: Printed = "table",
+    to: Annotated[Path | None, typer.Option(help="Folder for each cluster's own report.")] = None,
+    form: Annotated[Form, typer.Option(help="Form of these reports.")] = "html",
+    engine: EngineOption = "duckdb",
+    engine_url: EngineAddress = "",
+) -> None:
+    """What a month cost in every cluster: a summary, the lines of all statements (CSV), and each cluster's report."""
+    asked = Month.parse(month)
+    if to is not None and not to.is_dir():
+        raise CannotStart(f"{to}: not a folder")
+    from accountant.fleet.members import statement_lines
+
+    with _opened(lake, engine, engine_url, rates) as fleet:
+        members = fleet.members(cluster or ())
+        with _progress() as told:
+            summary, stated = fleet.month(members, asked, told)
+        written = []
+        for member in members if to is not None else ():
+            rendering = RENDERINGS[form]
+            body = rendering.render(member.report(asked, team, Issuer() if rendering.charges else None))
+            assert to is not None
+            file = to / file_name(rendering.extension, month, member.name, team)
+            atomic_file.write(file, body)
+            written.append(f"{file}  {len(body):,} bytes")
+    show(output, lambda: month_table(summary), summary.model_dump(mode="json"), statement_lines(stated))
+    for line in written:
+        Terminal(stderr=True).print(line)
+
+
+def serve(
+    config: Annotated[
+        Path | None, typer.Option(help="The accountant's settings (YAML): lake, listen, auth, callers, limits, TLS.")
+    ] = None,
+    lake: Annotated[
+        str | None, typer.Option("--lake", envvar="GPUTALLY_LAKE", help="Settings of the lake (YAML), or its folder.")
+    ] = None,
+    engine: EngineOption = "duckdb",
+    engine_url: EngineAddress = "",
+    rates: RatesFile = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where to serve.")] = None,
+    auth: Annotated[str | None, typer.Option(metavar="tokens|off", help="Who may read.")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="File of bearer tokens (hashed).")] = None,
+    callers: Annotated[Path | None, typer.Option(help="Issuers and groups of people who sign in.")] = None,
+) -> None:
+    """The pages and the API of every cluster, and of all together, read only, until SIGTERM or Ctrl-C."""
+    from accountant.fleet.fleet_server import FleetService, run
+    from accountant.fleet.members import load_lake
+
+    given = {"listen": listen, "auth": auth, "tokens": tokens, "callers": callers}
+    settings = load(config, os.environ, {name: value for name, value in given.items() if value is not None})
+    place = load_lake(lake) if lake is not None else settings.lake
+    if place is None:
+        raise CannotStart("no lake: give --lake, or `lake` in the file of --config")
+    logs_and_metrics.configure(settings.log_level)
+    with _opened(place, engine, engine_url, rates) as fleet:
+        run(FleetService(settings, fleet, SystemClock()))
+
+
+def month_table(summary: FleetMonth) -> Table:
+    """A month of every ledger, dearest first, and what teams owe in all of them."""
+    drawn = titled_table(f"The fleet in {summary.month}")
+    for heading in ("ledger", "month"):
+        drawn.add_column(heading)
+    for heading in ("GPU-hours", "busy", "idle", "unallocated", "unmetered", "due", "unpriced GPU-hours"):
+        drawn.add_column(heading, justify="right")
+    for one in sorted(summary.ledgers, key=lambda row: (-(row.due or 0), row.ledger)):
+        accounts = one.accounts_gpu_us
+        drawn.add_row(
+            one.ledger, one.status, hours(accounts.total), hours(accounts.busy), hours(accounts.allocated_idle),
+            hours(accounts.unallocated), hours(accounts.unmetered), money(one.due, one.currency),
+            hours(one.unpriced_gpu_us) if one.unpriced_gpu_us else "",
+        )  # fmt: skip
+    drawn.add_section()
+    whole = {row.team: [one for one in summary.teams if one.team == row.team] for row in summary.teams}
+    for team, rows in sorted(whole.items()):
+        due = ", ".join(
+            money(exact_sum(one.due for one in rows if one.currency == currency and one.due is not None), currency)
+            for currency in sorted({one.currency for one in rows if one.currency})
+        )
+        held_us = sum(one.gpu_us for one in rows)
+        drawn.add_row(NAMES.get(team, team), f"{len(rows)} ledgers", hours(held_us), *[""] * 4, due, "")
+    totals = ", ".join(money(due, currency) for currency, due in summary.totals.items())
+    converted = f"; together {money(summary.converted, summary.converted_to)}" if summary.converted is not None else ""
+    drawn.caption = f"due: {totals or NOTHING}{converted}"
+    return drawn
+
+
+@contextlib.contextmanager
+def _opened(lake: str | Lake, engine: EngineName, url: str, rates: Path | None = None) -> Iterator[Fleet]:
+    # Half a second of libraries that no other command needs.
+    from accountant.fleet.members import Fleet, Rates, load_lake
+    from accountant.lake.engines import open_engine
+
+    running = open_engine(engine, load_lake(lake) if isinstance(lake, str) else lake, url)
+    try:
+        yield Fleet(running, config_models.load_yaml(rates, Rates) if rates is not None else None)
+    finally:
+        running.close()
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Told]:
+    """A bar on standard error, where that is a terminal."""
+    console = Terminal(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        task = shown.add_task("clusters", total=None)
+        yield lambda name, done, total: shown.update(task, description=name, completed=done, total=total)
+
+
+def _span(start: str | None, end: str | None, timezone: str) -> tuple[int, int]:
+    """Without an end: now; without a start: the month that the end is in."""
+    zone = periods.zone(timezone)
+    end_ms = SystemClock().wall_ms() if end is None else periods.parse_instant(end, zone)
+    start_ms = Month.of(end_ms - 1, zone).span(zone)[0] if start is None else periods.parse_instant(start, zone)
+    if end_ms <= start_ms:
+        raise CannotStart(f"the span ends at or before it begins: {utc(start_ms)} to {utc(end_ms)}")
+    return start_ms, end_ms
+
+
+def _dimensions(by: str) -> tuple[Dimension, ...]:
+    known = get_args(Dimension)
+    names = tuple(part for part in by.split(",") if part)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"no dimension {unknown[0]!r}: choose from {', '.join(known)}")
+    return names  # type: ignore[return-value]  # checked above
+
+
+def _filters(where: list[str] | None) -> dict[Dimension, list[str]]:
+    found: dict[Dimension, list[str]] = {}
+    for one in where or ():
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"not a filter: {one!r} (write for example team=vision)")
+        (dimension,) = _dimensions(name)
+        found.setdefault(dimension, []).append(value)
+    return found

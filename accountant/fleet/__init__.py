@@ -1,0 +1,1 @@
+"""Answers questions about several ledgers of one lake, by the code that answers them on one machine."""

@@ -1,0 +1,321 @@
+"""Answers what is asked of all ledgers of a lake: the overview, a team's page, usage, cost and months.
+
+Each ledger answers with its own time zone, price book and policies (accountant.fleet.members).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import SimpleNamespace
+from typing import Annotated, Any, Final, Literal, cast
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
+from pydantic import Field
+
+from accountant.api.access_control import Reading, of_everyone, team_for, teams_asked
+from accountant.api.answer_cache import Answer
+from accountant.api.dependencies import Given
+from accountant.api.problems import Refusal
+from accountant.api.query_parameters import GroupedParams, Params, invalid, open_page
+from accountant.billing.statements import Statement
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.core import periods
+from accountant.core.periods import Month
+from accountant.core.settings import Settings
+from accountant.fleet.members import Fleet, FleetMonth, LedgerMonth, Member, TeamMonth, statement_lines
+from accountant.reports import html_and_pdf
+from accountant.web import overview_pages, page_rows
+from accountant.wire.policy_models import IDLE, UNASSIGNED
+from accountant.wire.usage_models import CostAnswer, UsageAnswer
+from gputally.base.clock import Clock
+from gputally.base.money import exact_sum
+from gputally.base.units import MS_PER_SECOND
+from gputally.server.page_layout import HTML
+from gputally.server.request_handling import tagged
+
+_NAVIGATION: Final = (("/fleet", "Fleet"),)
+router = APIRouter()
+Chosen = Annotated[
+    tuple[str, ...], Field(max_length=1_000, description="Only these ledgers of the lake (repeatable); all without it.")
+]
+
+
+@dataclass
+class FleetState:
+    """The ledgers that are served now, and what a page of all of them asks of a ledger: its extent, clusters, teams."""
+
+    fleet: Fleet
+    settings: Settings
+    clock: Clock
+    members: Sequence[Member] = field(default=())
+
+    def take(self, members: Sequence[Member]) -> None:
+        """Serve these from now on."""
+        self.members = tuple(members)
+
+    def chosen(self, names: Collection[str] = ()) -> list[Member]:
+        """These ledgers by name; all without names. Raises Refusal."""
+        missing = sorted(set(names) - {member.name for member in self.members})
+        if missing:
+            raise invalid("ledger", f"no ledger {missing[0]!r} publishes in this lake")
+        return [member for member in self.members if not names or member.name in names]
+
+    def mark(self) -> tuple[object, ...]:
+        """Equal as long as every question has the same answer."""
+        return tuple((member.name, member.status.until_ms, member.status.newest_ms) for member in self.members)
+
+    def teams(self) -> frozenset[str]:
+        return frozenset().union(*(member.status.teams for member in self.members))
+
+    def extent(self) -> tuple[int, int]:
+        begun = [member.status.first_ms for member in self.members if member.status.first_ms]
+        return min(begun, default=0), max((member.status.newest_ms for member in self.members), default=0)
+
+    def newest_by_cluster(self) -> Mapping[str, int]:
+        return {f"{m.name}/{name}": at for m in self.members for name, at in m.status.clusters.items()}
+
+    @property
+    def no_books(self) -> Bookkeeper:
+        """Prices are each ledger's own."""
+        return cast(Bookkeeper, SimpleNamespace(prices=SimpleNamespace(current=None), waiting=()))
+
+
+def _state(request: Request) -> FleetState:
+    found: FleetState = request.app.state.fleet
+    return found
+
+
+class FleetGrouped(GroupedParams):
+    ledger: Chosen = ()
+
+
+class MonthParams(Params):
+    month: str | None = Field(default=None, description="A calendar month of each ledger's own time zone: 2026-10.")
+    ledger: Chosen = ()
+
+
+class FleetReport(MonthParams):
+    format: Literal["json", "csv"] = Field(default="json", description="The summary, or the lines of all statements.")
+
+
+@router.get("/livez", include_in_schema=False)
+async def livez() -> Response:
+    return PlainTextResponse("ok\n")
+
+
+@router.get("/readyz", include_in_schema=False)
+async def readyz(deps: Given) -> Response:
+    faults = {} if deps.tasks is None else deps.tasks.faults()
+    text = "".join(f"{name}: {fault}\n" for name, fault in faults.items())
+    return PlainTextResponse(text or "ok\n", 503 if faults else 200)
+
+
+@router.get("/metrics", include_in_schema=False)
+async def metrics(deps: Given, _: Reading) -> Response:
+    return PlainTextResponse(await asyncio.to_thread(deps.metrics.exposition))
+
+
+@router.get("/v1/ledgers", summary="The ledgers of the lake")
+async def ledgers(request: Request, principal: Reading) -> Response:
+    """By name, and up to when the figures of each are published."""
+    of_everyone(principal)
+    found = [
+        {
+            "ledger": one.ledger, "timezone": one.timezone, "first_ms": one.first_ms, "newest_ms": one.newest_ms,
+            "until_ms": one.until_ms, "clusters": sorted(one.clusters), "pages": f"/clusters/{quote(one.ledger)}/",
+        }
+        for one in (member.status for member in _state(request).members)
+    ]  # fmt: skip
+    return JSONResponse(found)
+
+
+@router.get("/v1/usage", summary="GPU time by account and group, added up over the ledgers")
+async def usage(
+    request: Request, asked: Annotated[FleetGrouped, Query()], deps: Given, principal: Reading
+) -> UsageAnswer:
+    """As the accountant's own; `note` names the ledgers whose figures end before the span does."""
+    state = _state(request)
+    start, end, zone = asked.span(deps.clock.wall_ms(), "UTC", deps.settings.limits, deps.newest_ms())
+    where = dict(asked.where)
+    where |= teams_asked(principal, where.get("team", ()))
+    members = state.chosen(asked.ledger)
+    question = ["usage", start, end, zone, asked.by, sorted(where.items()), sorted(asked.ledger), str(state.mark())]
+    page = open_page(question, start, end, deps.clock.wall_ms(), asked.page, span_days=deps.settings.limits.span_days)
+
+    def find() -> UsageAnswer:
+        return state.fleet.usage(members, page.start_ms, page.end_ms, asked.by, where, zone)
+
+    return await asyncio.to_thread(deps.kept.turn, page, deps.page_lines(asked.limit), find)
+
+
+@router.get("/v1/cost", summary="Exact cost by group, each ledger's time at its own prices")
+async def costs(
+    request: Request, asked: Annotated[FleetGrouped, Query()], deps: Given, principal: Reading
+) -> CostAnswer:
+    """As the accountant's own. Amounts of several currencies are refused, unless the operator gave rates."""
+    state = _state(request)
+    start, end, zone = asked.span(deps.clock.wall_ms(), "UTC", deps.settings.limits, deps.newest_ms())
+    where = dict(asked.where)
+    where |= teams_asked(principal, where.get("team", ()))
+    members = state.chosen(asked.ledger)
+    question = ["cost", start, end, zone, asked.by, sorted(where.items()), sorted(asked.ledger), str(state.mark())]
+    page = open_page(question, start, end, deps.clock.wall_ms(), asked.page, span_days=deps.settings.limits.span_days)
+
+    def find() -> CostAnswer:
+        return state.fleet.cost(members, page.start_ms, page.end_ms, asked.by, where, zone)
+
+    return await asyncio.to_thread(deps.kept.turn, page, deps.page_lines(asked.limit), find)
+
+
+@router.get("/v1/report", summary="A month of every ledger")
+async def report(request: Request, asked: Annotated[FleetReport, Query()], deps: Given, principal: Reading) -> Response:
+    """What each ledger states for a month of its own time zone: a summary by ledger and team, or every line."""
+    of_everyone(principal)
+    found = (await asyncio.to_thread(_months, request, deps, asked)).value
+    if asked.format == "json":
+        return tagged(request, found.summary.model_dump_json().encode(), "application/json")
+    written = io.StringIO()
+    rows = list(statement_lines(found.stated))
+    out = csv.DictWriter(written, rows[0] if rows else ["ledger"], lineterminator="\n")
+    out.writeheader()
+    out.writerows(rows)
+    name = f"gputally-{found.summary.month}-fleet.csv"
+    return tagged(request, written.getvalue().encode(), "text/csv; charset=utf-8", name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stated:
+    summary: FleetMonth
+    stated: Mapping[str, Statement]
+
+
+def _months(request: Request, deps: Given, asked: MonthParams) -> Answer[_Stated]:
+    """Raises Refusal and SeveralCurrencies."""
+    state = _state(request)
+    members = state.chosen(asked.ledger)
+    month = _month(state, asked.month)
+
+    def find() -> _Stated:
+        return _Stated(*state.fleet.month(members, month))
+
+    return deps.prepared.ask(("fleet month", month, tuple(sorted(asked.ledger))), find, state.mark)
+
+
+def _month(state: FleetState, text: str | None) -> Month:
+    """The one that is named, else the newest that any ledger has records of."""
+    if text is not None:
+        return overview_pages.asked_month(text, state.clock.wall_ms(), periods.zone("UTC"))
+    return periods.month_with_records(state.clock.wall_ms(), state.extent()[1], periods.zone("UTC"))
+
+
+@router.get("/", include_in_schema=False)
+async def home(principal: Reading) -> Response:
+    if principal.teams is not None:
+        return RedirectResponse("/fleet/team/" + quote(team_for(principal, min(principal.teams)) or "", safe=""), 303)
+    return RedirectResponse("/fleet", 303)
+
+
+@router.get("/fleet", include_in_schema=False)
+async def overview(
+    request: Request, asked: Annotated[MonthParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    of_everyone(principal)
+    state = _state(request)
+
+    def make() -> bytes:
+        found = _months(request, deps, asked)
+        summary = found.value.summary
+        whole = page_rows.added(one.accounts_gpu_us for one in summary.ledgers)
+        shares = page_rows.account_rows(whole)
+        return _page(
+            request, deps, "fleet.html", found.as_of_ms,
+            summary=summary, ledgers=sorted(summary.ledgers, key=lambda one: (-(one.due or 0), one.ledger)),
+            teams=_teams(summary.teams), shares=shares, whole_us=whole.total,
+            bar=html_and_pdf.accounts(shares, f"Capacity of all clusters in {summary.month}") if whole.total else "",
+            months=_neighbours(state, summary.month), chosen=asked.ledger, names=[one.name for one in state.members],
+            until=_until_text, utilisation=page_rows.utilisation,
+        )  # fmt: skip
+
+    return tagged(request, await asyncio.to_thread(make), HTML)
+
+
+@router.get("/fleet/team/{team:path}", include_in_schema=False)
+async def team_page(
+    request: Request, team: str, asked: Annotated[MonthParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    mine = team_for(principal, team)
+    state = _state(request)
+
+    def make() -> bytes:
+        found = _months(request, deps, asked)
+        summary = found.value.summary
+        rows = [one for one in summary.teams if one.team == mine]
+        if not rows and mine not in state.teams():
+            raise Refusal("not-found", f"no ledger of this lake knows the team {team!r}")
+        zones = {one.ledger: one.timezone for one in summary.ledgers}
+        return _page(
+            request, deps, "fleet_team.html", found.as_of_ms,
+            summary=summary, team=mine, rows=rows, zones=zones, totals=_owed(rows),
+            months=_neighbours(state, summary.month),
+        )  # fmt: skip
+
+    return tagged(request, await asyncio.to_thread(make), HTML)
+
+
+def _page(request: Request, deps: Given, template: str, as_of_ms: int | None, **values: Any) -> bytes:
+    return overview_pages.page(request, "/fleet", template, deps, navigation=_NAVIGATION, as_of_ms=as_of_ms, **values)
+
+
+@dataclass(frozen=True, slots=True)
+class _TeamRow:
+    """What a team held and owes in several ledgers. owed: by currency."""
+
+    team: str
+    ledgers: Sequence[str]
+    gpu_us: int
+    owed: Sequence[tuple[str, Any]]
+
+
+def _until_text(row: LedgerMonth) -> str:
+    """Up to when a ledger's figures are published, in its own time."""
+    return f"{datetime.fromtimestamp(row.until_ms / MS_PER_SECOND, periods.zone(row.timezone)):%-d %b %H:%M}"
+
+
+def _teams(rows: Sequence[TeamMonth]) -> list[_TeamRow]:
+    """Those that held most first; what no team held stands last."""
+    by_team: dict[str, list[TeamMonth]] = {}
+    for row in rows:
+        by_team.setdefault(row.team, []).append(row)
+    found = [
+        _TeamRow(team, [one.ledger for one in several], sum(one.gpu_us for one in several), _owed(several))
+        for team, several in by_team.items()
+    ]
+    return sorted(found, key=lambda row: (row.team in (IDLE, UNASSIGNED), -row.gpu_us, row.team))
+
+
+def _owed(rows: Sequence[TeamMonth]) -> list[tuple[str, Any]]:
+    """Amounts of one currency added up."""
+    currencies = sorted({one.currency for one in rows if one.currency})
+    return [
+        (currency, exact_sum(one.due for one in rows if one.currency == currency and one.due is not None))
+        for currency in currencies
+    ]
+
+
+def _neighbours(state: FleetState, month: str) -> tuple[Month | None, Month | None]:
+    """The months before and after, where there can be records of them."""
+    shown, zone = Month.parse(month), periods.zone("UTC")
+    begun, _ = state.extent()
+    before = shown.previous if begun and shown.span(zone)[0] > begun else None
+    after = shown.next if shown.next.span(zone)[0] < state.clock.wall_ms() else None
+    return before, after
+
+
+ROUTES = router.routes

@@ -1,0 +1,280 @@
+"""Serves the pages and the API of every ledger of a lake, read only, and of all of them together.
+
+Each ledger has the accountant's own application under `/clusters/NAME/`, with its own time zone, price book and
+policies; its clock stands where its published figures end. What is asked of all ledgers is in
+accountant.fleet.fleet_routes. Nothing is kept but what can be read again, so any number of replicas may run.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+from urllib.parse import quote
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.responses import RedirectResponse
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from accountant import composition
+from accountant.api import problems
+from accountant.api.access_control import CallersFile, admit, of_everyone
+from accountant.api.dependencies import Checked, ClusterPicker, Deps, Ingesting
+from accountant.api.middleware import AccessMiddleware
+from accountant.api.problems import Refusal, answer
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.compat import opencost_api
+from accountant.compat.opencost_api import AllocationSource, PodLedger
+from accountant.composition import create_app
+from accountant.core.errors import LedgerFailed
+from accountant.core.settings import Settings
+from accountant.fleet import fleet_routes
+from accountant.fleet.fleet_routes import FleetState
+from accountant.fleet.members import Fleet, Member
+from accountant.runtime.service_metrics import Metrics
+from accountant.web import overview_pages
+from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, set_on_signals
+from gputally.base.clock import Clock
+from gputally.base.errors import AccountantError, CannotStart
+from gputally.kubernetes.objects import Api
+from gputally.server.https_server import serve
+from gputally.server.logs_and_metrics import TaskMetrics
+from gputally.server.request_handling import RateBound
+
+PREFIX: Final = "/clusters/"
+_OPENCOST: Final = "opencost"
+"""Below a ledger's address, as OpenCost's clients ask."""
+_OF_THE_ACCOUNTANT: Final = frozenset(
+    {
+        "backups",
+        "check",
+        "clock",
+        "deliveries",
+        "gpus",
+        "imports",
+        "quarantine",
+        "windows",
+        "livez",
+        "readyz",
+        "metrics",
+    }
+)
+"""What only a cluster's own accountant answers, below `/v1/` or by itself: it is not published."""
+_PATIENCE_S: Final = 300.0
+_OWN_LINK: Final = re.compile(rb'((?:href|action|src)=")/(?!static/|sign-|fleet|clusters/|favicon)')
+"""A link of a ledger's page to another one of the same ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    member: Member
+    deps: Deps
+    pages: ASGIApp
+    allocations: ASGIApp
+
+
+class FleetService:
+    """settings: the accountant's, of which callers, limits and what `/metrics` names hold here. fleet: read again every
+    `refresh_seconds`, and closed by its owner. Raises CannotStart, FileFault and LakeUnavailable."""
+
+    def __init__(self, settings: Settings, fleet: Fleet, clock: Clock) -> None:
+        self.settings = settings
+        self.over = threading.Event()
+        self.tasks = BackgroundTasks(clock, (AccountantError,))
+        self._clock = clock
+        self._log = structlog.get_logger("accountant.fleet")
+        self._rate = RateBound(clock, settings.limits.requests_per_second, settings.limits.burst)
+        self._served: dict[str, _Served] = {}
+        self._state = FleetState(fleet, settings, clock)
+        self._callers = CallersFile(settings, clock, self._refused, _no_cluster, self._state.teams)
+        self._metrics = Metrics()
+        self._metrics.watch(TaskMetrics(self.tasks))
+        self._own = self._deps(cast(Checked, self._state), clock, self._state.no_books, "")
+        self.look()
+        self.app: ASGIApp = self._composed()
+
+    def start(self) -> None:
+        """Read again what is published, on a thread, until `over` is set."""
+        self.tasks.start("lake", self._keep_looking, self.over, self._failed, _PATIENCE_S)
+
+    def look(self) -> None:
+        """Take what is published now. A ledger whose figures did not change goes on as it is. Raises
+        LakeUnavailable."""
+        known, published = self._served, self._state.fleet.statuses()
+        kept = {name: one for name, one in known.items() if one.member.status == published.get(name)}
+        changed = sorted(published.keys() - kept.keys())
+        new = {member.name: self._of_ledger(member) for member in self._state.fleet.members(changed)} if changed else {}
+        self._served = dict(sorted((kept | new).items()))
+        self._state.take([one.member for one in self._served.values()])
+        for name in known.keys() - kept.keys():
+            known[name].deps.prepared.close()
+
+    def names(self) -> Sequence[str]:
+        """Of the ledgers that are served now."""
+        return tuple(self._served)
+
+    def _keep_looking(self, stop: threading.Event, task: BackgroundTask) -> None:
+        task.succeed()
+        while not self._clock.wait(self.settings.refresh_seconds, stop):
+            with task.guarded(self._failed):
+                self.look()
+                self._callers.look()
+
+    def _failed(self, error: Exception) -> None:
+        self._log.warning("lake_not_read", reason=str(error))
+
+    def _refused(self, faults: str) -> None:
+        self._log.error("file_refused_running_version_stays", faults=faults.splitlines())
+
+    # --- applications -------------------------------------------------------------------------
+
+    def _composed(self) -> ASGIApp:
+        own = FastAPI(title="gputally fleet", docs_url=None, redoc_url=None, redirect_slashes=False)
+        own.state.deps = self._own
+        own.state.fleet = self._state
+        problems.install(own, self._never, overview_pages.present)
+        own.router.routes.extend([*fleet_routes.ROUTES, *overview_pages.SIGN_IN_ROUTES, *overview_pages.STATIC])
+        local_only = self.settings.auth == "off"
+        wrapped = AccessMiddleware(own, clock=self._clock, local_only=local_only)
+
+        async def routed(scope: Scope, receive: Receive, send: Send) -> None:
+            path = scope.get("path", "")
+            if scope["type"] != "http" or not path.startswith(PREFIX):
+                await wrapped(scope, receive, send)
+                return
+            name, slash, rest = path.removeprefix(PREFIX).partition("/")
+            served = self._served.get(name)
+            refusal = _refusal(scope["method"], rest, name)
+            if served is not None and slash and refusal is None and rest.partition("/")[0] != _OPENCOST:
+                await _under(served.pages, f"{PREFIX}{name}", scope, receive, send)
+                return
+            # Nothing here asks who calls, so it is asked first.
+            answering: ASGIApp
+            if served is None:
+                answering = answer(Refusal("not-found", f"no ledger {name!r} is published in this lake"), path)
+            elif not slash:
+                answering = RedirectResponse(f"{PREFIX}{quote(name)}/", 307)
+            elif refusal is not None:
+                answering = answer(refusal, path)
+            else:
+                answering = _at(f"{PREFIX}{name}/{_OPENCOST}", served.allocations)
+            admitted = self._admitted(answering)
+            await AccessMiddleware(admitted, clock=self._clock, local_only=local_only)(scope, receive, send)
+
+        return routed
+
+    def _admitted(self, app: ASGIApp) -> ASGIApp:
+        """The app, for those who may read the figures of all teams."""
+
+        async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                of_everyone(await admit(Request(scope), self._own, "read"))
+            except Refusal as refusal:
+                await answer(refusal, scope["path"])(scope, receive, send)
+            else:
+                await app(scope, receive, send)
+
+        return checked
+
+    def _of_ledger(self, member: Member) -> _Served:
+        settings = self.settings.model_copy(
+            update={"timezone": member.status.timezone, "grace_days": member.status.grace_days}
+        )
+        deps = self._deps(cast(Checked, member.ledger), member.clock, member.books, member.name, settings)
+        cluster = next(iter(sorted(member.status.clusters)), "")
+        source = AllocationSource(cast(PodLedger, member.ledger), member.clock, deps.book, cluster, settings.limits)
+        return _Served(member, deps, create_app(deps), opencost_api.create_app(source))
+
+    def _deps(
+        self, ledger: Checked, clock: Clock, books: Bookkeeper, name: str, settings: Settings | None = None
+    ) -> Deps:
+        return Deps(
+            settings or self.settings,
+            clock,
+            ledger,
+            cast(Ingesting, None),  # nothing but GET and HEAD reaches a ledger
+            self._callers.authenticator,
+            self._metrics,
+            books,
+            self._never,
+            self._callers.certified,
+            people=self._callers.people,
+            tasks=self.tasks,
+            bound=self._rate,
+            picker=lambda: ClusterPicker(name, self.names()),
+        )
+
+    def _never(self, failure: LedgerFailed) -> None:
+        """A lake is never opened for writing, so no restart helps it."""
+        self._log.error("ledger_failed", reason=str(failure))
+
+
+def run(service: FleetService) -> None:
+    """Serve until the service is over, or a signal asks to end."""
+    settings, events = service.settings, structlog.get_logger("accountant.fleet")
+    tls = composition.tls(settings)
+    set_on_signals(service.over)
+    limits = settings.limits.of_connections()
+    with serve(service.app, settings.host, settings.port, tls, limits, tasks=service.tasks, renew=True) as url:
+        service.start()
+        events.info("serving", url=url, ledgers=service.names(), auth=settings.auth)
+        service.over.wait()
+        events.info("stopping")
+
+
+def _no_cluster() -> Api:
+    raise CannotStart("the fleet's pages know no cluster that could review tokens: use tokens, issuers or sign-in")
+
+
+def _refusal(method: str, rest: str, name: str) -> Refusal | None:
+    """Why a ledger's application is not asked for this. rest: the path below the ledger's address."""
+    if method not in ("GET", "HEAD"):
+        detail = f"the fleet's pages only read: book this at the accountant of {name}"
+        return Refusal("method-not-allowed", detail, headers={"Allow": "GET, HEAD"})
+    what, _, _ = rest.removeprefix("v1/").partition("/")
+    if what in _OF_THE_ACCOUNTANT:
+        return Refusal("not-found", f"{what} is not published in a lake: ask the accountant of {name}")
+    return None
+
+
+def _at(prefix: str, app: ASGIApp) -> ASGIApp:
+    """The app, as if it were at `prefix`."""
+
+    async def moved(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "root_path": scope.get("root_path", "") + prefix}, receive, send)
+
+    return moved
+
+
+async def _under(app: ASGIApp, prefix: str, scope: Scope, receive: Receive, send: Send) -> None:
+    """Have the app answer as if it were at `prefix`: its pages link to themselves by absolute paths."""
+    start: Message | None = None
+    parts: list[bytes] = []
+
+    async def relayed(message: Message) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(raw=message["headers"])
+            location = headers.get("location", "")
+            if location.startswith("/") and not location.startswith(("/sign-", prefix)):
+                headers["location"] = prefix + location
+            if headers.get("content-type", "").startswith("text/html"):
+                start = message
+                return
+        elif start is not None:
+            parts.append(message.get("body", b""))
+            if message.get("more_body"):
+                return
+            body = _OWN_LINK.sub(rb"\1%s/" % prefix.encode(), b"".join(parts))
+            if scope["method"] == "GET":
+                MutableHeaders(raw=start["headers"])["content-length"] = str(len(body))
+            await send(start)
+            await send({"type": "http.response.body", "body": body})
+            return
+        await send(message)
+
+    await _at(prefix, app)(scope, receive, relayed)

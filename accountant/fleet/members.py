@@ -1,0 +1,334 @@
+"""Opens the ledgers of a lake as members of a fleet, and adds up their answers.
+
+Each member answers for itself, with its own price book, policies and time zone, as its accountant does. What is added
+up over members are whole GPU-microseconds and exact amounts of one currency. Amounts of several currencies are added
+only where the operator gives rates; nothing is converted otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from accountant.billing.costs import cost
+from accountant.billing.statements import Statement
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.core import periods
+from accountant.core.errors import LakeUnavailable, nearest
+from accountant.core.periods import Month
+from accountant.core.settings import Issuer, Lake
+from accountant.lake.engines import Engine
+from accountant.lake.lake_ledger import LakeLedger, LedgerStatus, ledgers
+from accountant.reports import report_model
+from accountant.reports.report_model import Report
+from accountant.wire.usage_models import Accounts, CostAnswer, CostLine, Dimension, UsageAnswer, UsageLine, coverage
+from gputally.base.clock import Clock, VirtualClock
+from gputally.base.errors import AccountantError
+from gputally.base.money import exact_product, exact_sum, plain
+from gputally.server import config_models
+from gputally.server.config_models import Exact, Model
+
+Where = Mapping[Dimension, Collection[str]]
+Told = Callable[[str, int, int], None]
+"""Of progress: the member that is asked, how many of how many are done."""
+
+
+class SeveralCurrencies(AccountantError):
+    """Amounts of several currencies cannot be added up."""
+
+
+class Rates(Model):
+    """What one unit of each currency is worth in `to`. Amounts in a currency that is missing here are refused."""
+
+    to: str = Field(min_length=3, max_length=3)
+    rates: dict[str, Annotated[Decimal, Field(gt=0)]] = Field(default={}, max_length=200)
+
+    def converted(self, amount: Decimal, currency: str) -> Decimal:
+        """The amount in `to`, exactly. Raises SeveralCurrencies."""
+        if currency == self.to:
+            return amount
+        if currency not in self.rates:
+            raise SeveralCurrencies(
+                f"no rate from {currency} to {self.to}: add it under `rates` in the file of --rates"
+            )
+        return exact_product(amount, self.rates[currency])
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A ledger of the lake with its books. clock: stands where its published figures end."""
+
+    status: LedgerStatus
+    ledger: LakeLedger
+    books: Bookkeeper
+    clock: Clock
+
+    @property
+    def name(self) -> str:
+        return self.status.ledger
+
+    def statement(self, month: Month) -> Statement:
+        """Of a month, as its accountant published it."""
+        return self.ledger.statement(month) or self.books.month(month)
+
+    def report(self, month: Month, team: str | None = None, issuer: Issuer | None = None) -> Report:
+        """The month's report, as the ledger's own accountant makes it. issuer: for forms that list every charge."""
+        tz = periods.zone(self.status.timezone)
+        start_ms, end_ms = month.span(tz)
+        end_ms = max(start_ms + 1, min(end_ms, self.clock.wall_ms()))
+        return report_model.report(
+            self.ledger, self.books, start_ms, end_ms, self.status.timezone, month=month, team=team, issuer=issuer
+        )
+
+
+class LedgerMonth(Model):
+    """A month of one ledger. accounts_gpu_us: its whole capacity. payable, due: None without a price book. until_ms: up
+    to when its figures are published."""
+
+    ledger: str
+    timezone: str
+    status: str
+    until_ms: int
+    currency: str | None
+    accounts_gpu_us: Accounts
+    gpu_hours: Exact
+    payable: Exact | None
+    due: Exact | None
+    unpriced_gpu_us: int
+
+
+class TeamMonth(Model):
+    """What one team owes in one ledger."""
+
+    team: str
+    ledger: str
+    currency: str | None
+    gpu_us: int
+    due: Exact | None
+
+
+class FleetMonth(Model):
+    """A month of several ledgers. totals: due by currency; converted: all of it in one, where the operator gave
+    rates."""
+
+    month: str
+    ledgers: tuple[LedgerMonth, ...]
+    teams: tuple[TeamMonth, ...]
+    totals: dict[str, Exact]
+    converted_to: str | None = None
+    converted: Exact | None = None
+
+
+class Fleet:
+    """The ledgers of one lake."""
+
+    def __init__(self, engine: Engine, rates: Rates | None = None) -> None:
+        self._engine = engine
+        self._rates = rates
+
+    def statuses(self) -> Mapping[str, LedgerStatus]:
+        """Of all ledgers that publish here, by name, ascending."""
+        return ledgers(self._engine)
+
+    def members(self, names: Collection[str] = ()) -> list[Member]:
+        """These ledgers, by name; all without names. Raises LakeUnavailable where one is not in the lake."""
+        known = ledgers(self._engine)
+        missing = sorted(set(names) - set(known))
+        if missing:
+            raise LakeUnavailable(f"no ledger {missing[0]!r} publishes in this lake{nearest(missing[0], set(known))}")
+        return [self._member(status) for name, status in known.items() if not names or name in names]
+
+    def _member(self, status: LedgerStatus) -> Member:
+        ledger, clock = LakeLedger(self._engine, status), VirtualClock(status.until_ms)
+        books = Bookkeeper(ledger, clock, status.timezone, status.grace_days)  # type: ignore[arg-type]  # it only reads
+        return Member(status, ledger, books, clock)
+
+    def usage(
+        self,
+        members: Sequence[Member],
+        start_ms: int,
+        end_ms: int,
+        by: Sequence[Dimension],
+        where: Where | None = None,
+        timezone: str = "UTC",
+        told: Told = lambda *_: None,
+    ) -> UsageAnswer:
+        """Accounts per group, added up over the members."""
+        sums: dict[tuple[str, ...], list[UsageLine]] = {}
+        for number, member in enumerate(members, 1):
+            for line in member.ledger.usage(start_ms, _until(member, end_ms), by, where, timezone):
+                sums.setdefault(tuple(line.key.values()), []).append(line)
+            told(member.name, number, len(members))
+        lines = tuple(_added(several) for _, several in sorted(sums.items()))
+        return UsageAnswer(
+            start_ms=start_ms,
+            end_ms=end_ms,
+            by=tuple(by),
+            lines=lines,
+            coverage=coverage(lines),
+            note=_note(members, end_ms),
+        )
+
+    def cost(
+        self,
+        members: Sequence[Member],
+        start_ms: int,
+        end_ms: int,
+        by: Sequence[Dimension],
+        where: Where | None = None,
+        timezone: str = "UTC",
+        told: Told = lambda *_: None,
+    ) -> CostAnswer:
+        """Exact cost per group, each ledger's time at its own prices. Raises SeveralCurrencies."""
+        answers = []
+        for number, member in enumerate(members, 1):
+            book = member.books.prices.current
+            answers.append(cost(member.ledger, book, start_ms, _until(member, end_ms), by, where, timezone))
+            told(member.name, number, len(members))
+        currencies = {one.currency for one in answers if one.currency is not None}
+        if len(currencies) > 1 and self._rates is None:
+            raise SeveralCurrencies(
+                f"amounts in {', '.join(sorted(currencies))} cannot be added up: ask for clusters of one currency, or "
+                "give --rates FILE"
+            )
+        rates = self._rates or Rates(to=min(currencies, default="USD"))
+        sums: dict[tuple[str, ...], list[CostLine]] = {}
+        for one in answers:
+            for line in one.lines:
+                amount = None if line.cost is None else rates.converted(line.cost, one.currency or rates.to)
+                sums.setdefault(tuple(line.key.values()), []).append(line.model_copy(update={"cost": amount}))
+        lines = tuple(_costs_added(several) for _, several in sorted(sums.items()))
+        known = [line.cost for line in lines if line.cost is not None]
+        return CostAnswer(
+            start_ms=start_ms,
+            end_ms=end_ms,
+            by=tuple(by),
+            currency=rates.to if currencies else None,
+            price_book_version=", ".join(sorted({one.price_book_version for one in answers if one.price_book_version})),
+            lines=lines,
+            total=exact_sum(known) if len(known) == len(lines) else None,
+            unpriced_gpu_us=sum(line.unpriced_gpu_us for line in lines),
+            note=_note(members, end_ms),
+        )
+
+    def month(
+        self, members: Sequence[Member], month: Month, told: Told = lambda *_: None
+    ) -> tuple[FleetMonth, Mapping[str, Statement]]:
+        """The month's summary, and the statement of each member that it is made of. Raises SeveralCurrencies."""
+        stated: dict[str, Statement] = {}
+        of_ledgers: list[LedgerMonth] = []
+        teams: list[TeamMonth] = []
+        totals: dict[str, Decimal] = {}
+        for number, member in enumerate(members, 1):
+            found = stated[member.name] = member.statement(month)
+            of_ledgers.append(_ledger_month(member, month, found))
+            teams += _team_months(member.name, found)
+            if found.currency is not None and found.due_total is not None:
+                totals[found.currency] = exact_sum([totals.get(found.currency, Decimal(0)), found.due_total])
+            told(member.name, number, len(members))
+        rates = self._rates
+        whole = None if rates is None else exact_sum(rates.converted(due, currency) for currency, due in totals.items())
+        summary = FleetMonth(
+            month=str(month),
+            ledgers=tuple(of_ledgers),
+            teams=tuple(sorted(teams, key=lambda row: (row.team, row.ledger))),
+            totals=dict(sorted(totals.items())),
+            converted_to=rates.to if rates else None,
+            converted=whole,
+        )
+        return summary, stated
+
+
+def load_lake(path_or_warehouse: str) -> Lake:
+    """A settings file (YAML, the keys of `lake` in the accountant's settings), or the place of a warehouse whose
+    catalog is a SQLite file in it. Raises gputally.base.yaml_file.FileFault."""
+    path = Path(path_or_warehouse)
+    if path.suffix in {".yaml", ".yml"} or path.is_file():
+        return config_models.load_yaml(path, Lake)
+    return Lake(warehouse=path_or_warehouse)
+
+
+def statement_lines(stated: Mapping[str, Statement]) -> Iterator[dict[str, object]]:
+    """The lines of the ledgers' statements, one below the other, as a table's rows."""
+    for ledger, one in stated.items():
+        for line in one.every_line:
+            yield {
+                "ledger": ledger, "month": one.month, "team": line.team, "account": line.account, "detail": line.detail,
+                "gpu_model": line.gpu_model, "capacity_type": line.capacity_type, "price_row": line.price_row or "",
+                "unit_price": "" if line.unit_price is None else plain(line.unit_price), "gpu_us": line.gpu_us,
+                "gpu_hours": plain(line.gpu_hours), "cost": "" if line.cost is None else plain(line.cost),
+                "currency": one.currency or "",
+            }  # fmt: skip
+
+
+def _until(member: Member, end_ms: int) -> int:
+    return min(end_ms, member.clock.wall_ms())
+
+
+def _note(members: Sequence[Member], end_ms: int) -> str:
+    """Names the ledgers whose figures end before the span does."""
+    behind = [
+        f"{member.name} {periods.utc(member.clock.wall_ms())}" for member in members if member.clock.wall_ms() < end_ms
+    ]
+    return f"published until: {', '.join(behind)}" if behind else ""
+
+
+def _added(lines: Sequence[UsageLine]) -> UsageLine:
+    if len(lines) == 1:
+        return lines[0]
+    accounts = Accounts(
+        **{name: sum(getattr(line.accounts_gpu_us, name) for line in lines) for name in Accounts.model_fields}
+    )
+    memory = [line.memory_mib_s for line in lines if line.memory_mib_s is not None]
+    return UsageLine(
+        key=lines[0].key,
+        accounts_gpu_us=accounts,
+        node_down_us=sum(line.node_down_us or 0 for line in lines),
+        borrowed_busy_us=sum(line.borrowed_busy_us for line in lines),
+        unattributed_busy_us=sum(line.unattributed_busy_us for line in lines),
+        memory_mib_s=sum(memory) if memory else None,
+        memory_unknown_us=sum(line.memory_unknown_us for line in lines),
+        energy_uj=sum(line.energy_uj for line in lines),
+    )
+
+
+def _costs_added(lines: Sequence[CostLine]) -> CostLine:
+    known = [line.cost for line in lines if line.cost is not None]
+    return CostLine(
+        key=lines[0].key,
+        gpu_us=sum(line.gpu_us for line in lines),
+        cost=exact_sum(known) if len(known) == len(lines) else None,
+        unpriced_gpu_us=sum(line.unpriced_gpu_us for line in lines),
+    )
+
+
+def _ledger_month(member: Member, month: Month, stated: Statement) -> LedgerMonth:
+    sums = dict.fromkeys(Accounts.model_fields, 0)
+    for line in stated.lines:
+        sums[line.account] += line.gpu_us
+    return LedgerMonth(
+        ledger=member.name,
+        timezone=stated.timezone,
+        status=member.books.status(month),
+        until_ms=stated.end_ms,
+        currency=stated.currency,
+        accounts_gpu_us=Accounts(**sums),
+        gpu_hours=stated.gpu_hours,
+        payable=stated.payable_total,
+        due=stated.due_total,
+        unpriced_gpu_us=stated.unpriced_gpu_us,
+    )
+
+
+def _team_months(ledger: str, stated: Statement) -> Iterable[TeamMonth]:
+    held: dict[str, int] = dict.fromkeys(stated.due, 0)
+    for line in stated.lines:
+        held[line.team] = held.get(line.team, 0) + line.gpu_us
+    for team, gpu_us in held.items():
+        due = None if stated.currency is None else stated.due.get(team)
+        yield TeamMonth(team=team, ledger=ledger, currency=stated.currency, gpu_us=gpu_us, due=due)

@@ -1,0 +1,233 @@
+"""Opens the lake's Iceberg catalog and replaces whole partitions of its tables.
+
+A commit of Iceberg is the swap of one pointer. Writers of other partitions commit side by side: the library validates
+and repeats the commit. A commit whose outcome is not known is decided by its own id, which the snapshot carries.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import pyarrow as pa
+import yaml
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationException,
+)
+from pyiceberg.expressions import (
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    EqualTo,
+    GreaterThanOrEqual,
+    In,
+    LessThanOrEqual,
+)
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import BooleanType, DateType, DecimalType, LongType, NestedField, StringType, TimestamptzType
+
+from accountant.core.errors import LakeUnavailable
+from accountant.core.settings import Lake
+from accountant.lake.tables import DECIMALS, TABLES, ColumnType, LakeTable
+from gputally.base.errors import AccountantError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyiceberg.types import IcebergType
+
+# A partition's first rows replace none, of which the library warns.
+warnings.filterwarnings("ignore", message="Delete operation did not match any records", category=UserWarning)
+
+NAMESPACE: Final = "gputally"
+BATCH: Final = "gputally.batch-id"
+"""Property of a snapshot: names the commit, so that one whose outcome is not known can be looked up."""
+_TRIES: Final = 8
+"""Of a commit, beyond the library's own."""
+_ICEBERG: Final[dict[ColumnType, IcebergType]] = {
+    "string": StringType(),
+    "long": LongType(),
+    "boolean": BooleanType(),
+    "date": DateType(),
+    "timestamptz": TimestamptzType(),
+    "decimal": DecimalType(38, DECIMALS),
+}
+_PROPERTIES: Final = {
+    "commit.manifest-merge.enabled": "true",
+    "commit.retry.num-retries": "10",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+    "write.parquet.row-group-limit": "15000",
+    "write.parquet.compression-codec": "zstd",
+}
+
+
+class Catalogue:
+    """The lake's tables. Raises LakeUnavailable, which names the place and the reason."""
+
+    def __init__(self, catalog: Catalog, place: str) -> None:
+        self._catalog = catalog
+        self.place = place
+
+    @classmethod
+    def connect(cls, settings: Lake) -> Catalogue:
+        """The catalog that the settings name; its tables are created where they are missing."""
+        properties = {**settings.catalog.properties, **_secrets(settings.secrets), "warehouse": settings.warehouse}
+        uri = settings.catalog.uri or f"sqlite:///{settings.warehouse}/catalog.db"
+        if settings.catalog.type == "sql" and uri.startswith("sqlite:///"):
+            Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        place = f"{settings.catalog.type} catalog {without_password(uri)}, warehouse {settings.warehouse}"
+        with _reachable(place):
+            catalog = load_catalog(settings.catalog.name, type=settings.catalog.type, uri=uri, **properties)
+            catalog.create_namespace_if_not_exists(NAMESPACE)
+        return cls(catalog, place)
+
+    def close(self) -> None:
+        """Give back the connections; the next question opens others."""
+        self._catalog.close()
+
+    def reachable(self) -> AbstractContextManager[None]:
+        """Whatever the library raises inside becomes LakeUnavailable."""
+        return _reachable(self.place)
+
+    def create_missing(self) -> None:
+        """Create every table that is missing."""
+        for table in TABLES:
+            self.open(table)
+
+    def open(self, table: LakeTable) -> Table:
+        """The newest version of a table."""
+        name = (NAMESPACE, table.name)
+        with _reachable(self.place):
+            try:
+                return self._catalog.load_table(name)
+            except NoSuchTableError:
+                try:
+                    return self._catalog.create_table(
+                        name, _schema(table), partition_spec=_partitions(table), properties=_PROPERTIES
+                    )
+                except (TableAlreadyExistsError, NamespaceAlreadyExistsError):
+                    return self._catalog.load_table(name)
+
+    def replace(self, table: LakeTable, rows: pa.Table, partition: Mapping[str, object | Sequence[object]]) -> None:
+        """Make these rows all that the partitions have; twice is as good as once. partition: by column its value, or
+        several."""
+        rows = rows.cast(table.arrow)
+        chosen = rows_where(partition)
+        batch = str(uuid.uuid4())
+        failure: Exception | None = None
+        for _ in range(_TRIES):
+            found = self.open(table)
+            if failure is not None and committed(found, batch):
+                return
+            try:
+                found.overwrite(rows, chosen, snapshot_properties={BATCH: batch})
+            except (CommitFailedException, CommitStateUnknownException, ValidationException) as error:
+                failure = error  # another writer was faster, or the outcome is not known: look again
+            except Exception as error:
+                if failure is not None:
+                    raise LakeUnavailable(f"{self.place}: {table.name} was not written: {described(error)}") from error
+                failure = error
+            else:
+                return
+        raise LakeUnavailable(f"{self.place}: {table.name} was not written: {described(failure)}") from failure
+
+    def tag(self, table: LakeTable, name: str) -> None:
+        """Name the newest version of a table for good; a name that is there already stays as it is."""
+        with _reachable(self.place):
+            found = self.open(table)
+            snapshot = found.current_snapshot()
+            if snapshot is not None and name not in found.refs():
+                found.manage_snapshots().create_tag(snapshot.snapshot_id, name).commit()
+
+    def read(self, table: LakeTable, ledger: str) -> list[dict[str, Any]]:
+        """A ledger's rows of a small table."""
+        with _reachable(self.place):
+            rows: list[dict[str, Any]] = self.open(table).scan(rows_where({"ledger": ledger})).to_arrow().to_pylist()
+            return rows
+
+
+def rows_where(
+    values: Mapping[str, object | Sequence[object]], between: Mapping[str, tuple[object, object]] = {}
+) -> BooleanExpression:
+    """values: by column its value, or several. between: by column the first and the last."""
+    equal, among, least, most = (cast(Any, one) for one in (EqualTo, In, GreaterThanOrEqual, LessThanOrEqual))
+    found: list[BooleanExpression] = [
+        among(name, set(value)) if isinstance(value, (list, tuple)) else equal(name, value)
+        for name, value in values.items()
+    ]
+    for name, (first, last) in between.items():
+        found += [least(name, first), most(name, last)]
+    chosen: BooleanExpression = AlwaysTrue()
+    for one in found:
+        chosen = And(chosen, one)
+    return chosen
+
+
+def committed(table: Table, batch: str) -> bool:
+    """Whether a snapshot of the table carries this id."""
+    return any(snapshot.summary is not None and snapshot.summary.get(BATCH) == batch for snapshot in table.snapshots())
+
+
+def without_password(uri: str) -> str:
+    return re.sub(r"//([^:/@]+):[^@/]+@", r"//\1:***@", uri)
+
+
+def described(error: BaseException | None) -> str:
+    """The first line of what a library says, bounded and without a password."""
+    return without_password(str(error).partition("\n")[0])[:300] or type(error).__name__
+
+
+def _secrets(path: Path | None) -> dict[str, str]:
+    if path is None:
+        return {}
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise LakeUnavailable(f"{path}: cannot be read: {type(error).__name__}") from None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise LakeUnavailable(f"{path}: write a mapping of catalog properties, for example s3.access-key-id: …")
+    return {name: str(value) for name, value in found.items()}
+
+
+def _schema(table: LakeTable) -> Schema:
+    return Schema(
+        *(
+            NestedField(number, column.name, _ICEBERG[column.type], required=False, doc=column.text)
+            for number, column in enumerate(table.columns, 1)
+        )
+    )
+
+
+def _partitions(table: LakeTable) -> PartitionSpec:
+    numbers = {column.name: number for number, column in enumerate(table.columns, 1)}
+    return PartitionSpec(
+        *(
+            PartitionField(numbers[name], 1000 + at, IdentityTransform(), name)
+            for at, name in enumerate(table.partition)
+        )
+    )
+
+
+@contextmanager
+def _reachable(place: str) -> Iterator[None]:
+    try:
+        yield
+    except AccountantError:
+        raise
+    except Exception as error:
+        raise LakeUnavailable(f"{place}: {described(error)}") from error

@@ -1,0 +1,98 @@
+"""Compares the lake with the ledger: per cluster, day and account, to the microsecond and the cent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+from sqlglot import exp
+
+from accountant.billing.costs import charges, quantify
+from accountant.lake.engines import Bounds, Engine
+from accountant.lake.tables import ACCOUNT_COLUMNS
+from accountant.ledger.protocols import Questions
+from accountant.prices.price_book import PriceBook
+
+_ACCOUNTS: Final = ACCOUNT_COLUMNS[:6]
+_CENT: Final = Decimal("0.005")
+
+
+@dataclass(frozen=True, slots=True)
+class LakeComparison:
+    """days: how many were compared. differences: one line for each, "" for none; in the order of the days."""
+
+    days: int
+    differences: tuple[str, ...]
+
+
+def compare(
+    ledger: Questions,
+    engine: Engine,
+    name: str,
+    days: Sequence[tuple[date, PriceBook | None]],
+    timezone: ZoneInfo,
+) -> LakeComparison:
+    """Compare the published days of a ledger with what it says now. days: those that are looked at, with the price book
+    of each; one that is not published is passed over. Raises LakeUnavailable."""
+    if not days:
+        return LakeComparison(0, ())
+    asked = [day for day, _ in days]
+    bounds = Bounds((name,), (min(asked), max(asked)))
+    totals = {row["day"]: row for row in _rows(engine, exp.select("*").from_("days"), name, bounds)}
+    rows: dict[tuple[date, str], dict[str, Any]] = {}
+    sums = [exp.cast(exp.func("sum", exp.column(column)), "DECIMAL(38, 0)").as_(column) for column in _ACCOUNTS]
+    amount = exp.cast(exp.func("sum", exp.column("cost")), "DECIMAL(38, 9)").as_("cost")
+    question = exp.select("day", "cluster", *sums, amount).from_("usage_hourly").group_by("day", "cluster")
+    for row in _rows(engine, question, name, bounds):
+        rows[row["day"], row["cluster"]] = row
+    compared, found = 0, []
+    for day, book in days:
+        if day not in totals:
+            continue
+        compared += 1
+        of_day = {cluster: row for (of, cluster), row in rows.items() if of == day}
+        found += _of_day(ledger, book, day, totals[day], of_day, timezone)
+    return LakeComparison(compared, tuple(found))
+
+
+def _of_day(
+    ledger: Questions,
+    book: PriceBook | None,
+    day: date,
+    total: dict[str, Any],
+    rows: dict[str, dict[str, Any]],
+    timezone: ZoneInfo,
+) -> list[str]:
+    span = total["start_ms"], total["end_ms"]
+    found = []
+    lines = {line.key["cluster"]: line for line in ledger.usage(*span, ("cluster",), None, timezone.key)}
+    for cluster in sorted({*lines, *rows}):
+        for column in _ACCOUNTS:
+            there = int(rows[cluster][column] or 0) if cluster in rows else 0
+            here = getattr(lines[cluster].accounts_gpu_us, column.removesuffix("_us")) if cluster in lines else 0
+            if there != here:
+                found.append(f"{day} {cluster}: {column} is {there} in the lake and {here} in the ledger")
+    if book is None:
+        return found
+    unpriced_us = 0
+    priced = quantify((charge.key, charge) for charge in charges(ledger, book, *span, ("cluster",), None, timezone.key))
+    for (cluster,), parts in priced.items():
+        unpriced_us += sum(part.gpu_us for part in parts if part.cost is None)
+        here_cost = sum((part.cost for part in parts if part.cost is not None), Decimal(0))
+        there_cost = (rows[cluster]["cost"] if cluster in rows else None) or Decimal(0)
+        if abs(here_cost - there_cost) >= _CENT:
+            found.append(f"{day} {cluster}: costs {there_cost:.2f} in the lake and {here_cost:.2f} in the ledger")
+    if unpriced_us != total["unpriced_us"]:
+        there_us = total["unpriced_us"]
+        found.append(f"{day}: {there_us} GPU-µs have no price in the lake, {unpriced_us} have none in the ledger")
+    return found
+
+
+def _rows(engine: Engine, question: exp.Select, name: str, bounds: Bounds) -> list[dict[str, Any]]:
+    own = question.where(exp.column("ledger").eq(exp.Literal.string(name)))
+    rows: list[dict[str, Any]] = engine.query(own, bounds).to_pylist()
+    return rows

@@ -1,0 +1,128 @@
+"""Runs a question of one SQL dialect on an engine over the lake's tables.
+
+Questions are SQLGlot expressions, rendered into the engine's dialect. Engines sum whole numbers and compare names;
+nothing is divided, priced or rounded there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import unquote, urlparse
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+from pyiceberg.expressions import BooleanExpression
+from pyiceberg.table import Table
+from sqlglot import exp
+
+from accountant.core.errors import LakeUnavailable
+from accountant.core.settings import Lake
+from accountant.lake.catalog import Catalogue, described, rows_where
+from accountant.lake.tables import ARROW, TABLES, LakeTable
+
+_BY_NAME: Final = {table.name: table for table in TABLES}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Which partitions a question is about. days: first and last, both inclusive; None: all."""
+
+    ledgers: Sequence[str]
+    days: tuple[date, date] | None = None
+
+
+class Engine(Protocol):
+    """name: as on the command line."""
+
+    name: str
+
+    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
+        """The rows of the answer, in any order. Raises LakeUnavailable."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class DuckDbEngine:
+    """DuckDB in this process. PyIceberg plans which files a question needs, DuckDB reads them."""
+
+    name = "duckdb"
+
+    def __init__(self, catalogue: Catalogue, memory_limit: str = "400MB", threads: int | None = None) -> None:
+        self._catalogue = catalogue
+        config: dict[str, str | bool | int | float | list[str]] = {
+            "memory_limit": memory_limit, "autoinstall_known_extensions": False, "autoload_known_extensions": False,
+        }  # fmt: skip
+        if threads is not None:
+            config["threads"] = threads
+        self._connection = duckdb.connect(config=config)
+        self._lock = threading.Lock()
+
+    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
+        names = sorted({table.name for table in question.find_all(exp.Table)})
+        with self._lock, self._connection.cursor() as cursor:
+            try:
+                for name in names:
+                    self._register(cursor, _BY_NAME[name], bounds)
+                return cursor.execute(question.sql(dialect="duckdb")).to_arrow_table()
+            except duckdb.Error as error:
+                raise LakeUnavailable(f"{self._catalogue.place}: {described(error)}") from error
+            finally:
+                for name in names:
+                    cursor.unregister(name)
+
+    def close(self) -> None:
+        self._connection.close()
+        self._catalogue.close()
+
+    def _register(self, cursor: duckdb.DuckDBPyConnection, table: LakeTable, bounds: Bounds) -> None:
+        found = self._catalogue.open(table)
+        scan = found.scan(row_filter=_filter(table, bounds))
+        tasks = list(scan.plan_files())
+        files = [task.file.file_path for task in tasks]
+        if not files:
+            cursor.register(table.name, table.arrow.empty_table())
+        elif any(task.delete_files for task in tasks):
+            cursor.register(table.name, scan.to_arrow_batch_reader())
+        elif all(_is_local(place) for place in files):
+            cursor.read_parquet([_local(place) for place in files], union_by_name=True).create_view(table.name)
+        else:
+            cursor.register(table.name, _remote(found, files, table))
+
+
+def _filter(table: LakeTable, bounds: Bounds) -> BooleanExpression:
+    by_day = bounds.days is not None and "day" in table.partition
+    ledgers = {"ledger": tuple(bounds.ledgers)} if bounds.ledgers else {}
+    return rows_where(ledgers, {"day": bounds.days} if by_day and bounds.days is not None else {})
+
+
+def _is_local(place: str) -> bool:
+    return urlparse(place).scheme in {"", "file"}
+
+
+def _local(place: str) -> str:
+    return str(Path(unquote(urlparse(place).path) if place.startswith("file:") else place))
+
+
+def _remote(table: Table, files: Sequence[str], lake_table: LakeTable) -> ds.Dataset:
+    """Files of an object store, read through PyIceberg's file system."""
+    io: Any = table.io
+    scheme, netloc, _ = io.parse_location(files[0], io.properties)
+    paths = [io.parse_location(place, io.properties)[2] for place in files]
+    schema = pa.schema([(column.name, ARROW[column.type]) for column in lake_table.columns])
+    return ds.dataset(paths, schema=schema, format="parquet", filesystem=io.fs_by_scheme(scheme, netloc))
+
+
+def open_engine(name: str, lake: Lake, url: str = "") -> Engine:
+    """The engine of that name over a lake. url: where it is, for those that run elsewhere. Raises LakeUnavailable."""
+    if name == "duckdb":
+        return DuckDbEngine(Catalogue.connect(lake))
+    from accountant.lake import remote_engines
+
+    return remote_engines.connect(name, lake, url)

@@ -1,0 +1,587 @@
+"""Answers the ledger's questions from the lake, for one ledger or for several as one.
+
+The engine adds up whole numbers by name; everything else is the code that also answers on one machine. The lake holds
+whole local hours, cut at price changes: a question that begins or ends inside such a stretch is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from itertools import pairwise
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from sqlglot import exp
+
+from accountant.billing.charge_columns import numbered
+from accountant.billing.queue_waits import KnownPod
+from accountant.billing.statements import Statement, from_canonical
+from accountant.core.accounts import merged
+from accountant.core.errors import LedgerUnavailable, UnsupportedQuestion
+from accountant.core.periods import Month, local_date, utc, zone
+from accountant.inventory.pod_facts import ObservedPod
+from accountant.lake.engines import Bounds, Engine
+from accountant.lake.tables import ACCOUNT_COLUMNS, MEMO_COLUMNS, column_of
+from accountant.ledger.journal import Act, ActKind, NewAct
+from accountant.ledger.protocols import (
+    EpochReport,
+    GpuOwnership,
+    IdlePhases,
+    JobKey,
+    LentTime,
+    NodeFacts,
+    Quarantined,
+)
+from accountant.ledger.usage_columns import PRICED_BY, Hours, JobName, Peak, Place, UsageColumns, Whole, repeated
+from accountant.storage.query.grouping import OF_TIME
+from accountant.storage.snapshot import Hole
+from accountant.storage.span_plan import local_hours
+from accountant.storage.write.reference_tables import policies_between
+from accountant.wire.policy_models import Decision, Policy, PolicyVersion
+from accountant.wire.usage_models import Accounts, Dimension, UsageLine, coverage, known_memory
+from gputally.base.units import MS_PER_HOUR
+
+Where = Mapping[Dimension, Collection[str]]
+_FIGURES: Final = (*ACCOUNT_COLUMNS, *MEMO_COLUMNS)
+_WIDE: Final = frozenset({"energy_uj"})
+"""Figures whose sum may need more than 64 bits."""
+_HELD: Final = ("busy", "allocated_idle", "allocated_unknown")
+_PODS = msgspec.json.Decoder(ObservedPod)
+_NODES = msgspec.json.Decoder(NodeFacts)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerStatus:
+    """A row of the table `ledgers`."""
+
+    ledger: str
+    timezone: str
+    grace_days: int
+    first_ms: int
+    newest_ms: int
+    until_ms: int
+    clusters: Mapping[str, int]
+    teams: frozenset[str]
+
+
+def ledgers(engine: Engine) -> dict[str, LedgerStatus]:
+    """Every ledger of the lake by name, ascending."""
+    found = engine.query(exp.select("*").from_("ledgers"), Bounds(()))
+    rows = sorted(found.to_pylist(), key=lambda row: row["ledger"])
+    return {
+        row["ledger"]: LedgerStatus(
+            row["ledger"], row["timezone"], row["grace_days"], row["first_ms"], row["newest_ms"],
+            row["until_ms"],
+            json.loads(row["clusters"]), frozenset(json.loads(row["teams"])),
+        )
+        for row in rows
+    }  # fmt: skip
+
+
+class LakeLedger:
+    """accountant.ledger.protocols.Ledger as far as it is read, and accountant.ledger.journal.Journal. status: of the
+    ledger that is asked; engine: runs the questions."""
+
+    def __init__(self, engine: Engine, status: LedgerStatus) -> None:
+        self._engine = engine
+        self.status = status
+        self._zone = zone(status.timezone)
+        self._acts: list[Act] | None = None
+
+    # --- usage --------------------------------------------------------------------------------
+
+    def usage(
+        self,
+        start_ms: int,
+        end_ms: int,
+        by: Sequence[Dimension],
+        where: Where | None = None,
+        timezone: str = "UTC",
+    ) -> list[UsageLine]:
+        return self.usage_between((start_ms, end_ms), by, where, timezone)[0]
+
+    def usage_between(
+        self, edges: Sequence[int], by: Sequence[Dimension], where: Where | None = None, timezone: str = "UTC"
+    ) -> list[list[UsageLine]]:
+        """`usage` of each stretch between two neighbouring edges, which ascend."""
+        found = self._grouped(edges, by, where, timezone)
+        lines: list[list[UsageLine]] = [[] for _ in pairwise(edges)]
+        keyed = sorted(zip(found.stretch.tolist(), found.keys, found.figures(), strict=True), key=lambda row: row[:2])
+        for stretch, key, figures in keyed:
+            lines[stretch].append(_line(dict(zip(by, key, strict=True)), figures))
+        return lines
+
+    def usage_columns(
+        self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC", *, memos: bool = False
+    ) -> list[UsageColumns]:
+        answers = []
+        for by in cuts:
+            wanted = _FIGURES if memos else ACCOUNT_COLUMNS
+            found = self._grouped(edges, (*by, *PRICED_BY), None, timezone, wanted)
+            keys, key = numbered([names[: len(by)] for names in found.keys])
+            places, place = numbered([Place(*names[len(by) :]) for names in found.keys])
+            figures = np.array(found.figures(), dtype=np.int64).reshape(-1, len(wanted))
+            at, sums = merged(np.stack([found.stretch, key, place], axis=1), figures)
+            cells, beside = sums[:, : len(ACCOUNT_COLUMNS)], sums[:, len(ACCOUNT_COLUMNS) :]
+            kept = cells.any(axis=1)
+            answers.append(
+                UsageColumns(
+                    keys, places, at[kept, 0], at[kept, 1], at[kept, 2], cells[kept], beside[kept] if memos else None
+                )
+            )
+        return answers
+
+    def idle_phases(
+        self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
+    ) -> list[IdlePhases]:
+        found = self._grouped((start_ms, end_ms), by, None, timezone, ("starting_us", "gang_waiting_us"))
+        rows = sorted(zip(found.keys, found.figures(), strict=True))
+        return [IdlePhases(dict(zip(by, key, strict=True)), *figures) for key, figures in rows if any(figures)]
+
+    def lent(
+        self,
+        start_ms: int,  # noqa: ARG002 - no span has an answer
+        end_ms: int,  # noqa: ARG002
+        by: Sequence[Dimension],  # noqa: ARG002
+        timezone: str = "UTC",  # noqa: ARG002
+    ) -> list[LentTime]:
+        """Not in the lake. Raises UnsupportedQuestion."""
+        raise UnsupportedQuestion(
+            f"{self.status.ledger}: its price book bills shared GPUs by busy time (billing.shared_gpus: busy), which "
+            "the lake's hours do not tell: ask the accountant itself, or read the table statement_lines"
+        )
+
+    def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
+        """What `usage` says by team, queue and hour, as columns."""
+        lines = self.usage(start_ms, end_ms, ("team", "queue", "hour"), None, timezone) if start_ms < end_ms else []
+        names = sorted({line.key["hour"] for line in lines})
+        number = {name: at for at, name in enumerate(names)}
+        capacity = [0] * len(names)
+        for line in lines:
+            accounts = line.accounts_gpu_us
+            capacity[number[line.key["hour"]]] += accounts.total - accounts.down
+        held = [line for line in lines if line.accounts_gpu_us.allocated]
+        owners, owner = numbered([(line.key["team"], line.key["queue"]) for line in held])
+        columns = [
+            [number[line.key["hour"]] for line in held],
+            *([getattr(line.accounts_gpu_us, name) for line in held] for name in _HELD),
+        ]
+        hour, busy, idle, unknown = (np.array(column, dtype=np.int64) for column in columns)
+        return Hours(names, capacity, owners, owner, hour, busy, idle, unknown)
+
+    def peaks(
+        self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
+    ) -> dict[JobName, Peak]:
+        """The most that these jobs, by namespace and name, held and used in any one hour."""
+        if not jobs or start_ms >= end_ms:
+            return {}
+        where: Where = {"namespace": {name for name, _ in jobs}, "job": {job for _, job in jobs}}
+        by: tuple[Dimension, ...] = ("team", "namespace", "job", "cluster", "hour")
+        longer = repeated(start_ms, end_ms, timezone)
+        found: dict[JobName, Peak] = {}
+        for line in self.usage(start_ms, end_ms, by, where, timezone):
+            key = line.key["team"], line.key["namespace"], line.key["job"], line.key["cluster"]
+            length_ms = longer.get(line.key["hour"], MS_PER_HOUR)
+            accounts, peak = line.accounts_gpu_us, found.get(key, Peak())
+            held_us, busy_us = (us * MS_PER_HOUR // length_ms for us in (accounts.allocated, accounts.busy))
+            found[key] = Peak(max(peak.held_us, held_us), max(peak.busy_us, busy_us))
+        return {key: peak for key, peak in sorted(found.items()) if key[1:3] in jobs and peak.held_us}
+
+    def coverage(self, start_ms: int, end_ms: int) -> float | None:
+        return coverage(self.usage(start_ms, end_ms, ()))
+
+    def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
+        """By cluster and node: how many GPUs were there for a part of the span."""
+        counted = exp.func("count", exp.Distinct(expressions=[exp.column("gpu")])).as_("gpus")
+        asked = exp.select("cluster", "node", counted).from_("usage_hourly").where(*self._span(start_ms, end_ms))
+        rows = self._ask(asked.group_by("cluster", "node"), start_ms, end_ms)
+        return {(row["cluster"], row["node"]): row["gpus"] for row in rows}
+
+    def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
+        """When these jobs held anything, over all time, rounded outwards to the hour."""
+        if not keys:
+            return {}
+        held = exp.func("min", exp.column("start_ms")).as_("first"), exp.func("max", exp.column("end_ms")).as_("last")
+        asked = (
+            exp.select("cluster", "namespace", "job", *held)
+            .from_("usage_hourly")
+            .where(
+                self._own(),
+                _among("job", {key.job for key in keys}),
+                _among("namespace", {key.namespace for key in keys}),
+                "busy_us + allocated_idle_us + allocated_unknown_us > 0",
+            )
+        )
+        rows = self._ask(asked.group_by("cluster", "namespace", "job"))
+        found = {JobKey(row["cluster"], row["namespace"], row["job"]): (row["first"], row["last"]) for row in rows}
+        return {key: found[key] for key in keys if key in found}
+
+    # --- statements ---------------------------------------------------------------------------
+
+    def statement(self, month: Month) -> Statement | None:
+        """The month's statement as the ledger's accountant published it last; None where it published none."""
+        asked = exp.select("canonical").from_("statements").where(self._own(), _among("month", {str(month)}))
+        rows = self._ask(asked)
+        return from_canonical(rows[0]["canonical"].encode()) if rows else None
+
+    # --- registers ----------------------------------------------------------------------------
+
+    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
+        rows = self._rows("policies", "effective_ms")
+        known = [
+            PolicyVersion(
+                version=row["version"],
+                effective_ms=row["effective_ms"],
+                policy=Policy.model_validate_json(row["policy"]),
+            )
+            for row in rows
+        ]
+        return policies_between(known, start_ms, end_ms)
+
+    def pods(
+        self,
+        start_ms: int,
+        end_ms: int,
+        *,
+        of: Collection[JobKey] | None = None,
+        waiting: bool = False,
+        placed: bool = False,
+    ) -> list[KnownPod]:
+        """Pods that existed in the span, by cluster and uid; see accountant.storage.snapshot."""
+        asked = exp.select("*").from_("pods").where(self._own())
+        if of is not None:
+            asked = asked.where(_among("job", {key.job for key in of}))
+        found = []
+        for row in self._ask(asked):
+            pod = KnownPod(row["cluster"], row["team"], row["queue"], _PODS.decode(row["facts"]))
+            facts = pod.facts
+            begun = facts.created_ms
+            if begun is None and placed:
+                begun = min((at for at in (facts.scheduled_ms, facts.started_ms) if at is not None), default=None)
+            over = facts.ended_ms is not None and facts.ended_ms <= start_ms
+            settled = any(at is not None for at in (facts.scheduled_ms, facts.started_ms, facts.ended_ms))
+            if begun is None or begun >= end_ms or over or (waiting and settled):
+                continue
+            found.append(pod)
+        chosen = found if of is None else [pod for pod in found if pod.key in frozenset(of)]
+        return sorted(chosen, key=lambda pod: (pod.cluster, pod.facts.uid))
+
+    def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
+        """Jobs (`Kind/name`) that pods of the namespace belonged to."""
+        asked = (
+            exp.select("job")
+            .distinct()
+            .from_("pods")
+            .where(self._own(), _among("cluster", {cluster}), _among("namespace", {namespace}))
+        )
+        return frozenset(row["job"] for row in self._ask(asked))
+
+    def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:  # noqa: ARG002 - always empty
+        """None: an epoch ends inside an hour, and the lake cannot say what it cost. The table `epochs` lists them."""
+        return []
+
+    def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:  # noqa: ARG002 - always empty
+        """None; see `epochs`."""
+        return []
+
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        return tuple(_NODES.decode(row["facts"]) for row in self._rows("nodes", "cluster", "node"))
+
+    def decisions(
+        self,
+        start_ms: int,
+        end_ms: int,
+        limit: int = 1000,
+        *,
+        kind: str | None = None,
+        subject: str | None = None,
+        gang: Collection[str] | None = None,
+        cluster: str | None = None,
+    ) -> list[Decision]:
+        """Newest first; see accountant.ledger.protocols.Ledger."""
+        asked = (
+            exp.select("decision", "at_ms", "id")
+            .from_("decisions")
+            .where(self._own(), *_between("at_ms", start_ms, end_ms), *self._days_of(start_ms, end_ms))
+        )
+        for name, value in (("kind", kind), ("subject", subject)):
+            if value is not None:
+                asked = asked.where(_among(name, {value}))
+        if cluster is not None:
+            asked = asked.where(_among("cluster", {cluster, ""}))
+        rows = sorted(self._ask(asked, start_ms, end_ms), key=lambda row: (-row["at_ms"], row["id"]))
+        if gang is not None:
+            begun = tuple(f"{kind_of}/{name}" for name in gang for kind_of in ("pod", "workload"))
+            rows = [row for row in rows if json.loads(row["decision"])["subject"].startswith(begun)]
+        return [Decision.model_validate_json(row["decision"]) for row in rows[:limit]]
+
+    def extent(self) -> tuple[int, int]:
+        return self.status.first_ms, self.status.newest_ms
+
+    def recent_span(self, until_ms: int, length_ms: int) -> tuple[int, int]:  # noqa: ARG002 - an hour, whatever is asked
+        """The last whole hour."""
+        hours = local_hours(until_ms - 3 * MS_PER_HOUR, until_ms + MS_PER_HOUR, self._zone)
+        last = [hour for hour in hours[1:] if hour.end_ms <= until_ms][-1]
+        return last.start_ms, last.end_ms
+
+    @property
+    def newest_ms(self) -> int:
+        return self.status.newest_ms
+
+    def newest_end_ms(self) -> int:
+        return self.status.newest_ms
+
+    def newest_by_cluster(self) -> Mapping[str, int]:
+        return self.status.clusters
+
+    def clusters(self) -> frozenset[str]:
+        return frozenset(self.status.clusters)
+
+    def teams(self) -> frozenset[str]:
+        return self.status.teams
+
+    def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:  # noqa: ARG002 - an upper bound
+        """Of all GPUs of the ledger, as its published days tell."""
+        asked = exp.select(_sum(" + ".join(ACCOUNT_COLUMNS[:6])).as_("gpu_us")).from_("days")
+        (row,) = self._ask(asked.where(self._own(), f"end_ms > {int(start_ms)}", f"start_ms < {int(end_ms)}"))
+        return int(row["gpu_us"] or 0) // (MS_PER_HOUR * 1_000)
+
+    # --- journal ------------------------------------------------------------------------------
+
+    def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
+        return [
+            act for act in self._journal()
+            if (not kinds or act.kind in kinds) and (subject is None or act.subject == subject)
+        ]  # fmt: skip
+
+    def trail(self, after: int, limit: int) -> list[Act]:
+        return [act for act in self._journal() if act.number > after][:limit]
+
+    def last_act(self) -> int:
+        acts = self._journal()
+        return acts[-1].number if acts else 0
+
+    def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:  # noqa: ARG002 - nothing is ever recorded here
+        """Never: the lake is written by its accountants. Raises LedgerUnavailable."""
+        raise LedgerUnavailable(f"the lake is read only: book this at the accountant of {self.status.ledger}")
+
+    # --- a ledger for pages -------------------------------------------------------------------
+
+    @contextmanager
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[LakeLedger]:  # noqa: ARG002 - always the same
+        """Itself: the rows of a ledger change when it publishes."""
+        yield self
+
+    def mark(self, start_ms: int, end_ms: int) -> int:  # noqa: ARG002 - of all spans
+        """As long as it is equal, no question about the span has another answer."""
+        return self.status.newest_ms
+
+    def watermark(
+        self,
+        at_ms: int,
+        min_coverage: float,  # noqa: ARG002 - of which nodes is not published
+        shard: str | None = None,  # noqa: ARG002
+        cluster: str | None = None,
+    ) -> int | None:
+        """Up to where records reach, at most `at_ms`; None where there are none."""
+        newest = self.status.newest_ms if cluster is None else self.status.clusters.get(cluster, 0)
+        return min(newest, at_ms) or None
+
+    def quarantined(self, limit: int = 1000) -> list[Quarantined]:  # noqa: ARG002
+        """Raises UnsupportedQuestion: what was not booked is not published."""
+        raise self._not_published("records in quarantine")
+
+    def holes(self, limit: int = 1000) -> list[Hole]:  # noqa: ARG002
+        """Raises UnsupportedQuestion: outboxes are not published."""
+        raise self._not_published("missing records")
+
+    def gpu_owners(self) -> tuple[GpuOwnership, ...]:
+        """None: the register of owners is not published, and no page of a lake shows which GPUs were moved."""
+        return ()
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _not_published(self, what: str) -> UnsupportedQuestion:
+        return UnsupportedQuestion(f"the lake does not hold {what}: ask the accountant of {self.status.ledger}")
+
+    def _grouped(
+        self,
+        edges: Sequence[int],
+        by: Sequence[Dimension],
+        where: Where | None,
+        timezone: str,
+        figures: Sequence[str] = _FIGURES,
+    ) -> _Grouped:
+        """Sums of these figures by stretch and dimensions. Raises UnsupportedQuestion."""
+        where = where or {}
+        start_ms, end_ms = edges[0], edges[-1]
+        # Days and hours are chosen here, all else by the engine.
+        of_time = {name: frozenset(values) for name, values in where.items() if name in OF_TIME}
+        wanted = tuple(dict.fromkeys((*by, *of_time)))
+        table = self._sums(edges, wanted, where, figures) if start_ms < end_ms else None
+        if table is None or not len(table) or table["begins"].null_count:
+            return _Grouped.of([], np.zeros(0, dtype=np.int64), [[] for _ in figures])
+        begins, ends = (table[name].to_numpy() for name in ("begins", "ends"))
+        stretch = self._placed(np.array(edges, dtype=np.int64), begins, ends)
+        names: dict[str, Sequence[str]] = {
+            name: table[column_of(name)].to_pylist() for name in wanted if name not in OF_TIME
+        }
+        if set(wanted) & OF_TIME:
+            names |= self._local_times(start_ms, end_ms, begins, ends, timezone, whole_days="hour" not in wanted)
+        kept = [at for at in range(len(table)) if all(names[name][at] in values for name, values in of_time.items())]
+        keys = [tuple(names[name][at] for name in by) for at in kept]
+        columns = [table[name].to_pylist() for name in figures]
+        return _Grouped.of(keys, stretch[kept], [[column[at] for at in kept] for column in columns])
+
+    def _sums(
+        self, edges: Sequence[int], wanted: Sequence[Dimension], where: Where, figures: Sequence[str]
+    ) -> pa.Table:
+        """What the engine adds up, by the dimensions, and by the rows' own stretches where the answer tells these."""
+        start_ms, end_ms = edges[0], edges[-1]
+        columns = [exp.column(column_of(name)) for name in wanted if name not in OF_TIME]
+        bounds: list[Any] = [exp.column("start_ms"), exp.column("end_ms")]
+        if len(edges) > len(("begin", "end")) or set(wanted) & OF_TIME:
+            groups = [*columns, *bounds]
+        else:
+            groups, bounds = columns, [exp.func("min", bounds[0]), exp.func("max", bounds[1])]
+        sums = [_sum(name).as_(name) for name in figures]
+        asked = exp.select(*columns, *sums, bounds[0].as_("begins"), bounds[1].as_("ends"))
+        asked = asked.from_("usage_hourly").where(*self._span(start_ms, end_ms))
+        asked = asked.where(*(_among(column_of(name), values) for name, values in where.items() if name not in OF_TIME))
+        return self._table(asked.group_by(*groups) if groups else asked, start_ms, end_ms)
+
+    def _local_times(
+        self, start_ms: int, end_ms: int, begins: Whole, ends: Whole, timezone: str, *, whole_days: bool
+    ) -> dict[str, list[str]]:
+        """Of each row its local day and hour."""
+        hours = local_hours(start_ms, end_ms, ZoneInfo(timezone))
+        if whole_days:
+            hours = tuple(hour for at, hour in enumerate(hours) if not at or hours[at - 1].day != hour.day)
+        at = self._placed(np.array([*(hour.start_ms for hour in hours), end_ms], dtype=np.int64), begins, ends).tolist()
+        return {"day": [hours[number].day for number in at], "hour": [hours[number].hour for number in at]}
+
+    def _placed(self, edges: Whole, begins: Whole, ends: Whole) -> Whole:
+        """The stretch between two edges that each [begin, end) lies in. Raises UnsupportedQuestion."""
+        at = np.searchsorted(edges, begins, side="right") - 1
+        inside = (at >= 0) & (at < len(edges) - 1)
+        inside &= ends <= edges[np.clip(at + 1, 0, len(edges) - 1)]
+        if not inside.all():
+            first = int(np.flatnonzero(~inside)[0])
+            raise UnsupportedQuestion(
+                f"the lake holds whole hours of {self.status.timezone} ({self.status.ledger}), and the question begins "
+                f"or ends inside the one from {utc(int(begins[first]))} to {utc(int(ends[first]))}: ask for whole "
+                "hours, or ask that ledger's accountant"
+            )
+        return at
+
+    def _span(self, start_ms: int, end_ms: int) -> list[exp.Expression]:
+        return [
+            self._own(), *self._days_of(start_ms, end_ms),
+            exp.column("end_ms") > exp.Literal.number(int(start_ms)),
+            exp.column("start_ms") < exp.Literal.number(int(end_ms)),
+        ]  # fmt: skip
+
+    def _own(self) -> exp.Expression:
+        return exp.column("ledger").eq(exp.Literal.string(self.status.ledger))
+
+    def _days(self, start_ms: int, end_ms: int) -> tuple[date, date]:
+        first, last = (local_date(at, self._zone) for at in (max(start_ms, 0), min(end_ms, self.status.until_ms)))
+        return first, max(first, last)
+
+    def _days_of(self, start_ms: int, end_ms: int) -> list[exp.Expression]:
+        first, last = self._days(start_ms, end_ms)
+        day = exp.column("day")
+        return [
+            day >= exp.cast(exp.Literal.string(first.isoformat()), "DATE"),
+            day <= exp.cast(exp.Literal.string(last.isoformat()), "DATE"),
+        ]  # fmt: skip
+
+    def _table(self, asked: exp.Select, start_ms: int | None = None, end_ms: int | None = None) -> pa.Table:
+        days = None if start_ms is None or end_ms is None else self._days(start_ms, end_ms)
+        return self._engine.query(asked, Bounds((self.status.ledger,), days))
+
+    def _ask(self, asked: exp.Select, start_ms: int | None = None, end_ms: int | None = None) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._table(asked, start_ms, end_ms).to_pylist()
+        return rows
+
+    def _rows(self, table: str, *order: str) -> list[dict[str, Any]]:
+        rows = self._ask(exp.select("*").from_(table).where(self._own()))
+        return sorted(rows, key=lambda row: tuple(row[name] for name in order))
+
+    def _journal(self) -> list[Act]:
+        if self._acts is None:
+            self._acts = [
+                Act(
+                    row["at_ms"], row["kind"], row["subject"], row["who"], row["reason"], row["content"],
+                    number=row["number"], digest=row["digest"],
+                )
+                for row in self._rows("acts", "number")
+            ]  # fmt: skip
+        return self._acts
+
+
+@dataclass(frozen=True, slots=True)
+class _Grouped:
+    """Rows of an answer: the stretch, the key, and the figures in the order of _FIGURES, by column."""
+
+    keys: Sequence[tuple[str, ...]]
+    stretch: Whole
+    columns: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(cls, keys: Sequence[tuple[str, ...]], stretch: Whole, columns: Sequence[Sequence[Any]]) -> _Grouped:
+        """Equal stretches and keys added up."""
+        if len(set(zip(stretch.tolist(), keys, strict=True))) == len(keys):
+            return cls(keys, stretch, [[int(value) for value in column] for column in columns])
+        sums: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+        for at, key, *figures in zip(stretch.tolist(), keys, *columns, strict=True):
+            known = sums.setdefault((at, key), [0] * len(figures))
+            for place, value in enumerate(figures):
+                known[place] += int(value)
+        places = np.array([at for at, _ in sums], dtype=np.int64)
+        return cls([key for _, key in sums], places, list(zip(*sums.values(), strict=True)))
+
+    def figures(self) -> list[tuple[int, ...]]:
+        """By row."""
+        return list(zip(*self.columns, strict=True)) if self.columns else []
+
+
+def _line(key: dict[str, str], figures: tuple[int, ...]) -> UsageLine:
+    of = dict(zip(_FIGURES, figures, strict=True))
+    accounts = Accounts(**{name: of[f"{name}_us"] for name in Accounts.model_fields})
+    return UsageLine(
+        key=key,
+        accounts_gpu_us=accounts,
+        node_down_us=of["node_down_us"],
+        borrowed_busy_us=of["borrowed_busy_us"],
+        unattributed_busy_us=of["unattributed_busy_us"],
+        memory_mib_s=known_memory(of["memory_mib_s"], of["memory_unknown_us"], accounts.allocated),
+        memory_unknown_us=of["memory_unknown_us"],
+        energy_uj=of["energy_uj"],
+    )
+
+
+def _sum(name: str) -> exp.Expression:
+    """The sum of a figure or an expression of figures; decimal(38, 0) reads the same from every engine."""
+    column: exp.Expression = exp.maybe_parse(name)
+    if name in _WIDE:
+        column = exp.cast(column, "DECIMAL(38, 0)")
+    return exp.cast(exp.func("sum", column), "DECIMAL(38, 0)")
+
+
+def _among(column: str, values: Collection[str]) -> exp.Expression:
+    listed = [exp.Literal.string(value) for value in sorted(values)]
+    return exp.column(column).isin(*listed) if listed else exp.false()
+
+
+def _between(column: str, start: int, end: int) -> list[exp.Expression]:
+    return [
+        exp.column(column) >= exp.Literal.number(int(start)), exp.column(column) < exp.Literal.number(int(end)),
+    ]  # fmt: skip

@@ -1,0 +1,432 @@
+"""Writes the ledger's settled figures into the lake, day by day, and its registers.
+
+A day is written as a whole, in one commit with other days of the ledger; the control totals of the table `days` follow
+in a second commit. A crash between the two leaves a day whose digest is not the one in `days`, and the next run writes
+that day again: writing twice changes nothing. What did not change since the last run is not even read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from importlib.metadata import version
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import structlog
+
+from accountant.billing.statements import Statement, StatementLine, canonical
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.core.periods import Month, local_date
+from accountant.core.settings import Settings
+from accountant.lake import tables, upkeep
+from accountant.lake.catalog import Catalogue
+from accountant.lake.comparison import LakeComparison, compare
+from accountant.lake.engines import DuckDbEngine
+from accountant.lake.upkeep import Removed
+from accountant.lake.usage_rows import DayRows, day_rows, day_span
+from accountant.ledger.protocols import EpochReport
+from accountant.prices.price_book import PriceBook
+from accountant.storage.duckdb_ledger import DuckLedger
+from agent.wire import PodFacts
+from gputally.base.clock import Clock
+
+_ROWS_A_COMMIT: Final = 400_000
+_FAR_MS: Final = 2**53
+_EVERY_DECISION: Final = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What one run wrote: days of `usage_hourly`, months of statements, other tables."""
+
+    days: tuple[date, ...] = ()
+    months: tuple[str, ...] = ()
+    registers: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the last run found of a thing: while it is equal, nothing about it changed."""
+
+    of: dict[Hashable, Hashable] = field(default_factory=dict)
+
+    def changed(self, thing: Hashable, found: Hashable) -> bool:
+        return thing not in self.of or self.of[thing] != found
+
+    def note(self, thing: Hashable, found: Hashable) -> None:
+        self.of[thing] = found
+
+
+class Publisher:
+    """One ledger's part of the lake. catalogue: the lake, opened when it is first needed."""
+
+    def __init__(
+        self,
+        ledger: DuckLedger,
+        books: Bookkeeper,
+        settings: Settings,
+        clock: Clock,
+        catalogue: Callable[[], Catalogue],
+    ) -> None:
+        assert settings.lake is not None
+        self._ledger, self._books, self._clock = ledger, books, clock
+        self._zone, self._timezone, self._grace_days = settings.zone, settings.timezone, settings.grace_days
+        self._lake = settings.lake
+        self.name = settings.lake.ledger or settings.kubernetes.cluster
+        self._connect = catalogue
+        self._opened: Catalogue | None = None
+        self._seen = _Seen()
+        self._turn = 0
+        self.published_ms: int | None = None
+        """When the last run that succeeded began."""
+        self.compared: LakeComparison | None = None
+        """What the last comparison found."""
+        self._log = structlog.get_logger("accountant.lake")
+
+    def publish(self, told: Callable[[str, int, int], None] = lambda *_: None) -> Published:
+        """Write what changed. told: what is written, how many of how many are done. Raises AccountantError."""
+        now = self._clock.wall_ms()
+        days = self._publish_days(now, told)
+        months = self._publish_statements(now)
+        registers = self._publish_registers(now)
+        found = Published(days, months, registers)
+        self.published_ms = now
+        if days or months or registers:
+            self._log.info("published", days=len(days), months=len(months), tables=len(registers))
+        return found
+
+    def keep_small(self) -> Removed:
+        """Remove old versions and the files that only they needed. Raises LakeUnavailable."""
+        return upkeep.keep_small(self._catalogue, self._clock.wall_ms(), self._lake.keep_snapshots)
+
+    def compare(self) -> LakeComparison:
+        """The lake beside the ledger, over the last `days_back` published days. Raises LakeUnavailable."""
+        now = self._clock.wall_ms()
+        days = [(day, self._book_of(day)) for day in self.days_to_look_at(now)[-self._lake.days_back :]]
+        engine = DuckDbEngine(self._catalogue)
+        try:
+            self.compared = compare(self._ledger, engine, self.name, days, self._zone)
+        finally:
+            engine.close()
+        return self.compared
+
+    # --- days ---------------------------------------------------------------------------------
+
+    def days_to_look_at(self, now_ms: int) -> list[date]:
+        """The last `days_back` days, and of the older ones one, in its turn."""
+        every = self._every_day(now_ms)
+        older, lately = every[: -self._lake.days_back], every[-self._lake.days_back :]
+        return [*older[self._turn % len(older) :][:1], *lately] if older else lately
+
+    def _every_day(self, now_ms: int) -> list[date]:
+        first_ms, _ = self._ledger.extent()
+        if not first_ms:
+            return []
+        first, today = local_date(first_ms, self._zone), local_date(now_ms, self._zone)
+        return [first + timedelta(days=number) for number in range((today - first).days + 1)]
+
+    def _known_days(self) -> dict[date, dict[str, Any]]:
+        """The published control totals."""
+        return {row["day"]: row for row in self._catalogue.read(tables.DAYS, self.name)}
+
+    def _publish_days(self, now_ms: int, told: Callable[[str, int, int], None]) -> tuple[date, ...]:
+        known: dict[date, dict[str, Any]] | None = None
+        asked = self.days_to_look_at(now_ms)
+        if self.published_ms is None and asked:  # days that no run has written yet, however old
+            known = self._known_days()
+            asked = sorted({*asked, *(day for day in self._every_day(now_ms) if day not in known)})
+        prices = tuple(found.version for found in self._books.prices.versions)
+        changed = []
+        for day in asked:
+            start_ms, end_ms = day_span(day, self._zone)
+            mark = self._ledger.mark(start_ms, end_ms), prices, min(now_ms, end_ms)
+            if self._seen.changed(day, mark):
+                changed.append((day, mark))
+        self._turn += 1
+        if not changed:
+            return ()
+        known = self._known_days() if known is None else known
+        written: list[date] = []
+        pending: list[DayRows] = []
+        for number, (day, mark) in enumerate(changed, 1):
+            found = self._day(day, now_ms)
+            told("days", number, len(changed))
+            self._seen.note(day, mark)
+            if known.get(day, {}).get("digest") != found.digest:
+                pending.append(found)
+            if sum(one.rows.num_rows for one in pending) >= _ROWS_A_COMMIT:
+                written += self._write_days(pending, known, now_ms)
+                pending = []
+        written += self._write_days(pending, known, now_ms)
+        return tuple(written)
+
+    def _day(self, day: date, now_ms: int) -> DayRows:
+        start_ms, end_ms = day_span(day, self._zone)
+        book = self._book_of(day)
+        changes = sorted({at for found in self._books.prices.versions for at in found.book.cuts(start_ms, end_ms)})
+        with self._ledger.moment(start_ms, min(end_ms, now_ms)) as moment:
+            return day_rows(self.name, moment, book, day, self._zone, now_ms, changes)
+
+    def _book_of(self, day: date) -> PriceBook | None:
+        """The price book of its month."""
+        return self._books.priced_by(self._books.kept(Month(day.year, day.month)))
+
+    def _write_days(self, days: Sequence[DayRows], known: dict[date, dict[str, Any]], now_ms: int) -> list[date]:
+        if not days:
+            return []
+        try:
+            rows = pa.concat_tables([one.rows for one in days])
+            self._catalogue.replace(tables.USAGE_HOURLY, rows, {"ledger": self.name, "day": [one.day for one in days]})
+            for one in days:
+                known[one.day] = self._control_total(one, now_ms)
+            self._replace(tables.DAYS, list(known.values()))
+        except BaseException:
+            for one in days:
+                self._seen.of.pop(one.day, None)
+            raise
+        return [one.day for one in days]
+
+    def _control_total(self, one: DayRows, now_ms: int) -> dict[str, Any]:
+        newest = self._ledger.newest_by_cluster()
+        over = one.end_ms == day_span(one.day, self._zone)[1]
+        return {
+            "ledger": self.name,
+            "day": one.day,
+            "start_ms": one.start_ms,
+            "end_ms": one.end_ms,
+            "sealed": over and all(at >= one.end_ms for at in newest.values()),
+            "rows": one.rows.num_rows,
+            **dict(zip(tables.ACCOUNT_COLUMNS[:6], one.accounts, strict=True)),
+            "cost": one.cost,
+            "unpriced_us": one.unpriced_us,
+            "digest": one.digest,
+            "timezone": self._timezone,
+            "published": _instant(now_ms),
+        }
+
+    # --- statements ---------------------------------------------------------------------------
+
+    def _publish_statements(self, now_ms: int) -> tuple[str, ...]:
+        first_ms, _ = self._ledger.extent()
+        if not first_ms:
+            return ()
+        books, written = self._books.books(), []
+        month, last = Month.of(first_ms, self._zone), Month.of(now_ms, self._zone)
+        rows, lines = [], {}
+        while month <= last:
+            start_ms, end_ms = month.span(self._zone)
+            status = self._books.status(month, books)
+            closed = books.of(str(month))
+            if closed is not None:
+                mark: Hashable = closed.hash, status
+            else:
+                version_of = self._books.prices.latest.version if self._books.prices.latest else ""
+                mark = self._ledger.mark(start_ms, end_ms), version_of, books.seen, min(now_ms, end_ms), status
+            stated = self._books.month(month)
+            rows.append(statement_row(self.name, str(month), status, stated))
+            if self._seen.changed(("statement", month), mark):
+                lines[month] = mark, line_rows(self.name, str(month), stated)
+            month = month.next
+        if not lines:
+            return ()
+        self._catalogue.replace(
+            tables.STATEMENT_LINES,
+            tables.STATEMENT_LINES.of_rows([row for _, several in lines.values() for row in several]),
+            {"ledger": self.name, "month": [str(one) for one in lines]},
+        )
+        self._replace(tables.STATEMENTS, rows)
+        for one, (mark, _) in lines.items():
+            self._seen.note(("statement", one), mark)
+            written.append(str(one))
+            closed = books.of(str(one))
+            if closed is not None:
+                for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES):
+                    self._catalogue.tag(table, f"{self.name}-{one}-{closed.hash[:12]}")
+        return tuple(written)
+
+    # --- registers ----------------------------------------------------------------------------
+
+    def _publish_registers(self, now_ms: int) -> tuple[str, ...]:
+        written = []
+        for table, rows in self._registers(now_ms):
+            found = table.of_rows(rows)
+            mark = found.num_rows, _digest(found)
+            if self._seen.changed(table.name, mark):
+                self._catalogue.replace(table, found, {"ledger": self.name})
+                self._seen.note(table.name, mark)
+                written.append(table.name)
+        written += self._publish_by(tables.PODS, "month", self._pods())
+        written += self._publish_by(tables.DECISIONS, "day", self._decisions())
+        return tuple(written)
+
+    def _publish_by(self, table: tables.LakeTable, name: str, rows: list[dict[str, Any]]) -> list[str]:
+        """The partitions of a table that changed."""
+        parts: dict[Any, list[dict[str, Any]]] = {}
+        for row in rows:
+            parts.setdefault(row[name], []).append(row)
+        changed = {}
+        for value, several in parts.items():
+            found = table.of_rows(several)
+            mark = found.num_rows, _digest(found)
+            if self._seen.changed((table.name, value), mark):
+                changed[value] = mark, found
+        if not changed:
+            return []
+        together = pa.concat_tables([found for _, found in changed.values()])
+        self._catalogue.replace(table, together, {"ledger": self.name, name: list(changed)})
+        for value, (mark, _) in changed.items():
+            self._seen.note((table.name, value), mark)
+        return [table.name]
+
+    def _registers(self, now_ms: int) -> Iterator[tuple[tables.LakeTable, list[dict[str, Any]]]]:
+        name = self.name
+        yield tables.POLICIES, [
+            {
+                "ledger": name, "version": one.version, "effective": _instant(one.effective_ms),
+                "effective_ms": one.effective_ms, "policy": one.policy.model_dump_json(),
+            }
+            for one in self._ledger.policies(0, _FAR_MS)
+        ]  # fmt: skip
+        yield tables.PRICES, list(self._prices())
+        yield tables.ACTS, [
+            {
+                "ledger": name, "number": act.number, "at": _instant(act.at_ms), "at_ms": act.at_ms, "kind": act.kind,
+                "subject": act.subject, "who": act.who, "reason": act.reason, "content": act.content,
+                "digest": act.digest,
+            }
+            for act in self._ledger.acts()
+        ]  # fmt: skip
+        yield tables.NODES, [
+            {
+                "ledger": name, "cluster": node.cluster, "node": node.name, "pool": node.pool, "region": node.region,
+                "capacity_type": node.capacity_type, "facts": msgspec.json.encode(node).decode(),
+            }
+            for node in self._ledger.nodes()
+        ]  # fmt: skip
+        yield tables.EPOCHS, [
+            {
+                "ledger": name, "cluster": one.key.cluster, "namespace": one.key.namespace, "job": one.key.job,
+                "epoch": one.epoch, "at_ms": one.at_ms, "who": one.who,
+            }
+            for one in self._epochs()
+        ]  # fmt: skip
+        first_ms, newest_ms = self._ledger.extent()
+        yield tables.LEDGERS, [{
+            "ledger": name, "timezone": self._timezone, "grace_days": self._grace_days, "first_ms": first_ms,
+            "newest_ms": newest_ms, "until_ms": now_ms,
+            "clusters": json.dumps(dict(self._ledger.newest_by_cluster()), sort_keys=True),
+            "teams": json.dumps(sorted(self._ledger.teams())), "published": _instant(now_ms),
+            "version": version("gputally"),
+        }]  # fmt: skip
+
+    def _epochs(self) -> list[EpochReport]:
+        with self._ledger.moment() as moment:
+            return moment.epochs_between(0, _FAR_MS)
+
+    def _prices(self) -> Iterator[dict[str, Any]]:
+        for found in self._books.prices.versions:
+            for row in found.book.rows:
+                yield {
+                    "ledger": self.name, "price_book": found.version, "taken": _instant(found.at_ms),
+                    "price_row": row.id, "gpu_model": row.model, "pool": row.pool, "region": row.region,
+                    "capacity_type": row.capacity_type, "price": row.price, "per": row.per,
+                    "currency": found.book.currency, "row": row.model_dump_json(),
+                }  # fmt: skip
+
+    def _pods(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "ledger": self.name,
+                "month": str(Month.of(_first_seen_ms(pod.facts), self._zone)),
+                "cluster": pod.cluster, "uid": pod.facts.uid, "namespace": pod.facts.namespace, "pod": pod.facts.name,
+                "job": pod.key.job, "team": pod.team, "queue": pod.queue,
+                **{
+                    name: None if (at := getattr(pod.facts, f"{name}_ms")) is None else _instant(at)
+                    for name in ("created", "scheduled", "started", "ended")
+                },
+                "facts": msgspec.json.encode(pod.facts).decode(),
+            }
+            for pod in self._ledger.pods(0, _FAR_MS, placed=True)
+        ]  # fmt: skip
+
+    def _decisions(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "ledger": self.name, "day": local_date(one.at_ms, self._zone), "cluster": one.cluster, "id": one.id,
+                "at": _instant(one.at_ms), "at_ms": one.at_ms, "kind": one.kind, "subject": one.subject,
+                "decision": one.model_dump_json(),
+            }
+            for one in self._ledger.decisions(0, _FAR_MS, _EVERY_DECISION)
+        ]  # fmt: skip
+
+    # --- inside -------------------------------------------------------------------------------
+
+    @property
+    def _catalogue(self) -> Catalogue:
+        if self._opened is None:
+            self._opened = self._connect()
+            self._opened.create_missing()
+        return self._opened
+
+    def _replace(self, table: tables.LakeTable, rows: list[dict[str, Any]]) -> None:
+        """All rows of this ledger in a table."""
+        self._catalogue.replace(table, table.of_rows(rows), {"ledger": self.name})
+
+
+def _first_seen_ms(facts: PodFacts) -> int:
+    known = (facts.created_ms, facts.scheduled_ms, facts.started_ms)
+    return next((at for at in known if at is not None), facts.observed_ms)
+
+
+def _instant(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(at_ms // 1_000, UTC).replace(microsecond=at_ms % 1_000 * 1_000)
+
+
+def _digest(rows: pa.Table) -> int:
+    return hash(tuple(tuple(column) for column in zip(*(column.to_pylist() for column in rows.columns), strict=True)))
+
+
+def statement_row(ledger: str, month: str, status: str, stated: Statement) -> dict[str, Any]:
+    return {
+        "ledger": ledger, "month": month, "status": status, "timezone": stated.timezone, "currency": stated.currency,
+        "price_book": stated.price_book_version or None, "gpu_us": stated.gpu_us, "cost": stated.cost,
+        "payable": stated.payable_total, "due": stated.due_total, "unpriced_gpu_us": stated.unpriced_gpu_us,
+        "hash": stated.hash, "canonical": canonical(stated).decode(),
+    }  # fmt: skip
+
+
+def line_rows(ledger: str, month: str, stated: Statement) -> list[dict[str, Any]]:
+    kinds = [("usage", line) for line in stated.lines] + [("commitment", line) for line in stated.commitments]
+    found = [_line(kind, line, None) for kind, line in kinds]
+    found += [_line("correction", one.line, one.amount, one.month, one.reason) for one in stated.corrections]
+    found += [
+        {
+            "kind": "adjustment", "team": one.team, "cost": one.amount, "currency": one.currency,
+            "about_month": one.month, "reason": one.reason,
+        }
+        for one in stated.adjustments
+    ]  # fmt: skip
+    return [
+        {"currency": stated.currency, **row, "ledger": ledger, "month": month, "line": number}
+        for number, row in enumerate(found, 1)
+    ]
+
+
+def _line(
+    kind: str, line: StatementLine, amount: Any, about: str | None = None, reason: str | None = None
+) -> dict[str, Any]:
+    names = (
+        "team", "account", "detail", "gpu_model", "capacity_type", "price_row", "unit_price", "gpu_us", "gpu_hours",
+    )  # fmt: skip
+    found = {name: getattr(line, name) for name in names}
+    return {
+        **found,
+        "kind": kind,
+        "cost": amount if kind == "correction" else line.cost,
+        "about_month": about,
+        "reason": reason,
+    }

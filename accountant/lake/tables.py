@@ -1,0 +1,367 @@
+"""Defines the tables of the lake: columns, units, keys, partitions and order.
+
+Every table has the column `ledger`: the name under which one accountant publishes. A row is written again by its own
+ledger alone, as part of a whole partition. All columns may be null in the format; a null means "not known" or "does not
+apply", never zero. Instants are `timestamptz` in UTC, and also whole milliseconds since 1970 (`…_ms`), which are equal
+in every engine. Amounts are decimal(38,9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, Literal, NamedTuple
+
+import pyarrow as pa
+
+from accountant.ledger.usage_columns import COLUMNS, PRICED_BY
+from accountant.wire.usage_models import Dimension
+
+ColumnType = Literal["string", "long", "boolean", "date", "timestamptz", "decimal"]
+ARROW: Final[dict[ColumnType, pa.DataType]] = {
+    "string": pa.string(),
+    "long": pa.int64(),
+    "boolean": pa.bool_(),
+    "date": pa.date32(),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+    "decimal": pa.decimal128(38, 9),
+}
+DECIMALS: Final = 9
+"""Of an amount."""
+_QUANTUM: Final = Decimal(1).scaleb(-DECIMALS)
+
+
+class Column(NamedTuple):
+    """text: what it holds, with its unit."""
+
+    name: str
+    type: ColumnType
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LakeTable:
+    """partition: columns whose values a partition's rows share; a partition is written as a whole. key: columns that no
+    two rows share. order: how the rows of a file are sorted."""
+
+    name: str
+    text: str
+    columns: Sequence[Column]
+    partition: Sequence[str]
+    key: Sequence[str]
+    order: Sequence[str]
+
+    @property
+    def arrow(self) -> pa.Schema:
+        return pa.schema([(column.name, ARROW[column.type]) for column in self.columns])
+
+    def of_rows(self, rows: Sequence[dict[str, Any]]) -> pa.Table:
+        """The rows in the table's order, with amounts rounded to DECIMALS."""
+        amounts = [column.name for column in self.columns if column.type == "decimal"]
+        rounded = [
+            {**row, **{name: row[name].quantize(_QUANTUM) for name in amounts if row.get(name) is not None}}
+            for row in rows
+        ]
+        found = pa.Table.from_pylist(rounded, schema=self.arrow)
+        return found.sort_by([(name, "ascending") for name in self.order])
+
+
+HOLDERS: Final[tuple[Dimension, ...]] = ("team", "queue", "namespace", "job", "pod", "container", "user")
+DEVICES: Final[tuple[Dimension, ...]] = ("cluster", "node", "gpu", "mig_profile", "zone", "instance_type")
+DIMENSIONS: Final[tuple[Dimension, ...]] = (*HOLDERS, *DEVICES)
+"""What tells rows of `usage_hourly` apart, beside PRICED_BY, the hour and the price."""
+COLUMN_OF: Final[dict[Dimension, str]] = {"user": "user_name"}
+"""Dimensions whose column has another name, since `user` is a reserved word of SQL."""
+ACCOUNT_COLUMNS: Final = tuple(f"{name}_us" for name in COLUMNS)
+MEMO_COLUMNS: Final = (
+    "node_down_us", "borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "memory_unknown_us", "energy_uj",
+    "energy_unknown_us",
+)  # fmt: skip
+"""In the order of accountant.ledger.usage_columns.MEMOS."""
+
+
+def column_of(dimension: Dimension) -> str:
+    """The column of a dimension of `usage_hourly`."""
+    return COLUMN_OF.get(dimension, dimension)
+
+
+_LEDGER = Column("ledger", "string", "name of the publishing ledger")
+_DAY = Column("day", "date", "local day in the ledger's time zone")
+_TEXTS: Final[dict[str, str]] = {
+    "team": "team that pays; `__idle__` where nothing holds the GPU, `__unassigned__` where nothing names a team",
+    "queue": "queue of the policy in force; `__idle__` and `__unassigned__` as for the team",
+    "namespace": "namespace of the holder",
+    "job": "workload, `Kind/name`; of a pod that stands alone `Pod/name`",
+    "pod": "name of the holder",
+    "container": "container, where the holder is told apart so far",
+    "user": "user who runs the pod, where a label says it",
+    "cluster": "cluster of the node",
+    "node": "node",
+    "gpu": "UUID of the GPU",
+    "mig_profile": "profile of the MIG instance; empty for a whole GPU",
+    "zone": "zone of the node",
+    "instance_type": "machine type of the node",
+    "gpu_model": "model of the GPU",
+    "pool": "pool of the node",
+    "region": "region of the node",
+    "capacity_type": "`on-demand`, `spot`, `reserved`, `on-prem`, or empty where it is not known",
+    "busy_us": "held and in use, GPU-µs",
+    "allocated_idle_us": "held and not in use, GPU-µs",
+    "allocated_unknown_us": "held, use not known, GPU-µs",
+    "unallocated_us": "not held, GPU-µs",
+    "unmetered_us": "no record of it, GPU-µs",
+    "down_us": "GPU or node out of service, GPU-µs",
+    "starting_us": "part of allocated_idle_us before the pod's first container ran, GPU-µs",
+    "gang_waiting_us": "part of allocated_idle_us while others of the gang did not run yet, GPU-µs",
+    "node_down_us": "part of down_us for which the whole node was out of service, GPU-µs",
+    "borrowed_busy_us": "busy time beyond the holder's own allocation, GPU-µs; in no account",
+    "unattributed_busy_us": "busy time without a known holder, GPU-µs; in no account",
+    "memory_mib_s": "GPU memory in use, MiB-seconds, of the time for which it is known",
+    "memory_unknown_us": "held time whose memory is not known, GPU-µs",
+    "energy_uj": "energy, µJ, of the time for which it is known",
+    "energy_unknown_us": "time in service whose energy is not known, GPU-µs",
+}
+
+USAGE_HOURLY: Final = LakeTable(
+    "usage_hourly",
+    "Every GPU-microsecond of capacity, by hour, GPU and holder, after overlapping records are resolved. The six "
+    "accounts from busy_us to down_us add up to the capacity.",
+    (
+        _LEDGER,
+        _DAY,
+        Column("hour", "timestamptz", "start of the local hour"),
+        Column("start_ms", "long", "start of the row's part of the hour; a price change cuts an hour"),
+        Column("end_ms", "long", "its end, exclusive"),
+        *(Column(column_of(name), "string", _TEXTS[name]) for name in (*DIMENSIONS, *PRICED_BY)),
+        *(Column(name, "long", _TEXTS[name]) for name in (*ACCOUNT_COLUMNS, *MEMO_COLUMNS)),
+        Column("currency", "string", "of cost; null without a price book"),
+        Column("price_book", "string", "version of the price book"),
+        Column(
+            "price_row", "string", "row of the price book; null where nothing is billed, there is no price, or several"
+        ),
+        Column("unit_price", "decimal", "of one GPU-hour; null with price_row"),
+        Column("cost", "decimal", "of the billed accounts (all but unmetered and down); null where a price is missing"),
+    ),
+    ("ledger", "day"),
+    ("ledger", "start_ms", *map(column_of, (*DIMENSIONS, *PRICED_BY))),
+    ("team", "queue", "namespace", "job", "pod", "gpu", "start_ms"),
+)
+DAYS: Final = LakeTable(
+    "days",
+    "What each published day of `usage_hourly` holds: the control totals.",
+    (
+        _LEDGER,
+        _DAY,
+        Column("start_ms", "long", "start of the day"),
+        Column("end_ms", "long", "its end, or how far a running day is published"),
+        Column("sealed", "boolean", "whether the day is over and all clusters reported beyond it"),
+        Column("rows", "long", "rows of the day"),
+        *(Column(name, "long", _TEXTS[name]) for name in ACCOUNT_COLUMNS[:6]),
+        Column("cost", "decimal", "sum of the known costs"),
+        Column("unpriced_us", "long", "billed time without a price, GPU-µs"),
+        Column("digest", "string", "SHA-256 of the day's rows"),
+        Column("timezone", "string", "time zone of the ledger's days"),
+        Column("published", "timestamptz", "when the day was written last"),
+    ),
+    ("ledger",),
+    ("ledger", "day"),
+    ("day",),
+)
+LEDGERS: Final = LakeTable(
+    "ledgers",
+    "Each ledger that publishes here.",
+    (
+        _LEDGER,
+        Column("timezone", "string", "time zone of its months, days and hours"),
+        Column("grace_days", "long", "how long a month waits for late records after its end"),
+        Column("first_ms", "long", "start of its oldest record"),
+        Column("newest_ms", "long", "end of its newest record"),
+        Column("until_ms", "long", "up to when its figures are published"),
+        Column("clusters", "string", "end of the newest record of each cluster that reports, JSON"),
+        Column("teams", "string", "teams that queues and namespaces name, JSON"),
+        Column("published", "timestamptz", "when it published last"),
+        Column("version", "string", "version of gputally"),
+    ),
+    ("ledger",),
+    ("ledger",),
+    ("ledger",),
+)
+STATEMENTS: Final = LakeTable(
+    "statements",
+    "Each month's statement as a whole.",
+    (
+        _LEDGER,
+        Column("month", "string", "2026-10"),
+        Column("status", "string", "`open`, `grace`, `due`, `closed` or `published`"),
+        Column("timezone", "string", "time zone of the month"),
+        Column("currency", "string", "null without a price book"),
+        Column("price_book", "string", "version of the price book"),
+        Column("gpu_us", "long", "capacity, GPU-µs"),
+        Column("cost", "decimal", "exact sum of the priced lines"),
+        Column("payable", "decimal", "cost in whole minor units"),
+        Column("due", "decimal", "payable with commitments, corrections, credits and charges"),
+        Column("unpriced_gpu_us", "long", "billed time without a price, GPU-µs"),
+        Column("hash", "string", "SHA-256 of `canonical`"),
+        Column("canonical", "string", "the statement's canonical JSON"),
+    ),
+    ("ledger",),
+    ("ledger", "month"),
+    ("month",),
+)
+STATEMENT_LINES: Final = LakeTable(
+    "statement_lines",
+    "The lines of each month's statement, and what is booked beside them.",
+    (
+        _LEDGER,
+        Column("month", "string", "2026-10"),
+        Column("line", "long", "number of the line in the statement, from 1"),
+        Column("kind", "string", "`usage`, `commitment`, `correction` or `adjustment`"),
+        Column("team", "string", _TEXTS["team"]),
+        Column("account", "string", "account of the time; null for an adjustment"),
+        Column("detail", "string", "sort of the account's time, or empty"),
+        Column("gpu_model", "string", _TEXTS["gpu_model"]),
+        Column("capacity_type", "string", _TEXTS["capacity_type"]),
+        Column("price_row", "string", "row of the price book"),
+        Column("unit_price", "decimal", "of one GPU-hour"),
+        Column("gpu_us", "long", "GPU-µs"),
+        Column("gpu_hours", "decimal", "GPU-hours, as the line is priced"),
+        Column("cost", "decimal", "unit_price × gpu_hours, or the amount of a correction or adjustment"),
+        Column("currency", "string", "of the amounts"),
+        Column("about_month", "string", "month that a correction or adjustment is about"),
+        Column("reason", "string", "of a correction or adjustment"),
+    ),
+    ("ledger", "month"),
+    ("ledger", "month", "line"),
+    ("line",),
+)
+PODS: Final = LakeTable(
+    "pods",
+    "Pods as their nodes and their cluster saw them.",
+    (
+        _LEDGER,
+        Column("month", "string", "local month in which the pod was created"),
+        Column("cluster", "string", "cluster of the pod"),
+        Column("uid", "string", "UID of the pod"),
+        Column("namespace", "string", "namespace"),
+        Column("pod", "string", "name"),
+        Column("job", "string", _TEXTS["job"]),
+        Column("team", "string", "team when the pod was created"),
+        Column("queue", "string", "queue when the pod was created"),
+        Column("created", "timestamptz", "creation"),
+        Column("scheduled", "timestamptz", "placement on a node"),
+        Column("started", "timestamptz", "start of the first container"),
+        Column("ended", "timestamptz", "end"),
+        Column("facts", "string", "all that is known of the pod, JSON"),
+    ),
+    ("ledger", "month"),
+    ("ledger", "cluster", "uid"),
+    ("cluster", "namespace", "pod", "uid"),
+)
+NODES: Final = LakeTable(
+    "nodes",
+    "Nodes as they were read last.",
+    (
+        _LEDGER,
+        Column("cluster", "string", "cluster of the node"),
+        Column("node", "string", "name"),
+        Column("pool", "string", _TEXTS["pool"]),
+        Column("region", "string", _TEXTS["region"]),
+        Column("capacity_type", "string", _TEXTS["capacity_type"]),
+        Column("facts", "string", "all that is known of the node, JSON"),
+    ),
+    ("ledger",),
+    ("ledger", "cluster", "node"),
+    ("cluster", "node"),
+)
+DECISIONS: Final = LakeTable(
+    "decisions",
+    "What the fairshare controller decided.",
+    (
+        _LEDGER,
+        _DAY,
+        Column("cluster", "string", "cluster of the controller"),
+        Column("id", "string", "id that the controller gave"),
+        Column("at", "timestamptz", "when it was decided"),
+        Column("at_ms", "long", "the same"),
+        Column("kind", "string", "sort of the decision"),
+        Column("subject", "string", "queue, node or pod that it is about"),
+        Column("decision", "string", "the decision, JSON"),
+    ),
+    ("ledger", "day"),
+    ("ledger", "cluster", "id"),
+    ("at_ms", "id"),
+)
+POLICIES: Final = LakeTable(
+    "policies",
+    "Policies, each from when it was in force.",
+    (
+        _LEDGER,
+        Column("version", "string", "version of the policy"),
+        Column("effective", "timestamptz", "in force from then on"),
+        Column("effective_ms", "long", "the same"),
+        Column("policy", "string", "the policy, JSON"),
+    ),
+    ("ledger",),
+    ("ledger", "effective_ms"),
+    ("effective_ms",),
+)
+PRICES: Final = LakeTable(
+    "prices",
+    "The rows of every price book that was in force.",
+    (
+        _LEDGER,
+        Column("price_book", "string", "version of the price book"),
+        Column("taken", "timestamptz", "when the price book came into force"),
+        Column("price_row", "string", "id of the row"),
+        Column("gpu_model", "string", "model as the row names it"),
+        Column("pool", "string", "null: any"),
+        Column("region", "string", "null: any"),
+        Column("capacity_type", "string", "null: any"),
+        Column("price", "decimal", "as the row gives it"),
+        Column("per", "string", "what the price is for"),
+        Column("currency", "string", "of the price"),
+        Column("row", "string", "the whole row, JSON"),
+    ),
+    ("ledger",),
+    ("ledger", "price_book", "price_row"),
+    ("taken", "price_book", "price_row"),
+)
+ACTS: Final = LakeTable(
+    "acts",
+    "The journal: each closing, correction, credit, price book and other act, chained by digests.",
+    (
+        _LEDGER,
+        Column("number", "long", "1, 2, 3, … in the order of recording"),
+        Column("at", "timestamptz", "when"),
+        Column("at_ms", "long", "the same"),
+        Column("kind", "string", "sort of the act"),
+        Column("subject", "string", "month, price book version or invoice that it is about"),
+        Column("who", "string", "its author"),
+        Column("reason", "string", "the author's words"),
+        Column("content", "string", "JSON, by kind"),
+        Column("digest", "string", "SHA-256 over the digest before and this act"),
+    ),
+    ("ledger",),
+    ("ledger", "number"),
+    ("number",),
+)
+EPOCHS: Final = LakeTable(
+    "epochs",
+    "Epochs that jobs reported.",
+    (
+        _LEDGER,
+        Column("cluster", "string", "cluster of the job"),
+        Column("namespace", "string", "namespace"),
+        Column("job", "string", _TEXTS["job"]),
+        Column("epoch", "long", "number of the epoch"),
+        Column("at_ms", "long", "when it ended"),
+        Column("who", "string", "who reported it"),
+    ),
+    ("ledger",),
+    ("ledger", "cluster", "namespace", "job", "epoch"),
+    ("cluster", "namespace", "job", "epoch"),
+)
+TABLES: Final = (
+    USAGE_HOURLY, DAYS, LEDGERS, STATEMENTS, STATEMENT_LINES, PODS, NODES, DECISIONS, POLICIES, PRICES, ACTS, EPOCHS,
+)  # fmt: skip

@@ -1,0 +1,76 @@
+"""Keeps the lake small: removes old versions of its tables, and files that no version refers to.
+
+Versions that a tag names are kept for good: months as they were stated. A file is removed only when it is older than
+the versions that are kept, so that one which a writer is about to commit stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow.fs
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import Table
+
+from accountant.lake.catalog import Catalogue
+from accountant.lake.tables import TABLES
+from gputally.base.units import MS_PER_SECOND
+
+_GRACE = timedelta(days=1)
+"""A file is never removed sooner after it was written, whatever versions are kept."""
+_MOST = 10_000
+"""Files that one run removes of a table; the next goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What one run removed."""
+
+    versions: int = 0
+    files: int = 0
+
+
+def keep_small(catalogue: Catalogue, now_ms: int, keep_s: int) -> Removed:
+    """Remove versions older than keep_s seconds, and then the files that no version needs. Raises LakeUnavailable."""
+    before = datetime.fromtimestamp(now_ms / MS_PER_SECOND, UTC) - timedelta(seconds=keep_s)
+    versions = files = 0
+    for described in TABLES:
+        with catalogue.reachable():
+            table = catalogue.open(described)
+            known = len(table.snapshots())
+            try:
+                table.maintenance.expire_snapshots().older_than(before).commit()
+            except CommitFailedException:
+                continue  # a writer was faster; the next run comes here again
+            table = catalogue.open(described)
+            versions += known - len(table.snapshots())
+            files += _remove_orphans(table, before - _GRACE)
+    return Removed(versions, files)
+
+
+def _remove_orphans(table: Table, before: datetime) -> int:
+    needed = _referenced(table)
+    io: Any = table.io
+    scheme, netloc, folder = io.parse_location(table.location(), io.properties)
+    store = io.fs_by_scheme(scheme, netloc)
+    removed = 0
+    for found in store.get_file_info(pyarrow.fs.FileSelector(folder, recursive=True, allow_not_found=True)):
+        old = found.mtime is not None and found.mtime < before
+        if found.type == pyarrow.fs.FileType.File and old and found.path not in needed and removed < _MOST:
+            store.delete_file(found.path)
+            removed += 1
+    return removed
+
+
+def _referenced(table: Table) -> set[str]:
+    """The paths of all files that a version of the table needs, and of its metadata."""
+    io: Any = table.io
+    places = [table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)]
+    for snapshot in table.snapshots():
+        places.append(snapshot.manifest_list)
+        for manifest in snapshot.manifests(table.io):
+            places.append(manifest.manifest_path)
+            places += [entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)]
+    return {io.parse_location(place, io.properties)[2] for place in places}

@@ -1,0 +1,374 @@
+"""Registers which node each GPU and each pod belongs to, and checks records against it before they are booked.
+
+A GPU belongs to the node that first reported it. Another node takes it over once the owner has been silent about it for
+a set time, or once an administrator confirms the move, and from then on only: what lies before stays the former
+owner's.
+
+The API server says which node a pod is bound to, and Slurm's accounting which nodes a job ran on. Where the accountant
+does not see it, the node counts whose row first named the pod, and until a row names it, the node that first told of
+it. What another node says of the pod is quarantined, or is kept under an identifier of that node's own, so that neither
+can change which team pays for the other's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from msgspec import structs
+
+from accountant.core.periods import utc
+from accountant.history_import.import_run import is_import
+from accountant.history_import.slurm_history import node_names
+from accountant.storage.duckdb_engine import Cursor
+from accountant.storage.write import record_columns
+from accountant.storage.write.name_ids import PodKey
+from accountant.storage.write.record_columns import Fault, GpuName, Stream
+from agent.wire import Holder, PodFacts
+from gputally.base.units import MS_PER_HOUR
+
+MOVE_AFTER_MS = MS_PER_HOUR
+"""Silence about a GPU after which another node may report it."""
+
+
+class Ownership(NamedTuple):
+    """A GPU belongs to a node from `from_ms` on, until its next Ownership. at_ms: the accountant's clock when the
+    register learned it. who: the administrator who confirmed the move; "" where records showed it."""
+
+    node: str
+    from_ms: int
+    at_ms: int
+    who: str = ""
+
+
+class OwnedGpu(NamedTuple):
+    """All ownerships of a GPU, ascending. first_ms, last_ms: the first booked start of any node and the newest booked
+    end of the present owner. heard_ms: when the accountant last booked a record of an agent from the owner; None:
+    not since the process started. imported: only an import told of the present owner. stored: how many of `owners` the
+    table has; the others, always the last ones, were derived from records."""
+
+    owners: tuple[Ownership, ...]
+    first_ms: int
+    last_ms: int
+    heard_ms: int | None = None
+    imported: bool = False
+    stored: int = 0
+
+    @property
+    def owner(self) -> Ownership:
+        """The present one."""
+        return self.owners[-1]
+
+    def moved(self, to: Ownership, *, imported: bool = False) -> OwnedGpu:
+        """With a new present owner, who has reported nothing yet."""
+        owners = (*self.owners, to)
+        return OwnedGpu(owners, self.first_ms, to.from_ms, None, imported, len(owners))
+
+
+class GpuOwners:
+    """The register in the writer's memory. move_after_ms: see MOVE_AFTER_MS."""
+
+    def __init__(self, move_after_ms: int = MOVE_AFTER_MS) -> None:
+        self.move_after_ms = move_after_ms
+        self.known: dict[GpuName, OwnedGpu] = {}
+        self.listening_ms: int | None = None
+        """When this process first took records in: until then it could not hear an owner."""
+
+    def load(self, known: Mapping[GpuName, OwnedGpu]) -> None:
+        """Replace the register; when an owner was heard is kept, as far as that is known."""
+        heard = {gpu: (owned.owner.node, owned.heard_ms) for gpu, owned in self.known.items()}
+        loaded = {}
+        for gpu, owned in known.items():
+            node, heard_ms = heard.get(gpu, ("", None))
+            loaded[gpu] = owned._replace(heard_ms=heard_ms) if node == owned.owner.node else owned
+        self.known = loaded
+
+    def claims(self, now_ms: int) -> GpuClaims:
+        """For the records of one transaction."""
+        if self.listening_ms is None:
+            self.listening_ms = now_ms
+        return GpuClaims(self, now_ms)
+
+
+class OwnershipRow(NamedTuple):
+    """A row of the table `gpu_owner`."""
+
+    cluster: str
+    gpu_uuid: str
+    node: str
+    from_ms: int
+    at_ms: int
+    who: str
+
+
+@dataclass
+class GpuClaims:
+    """What one transaction claims and changes. `commit` makes it known; dropped, it leaves nothing behind."""
+
+    register: GpuOwners
+    now_ms: int
+
+    def __post_init__(self) -> None:
+        self._changed: dict[GpuName, OwnedGpu] = {}
+        self.rows: list[OwnershipRow] = []
+        """New ownerships, to be stored."""
+
+    def commit(self) -> None:
+        self.register.known |= self._changed
+
+    def fault(self, gpu: GpuName, stream: Stream, start_ms: int, end_ms: int) -> Fault | None:
+        """Why the outbox's node cannot have this span of the GPU; None: it can, and the register knows that it has."""
+        _, node, epoch = stream
+        imported = is_import(epoch)
+        owned = self._changed.get(gpu) or self.register.known.get(gpu)
+        if owned is None:
+            owned = OwnedGpu((), start_ms, end_ms, None, imported)
+            self._change(gpu, owned, Ownership(node, start_ms, self.now_ms))
+        elif not owns_span(owned.owners, node, start_ms, end_ms):
+            if imported and end_ms <= owned.first_ms:
+                return None  # history from before the first record of all: it displaces nothing and owns nothing
+            free_ms = self._free_ms(owned)
+            if node == owned.owner.node or start_ms < free_ms or self._silent_until_ms(owned) > self.now_ms:
+                return _foreign_gpu(gpu[1], owned, node, start_ms, end_ms, self.register.move_after_ms)
+            self._change(gpu, owned, Ownership(node, start_ms, self.now_ms), imported=imported)
+        owned = self._changed.get(gpu, owned)
+        if owned.owner.node == node and end_ms > owned.owner.from_ms:
+            self._changed[gpu] = owned._replace(
+                first_ms=min(owned.first_ms, start_ms),
+                last_ms=max(owned.last_ms, end_ms),
+                heard_ms=owned.heard_ms if imported else self.now_ms,
+                imported=owned.imported and imported,
+            )
+        return None
+
+    def move(self, gpu: GpuName, node: str, who: str, from_ms: int = 0) -> OwnedGpu:
+        """The GPU belongs to the node from `from_ms` on, at the earliest from the newest record of its present owner.
+        The silence of the new owner counts from now."""
+        owned = self.register.known[gpu]
+        begin = max(owned.last_ms, owned.owner.from_ms + 1, from_ms)
+        self._change(gpu, owned, Ownership(node, begin, self.now_ms, who))
+        self._changed[gpu] = self._changed[gpu]._replace(heard_ms=self.now_ms)
+        return self._changed[gpu]
+
+    def _change(self, gpu: GpuName, owned: OwnedGpu, to: Ownership, *, imported: bool = False) -> None:
+        moved = owned.moved(to, imported=imported or (owned.imported and not owned.owners))
+        self._changed[gpu] = moved
+        for one in moved.owners[owned.stored :]:
+            self.rows.append(OwnershipRow(*gpu, one.node, one.from_ms, one.at_ms, one.who))
+
+    def _silent_until_ms(self, owned: OwnedGpu) -> int:
+        """When the owner will have been silent for long enough."""
+        if owned.imported:
+            return 0
+        heard = owned.heard_ms if owned.heard_ms is not None else self.register.listening_ms
+        return (heard or 0) + self.register.move_after_ms
+
+    def _free_ms(self, owned: OwnedGpu) -> int:
+        """From when on another node may have the GPU: all that may still come of the owner's past lies before."""
+        if owned.imported:
+            return owned.last_ms
+        return max(owned.last_ms + self.register.move_after_ms, self._silent_until_ms(owned))
+
+
+def owns_span(owners: Iterable[Ownership], node: str, start_ms: int, end_ms: int) -> bool:
+    """Whether all of the span lies in one ownership of the node. The first one also has all time before it."""
+    steps = tuple(owners)
+    for number, step in enumerate(steps):
+        until_ms = steps[number + 1].from_ms if number + 1 < len(steps) else end_ms
+        if step.node == node and (number == 0 or step.from_ms <= start_ms) and end_ms <= until_ms:
+            return True
+    return False
+
+
+def _foreign_gpu(uuid: str, owned: OwnedGpu, node: str, start_ms: int, end_ms: int, move_after_ms: int) -> Fault:
+    owner = next((one for one in reversed(owned.owners) if one.from_ms < end_ms), owned.owners[0])
+    if owner.node == node:  # the span reaches into a neighbour's time
+        owner = next(one for one in reversed(owned.owners) if one.node != node)
+    return Fault(
+        "foreign-gpu",
+        f"GPU {uuid} belongs to node {owner.node!r} from {utc(owner.from_ms)} on, and node {node!r} reports it at "
+        f"{utc(start_ms)}: node {node!r} may report it once {owner.node!r} has been silent about it for "
+        f"{move_after_ms // 1000} s",
+    )
+
+
+KEEP = 200_000
+_OWN = "@"
+"""Ends the identifier before the node that alone uses it."""
+_NO_NODE = ""
+"""In the place of a node: rows that are no pod's named it, and no node tells facts about it."""
+
+
+class PodNode(NamedTuple):
+    """The node that first named a pod. by_row: in a row; else in a fact alone."""
+
+    node: str
+    by_row: bool
+
+
+class PodNodes:
+    """The register in the writer's memory; what is not remembered is looked up."""
+
+    def __init__(self, cursor: Callable[[], AbstractContextManager[Cursor]], keep: int = KEEP) -> None:
+        self._cursor = cursor
+        self._keep = keep
+        self.named: dict[PodKey, PodNode | None] = {}
+        self.bound: dict[PodKey, str] = {}
+        """By the API server or Slurm's accounting, a node or a list of nodes; "" where neither has told any."""
+
+    def fetch(self, keys: Collection[PodKey]) -> None:
+        """Remember what the tables say of these."""
+        if len(self.named) > self._keep:
+            self.forget()
+        missing = [key for key in keys if key not in self.named or key not in self.bound]
+        if not missing:
+            return
+        self.named |= dict.fromkeys(missing)
+        self.bound |= dict.fromkeys(missing, "")
+        with self._cursor() as cursor:
+            rows = cursor.rows("pod_nodes", incoming=record_columns.column_table(record_columns.POD_KEY, missing))
+        for cluster, uid, node, by_row, bound in rows:
+            key = (cluster, uid)
+            self.bound[key] = bound
+            known = self.named[key]
+            if node is not None and (known is None or by_row):
+                self.named[key] = PodNode(node, by_row)
+
+    def observe(self, facts: Iterable[tuple[str, PodFacts]]) -> None:
+        """What the inventory told, committed."""
+        for cluster, fact in facts:
+            if fact.node and (cluster, fact.uid) in self.bound:
+                self.bound[cluster, fact.uid] = fact.node
+
+    def bound_node(self, key: PodKey) -> str:
+        """The one node that the pod is bound to; "" where none is known, or several."""
+        return _one_node(self.bound.get(key, ""))
+
+    def forget(self) -> None:
+        """Believe the tables alone."""
+        self.named.clear()
+        self.bound.clear()
+
+
+class PodNodeRow(NamedTuple):
+    """A row of the table `pod_node`."""
+
+    cluster: str
+    uid: str
+    node: str
+    by_row: bool
+
+
+class PodClaims:
+    """What one transaction names. `commit` makes it known; dropped, it leaves nothing behind."""
+
+    def __init__(self, register: PodNodes) -> None:
+        self._register = register
+        self._named: dict[PodKey, PodNode] = {}
+
+    @property
+    def rows(self) -> list[PodNodeRow]:
+        """To be stored."""
+        return [PodNodeRow(*key, *named) for key, named in self._named.items()]
+
+    def commit(self) -> None:
+        self._register.named |= self._named
+
+    def fetch(self, named: Iterable[tuple[Stream, str]]) -> None:
+        """Before anything is asked of these: outboxes, and identifiers that they name."""
+        keys = {(stream[0], uid) for stream, uid in named}
+        keys |= {(stream[0], _own(uid, stream[1])) for stream, uid in named}
+        self._register.fetch(keys)
+
+    def fault(self, stream: Stream, holder: Holder) -> Fault | None:
+        """Why the node cannot name the holder: the API server has bound the pod to another."""
+        bound = self._register.bound_node((stream[0], holder.uid)) if holder.kind == "pod" else ""
+        return _foreign_pod(holder.uid, bound, stream[1]) if bound and bound != stream[1] else None
+
+    def holder(self, stream: Stream, holder: Holder) -> Holder:
+        """The holder as it is booked."""
+        cluster, node, _ = stream
+        key = (cluster, holder.uid)
+        if holder.kind == "slurm" and not _is_listed(node, self._register.bound.get(key, "")):
+            holder = structs.replace(holder, uid=_own(holder.uid, node))
+            key = (cluster, holder.uid)
+        if holder.kind != "pod":
+            named = self._who(key)
+            if named is None:
+                self._named[key] = PodNode(_NO_NODE, True)
+            elif named.node != _NO_NODE:  # a node told facts about it as of a pod
+                return structs.replace(holder, uid=holder.uid + _OWN + holder.kind)
+            return holder
+        bound = self._register.bound_node(key)
+        uid = holder.uid
+        named = self._who(key)
+        if _OWN in uid or (not bound and named is not None and named.node != node):
+            uid = _own(uid, node)
+            key = (cluster, uid)
+            named = self._who(key)
+        if named is None or (not named.by_row and named.node == node):
+            self._named[key] = PodNode(node, True)
+        return holder if uid == holder.uid else structs.replace(holder, uid=uid)
+
+    def fact(self, stream: Stream, fact: PodFacts) -> PodFacts | Fault:
+        """The fact as it is kept, or why it is not believed."""
+        cluster, node, epoch = stream
+        bound = self._register.bound_node((cluster, fact.uid))
+        named = self._who((cluster, fact.uid))
+        if is_import(epoch) and named is not None and named.node == _NO_NODE:
+            return fact  # a workload manager's own record of a job, which may run on several nodes
+        if bound:
+            return fact if bound == node else _foreign_pod(fact.uid, bound, node)
+        if is_import(epoch) and named is None:
+            return fact
+        own = _own(fact.uid, node)
+        if _OWN not in fact.uid:
+            if named is None:
+                self._named[cluster, fact.uid] = PodNode(node, False)
+                return fact
+            if named.node == node:
+                return fact
+            if named.by_row and self._who((cluster, own)) is None:
+                return _foreign_pod(fact.uid, named.node, node)
+        if self._who((cluster, own)) is None:
+            self._named[cluster, own] = PodNode(node, False)
+        return structs.replace(fact, uid=own)
+
+    def _who(self, key: PodKey) -> PodNode | None:
+        return self._named.get(key) or self._register.named.get(key)
+
+
+def _one_node(told: str) -> str:
+    """The node; "" for the list of a job that runs on several."""
+    return "" if "," in told or "[" in told else told
+
+
+def _is_listed(node: str, told: str) -> bool:
+    """Whether the node is on the list of a job's nodes, by host name alone: Slurm leaves domains out. True where there
+    is no list, or none that can be read."""
+    hosts = _hosts(told)
+    return not hosts or _host(node) in hosts
+
+
+@lru_cache(maxsize=10_000)
+def _hosts(told: str) -> frozenset[str]:
+    try:
+        return frozenset(map(_host, node_names(told))) if told else frozenset()
+    except ValueError:
+        return frozenset()
+
+
+def _host(node: str) -> str:
+    return node.partition(".")[0]
+
+
+def _own(uid: str, node: str) -> str:
+    return uid + _OWN + node
+
+
+def _foreign_pod(uid: str, owner: str, node: str) -> Fault:
+    whose = f"is bound to node {owner!r}" if owner else "is no pod"
+    return Fault("foreign-pod", f"{uid} {whose}, and node {node!r} reports it: only its own node does")

@@ -1,0 +1,136 @@
+"""Asks the usage windows of other clusters and adds them to that of the controller's own.
+
+A policy may count usage of several clusters (`usage.clusters`). Each cluster's accountant answers for its cluster
+alone, and windows hold whole numbers: their sum is the window of one ledger with the rows of all, to the microsecond
+without a half-life. With one every accountant rounds the sum of each queue that holds GPUs once, so that n clusters
+differ from one ledger by at most n/2 + 1/2 units a queue.
+
+Every window passes the same gate as the controller's own. Where one does not, where its accountant does not answer, or
+where its figures mean something else, there is no sum: the last good weights stay, and the reason names the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from accountant.wire.policy_models import Measure, Policy, UsageWindow, WindowSpec
+from fairshare.core.model import FleetWindow
+from fairshare.core.queue_objects import say
+from fairshare.usage.stale_usage_hold import UsageHold, usage_gate
+from gputally.base.errors import AccountantUnavailable
+from gputally.base.yaml_file import Document, FileFault
+
+_ALIKE = ("kind", "start_ms", "end_ms", "half_life_s", "decay", "measure", "unit", "by", "gpu_weights", "shard")
+"""What windows must agree in for their figures to add up."""
+
+
+class WindowSource(Protocol):
+    """An accountant that is asked for windows of one cluster."""
+
+    def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
+        """As `fairshare.usage.accountant_client.AccountantPort.window`. Raises AccountantUnavailable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OtherClusters:
+    """Clusters that a policy may count beside the controller's own. own: its name in its ledger; "": it has none.
+    accountants: by name of the cluster that each is asked for."""
+
+    own: str = ""
+    accountants: Mapping[str, WindowSource] = field(default_factory=dict)
+
+    def check(self, policy: Policy, document: Document) -> None:
+        """Raises FileFault, with its place, for every cluster of the policy that cannot be asked."""
+        listed = policy.usage.clusters
+        if listed and not self.own:
+            place = document.place(("usage", "clusters"))
+            raise FileFault(
+                [f"{place}: usage.clusters: this cluster has no name in the ledger: set cluster_name (--cluster-name)"]
+            )
+        known = say(sorted(self.accountants)) or "none"
+        faults = [
+            f"{document.place(('usage', 'clusters', i))}: usage.clusters.{i}: no accountant is known for cluster"
+            f" {name!r}: add it to the accountants file (--accountants), which names {known}"
+            for i, name in enumerate(listed)
+            if name != self.own and name not in self.accountants
+        ]
+        if faults:
+            raise FileFault(faults)
+
+    def add(
+        self, policy: Policy, own: UsageWindow, at_ms: int, now_ms: int, *, counted_alike: bool = True
+    ) -> tuple[UsageWindow, UsageHold | None]:
+        """The window of all clusters that the policy counts, or `own` and why there is none.
+
+        own: the window of the controller's own cluster at `at_ms`. counted_alike: hold where a cluster's usage was
+        counted by other queues than the policy's."""
+        names = [name for name in policy.usage.clusters if name != self.own]
+        windows: dict[str, UsageWindow] = {}
+        for name in names:
+            if name not in self.accountants:
+                return own, UsageHold("ClusterUnknown", f"no accountant is known for cluster {name!r} (--accountants)")
+            try:
+                window = self.accountants[name].window(policy.window, policy.measure, at_ms, policy.min_coverage)
+            except AccountantUnavailable as error:
+                return own, _of(name, UsageHold("AccountantUnavailable", str(error)))
+            hold = _differs(own, window, name)
+            if hold is None and counted_alike and window.policy_counting != policy.counting():
+                told = window.policy_version or "none"
+                text = f"usage was counted by policy {told}, ours is {policy.version()}: give both the same queues"
+                hold = UsageHold("PolicyNotInForce", text)
+            hold = hold or usage_gate(policy, window, now_ms)
+            if hold is not None:
+                return own, _of(name, hold)
+            windows[name] = window
+        return (sum_of(self.own, own, windows) if windows else own), None
+
+
+NO_OTHER_CLUSTERS = OtherClusters()
+
+
+def sum_of(own_name: str, own: UsageWindow, others: Mapping[str, UsageWindow]) -> FleetWindow:
+    """The sum of windows that agree in all but their figures. others: by name of the cluster."""
+    windows = (own, *others.values())
+    usage: dict[str, int] = {}
+    for window in windows:
+        for queue, used in window.usage.items():
+            usage[queue] = usage.get(queue, 0) + used
+    books = {window.price_book_version for window in windows}
+    added = {
+        "usage": usage,
+        "unassigned": sum(window.unassigned for window in windows),
+        "capacity": sum(window.capacity for window in windows),
+        "watermark_ms": _each(min, [window.watermark_ms for window in windows]),
+        "coverage": min(window.coverage for window in windows),
+        "lost_ms": _each(max, [window.lost_ms for window in windows]),
+        "since_ms": _each(min, [window.since_ms for window in windows]),
+        "price_book_version": books.pop() if len(books) == 1 else None,
+        "cluster": None,
+    }
+    return FleetWindow(**{**dict(own), **added}, clusters=(own_name, *others), own=own)
+
+
+def _each(choose: Callable[[Sequence[int]], int], values: Sequence[int | None]) -> int | None:
+    """The chosen one of values that are all known; else None."""
+    known = [value for value in values if value is not None]
+    return choose(known) if len(known) == len(values) else None
+
+
+def _differs(own: UsageWindow, other: UsageWindow, name: str) -> UsageHold | None:
+    """Why the two windows cannot be added; None: they can."""
+    if other.cluster != name:
+        of = f"cluster {other.cluster!r}" if other.cluster else "every cluster in its ledger"
+        return UsageHold("WindowsDiffer", f"its accountant answered for {of}")
+    for what in _ALIKE:
+        here, there = getattr(own, what), getattr(other, what)
+        if here != there:
+            text = f"the {what} of its window is {there}, and {here} here: windows that differ cannot be added"
+            return UsageHold("WindowsDiffer", text)
+    return None
+
+
+def _of(name: str, hold: UsageHold) -> UsageHold:
+    return UsageHold(hold.reason, f"cluster {name}: {hold.message}")

@@ -1,0 +1,646 @@
+"""Writes what is generated in pages: docs/api.md, metrics.md, commands.md, the chart's values, the table of sizes.
+
+`python -m scripts.reference_pages` writes all of them, and tests keep them fresh. The HTTP API comes from the OpenAPI
+document, which its own tests compare with the running service; parameters `where.NAME`, of which a question has one per
+dimension, become one line. The agent is asked for its metric families; those of the accountant and of fairshare, which
+need a ledger or a cluster to answer, are read off the calls that make them. Commands come from the programs' parsers.
+
+A chart value's meaning is the comment above it that begins with `# --`. A mapping that is empty, or whose keys are not
+ours (labels, requests and limits), is one value.
+
+Every figure in `MEASURED` stands in docs/performance.md or docs/sizing.md with the command that took it; the rest of
+the table of sizes is arithmetic that the page states in words. Nothing is rounded in favour of a figure: sizes and
+times round up.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+import yaml
+
+from accountant.lake.tables import TABLES, LakeTable
+from agent.metrics.dcgm_compat import DcgmOutput
+from agent.metrics.exporter import AgentMetrics
+from agent.metrics.metric_families import Operations
+from gputally.__main__ import COMMANDS
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import VirtualClock
+from gputally.command_tree import all_commands
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "schema" / "openapi.json"
+API_PAGE = ROOT / "docs" / "api.md"
+METRICS_PAGE = ROOT / "docs" / "metrics.md"
+COMMANDS_PAGE = ROOT / "docs" / "commands.md"
+SIZING_PAGE = ROOT / "docs" / "sizing.md"
+LAKE_PAGE = ROOT / "docs" / "lake.md"
+CHART = ROOT / "helm" / "gputally"
+VALUES_PAGE = CHART / "README.md"
+
+# --- HTTP API -----------------------------------------------------------------------------------
+
+Node = Mapping[str, Any]
+
+TITLES = {
+    "figures": "Figures", "statements": "Reports and statements", "jobs": "Jobs", "periods": "Months",
+    "prices": "Prices", "policy": "Policy", "decisions": "Decisions", "usage": "What agents and inventories report",
+    "operation": "Operation",
+}  # fmt: skip
+EVERYWHERE = ("unauthenticated", "forbidden", "too-many-requests", "ledger-unavailable", "authority-unavailable")
+"""Refusals that any question may meet: named once, at the top."""
+
+API_INTRO = """\
+# HTTP API
+
+Written by `python -m scripts.reference_pages` from [openapi.json](schema/openapi.json); edit the code, not this page.
+A running accountant serves the document at `/openapi.json`.
+
+- A caller shows a bearer token (`Authorization: Bearer …`); which scopes there are, and who vouches for a caller, is
+  said in [security](security.md).
+- Times are UTC milliseconds, spans half open, GPU time integers of microseconds, money decimal text.
+- Lists come page by page: `next_page` of an answer is `page` of the next question, all but `limit` unchanged. Pages
+  that follow from one another are of one answer, of the moment of the first: they add up to it, and to the totals that
+  each of them shows, whatever is booked, priced or decided meanwhile. An answer is kept for a quarter of an hour after
+  its last page was asked for, as far as `limits.pages_bytes` has room. Of one that is kept no longer the pages go on
+  where it is still the same, as that of a month that is over mostly is; else they are refused (410 `page-gone`), and
+  the first page is to be asked for again. A page opens answers to its own question alone, for callers with the same
+  rights.
+- A refusal is `application/problem+json` with a stable `type`. Any question may meet {everywhere}.
+
+```sh
+curl -sf -H "Authorization: Bearer $TOKEN" "$GPUTALLY_URL/v1/usage?by=team&start=2026-10-01&end=2026-11-01"
+```
+
+In Python: `gputally.connect(url, token)` gives the same as DataFrames ([the books in pandas](books-in-pandas.ipynb)).
+"""
+
+
+def api_page(document: Node) -> str:
+    """The whole page."""
+    by_tag: dict[str, list[str]] = {tag: [] for tag in TITLES}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            by_tag[operation["tags"][0]].append("\n".join(_operation(method.upper(), path, operation)))
+    parts = [API_INTRO.format(everywhere=", ".join(f"`{name}`" for name in EVERYWHERE))]
+    for tag, operations in by_tag.items():
+        parts += [f"## {TITLES[tag]}\n", *operations]
+    parts.append("## Shapes\n")
+    for name, schema in sorted(document["components"]["schemas"].items()):
+        parts.append("\n".join(_shape(name, schema)))
+    return "\n".join(parts)
+
+
+def _operation(method: str, path: str, operation: Node) -> Iterator[str]:
+    yield f"### {method} {path}\n"
+    yield f"{operation['summary']}. {_plain(operation.get('description', ''))}".rstrip() + "\n"
+    rows = list(_parameters(operation.get("parameters", ())))
+    if rows:
+        yield from ("| Parameter | Type | Meaning |", "|---|---|---|", *rows, "")
+    if body := operation.get("requestBody"):
+        yield f"Body: {_content(body['content'])}.\n"
+    good = next(answer for code, answer in operation["responses"].items() if code.startswith("2"))
+    yield f"Answer: {_content(good.get('content', {}))}.\n"
+    if refusals := sorted(_refusals(operation["responses"])):
+        yield "Refusals: " + "; ".join(refusals) + ".\n"
+
+
+def _parameters(parameters: Any) -> Iterator[str]:
+    dimensions = [p["name"].removeprefix("where.") for p in parameters if p["name"].startswith("where.")]
+    for parameter in parameters:
+        if parameter["name"].startswith("where."):
+            continue
+        schema, name = parameter["schema"], parameter["name"]
+        needed = " (needed)" if parameter.get("required") and parameter["in"] != "path" else ""
+        yield f"| `{name}`{needed} | {_type(schema).removesuffix(' or null')} | {_meaning(parameter)} |"
+    if dimensions:
+        names = ", ".join(f"`{name}`" for name in sorted(dimensions))
+        yield f"| `where.NAME` | text | Only groups with this value; NAME is one of {names} |"
+
+
+def _meaning(field: Node) -> str:
+    schema = field.get("schema", field)
+    said = _plain(field.get("description") or said_inside(schema))
+    default = schema.get("default")
+    if default in (None, "", [], {}) or isinstance(default, dict):
+        return said
+    shown = ", ".join(map(str, default)) if isinstance(default, list) else json.dumps(default).strip('"')
+    return f"{said} Default: `{shown}`.".strip()
+
+
+def said_inside(schema: Node) -> str:
+    """What an alternative says of itself, where the whole says nothing."""
+    return next((str(one["description"]) for one in schema.get("anyOf", ()) if "description" in one), "")
+
+
+def _refusals(responses: Node) -> Iterator[str]:
+    for code, answer in responses.items():
+        for each in answer.get("description", "").split("; "):
+            match = re.match(r"`([\w-]+)`: (.*)", each)
+            if match and match[1] not in EVERYWHERE:
+                yield f"{code} `{match[1]}` ({match[2][0].lower()}{match[2][1:]})"
+
+
+def _content(content: Node) -> str:
+    found = []
+    for media, one in content.items():
+        shape = _type(one.get("schema", {}))
+        found.append(shape if media == "application/json" and shape != "anything" else f"`{media}`")
+    return ", ".join(found) or "none"
+
+
+def _type(schema: Node) -> str:
+    """A type in words; shapes are links."""
+    if ref := schema.get("$ref"):
+        name = ref.rsplit("/", 1)[-1]
+        return f"[{name}](#{name.lower()})"
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return " or ".join(dict.fromkeys(_type(one) for one in schema[key]))
+    if "allOf" in schema:
+        return _type(schema["allOf"][0])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    kind = schema.get("type")
+    if kind == "array":
+        return f"list of {_type(schema.get('items', schema.get('prefixItems', [{}])[0]))}"
+    if kind == "object":
+        inner = schema.get("additionalProperties")
+        return f"map of {_type(inner)}" if isinstance(inner, dict) and inner else "object"
+    words = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
+    return words.get(kind, "anything") if isinstance(kind, str) else "anything"
+
+
+def _shape(name: str, schema: Node) -> Iterator[str]:
+    yield f"### {name}\n"
+    if said := _plain(schema.get("description", "")):
+        yield said + "\n"
+    properties = schema.get("properties")
+    if not properties:
+        yield f"{_type({k: v for k, v in schema.items() if k != '$ref'})}\n"
+        return
+    needed = set(schema.get("required", ()))
+    yield from ("| Field | Type | Meaning |", "|---|---|---|")
+    for field, inner in properties.items():
+        mark = " (needed)" if field in needed else ""
+        yield f"| `{field}`{mark} | {_type(inner)} | {_meaning(inner)} |"
+    yield ""
+
+
+def _plain(text: str) -> str:
+    """One line that a table can hold."""
+    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;").strip()
+
+
+# --- metrics ------------------------------------------------------------------------------------
+
+MODULES = {
+    "Accountant": (
+        "accountant.runtime.service_metrics",
+        "accountant.api.ledger_metrics",
+        "accountant.compat.kai_usage_api",
+        "gputally.server.logs_and_metrics",
+    ),
+    "Fairshare": (
+        "fairshare.controller.controller_metrics",
+        "gputally.server.logs_and_metrics",
+    ),
+}
+_MAKERS = {
+    "GaugeMetricFamily": "gauge", "Gauge": "gauge", "_gauge": "gauge", "CounterMetricFamily": "counter",
+    "Counter": "counter", "Histogram": "histogram", "InfoMetricFamily": "info",
+}  # fmt: skip
+_SUFFIX = {"counter": "_total", "info": "_info"}
+
+METRICS_INTRO = """\
+# Metrics
+
+Written by `python -m scripts.reference_pages`; edit the help texts in the code, not this page.
+
+The agent serves its metrics on `:9401/metrics`, the accountant and fairshare on their own ports. They are a
+second view for people and alerts: bills and weights come from the ledger alone.
+
+- Times are seconds, energy joules, memory bytes. A counter never falls except at a restart.
+- Device series (`gputally_gpu_…`) and series of holders (`gputally_pod_gpu_…`) have different names, so no sum
+  counts a GPU twice. Over the holders of a GPU, busy time plus `gputally_gpu_unattributed_busy_seconds_total` is
+  `gputally_gpu_busy_seconds_total`, and energy plus `gputally_gpu_unallocated_energy_joules_total` is
+  `gputally_gpu_energy_joules_total`.
+- `gputally_month_…` are gauges, from the beginning of the accountant's month up to five minutes ago: they begin
+  again with the month, and fall where a price does or late rows take time out of `unmetered`. Read them as they
+  are. How many GPUs stood in which account when is `gputally_account_gpus`, of the last settled quarter of an hour.
+- A reading that is not to be had is no series, and never 0.
+- The agent's counters move when an interval is closed (every 60 s by default); its gauges are the last reading.
+- The series of a holder that is gone stay for two scrapes, then leave.
+- `method` says how busy time was come by; see [attribution](attribution.md).
+- A pod's uid is on `gputally_pod_info` only; join on `namespace` and `pod`.
+"""
+
+
+class Family(NamedTuple):
+    """One metric as the page shows it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+
+    @property
+    def series(self) -> str:
+        """As it is scraped."""
+        return self.name.removesuffix("_total") + _SUFFIX.get(self.kind, "")
+
+
+def agent_families() -> Iterator[Family]:
+    metrics = AgentMetrics("node", "0", tasks=BackgroundTasks(VirtualClock(0)))
+    metrics.operate(Operations(nvml_up=True, privilege="allocation"))
+    for metric in metrics.collect():
+        yield Family(metric.name, metric.kind, metric.labels, metric.text)
+
+
+def families_in(module: str) -> Iterator[Family]:
+    """The families a module makes, by the calls in its text; other expressions than text are evaluated there."""
+    loaded = importlib.import_module(module)
+    tree = ast.parse(Path(str(loaded.__file__)).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in _MAKERS:
+            continue
+        kind, arguments = _MAKERS[node.func.id], node.args
+        if (
+            len(arguments) < 2
+            or not isinstance(arguments[0], ast.Constant)
+            or not str(arguments[0].value).startswith(("gputally_", "training_"))
+        ):
+            continue
+        given = [k.value for k in node.keywords if k.arg == "labels"] or [
+            a for a in arguments[2:] if isinstance(a, ast.List)
+        ]
+        named = _evaluated(given[0], module, vars(loaded)) if given else ("version",) if kind == "info" else ()
+        labels = tuple(str(label) for label in named)
+        text = _evaluated(arguments[1], module, vars(loaded))
+        yield Family(str(arguments[0].value), kind, labels, str(text))
+
+
+def _evaluated(expression: ast.expr, module: str, names: dict[str, Any]) -> Any:
+    return eval(compile(ast.Expression(expression), module, "eval"), names)  # noqa: S307 - our own source
+
+
+def families_by_program() -> dict[str, list[Family]]:
+    """Program -> its families, sorted."""
+    return {
+        title: sorted(family for module in modules for family in families_in(module))
+        for title, modules in MODULES.items()
+    }
+
+
+def published() -> dict[str, frozenset[str]]:
+    """Every series name that our programs can show -> the labels that they set themselves. A histogram has three."""
+    found: dict[str, frozenset[str]] = {}
+    for family in [*agent_families(), *(each for several in families_by_program().values() for each in several)]:
+        labels = frozenset(family.labels)
+        if family.kind == "histogram":
+            found |= {
+                f"{family.name}_bucket": labels | {"le"},
+                f"{family.name}_sum": labels,
+                f"{family.name}_count": labels,
+            }
+        else:
+            found[family.series] = labels
+    return found
+
+
+def _metrics_table(families: Iterable[Family]) -> str:
+    lines = ["| Metric | Type | Labels | Meaning |", "|---|---|---|---|"]
+    for family in families:
+        labels = ", ".join(f"`{label}`" for label in family.labels) or "–"
+        lines.append(f"| `{family.series}` | {family.kind} | {labels} | {family.text.rstrip('.')}. |")
+    return "\n".join(lines) + "\n"
+
+
+def metrics_page() -> str:
+    """The whole page; the same text every time."""
+    agent = list(agent_families())
+    devices = [f for f in agent if f.name.startswith("gputally_gpu_")]
+    holders = [f for f in agent if f.name.startswith("gputally_pod_")]
+    rest = [f for f in agent if f not in devices and f not in holders]
+    parts = [
+        METRICS_INTRO,
+        "## Agent: GPUs\n",
+        _metrics_table(devices),
+        "## Agent: holders\n",
+        _metrics_table(holders),
+        "## Agent: itself\n",
+        _metrics_table(rest),
+    ]
+    for title, found in families_by_program().items():
+        parts += [f"## {title}\n", _metrics_table(found)]
+    names = sorted(metric.name for metric in DcgmOutput("node").collect())
+    parts.append(
+        "## Names of dcgm-exporter\n\n"
+        "With `--dcgm-names` the agent shows these too, for dashboards that were made for dcgm-exporter, with its\n"
+        "labels and units. Each pod that shares a GPU has its own share; do not scrape both exporters into one\n"
+        "dashboard.\n\n" + "\n".join(f"- `{name}`" for name in names) + "\n"
+    )
+    return "\n".join(parts)
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+_TYPE_NAMES = {str: "text", int: "whole number", float: "number", Path: "path", datetime: "date"}
+COMMANDS_INTRO = """\
+# Commands
+
+Generated from the programs' own parsers: `make reference` writes it anew. How they print, what their exit codes mean
+and how a shell completes them: [the command line](cli.md).
+
+"""
+
+
+def commands_page() -> str:
+    """The page's text."""
+    found = list(all_commands())
+    rows = [f"| [`gputally {name}`](#gputally-{name}) | {command.help} |" for name, command in COMMANDS.items()]
+    index = "\n".join(["| command | what it does |", "|---|---|", *rows]) + "\n"
+    return COMMANDS_INTRO + index + "".join(_section(path, command) for path, command in found)
+
+
+def _section(path: str, command: Any) -> str:
+    depth = "##" if path.count(" ") == 1 else "###"
+    inner = list(getattr(command, "commands", {}))
+    parameters = [each for each in command.params if each.name != "help"]
+    arguments = [each for each in parameters if each.param_type_name == "argument"]
+    options = [each for each in parameters if each.param_type_name == "option"]
+    text = _paragraphs(COMMANDS[path.split()[1]].help if inner and not command.help else command.help or "")
+    parts = [f"\n{depth} {path}\n\n{text}\n"]
+    if inner:
+        below = ", ".join(f"[{name}](#{path.replace(' ', '-')}-{name})" for name in inner)
+        parts.append(f"\nCommands: {below}.\n")
+    if arguments or options:
+        rows = [*map(_argument, arguments), *sorted(map(_option, options))]
+        parts.append("\n" + "\n".join(["| option | value | default | meaning |", "|---|---|---|---|", *rows]) + "\n")
+    return "".join(parts)
+
+
+def _paragraphs(text: str) -> str:
+    paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(text))
+    return "\n\n".join(" ".join(each.split()) for each in paragraphs)
+
+
+def _argument(argument: Any) -> str:
+    name = (argument.name or "").upper().replace("_", "-")
+    return _command_row(f"`{name}`" + ("" if argument.required else " (optional)"), argument)
+
+
+def _option(option: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in sorted(option.opts, key=len, reverse=True))
+    names += " (required)" if option.required else ""
+    return _command_row(names + (", repeatable" if option.multiple else ""), option)
+
+
+def _command_row(names: str, parameter: Any) -> str:
+    variable = parameter.envvar
+    meaning = " ".join((getattr(parameter, "help", None) or "").split())
+    if variable and variable not in meaning:
+        meaning += f" Environment: `{variable}`."
+    cells = [names, _value_of(parameter), _default_value(parameter), meaning]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _value_of(parameter: Any) -> str:
+    """What it takes, by its annotation."""
+    if getattr(parameter, "is_flag", False):
+        return ""
+    kind: Any = parameter.type_descriptor.annotation
+    if get_origin(kind) is list:
+        (kind,) = get_args(kind)
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(kind))
+    return _TYPE_NAMES.get(kind, kind.__name__)
+
+
+def _default_value(parameter: Any) -> str:
+    default = parameter.default
+    if callable(default) or default in (None, "", False) or getattr(parameter, "required", False):
+        return ""
+    if isinstance(default, list | tuple):
+        return ", ".join(f"`{each}`" for each in default)
+    return "on" if default is True else f"`{default}`"
+
+
+# --- values of the chart --------------------------------------------------------------------------
+
+VALUES_BEGIN, VALUES_END = "<!-- values: begin -->\n", "<!-- values: end -->\n"
+_LONGEST_DEFAULT = 60
+
+
+class Value(NamedTuple):
+    """One line of a table. default: as YAML in one line."""
+
+    path: str
+    default: str
+    meaning: str
+
+
+def chart_values(text: str) -> Iterator[Value]:
+    """Every value of a values.yaml, in its order. Raises ValueError for one without a meaning."""
+    lines = text.splitlines()
+
+    def leaves(node: yaml.MappingNode, data: dict[str, Any], path: str) -> Iterator[Value]:
+        for key, value in node.value:
+            inner = f"{path}.{key.value}" if path else str(key.value)
+            meaning = _comment_above(lines, key.start_mark.line)
+            if meaning is not None:
+                yield Value(inner, _shown_default(data[key.value]), meaning)
+            elif isinstance(value, yaml.MappingNode):
+                yield from leaves(value, data[key.value], inner)
+            else:
+                raise ValueError(f"values.yaml:{key.start_mark.line + 1}: {inner} has no meaning (# -- …) above it")
+
+    root = yaml.compose(text)
+    assert isinstance(root, yaml.MappingNode)
+    yield from leaves(root, yaml.safe_load(text), "")
+
+
+def _comment_above(lines: list[str], at: int) -> str | None:
+    comment: list[str] = []
+    while at and lines[at - 1].strip().startswith("#"):
+        at -= 1
+        comment.insert(0, lines[at].strip().removeprefix("#").strip())
+    if not comment or not comment[0].startswith("-- "):
+        return None
+    return " ".join(comment).removeprefix("-- ")
+
+
+def _shown_default(data: Any) -> str:
+    if isinstance(data, str) and ("\n" in data or len(data) > _LONGEST_DEFAULT):
+        return "see values.yaml"
+    shown = json.dumps(data, ensure_ascii=False)
+    return f"`{shown}`" if len(shown) <= _LONGEST_DEFAULT else "see values.yaml"
+
+
+def _cell(text: str) -> str:
+    """Escaped for a table; what stands in backquotes is code and needs it for the column's bar alone."""
+    words = text.split("`")
+    return "`".join(re.sub(r"[|]" if at % 2 else r"[|<>]", r"\\\g<0>", part) for at, part in enumerate(words))
+
+
+def values_tables(text: str) -> str:
+    """One table for each group of values."""
+    groups: dict[str, list[Value]] = {}
+    for value in chart_values(text):
+        head, dot, _ = value.path.partition(".")
+        groups.setdefault(head if dot else "", []).append(value)
+    parts = []
+    for group, members in groups.items():
+        rows = [f"| `{value.path}` | {value.default} | {_cell(value.meaning)} |" for value in members]
+        title = f"### {group}\n\n" if group else "### Everything\n\n"
+        parts.append(title + "\n".join(["| Value | Default | Meaning |", "|---|---|---|", *rows]) + "\n")
+    return "\n".join(parts)
+
+
+def values_page(current: str, text: str) -> str:
+    """The page with its tables made anew; the rest as it stands."""
+    before, _, rest = current.partition(VALUES_BEGIN)
+    _, _, after = rest.partition(VALUES_END)
+    return f"{before}{VALUES_BEGIN}\n{values_tables(text)}\n{VALUES_END}{after}"
+
+
+# --- sizing ---------------------------------------------------------------------------------------
+
+SIZING_BEGIN, SIZING_END = "<!-- computed by scripts/reference_pages.py -->", "<!-- end of what is computed -->"
+FLEETS = (100, 1_000, 10_000, 100_000)
+ROWS_PER_GPU_DAY = 24 * 60
+GPUS_PER_NODE = 8
+MINUTES_OF_OUTAGE = 60
+
+
+@dataclass(frozen=True)
+class Measured:
+    """bytes_per_row: of the ledger file with its sums. ingest_us: processor time of the accountant per row. rows_per_s:
+    acknowledged by a quiet machine with two cores, on which the senders run too. wire_bytes: of a batch of eight rows,
+    gzip. report_us: processor time of a month's page per row of the month, the slower of two sizes."""
+
+    bytes_per_row: float = 27
+    ingest_us: float = 27.5
+    rows_per_s: float = 35_736
+    wire_bytes: float = 549
+    report_us: float = 0.18
+
+
+MEASURED = Measured()
+
+
+@dataclass(frozen=True)
+class Load:
+    """What `gpus` whole GPUs mean for the accountant, with an interval of a minute."""
+
+    gpus: int
+    rows_per_day: int
+    file_per_day_mb: float
+    file_per_year_gb: float
+    ingest_s_per_day: float
+    arriving_kib_per_s: float
+    catch_up_s: float
+    report_s: float
+
+
+def load(gpus: int, of: Measured = MEASURED) -> Load:
+    rows = gpus * ROWS_PER_GPU_DAY
+    return Load(
+        gpus=gpus,
+        rows_per_day=rows,
+        file_per_day_mb=rows * of.bytes_per_row / 1e6,
+        file_per_year_gb=rows * 365 * of.bytes_per_row / 1e9,
+        ingest_s_per_day=rows * of.ingest_us / 1e6,
+        arriving_kib_per_s=gpus / GPUS_PER_NODE * of.wire_bytes / 60 / 1024,
+        catch_up_s=gpus * MINUTES_OF_OUTAGE / of.rows_per_s,
+        report_s=rows * 31 * of.report_us / 1e6,
+    )
+
+
+def sizing_table(fleets: tuple[int, ...] = FLEETS) -> str:
+    """One line per size of a fleet."""
+    heads = ("GPUs", "Rows a day", "Ledger file a day", "in a year", "Processor for ingest", "Arrives")
+    heads += ("After an hour's outage", "Page of a month, processor")
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for gpus in fleets:
+        one = load(gpus)
+        cells = (
+            f"{gpus:,}", f"{one.rows_per_day / 1e6:,.2f} M", f"{_rounded_up(one.file_per_day_mb)} MB",
+            f"{_rounded_up(one.file_per_year_gb)} GB", _duration(one.ingest_s_per_day) + " a day",
+            f"{_rounded_up(one.arriving_kib_per_s)} KiB/s", _duration(one.catch_up_s), _duration(one.report_s),
+        )  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _rounded_up(value: float) -> str:
+    return f"{math.ceil(value):,}" if value >= 1 else "< 1"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return "< 1 s"
+    return f"{math.ceil(seconds)} s" if seconds < 120 else f"{math.ceil(seconds / 60)} min"
+
+
+def sizing_page(text: str) -> str:
+    """The page with the table computed anew."""
+    head, _, rest = text.partition(SIZING_BEGIN)
+    return f"{head}{SIZING_BEGIN}\n\n{sizing_table()}\n\n{SIZING_END}{rest.partition(SIZING_END)[2]}"
+
+
+# --- lake -----------------------------------------------------------------------------------------
+
+LAKE_BEGIN, LAKE_END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
+
+
+def lake_tables() -> str:
+    """A section for each table of the lake, with its columns."""
+    return "\n\n".join(map(_lake_table, TABLES))
+
+
+def _lake_table(table: LakeTable) -> str:
+    rows = "\n".join(f"| `{column.name}` | {column.type} | {column.text} |" for column in table.columns)
+    names = {"Partitioned by": table.partition, "One row for each": table.key, "Sorted by": table.order}
+    said = ". ".join(f"{what} {', '.join(f'`{name}`' for name in columns)}" for what, columns in names.items())
+    return f"### {table.name}\n\n{table.text} {said}.\n\n| column | type | what it holds |\n|---|---|---|\n{rows}"
+
+
+def lake_page(current: str) -> str:
+    """The page with its tables anew."""
+    before, _, rest = current.partition(LAKE_BEGIN)
+    _, _, after = rest.partition(LAKE_END)
+    return f"{before}{LAKE_BEGIN}\n{lake_tables()}\n\n{LAKE_END}{after}"
+
+
+def main() -> None:
+    pages = (
+        (API_PAGE, api_page(json.loads(DOCUMENT.read_text(encoding="utf-8")))),
+        (METRICS_PAGE, metrics_page()),
+        (COMMANDS_PAGE, commands_page()),
+        (LAKE_PAGE, lake_page(LAKE_PAGE.read_text(encoding="utf-8"))),
+        (SIZING_PAGE, sizing_page(SIZING_PAGE.read_text(encoding="utf-8"))),
+        (
+            VALUES_PAGE,
+            values_page(VALUES_PAGE.read_text(encoding="utf-8"), (CHART / "values.yaml").read_text(encoding="utf-8")),
+        ),
+    )
+    for file, text in pages:
+        file.write_text(text, encoding="utf-8")
+        print(f"{file.relative_to(ROOT)}: written")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,364 @@
+"""A fleet of 100,000 GPUs over a month in the lake: 20 clusters, 77.5 million rows of `usage_hourly`.
+
+Every question runs in a process of its own, which is set up as `gputally fleet` is. Beside the questions stands one SQL
+statement over the same files, on the same engine: what an answer would cost without books and statements.
+
+GPUTALLY_BENCH_GPUS is another size (a multiple of 160). GPUTALLY_BENCH_LAKE is a folder in which the lake is kept from
+one run to the next; it needs 26 bytes for each GPU-hour, 1.8 GiB in all, and takes four minutes on two free cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import pyarrow.parquet as pq
+from sqlglot import exp
+
+from accountant.billing.statements import for_teams
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.core.settings import Lake, Settings
+from accountant.fleet.members import Fleet
+from accountant.lake import tables
+from accountant.lake.catalog import Catalogue
+from accountant.lake.engines import Bounds, DuckDbEngine, Engine
+from accountant.lake.publisher import Publisher
+from accountant.storage.duckdb_ledger import open_ledger
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_DAY
+from tests.bench import bulk, lake_fleet
+from tests.bench.figure import Figure, Goal, timed
+from tests.bench.lake_fleet import MONTH, LakeFleet
+from tests.bench.service import Spent
+from tests.lake.writers import write_side_by_side
+
+TEAM: Final = "team-000"
+TOP: Final = 100
+RUNS: Final = 3
+DAYS: Final = 30
+_COMPLETE: Final = "complete"
+"""Name of a file that a finished lake has."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """publishing: the cluster whose day is published, in nodes of eight GPUs. spark: numbers of workers."""
+
+    fleet: LakeFleet = field(default_factory=LakeFleet)
+    publishing: int = 1_250
+    writers: int = 20
+    spark: Sequence[int] = (1, 2)
+
+
+FULL = Size()
+TINY = Size(LakeFleet(clusters=2, nodes=2, days=31, queues=8), publishing=2, writers=4, spark=())
+
+
+def measure(size: Size = FULL) -> list[Figure]:
+    fleet = size.fleet
+    if asked := int(os.environ.get("GPUTALLY_BENCH_GPUS", "0")):
+        fleet = LakeFleet(nodes=max(1, asked // (fleet.clusters * lake_fleet.GPUS_A_NODE)))
+    with _kept_folder() as folder:
+        place = folder / f"lake-{fleet.gpus}"
+        if not (place / _COMPLETE).exists():
+            shutil.rmtree(place, ignore_errors=True)
+            lake_fleet.write(Lake(warehouse=str(place)), fleet, _told)
+            (place / _COMPLETE).touch()
+        figures = [
+            _figure(place, "month of the fleet, as stated", "month", Goal(10.0)),
+            _figure(place, "month of the fleet, from its rows", "month_from_rows", Goal(10.0)),
+            _figure(place, "  of one cluster", "month_of_one"),
+            _figure(place, "a team's bill in all clusters", "bill", Goal(1.0)),
+            _figure(place, "a team's cost by job in all clusters", "cost_by_job"),
+            _figure(place, f"{DAYS} days of usage by queue", "window"),
+            _figure(place, f"top {TOP} jobs of the month", "top"),
+        ]
+        hourly = sum(file.stat().st_size for file in _files(place))
+        figures.append(Figure("bytes for each GPU-hour", hourly / fleet.gpu_hours, "bytes"))
+        figures += _spark(place, size.spark)
+    with tempfile.TemporaryDirectory() as folder_name:
+        figures += _publishing(Path(folder_name), size.publishing)
+        figures.append(_side_by_side(Path(folder_name), size.writers))
+    return figures
+
+
+# --- questions ---------------------------------------------------------------------------------
+
+
+def _month_from_rows(fleet: Fleet, names: Sequence[str]) -> None:
+    for member in fleet.members(names):
+        assert member.books.month(MONTH).lines
+
+
+def _bill(fleet: Fleet, names: Sequence[str]) -> None:
+    assert any(for_teams(one.statement(MONTH), [TEAM]).due_total for one in fleet.members(names))
+
+
+def _window(fleet: Fleet, names: Sequence[str]) -> None:
+    members = fleet.members(names)
+    end_ms = max(member.clock.wall_ms() for member in members)
+    assert fleet.usage(members, end_ms - DAYS * MS_PER_DAY, end_ms, ("queue",)).lines
+
+
+def _cost_by_job(fleet: Fleet, names: Sequence[str]) -> None:
+    members = fleet.members(names)
+    assert fleet.cost(members, lake_fleet.BEGIN_MS, members[0].clock.wall_ms(), ("job",), {"team": (TEAM,)}).lines
+
+
+_QUESTIONS: Final[dict[str, Callable[[Fleet, Sequence[str]], object]]] = {
+    "month": lambda fleet, names: fleet.month(fleet.members(names), MONTH),
+    "month_from_rows": _month_from_rows,
+    "month_of_one": lambda fleet, names: _month_from_rows(fleet, names[:1]),
+    "bill": _bill,
+    "cost_by_job": _cost_by_job,
+    "window": _window,
+}
+_HELD: Final = "busy_us + allocated_idle_us + allocated_unknown_us"
+
+
+def top_jobs() -> exp.Select:
+    """By held time."""
+    held = exp.cast(exp.func("sum", exp.maybe_parse(_HELD)), "DECIMAL(38, 0)").as_("held")
+    names = [exp.column(name) for name in ("ledger", "team", "namespace", "job")]
+    asked = exp.select(*names, held).from_("usage_hourly").where(*_of_month(), f"{_HELD} > 0")
+    return asked.group_by(*names).order_by("held DESC").limit(TOP)
+
+
+def by_team() -> exp.Select:
+    """The month of all clusters by team and account, in one question."""
+    sums = [
+        exp.cast(exp.func("sum", exp.column(name)), "DECIMAL(38, 0)").as_(name) for name in tables.ACCOUNT_COLUMNS[:6]
+    ]
+    names = [exp.column(name) for name in ("ledger", "team", "gpu_model", "pool", "region", "capacity_type")]
+    return exp.select(*names, *sums).from_("usage_hourly").where(*_of_month()).group_by(*names)
+
+
+def _of_month() -> list[exp.Expression]:
+    first, last = (exp.cast(exp.Literal.string(day.isoformat()), "DATE") for day in _span())
+    return [exp.column("day") >= first, exp.column("day") <= last]
+
+
+def _span() -> tuple[date, date]:
+    return date(2026, 10, 1), date(2026, 10, 31)
+
+
+_BY_TEAM: Final = "one sum over all rows by team", "SELECT ledger, team, gpu_model, {sums} FROM usage GROUP BY ALL"
+_BESIDE: Final[dict[str, tuple[str, str]]] = {
+    "month": _BY_TEAM,
+    "month_from_rows": _BY_TEAM,
+    "month_of_one": (
+        "one sum over its rows by team",
+        "SELECT ledger, team, gpu_model, {sums} FROM usage WHERE ledger = 'cluster-00' GROUP BY ALL",
+    ),
+    "bill": (
+        "one sum over the team's rows",
+        f"SELECT ledger, gpu_model, {{sums}} FROM usage WHERE team = '{TEAM}' GROUP BY ALL",
+    ),
+    "cost_by_job": (
+        "one sum over the team's rows by job",
+        f"SELECT ledger, job, gpu_model, {{sums}} FROM usage WHERE team = '{TEAM}' GROUP BY ALL",
+    ),
+    "window": (
+        "one sum over all rows by queue",
+        "SELECT queue, {sums} FROM usage WHERE day >= DATE '2026-10-02' GROUP BY ALL",
+    ),
+    "top": (
+        "one sum over all rows by job, unordered",
+        f"SELECT ledger, team, namespace, job, sum({_HELD}) FROM usage GROUP BY ALL",
+    ),
+}  # fmt: skip
+
+
+def _figure(place: Path, name: str, question: str, goal: Goal | None = None) -> Figure:
+    answer = _child("ask", str(place), question)
+    print(f"  {name}: {json.dumps(answer)}", file=sys.stderr)
+    reads = f"{name}: {answer['read_mib']:,.0f} MiB read"
+    beside, _ = _BESIDE[question]
+    return Figure(reads, answer["seconds"], "s", beside, answer["beside_s"], goal, memory_mib=answer["peak_mib"])
+
+
+def _ask(place: str, question: str) -> dict[str, float]:
+    """The middle of some runs in this process, whose libraries are loaded."""
+    engine = DuckDbEngine(Catalogue.connect(Lake(warehouse=place)))
+    fleet = Fleet(engine)
+    names = list(fleet.statuses())
+
+    def ask() -> None:
+        if question == "top":
+            assert engine.query(top_jobs(), Bounds((), _span())).num_rows
+        else:
+            _QUESTIONS[question](fleet, names)
+
+    first = timed(ask)
+    seconds, cpu, read = [], [], _read_mib()
+    for _ in range(RUNS):
+        began = time.process_time()
+        seconds.append(timed(ask))
+        cpu.append(time.process_time() - began)
+    read = (_read_mib() - read) / RUNS
+    peak = Spent.me().peak_mib()
+    engine.close()
+    return {
+        "seconds": sorted(seconds)[RUNS // 2], "first_s": first, "cpu_s": sorted(cpu)[RUNS // 2], "read_mib": read,
+        "peak_mib": peak, "beside_s": _beside(place, _BESIDE[question][1]),
+    }  # fmt: skip
+
+
+def _beside(place: str, sql: str) -> float:
+    sums = ", ".join(f"sum({name})" for name in tables.ACCOUNT_COLUMNS[:6])
+    with duckdb.connect(config={"memory_limit": "400MB"}) as connection:
+        connection.read_parquet([str(file) for file in _files(Path(place))]).create_view("usage")
+        return timed(lambda: connection.execute(sql.format(sums=sums)).fetchall())
+
+
+def _read_mib() -> float:
+    """What this process has read from files so far."""
+    lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("rchar"))) / 2**20
+
+
+def _files(place: Path) -> list[Path]:
+    return sorted((place / "gputally" / "usage_hourly" / "data").rglob("*.parquet"))
+
+
+# --- Spark -------------------------------------------------------------------------------------
+
+
+def _spark(place: Path, workers: Sequence[int]) -> list[Figure]:
+    """The same question on DuckDB stands beside one worker, and one worker beside several."""
+    if importlib.util.find_spec("pyspark") is None:
+        return []
+    figures: list[Figure] = []
+    engine = DuckDbEngine(Catalogue.connect(Lake(warehouse=str(place))))
+    beside, seconds = "DuckDB in one process", timed(lambda: engine.query(by_team(), Bounds((), _span())))
+    engine.close()
+    for number in workers:
+        found = _child("spark", str(place), str(number))
+        print(f"  spark {number}: {json.dumps(found)}", file=sys.stderr)
+        goal = None if number == min(workers) else Goal(1.6, least=True)
+        figures.append(Figure(f"the month by team, Spark, workers: {number}", found["seconds"], "s", beside, seconds,
+                              ratio_goal=goal))  # fmt: skip
+        beside, seconds = f"workers: {number}", found["seconds"]
+    return figures
+
+
+def _ask_spark(place: str, workers: int) -> dict[str, float]:
+    from accountant.lake.remote_engines import SparkEngine
+    from tests.real.spark import spark_cluster
+
+    warnings.simplefilter("ignore", ResourceWarning)
+    with tempfile.TemporaryDirectory() as folder, spark_cluster(Path(folder), workers) as cluster:
+        cluster.add_catalog("gputally", f"jdbc:sqlite:{place}/catalog.db", f"file://{place}")
+        engine: Engine = SparkEngine(cluster.session, "gputally")
+
+        def ask() -> None:
+            assert engine.query(by_team(), Bounds((), _span())).num_rows
+
+        first = timed(ask)
+        return {"first_s": first, "seconds": sorted(timed(ask) for _ in range(RUNS))[RUNS // 2]}
+
+
+# --- publishing --------------------------------------------------------------------------------
+
+
+def _publishing(folder: Path, nodes: int) -> list[Figure]:
+    path = folder / "ledger.duckdb"
+    bulk.write(path, bulk.Fleet(nodes, 24 * 60, 40))
+    found = _child("publish", str(folder), str(nodes))
+    print(f"  publishing: {json.dumps(found)}", file=sys.stderr)
+    gpus = f"{nodes * bulk.GPUS_A_NODE:,} GPUs"
+    return [
+        Figure(
+            f"a day of {gpus} published, {found['rows']:,.0f} rows", found["seconds"], "s",
+            "the same rows as one Parquet file", found["file_s"], Goal(5.0), memory_mib=found["peak_mib"],
+        ),
+        Figure("  by the run after a restart, nothing changed", found["again_s"], "s"),
+    ]  # fmt: skip
+
+
+def _publish(folder: Path, nodes: int) -> dict[str, float]:
+    fleet = bulk.Fleet(nodes, 24 * 60, 40)
+    clock = VirtualClock(fleet.end_ms)
+    ledger = open_ledger(folder / "ledger.duckdb", clock)
+    ledger.put_policy(fleet.policy(), bulk.BEGIN_MS)
+    books = Bookkeeper(ledger, clock, "UTC")
+    books.prices.take(lake_fleet.price_book(), "put", "bench", "prices", bulk.BEGIN_MS)
+    lake = Lake(warehouse=str(folder / "lake"), ledger="one")
+    catalogue = Catalogue.connect(lake)
+    publisher = Publisher(ledger, books, Settings(auth="off", data=folder, lake=lake), clock, lambda: catalogue)
+    catalogue.create_missing()
+    seconds = timed(publisher.publish)
+    rows = catalogue.open(tables.USAGE_HOURLY).scan().to_arrow()
+    again = Publisher(ledger, books, Settings(auth="off", data=folder, lake=lake), clock, lambda: catalogue)
+    again_s = timed(again.publish)
+    peak = Spent.me().peak_mib()
+    file_s = timed(lambda: pq.write_table(rows, folder / "beside.parquet", compression="zstd"))
+    catalogue.close()
+    ledger.close()
+    return {"seconds": seconds, "again_s": again_s, "rows": rows.num_rows, "file_s": file_s, "peak_mib": peak}
+
+
+def _side_by_side(folder: Path, writers: int) -> Figure:
+    """Raises RuntimeError where a day is lost or there twice."""
+    commits = 3
+
+    def rate(place: str, number: int) -> float:
+        lake, found = Lake(warehouse=str(folder / place)), []
+        seconds = timed(lambda: found.extend(write_side_by_side(lake, number, commits, ledgers=number)))
+        if found != sorted((f"ledger-{at}", commits) for at in range(number)):
+            raise RuntimeError(f"{number} writers left {found}")
+        return number * commits / seconds
+
+    return Figure(f"{writers} writers of one table, no day lost or doubled", rate("many", writers), "commits/s",
+                  "one writer", rate("one", 1))  # fmt: skip
+
+
+# --- processes ---------------------------------------------------------------------------------
+
+
+def _child(*arguments: str) -> dict[str, float]:
+    """What a process of its own finds."""
+    command = [sys.executable, "-m", __name__, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@contextlib.contextmanager
+def _kept_folder() -> Iterator[Path]:
+    if kept := os.environ.get("GPUTALLY_BENCH_LAKE"):
+        Path(kept).mkdir(parents=True, exist_ok=True)
+        yield Path(kept)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+
+
+def _told(share: float) -> None:
+    print(f"\r  building the lake: {share:.0%}", end="" if share < 1 else "\n", file=sys.stderr, flush=True)
+
+
+def main(action: str, place: str, *arguments: str) -> dict[str, Any]:
+    if action == "ask":
+        return _ask(place, *arguments)
+    if action == "spark":
+        return _ask_spark(place, int(*arguments))
+    return _publish(Path(place), int(*arguments))
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

@@ -1,0 +1,180 @@
+"""The accountant is killed while it publishes: the lake equals the ledger, nothing twice, nothing missing.
+
+Every process is the real program (forked from one that has imported it already), killed with SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from accountant.core.settings import Lake
+from accountant.lake import tables
+from accountant.lake.catalog import Catalogue
+from accountant.lake.upkeep import Removed, keep_small
+from tests.chaos.killing import Mortal, Outbox, balanced, forked, living, mortal
+from tests.chaos.lake_upkeep import later_ms
+from tests.lake.questions import published
+from tests.patience import until
+
+SEED = 20261124
+DAY_MS = 86_400_000
+GONE = (OSError, http.client.HTTPException)
+PUBLISHED = "gputally_lake_published_timestamp_seconds"
+LAKE_FOLDER = "lake"
+MOST_QUARTERS = 18 * 96
+
+
+@pytest.fixture
+def accountant(tmp_path: Path, zygote: subprocess.Popen[str]) -> Iterator[Mortal]:
+    with mortal(tmp_path, zygote) as found:
+        found.settings(lake={"warehouse": str(tmp_path / LAKE_FOLDER), "ledger": "prod"})
+        yield found
+
+
+def outbox() -> Outbox:
+    """It begins twenty days ago: what it tells lies on several days and in the past."""
+    now = time.time_ns() // 1_000_000
+    return Outbox("n1", now - now % DAY_MS - 20 * DAY_MS)
+
+
+def _files(lake: Path) -> int:
+    return sum(len(files) for _, _, files in os.walk(lake))
+
+
+def _live_and_die(accountant: Mortal, sender: Outbox, after_s: float) -> None:
+    """Take records until it begins to write to the lake, and kill it so many seconds later."""
+    lake = accountant.folder / LAKE_FOLDER
+    before = _files(lake)
+    accountant.start()
+    accountant.listening()
+    if sender.made < MOST_QUARTERS:
+        sender.grow(9)
+    while sender.durable < sender.last:
+        sender.send(accountant, 40)
+    accountant.until(lambda: _files(lake) > before, "it writes nothing to the lake")
+    killer = threading.Timer(after_s, accountant.end)
+    killer.start()
+    killer.join()
+
+
+def _published(accountant: Mortal) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", accountant.port)
+    with closing(connection), contextlib.suppress(*GONE):
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        return any(line.startswith(f"{PUBLISHED} ") for line in lines)
+    return False
+
+
+def _killed(accountant: Mortal, kills: int) -> None:
+    chance, sender = random.Random(SEED), outbox()
+    for _ in range(kills):
+        # A run and the upkeep after it write for about a second.
+        _live_and_die(accountant, sender, chance.uniform(0.0, 1.0))
+    assert accountant.kills == kills
+    accountant.start()
+    accountant.listening()
+    while sender.durable < sender.last:
+        sender.send(accountant, 40)
+    accountant.end()  # what is sent above is published by the run after a start
+    accountant.start()
+    accountant.listening()
+    accountant.until(lambda: _published(accountant), "it does not publish")
+    balanced(accountant, sender.start_ms, sender.end_ms)
+    status, checked = accountant.ask("GET", "/v1/check?lake=true")
+    assert status == 200, checked
+    assert checked["lake_days"] > 1
+    assert checked["lake_differences"] == []
+    accountant.end()
+    lake = Lake(warehouse=str(accountant.folder / LAKE_FOLDER))
+    with closing(Catalogue.connect(lake)) as catalogue:
+        _exact(catalogue, sender)
+        removed = keep_small(catalogue, later_ms(), 3_600)
+        assert removed.files > 0
+        assert removed.versions > kills // 4, "too few were killed after a commit for the test to show something"
+        assert keep_small(catalogue, later_ms(), 3_600) == Removed(0, 0)
+        _exact(catalogue, sender)
+        for described in tables.TABLES:
+            table = catalogue.open(described)
+            needed = {Path(task.file.file_path.removeprefix("file://")) for task in table.scan().plan_files()}
+            assert set((Path(table.location().removeprefix("file://")) / "data").rglob("*.parquet")) == needed
+
+
+def _exact(catalogue: Catalogue, sender: Outbox) -> None:
+    """Every table has each of its keys once, and the usage is what was sent."""
+    for described in tables.TABLES:
+        found = catalogue.open(described).scan().to_arrow()
+        keys = Counter(zip(*(found[name].to_pylist() for name in described.key), strict=True))
+        assert not [key for key, times in keys.items() if times > 1], described.name
+    rows = catalogue.read(tables.USAGE_HOURLY, "prod")
+    sums: dict[str, list[int]] = {}
+    for row in rows:
+        of_gpu = sums.setdefault(row["gpu"], [0, 0, 0])
+        of_gpu[0] += row["busy_us"]
+        of_gpu[1] += row["busy_us"] + row["allocated_idle_us"] + row["allocated_unknown_us"]
+        of_gpu[2] += row["energy_uj"]
+    assert {gpu: tuple(found) for gpu, found in sums.items()} == sender.truth()
+    days = {row["day"]: row for row in catalogue.read(tables.DAYS, "prod")}
+    assert {day: total["rows"] for day, total in days.items()} == Counter(row["day"] for row in rows)
+
+
+def test_killed_at_any_instant_of_publishing_the_lake_equals_the_ledger(accountant: Mortal) -> None:
+    _killed(accountant, 12)
+
+
+@pytest.mark.real
+@pytest.mark.timeout(1_800)
+def test_the_same_two_hundred_times(accountant: Mortal) -> None:
+    _killed(accountant, 200)
+
+
+def _upkeep_killed(folder: Path, zygote: subprocess.Popen[str], kills: int) -> None:
+    chance = random.Random(SEED)
+    with published(f"{folder}/lake") as known:
+        catalogue = known.connect()
+        catalogue.tag(tables.USAGE_HOURLY, "stated")
+        rows = catalogue.open(tables.USAGE_HOURLY).scan().to_arrow()
+        days = sorted(set(rows["day"].to_pylist()))
+        interrupted = 0
+        for _ in range(kills):
+            for _ in range(3):
+                catalogue.replace(tables.USAGE_HOURLY, rows, {"ledger": "prod", "day": days})
+            before = _files(folder / "lake")
+            upkeep = forked(zygote, ["lake_upkeep", f"{folder}/lake"], folder / "log")
+            until(lambda before=before, upkeep=upkeep: _files(folder / "lake") != before or not living(upkeep), "idle")
+            time.sleep(chance.uniform(0, 0.03))  # the instant of the kill is what is drawn
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(upkeep, signal.SIGKILL)
+                interrupted += 1
+            until(lambda upkeep=upkeep: not living(upkeep), "it still lives")
+            table = catalogue.open(tables.USAGE_HOURLY)
+            assert table.scan().to_arrow().num_rows == rows.num_rows
+            assert table.scan().use_ref("stated").to_arrow().num_rows == rows.num_rows
+        assert interrupted > kills // 2, "too few were killed before they ended"
+        keep_small(catalogue, later_ms(), 3_600)
+        assert keep_small(catalogue, later_ms(), 3_600) == Removed(0, 0)
+        assert known.publisher.compare().differences == ()
+
+
+def test_killed_while_it_removes_old_files_every_version_that_is_kept_stays_readable(
+    tmp_path: Path, zygote: subprocess.Popen[str]
+) -> None:
+    _upkeep_killed(tmp_path, zygote, 8)
+
+
+@pytest.mark.real
+def test_the_same_hundred_times(tmp_path: Path, zygote: subprocess.Popen[str]) -> None:
+    _upkeep_killed(tmp_path, zygote, 100)

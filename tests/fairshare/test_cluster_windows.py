@@ -1,0 +1,350 @@
+"""A policy that counts usage of several clusters: the sum of their windows decides, or the weights are held."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from accountant.wire.policy_models import Measure, Policy, UsageWindow, WindowSpec
+from fairshare.__main__ import main
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.cycle_report import CycleReport, replay
+from fairshare.controller.policy_file import PolicyFile
+from fairshare.core.model import FleetWindow
+from fairshare.explain.what_if import of_books
+from fairshare.laws.weight_calculation import calculate_weights
+from fairshare.preemption.preemption_cycle import NotPossible, by_hand
+from fairshare.preemption.preemption_types import PreemptionCall
+from fairshare.targets import ADAPTERS
+from fairshare.targets.kai import QUEUE
+from fairshare.usage.accountant_client import AccountantApi, other_clusters
+from fairshare.usage.cluster_windows import OtherClusters, sum_of
+from gputally.base.clock import VirtualClock
+from gputally.base.yaml_file import FileFault
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.server.https_server import serve
+from tests import fresh
+from tests.fairshare.builders import cluster_of, policy_of, queue_object, shard_object
+from tests.fairshare.conftest import NOW_MS, Accountant
+from tests.fairshare.delivered_usage import GPUS, MINUTE_MS, WINDOW, report
+from tests.fairshare.observations import conditions_of
+from tests.fairshare.victims import node_object
+
+Make = Callable[..., Any]
+BOTH = {"clusters": ["prod", "west"]}
+
+
+class Elsewhere(Accountant):
+    """The accountant of cluster `west`, which counts by the same policy. changed: of its windows."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.spend(a=0.5)
+        self.changed: dict[str, object] = {"cluster": "west", "policy_counting": policy.counting()}
+
+    def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
+        return super().window(spec, measure, at_ms, min_coverage).model_copy(update=self.changed)
+
+
+def weights(cluster: MemoryCluster) -> dict[str, float]:
+    return {obj["metadata"]["name"]: obj["spec"]["resources"]["gpu"]["overQuotaWeight"] for obj in cluster.list(QUEUE)}
+
+
+def kai_cluster() -> MemoryCluster:
+    found: MemoryCluster = cluster_of([*map(queue_object, "abc"), shard_object(kValue=0)])
+    return found
+
+
+# --- what does not add up holds the weights -----------------------------------------------------
+
+
+@pytest.mark.parametrize(("fault", "reason", "words"), [
+    ({"down": True}, "AccountantUnavailable", "connection refused"),
+    ({"coverage": 0.9}, "LowCoverage", "90.00% of the window is metered"),
+    ({"age_ms": 3_600_000}, "StaleUsage", "usage is 3600 s old"),
+    ({"age_ms": None}, "NoUsage", "knows of no GPU"),
+    ({"capacity": 0}, "NoCapacity", "holds no capacity of cluster 'west': is that what its agents call it?"),
+    ({"half_life_s": 60}, "WindowsDiffer", "the half_life_s of its window is 60, and None here"),
+    ({"start_ms": 5}, "WindowsDiffer", "the start_ms of its window is 5"),
+    ({"unit": "1e-9 EUR"}, "WindowsDiffer", "the unit of its window is 1e-9 EUR, and gpu_us here"),
+    ({"measure": "busy"}, "WindowsDiffer", "the measure of its window is busy"),
+    ({"cluster": None}, "WindowsDiffer", "its accountant answered for every cluster in its ledger"),
+    ({"cluster": "prod"}, "WindowsDiffer", "its accountant answered for cluster 'prod'"),
+    ({"policy_counting": "f" * 16}, "PolicyNotInForce", "give both the same queues"),
+])  # fmt: skip
+def test_one_cluster_that_cannot_be_added_holds_the_weights_until_it_can(
+    accountant: Accountant, clock: VirtualClock, fault: dict[str, Any], reason: str, words: str
+) -> None:
+    policy = policy_of(usage=BOTH)
+    west, cluster = Elsewhere(policy), kai_cluster()
+    controller = Controller(policy, accountant, cluster, clock, others=OtherClusters("prod", {"west": west}))
+    accountant.spend(b=0.5)
+    assert controller.cycle().hold is None
+    before = weights(cluster)
+    assert before["c"] > before["a"] == before["b"], "a was used there, b here"
+
+    west.spend(c=0.9)
+    good = dict(west.changed)
+    for what, value in fault.items():
+        if hasattr(west, what):
+            setattr(west, what, value)
+        else:
+            west.changed[what] = value
+    clock.advance(MINUTE_MS)
+    held = controller.cycle()
+    assert held.hold is not None
+    assert held.hold.reason == reason
+    assert held.hold.message.startswith("cluster west: ")
+    assert words in held.hold.message
+    assert conditions_of(held)["UsageFresh"] == ("False", reason)
+    assert weights(cluster) == before, "the last good weights stay"
+    assert accountant.decisions[-1].kind == "hold"
+
+    west.changed, west.down, west.coverage, west.age_ms, west.capacity = good, False, 1.0, 0, accountant.capacity
+    clock.advance(MINUTE_MS)
+    assert controller.cycle().hold is None
+    assert weights(cluster)["c"] < before["c"]
+
+
+def test_a_cluster_without_accountant_holds_and_its_own_faults_come_first(
+    accountant: Accountant, clock: VirtualClock
+) -> None:
+    policy = policy_of(usage=BOTH)
+    hold = Controller(policy, accountant, kai_cluster(), clock).cycle().hold
+    assert hold is not None
+    assert (hold.reason, "'prod'" in hold.message) == ("ClusterUnknown", True)
+    accountant.coverage = 0.5
+    hold = Controller(policy, accountant, kai_cluster(), clock).cycle().hold
+    assert hold is not None
+    assert (hold.reason, hold.message.startswith("50.00%")) == ("LowCoverage", True)
+
+
+def test_the_policy_is_announced_to_the_own_accountant_alone(accountant: Accountant, clock: VirtualClock) -> None:
+    policy = policy_of(usage=BOTH)
+    west = Elsewhere(policy)
+    Controller(policy, accountant, kai_cluster(), clock, others=OtherClusters("prod", {"west": west})).cycle()
+    assert (accountant.policies, west.policies) == ([policy], [])
+    assert (len(accountant.decisions) > 0, west.decisions) == (True, [])
+
+
+def test_a_list_with_the_own_cluster_alone_changes_nothing(accountant: Accountant, clock: VirtualClock) -> None:
+    accountant.spend(a=0.5)
+    here = OtherClusters("prod", {})
+    one, same = kai_cluster(), kai_cluster()
+    Controller(policy_of(), accountant, one, clock).cycle()
+    found = Controller(policy_of(usage={"clusters": ["prod"]}), accountant, same, clock, others=here).cycle()
+    assert not isinstance(found.window, FleetWindow)
+    assert weights(one) == weights(same)
+
+
+# --- what the sum is used for -------------------------------------------------------------------
+
+
+def _cycle(accountant: Accountant, clock: VirtualClock, **options: Any) -> tuple[Policy, Elsewhere, CycleReport]:
+    policy = policy_of(usage=BOTH, **options)
+    west = Elsewhere(policy)
+    others = OtherClusters("prod", {"west": west})
+    accountant.spend(b=0.5)
+    return policy, west, Controller(policy, accountant, kai_cluster(), clock, others=others).cycle()
+
+
+def test_the_own_cluster_alone_says_what_there_is_to_divide(accountant: Accountant, clock: VirtualClock) -> None:
+    _, west, found = _cycle(accountant, clock)
+    assert isinstance(found.window, FleetWindow)
+    assert found.window.capacity == accountant.capacity + west.capacity
+    assert found.window.own.usage == accountant.usage
+    assert found.targets[0].gpus == 16, "the GPUs of both would be 32"
+
+
+def test_a_decision_on_several_clusters_replays_bit_for_bit(accountant: Accountant, clock: VirtualClock) -> None:
+    policy, _, found = _cycle(accountant, clock, k=2.0)
+    (inputs,) = (each for each in accountant.decisions if each.subject == "*")
+    assert inputs.inputs["window"]["clusters"] == ["prod", "west"]  # type: ignore[index, call-overload]
+    assert replay(policy, inputs.model_validate_json(inputs.model_dump_json())).weights == found.targets[0].weights
+
+
+def test_clusters_that_are_alike_repay_a_debt_once_together(accountant: Accountant, clock: VirtualClock) -> None:
+    """Each of two equal clusters decides as it would alone: were each to repay all of it, it would be repaid twice."""
+    policy, _, found = _cycle(accountant, clock, law="deficit")
+    assert isinstance(found.window, FleetWindow)
+    own = found.window.own
+    twice = sum_of("prod", own, {"west": own})
+    standings = found.targets[0].standings
+    alone, both = (calculate_weights(policy, window, standings, 16.0, NOW_MS) for window in (own, twice))
+    assert own.usage["b"] > 0
+    assert both.memory == alone.memory
+    told = [[(each.queue, each.value, each.why) for each in found.weights] for found in (alone, both)]
+    assert told[0] == told[1]
+    assert "owed 3 GPU-hours" in told[0][0][2]
+
+
+def test_room_is_not_made_by_hand_while_a_cluster_is_away(accountant: Accountant, clock: VirtualClock) -> None:
+    policy = policy_of(usage=BOTH)
+    west = Elsewhere(policy)
+    west.down = True
+    call = PreemptionCall("", "ns/job", "asked for by hand", 0.0, "by hand")
+    with pytest.raises(NotPossible, match="AccountantUnavailable: cluster west: "):
+        by_hand(
+            policy, accountant, kai_cluster(), clock, ADAPTERS, (), call, "dry-run",
+            others=OtherClusters("prod", {"west": west}),
+        )  # fmt: skip
+
+
+# --- what is refused when it is read ------------------------------------------------------------
+
+POLICY_TEXT = """schema: 1
+usage:
+  clusters:
+    - prod
+    - west
+queues:
+  - {name: a, refs: ["kai:a"]}
+"""
+
+
+def test_a_cluster_that_no_accountant_is_known_for_is_refused_with_its_place(file: Make) -> None:
+    path = file(POLICY_TEXT)
+    with pytest.raises(FileFault) as refused:
+        PolicyFile(path, OtherClusters("prod", {"east": Elsewhere(policy_of())}))
+    (fault,) = refused.value.faults
+    assert fault == (
+        f"{path}:5: usage.clusters.1: no accountant is known for cluster 'west': add it to the accountants file"
+        " (--accountants), which names east"
+    )
+    with pytest.raises(FileFault, match="this cluster has no name in the ledger: set cluster_name"):
+        PolicyFile(path, OtherClusters("", {"west": Elsewhere(policy_of())}))
+    assert PolicyFile(path, OtherClusters("prod", {"west": Elsewhere(policy_of())})).policy.usage.clusters
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("clusters: {west: {url: accountant}}", r":1: clusters.west.url: "),
+    ("clusters: {west: {url: 'http://a', token: x}}", r"clusters.west.token: unknown key"),
+    ("west: {url: 'http://a'}", r"west: unknown key"),
+    ("clusters:\n  '': {url: 'http://a'}", r"input:2: "),
+])  # fmt: skip
+def test_a_faulty_accountants_file_is_refused_with_its_place(file: Make, text: str, words: str) -> None:
+    with pytest.raises(FileFault, match=words):
+        other_clusters(file(text), "prod")
+
+
+def test_lists_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"cluster 'west' is listed twice in usage\.clusters"):
+        policy_of(usage={"clusters": ["west", "west"]})
+    with pytest.raises(ValueError, match="reads the history of one accountant in mode usage"):
+        Policy.model_validate({
+            "usage": BOTH, "targets": {"kai": {"mode": "usage"}}, "queues": [{"name": "a", "refs": ["kai:a"]}],
+        })  # fmt: skip
+
+
+def test_policies_without_clusters_keep_their_version() -> None:
+    queues = [{"name": "a", "refs": ["kai:a"]}]
+    plain = Policy.model_validate({"queues": queues})
+    assert plain.version() == "00cb6796150093c7"
+    assert "usage" not in plain.model_dump(mode="json")
+    assert Policy.model_validate({"queues": queues, "usage": {"clusters": []}}).version() == plain.version()
+    counting = Policy.model_validate({"queues": queues, "usage": BOTH})
+    assert counting.version() != plain.version()
+    assert counting.counting() == plain.counting(), "the queues are made of the same"
+    assert Policy.model_validate_json(counting.model_dump_json(by_alias=True)) == counting
+
+
+# --- real accountants over HTTP -----------------------------------------------------------------
+
+
+@pytest.fixture
+def accountants(tmp_path: Path, clock: VirtualClock) -> Iterator[Make]:
+    """Starts an accountant whose clusters held these GPUs, and returns it with its address."""
+    clock.advance(-clock.wall_ms() % MINUTE_MS)
+    with ExitStack() as open_:
+
+        def start(policy: Policy, **held: dict[str, int]) -> tuple[Service, str]:
+            data = tmp_path / "-".join(held)
+            settings = Settings(data=fresh.data(data), auth="off", linger_ms=0)
+            service = open_.enter_context(Service(settings, clock))
+            service.ledger.put_policy(policy, clock.wall_ms() - 120 * MINUTE_MS)
+            for cluster, queues in held.items():
+                report(service, clock, cluster, queues)
+            return service, open_.enter_context(serve(service.app, "127.0.0.1", 0))
+
+        yield start
+
+
+def with_nodes() -> MemoryCluster:
+    found: MemoryCluster = cluster_of([*map(queue_object, "abc"), shard_object(kValue=0), node_object("n1", gpus=GPUS)])
+    return found
+
+
+def test_two_accountants_decide_as_one_ledger_with_all_of_it(
+    accountants: Make, clock: VirtualClock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = policy_of(window=WINDOW, k=1.0, usage=BOTH)
+    held = {"prod": {"a": 3, "b": 1}, "west": {"c": 4}}
+    plain = policy_of(window=WINDOW, k=1.0)
+    _, whole = accountants(plain, **held)
+    _, here = accountants(policy, prod=held["prod"])
+    _, there = accountants(policy, west=held["west"])
+    file = tmp_path / "accountants.yaml"
+    file.write_text(json.dumps({"clusters": {"prod": {"url": here}, "west": {"url": there}}}))
+    one, several = with_nodes(), with_nodes()
+    with AccountantApi(whole) as client:
+        mixed = Controller(plain, client, one, clock).cycle()
+    with AccountantApi(here, cluster="prod") as client:
+        added = Controller(policy, client, several, clock, others=other_clusters(file, "prod")).cycle()
+    assert (mixed.hold, added.hold) == (None, None)
+    assert mixed.window is not None
+    assert isinstance(added.window, FleetWindow)
+    assert (
+        added.window.usage == mixed.window.usage == {"a": 3 * 3_600_000_000, "b": 3_600_000_000, "c": 4 * 3_600_000_000}
+    )
+    assert (added.window.capacity, added.window.coverage) == (mixed.window.capacity, mixed.window.coverage)
+    assert weights(several) == weights(one)
+    assert weights(several)["c"] < weights(several)["a"] < weights(several)["b"]
+
+    (tmp_path / "policy.yaml").write_text(policy.model_dump_json(by_alias=True))
+    (tmp_path / "cluster.json").write_text(json.dumps({"items": [*map(queue_object, "abc"), shard_object(kValue=0)]}))
+    asked = ["plan", "--policy", f"{tmp_path}/policy.yaml", "--cluster", f"{tmp_path}/cluster.json"]
+    asked += ["--accountant", here, "--cluster-name", "prod"]
+    assert main(asked) == 1
+    assert "no accountant is known for cluster 'west'" in capsys.readouterr().err
+
+
+def test_one_of_two_accountants_that_is_cut_off_and_returns(
+    accountants: Make, clock: VirtualClock, tmp_path: Path
+) -> None:
+    policy = policy_of(window=WINDOW, k=1.0, usage=BOTH)
+    _, here = accountants(policy, prod={"a": 3})
+    west, there = accountants(policy, west={"c": 4})
+    file = tmp_path / "accountants.yaml"
+    file.write_text(f"clusters:\n  west:\n    url: {there}\n    token_file: {tmp_path}/token\n")
+    cluster = with_nodes()
+    with AccountantApi(here, cluster="prod") as client:
+        controller = Controller(policy, client, cluster, clock, others=other_clusters(file, "prod"))
+        hold = controller.cycle().hold
+        assert hold is not None, "its token cannot be read"
+        assert hold.reason == "AccountantUnavailable"
+        assert hold.message.startswith("cluster west: ")
+        assert "token" in hold.message
+        assert set(weights(cluster).values()) == {1}
+        (tmp_path / "token").write_text("secret")
+        assert controller.cycle().hold is None
+        assert weights(cluster)["c"] < 1
+        west.ledger.put_policy(policy_of([{"name": "a", "refs": ("kai:c",)}]), clock.wall_ms())
+        clock.advance(MINUTE_MS)
+        hold = controller.cycle().hold
+        assert hold is not None
+        assert hold.reason == "PolicyNotInForce"
+
+
+def test_a_what_if_says_that_it_replays_one_cluster(accountants: Make, clock: VirtualClock) -> None:
+    policy = policy_of(window=WINDOW, usage=BOTH)
+    _, here = accountants(policy, prod={"a": 3})
+    with AccountantApi(here, cluster="prod") as client:
+        past = of_books(client, policy, 3_600, None, clock.wall_ms())
+    assert "usage of this cluster alone counts: other clusters (usage.clusters) are not replayed" in past.told

@@ -1,0 +1,127 @@
+"""A proxy on loopback in front of an HTTP server that spoils chosen requests: it refuses them, or cuts the connection
+before or after the server has carried them out."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from urllib.parse import urlsplit
+
+from tests.fakes.http_server import Handler, LoopbackServer
+
+_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "server", "date"}
+
+
+class Fault(Enum):
+    """What happens to a request."""
+
+    REFUSED = "answered with HTTP 503, not carried out"
+    CUT = "the connection is cut, not carried out"
+    ANSWER_LOST = "carried out, then the connection is cut without an answer"
+
+
+@dataclass
+class FaultProxy:
+    """url: what clients connect to. seen: method and path of every request, in order; spoilt: of those with a fault."""
+
+    url: str = ""
+    seen: list[str] = field(default_factory=list)
+    spoilt: list[tuple[str, Fault]] = field(default_factory=list)
+    _rules: list[tuple[re.Pattern[str], Fault, int]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def spoil(self, request: str, fault: Fault, times: int = 1) -> None:
+        """The next `times` requests whose `METHOD /path` the pattern is found in get this fault."""
+        with self._lock:
+            self._rules.append((re.compile(request), fault, times))
+
+    def heal(self) -> None:
+        """No request is spoilt from now on."""
+        with self._lock:
+            self._rules.clear()
+
+    def judge(self, request: str) -> Fault | None:
+        """The fault of a request that has come in."""
+        with self._lock:
+            self.seen.append(request)
+            for at, (pattern, fault, left) in enumerate(self._rules):
+                if pattern.search(request):
+                    self._rules[at : at + 1] = [(pattern, fault, left - 1)] if left > 1 else []
+                    self.spoilt.append((request, fault))
+                    return fault
+        return None
+
+
+@contextmanager
+def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
+    """Run a proxy in front of the server at `upstream` until the block ends."""
+    parts = urlsplit(upstream)
+    proxy = FaultProxy()
+
+    class Forwarding(Handler):
+        protocol_version = "HTTP/1.1"
+
+        def _forward(self) -> None:
+            fault = proxy.judge(f"{self.command} {self.path}")
+            # Clients that wait for "100 Continue" have been told to go on by the handler before this.
+            content = self._chunks() if self.headers.get("Transfer-Encoding") == "chunked" else self.content()
+            if fault is Fault.REFUSED:
+                return self.say(503, b"")
+            if fault is Fault.CUT:
+                return self._cut()
+            connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+            try:
+                # The host stays as the client wrote it: signatures cover it.
+                connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                for name, value in self.headers.items():
+                    if name.lower() not in ("connection", "expect"):
+                        connection.putheader(name, value)
+                connection.endheaders(content)
+                answer = connection.getresponse()
+                body = answer.read()
+            finally:
+                connection.close()
+            if fault is Fault.ANSWER_LOST:
+                return self._cut()
+            self.send_response_only(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in _HOP:
+                    self.send_header(name, value)
+            length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(body))
+            self.send_header("Content-Length", length or "0")
+            self.end_headers()
+            self.wfile.write(body)
+            return None
+
+        def _chunks(self) -> bytes:
+            """A body of unknown length, with the sizes of its chunks, as it is passed on."""
+            found = b""
+            while True:
+                head = self.rfile.readline()
+                size = int(head.partition(b";")[0], 16)
+                found += head
+                if size == 0:
+                    break
+                found += self.rfile.read(size + 2)
+            while (line := self.rfile.readline()) not in (b"\r\n", b""):
+                found += line
+            return found + b"\r\n"
+
+        def _cut(self) -> None:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _forward
+
+    server = LoopbackServer(Forwarding)
+    proxy.url = server.url
+    try:
+        yield proxy
+    finally:
+        server.close()

@@ -1,0 +1,70 @@
+"""The HTTP server on loopback that fakes answer from."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers whole contents and writes no log."""
+
+    def content(self) -> bytes:
+        """The request's body."""
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def say(self, status: int, content: bytes = b"", **headers: str) -> None:
+        """Answer. headers: with `_` for `-`."""
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Tests read the answers, not a log."""
+
+
+class LoopbackServer:
+    """Runs on a free port from its making until `close`. tls: speaks it under the name `localhost` or 127.0.0.1."""
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> None:
+        self._server = _Server(("127.0.0.1", 0), handler)
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.port: int = self._server.server_address[1]
+        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread.start()
+
+    def speak_tls(self, tls: ssl.SSLContext) -> str:
+        """From now on; the address under the certificate's name."""
+        self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        return f"https://localhost:{self.port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up, or does not trust the certificate, is part of the game."""
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """A server until the end of the block; yields its address."""
+    server = LoopbackServer(handler, tls)
+    try:
+        yield server.url
+    finally:
+        server.close()

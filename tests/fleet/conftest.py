@@ -1,0 +1,64 @@
+"""Two ledgers in one lake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant.fleet.members import Fleet
+from accountant.lake.engines import DuckDbEngine
+from tests.lake.questions import ROWS, PublishedLedger, published
+from tests.ledger.busy import BOOK
+
+OTHER_ROWS = [
+    (quarter, gpu, (quarter * 2 + gpu) % 6, quarter * 3 % 16, gpu == 1) for quarter in range(10) for gpu in range(3)
+]
+
+
+@dataclass(frozen=True)
+class TwoLedgers:
+    """north and south, whose books are in one currency; south's days are those of New York. No job reported an epoch:
+    the lake does not tell what one cost."""
+
+    warehouse: str
+    north: PublishedLedger
+    south: PublishedLedger
+    engine: DuckDbEngine
+
+    @property
+    def fleet(self) -> Fleet:
+        return Fleet(self.engine)
+
+    @property
+    def both(self) -> tuple[PublishedLedger, PublishedLedger]:
+        return self.north, self.south
+
+
+@pytest.fixture(scope="session")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoLedgers]:
+    place = str(tmp_path_factory.mktemp("lake"))
+    dearer: Any = BOOK.model_copy(
+        update={"rows": tuple(row.model_copy(update={"price": row.price and row.price * 2}) for row in BOOK.rows)}
+    )
+    with ExitStack() as stack:
+        north = stack.enter_context(published(place, name="north", rows=ROWS, epochs=False))
+        south = stack.enter_context(
+            published(
+                place, name="south", rows=OTHER_ROWS, book=dearer, timezone="America/New_York", seed=7, epochs=False
+            )
+        )
+        engine = DuckDbEngine(north.connect())
+        stack.callback(engine.close)
+        yield TwoLedgers(place, north, south, engine)
+
+
+@pytest.fixture
+def lake_file(two: TwoLedgers, tmp_path: Path) -> Path:
+    found = tmp_path / "lake.yaml"
+    found.write_text(f"warehouse: {two.warehouse}\n")
+    return found

@@ -1,0 +1,94 @@
+"""The commands of `gputally fleet`, as a person types them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from decimal import Decimal
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from accountant.core.periods import Month
+from gputally.__main__ import main
+from gputally.base.money import exact_sum
+from tests.fleet.conftest import TwoLedgers
+
+OCTOBER = Month(2026, 10)
+SPAN = "--start", "2026-10-01", "--end", "2026-10-01T05:00:00Z"
+
+
+def run(*arguments: str) -> int:
+    return main(["fleet", *arguments])
+
+
+def test_the_ledgers_of_a_lake(lake_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("clusters", "--lake", str(lake_file), "--output", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["ledger"] for one in found] == ["north", "south"]
+    assert [one["timezone"] for one in found] == ["UTC", "America/New_York"]
+    assert run("clusters", "--lake", str(lake_file)) == 0
+    assert "north" in capsys.readouterr().out
+
+
+def test_usage_and_cost(two: TwoLedgers, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("usage", "--lake", two.warehouse, *SPAN, "--by", "cluster,team", "--output", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["by"] == ["cluster", "team"]
+    assert sum(line["accounts_gpu_us"]["busy"] for line in found["lines"]) > 0
+    assert (
+        run("cost", "--lake", two.warehouse, *SPAN, "--by", "gpu_model", "--cluster", "north", "--output", "json") == 0
+    )
+    assert json.loads(capsys.readouterr().out)["currency"] == "USD"
+
+
+def test_a_month_s_lines_add_up_to_what_the_statements_say(two: TwoLedgers, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("report", "2026-10", "--lake", two.warehouse, "--output", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    for one in two.both:
+        own = one.books.month(OCTOBER)
+        found = [row for row in rows if row["ledger"] == one.publisher.name]
+        assert exact_sum(Decimal(row["cost"]) for row in found if row["cost"]) == own.cost
+        assert sum(int(row["gpu_us"]) for row in found) == own.gpu_us
+
+
+def test_each_cluster_s_report_lands_in_the_folder(
+    two: TwoLedgers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("report", "2026-10", "--lake", two.warehouse, "--to", str(tmp_path), "--form", "csv") == 0
+    captured = capsys.readouterr()
+    assert "The fleet in 2026-10" in captured.out
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "gputally-2026-10-north.csv", "gputally-2026-10-south.csv",
+    ]  # fmt: skip
+    assert "gputally-2026-10-north.csv" in captured.err.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("usage", "--by", "colour"), "no dimension 'colour'"),
+        (("usage", "--where", "team"), "write for example team=vision"),
+        (("usage", "--start", "2026-10-02", "--end", "2026-10-01"), "the span ends at or before it begins"),
+        (("usage", "--cluster", "east"), "no ledger 'east' publishes in this lake"),
+        (("report", "2026-10", "--to", "/nowhere"), "/nowhere: not a folder"),
+        pytest.param(
+            ("usage", "--engine", "trino"),
+            "trino is not installed here: pip install trino",
+            marks=pytest.mark.skipif(find_spec("trino") is not None, reason="trino is installed"),
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(
+    two: TwoLedgers,
+    arguments: tuple[str, ...],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "trino", None)  # as where it is not installed
+    assert run(*arguments, "--lake", two.warehouse) in (1, 2)
+    assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())

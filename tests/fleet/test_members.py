@@ -1,0 +1,153 @@
+"""A fleet's answer is the sum of what its ledgers answer, to the microsecond and the cent."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from sqlglot import exp
+
+from accountant.billing.costs import cost
+from accountant.billing.statements import canonical
+from accountant.core.errors import LakeUnavailable
+from accountant.core.periods import Month
+from accountant.fleet.members import Fleet, Rates, SeveralCurrencies
+from accountant.lake.engines import Bounds, DuckDbEngine, Engine
+from accountant.prices.price_book import Billing, IdlePolicy
+from accountant.reports import report_model
+from accountant.reports.output_formats import RENDERINGS, Form
+from accountant.wire.usage_models import Accounts
+from gputally.base.money import exact_sum
+from tests.fleet.conftest import TwoLedgers
+from tests.lake.questions import SPAN, published
+from tests.ledger.busy import BOOK
+
+OCTOBER = Month(2026, 10)
+
+
+def test_usage_is_the_sum_of_the_ledgers(two: TwoLedgers) -> None:
+    found = two.fleet.usage(two.fleet.members(), *SPAN, ("team", "gpu_model"))
+    expected: dict[tuple[str, ...], list[int]] = {}
+    for one in two.both:
+        for line in one.ledger.usage(*SPAN, ("team", "gpu_model")):
+            sums = expected.setdefault(tuple(line.key.values()), [0] * len(Accounts.model_fields))
+            for at, name in enumerate(Accounts.model_fields):
+                sums[at] += getattr(line.accounts_gpu_us, name)
+    assert {
+        tuple(line.key.values()): list(line.accounts_gpu_us.model_dump().values()) for line in found.lines
+    } == expected
+    assert found.note == ""
+
+
+def test_cost_is_the_sum_of_the_ledgers_at_their_own_prices(two: TwoLedgers) -> None:
+    found = two.fleet.cost(two.fleet.members(), *SPAN, ("gpu_model",))
+    own = [cost(one.ledger, one.books.prices.current, *SPAN, ("gpu_model",)) for one in two.both]
+    for line in found.lines:
+        parts = [each.cost for answer in own for each in answer.lines if each.key == line.key]
+        assert line.cost == (None if None in parts else exact_sum(part for part in parts if part is not None))
+    assert {line.cost is None for line in found.lines} == {True, False}
+
+
+def test_one_cluster_alone_is_that_ledger(two: TwoLedgers) -> None:
+    (south,) = two.fleet.members(["south"])
+    assert two.fleet.usage([south], *SPAN, ("job",)).lines == tuple(two.south.ledger.usage(*SPAN, ("job",)))
+
+
+def test_the_months_of_the_fleet_are_the_statements_of_its_ledgers(two: TwoLedgers) -> None:
+    summary, stated = two.fleet.month(two.fleet.members(), OCTOBER)
+    own = {one.publisher.name: one.books.month(OCTOBER) for one in two.both}
+    assert {name: canonical(one) for name, one in stated.items()} == {name: canonical(one) for name, one in own.items()}
+    assert summary.totals == {"USD": exact_sum(one.due_total for one in own.values() if one.due_total is not None)}
+    assert sum(row.gpu_us for row in summary.teams) == sum(one.gpu_us for one in own.values())
+    assert [one.ledger for one in summary.ledgers] == ["north", "south"]
+    computed = {one.name: one.books.month(OCTOBER) for one in two.fleet.members()}
+    assert {name: canonical(one) for name, one in computed.items()} == {
+        name: canonical(one) for name, one in own.items()
+    }, "what the hours add up to is the same"
+
+
+class NotedTables:
+    """An engine that notes which tables it is asked for."""
+
+    name = "noted"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.asked: set[str] = set()
+
+    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
+        self.asked |= {table.name for table in question.find_all(exp.Table)}
+        return self._engine.query(question, bounds)
+
+    def close(self) -> None:
+        """The engine is closed by its owner."""
+
+
+def test_a_month_is_read_from_its_statements_and_not_added_up_again(two: TwoLedgers) -> None:
+    engine = NotedTables(two.engine)
+    fleet = Fleet(engine)
+    assert fleet.month(fleet.members(), OCTOBER)[0].totals["USD"] > 0
+    assert engine.asked == {"ledgers", "acts", "statements"}
+
+
+def test_a_month_that_is_not_published_is_empty(two: TwoLedgers) -> None:
+    summary, _ = two.fleet.month(two.fleet.members(), Month(2026, 7))
+    assert [(one.accounts_gpu_us.total, one.due) for one in summary.ledgers] == [(0, 0), (0, 0)]
+
+
+def test_a_ledger_that_bills_shared_gpus_by_busy_time_has_its_month(tmp_path: Path) -> None:
+    """The lake's hours do not tell that time, its statement does."""
+    lent = BOOK.model_copy(update={"billing": Billing(shared_gpus="busy", idle=IdlePolicy())})
+    with published(f"{tmp_path}/lake", book=lent) as known:
+        engine = DuckDbEngine(known.connect())
+        fleet = Fleet(engine)
+        summary, stated = fleet.month(fleet.members(), OCTOBER)
+        own = known.books.month(OCTOBER)
+        assert stated["prod"] == own
+        assert summary.ledgers[0].due == own.due_total
+        engine.close()
+
+
+@pytest.mark.parametrize("form", ["html", "csv", "json", "xlsx", "focus"])
+def test_each_ledger_s_report_is_byte_for_byte_its_accountant_s(two: TwoLedgers, form: Form) -> None:
+    rendering = RENDERINGS[form]
+    for one, member in zip(two.both, two.fleet.members(), strict=True):
+        issuer = one.settings.issuer if rendering.charges else None
+        tz = one.settings.timezone
+        start_ms, end_ms = OCTOBER.span(one.settings.zone)
+        own = report_model.report(
+            one.ledger, one.books, start_ms, min(end_ms, one.clock.wall_ms()), tz, month=OCTOBER, issuer=issuer
+        )
+        assert rendering.render(member.report(OCTOBER, None, issuer)) == rendering.render(own)
+
+
+def test_a_cluster_that_does_not_publish_is_named(two: TwoLedgers) -> None:
+    with pytest.raises(LakeUnavailable, match="no ledger 'nroth' publishes in this lake; did you mean 'north'"):
+        two.fleet.members(["nroth"])
+
+
+def test_amounts_of_several_currencies_are_added_only_at_the_operator_s_rates(tmp_path: Path) -> None:
+    euros = BOOK.model_copy(update={"currency": "EUR"})
+    with published(f"{tmp_path}/lake", name="west") as west, published(f"{tmp_path}/lake", name="east", book=euros):
+        engine = DuckDbEngine(west.connect())
+        with pytest.raises(SeveralCurrencies, match="amounts in EUR, USD cannot be added up"):
+            Fleet(engine).cost(Fleet(engine).members(), *SPAN, ("gpu_model",))
+        summary, stated = Fleet(engine).month(Fleet(engine).members(), OCTOBER)
+        assert set(summary.totals) == {"EUR", "USD"}
+        assert summary.converted is None
+        rated = Fleet(engine, Rates(to="USD", rates={"EUR": Decimal("1.25")}))
+        converted, _ = rated.month(rated.members(), OCTOBER)
+        assert converted.converted == summary.totals["USD"] + summary.totals["EUR"] * Decimal("1.25")
+        with pytest.raises(SeveralCurrencies, match="no rate from EUR to CHF"):
+            Fleet(engine, Rates(to="CHF", rates={"USD": Decimal(1)})).month(rated.members(), OCTOBER)
+        assert {one.currency for one in stated.values()} == {"EUR", "USD"}
+        engine.close()
+
+
+def test_a_span_beyond_what_is_published_says_up_to_when_figures_reach(two: TwoLedgers) -> None:
+    later = SPAN[1] + 3_600_000
+    found = two.fleet.usage(two.fleet.members(), SPAN[0], later, ("team",))
+    assert found.note == "published until: north 2026-10-01T05:00:00Z, south 2026-10-01T05:00:00Z"
+    assert found.lines == two.fleet.usage(two.fleet.members(), *SPAN, ("team",)).lines

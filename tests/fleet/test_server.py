@@ -1,0 +1,263 @@
+"""`gputally fleet serve`: every ledger's pages and API as its own accountant has them, and those of all of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urljoin
+
+import pytest
+from starlette.testclient import TestClient
+
+from accountant.api.dependencies import Deps, Ingesting
+from accountant.composition import create_app
+from accountant.core.settings import Settings
+from accountant.fleet.fleet_server import FleetService
+from accountant.fleet.members import Fleet
+from accountant.lake.engines import DuckDbEngine
+from accountant.runtime.service_metrics import Metrics
+from gputally.base.clock import VirtualClock
+from gputally.server.tokens_and_grants import AllowAll, sha256
+from tests.fleet.conftest import TwoLedgers
+from tests.lake.questions import SPAN, PublishedLedger, published
+from tests.patience import patience_s, until
+
+HERE = "http://127.0.0.1"
+WITHIN = "start=2026-10-01T00:00:00Z&end=2026-10-01T05:00:00Z"
+QUESTIONS = (
+    "/v1/statement?month=2026-10", "/v1/report?month=2026-10", "/v1/report?month=2026-10&format=csv",
+    "/v1/report?month=2026-10&format=json", "/v1/report?month=2026-10&format=focus-1.2",
+    f"/v1/usage?by=team,hour&{WITHIN}",
+    f"/v1/cost?by=gpu_model,team&{WITHIN}", "/v1/prices", "/v1/policy", "/v1/audit",
+    "/v1/decisions", "/month/2026-10/lines", "/month/2026-10/lines.csv", "/prices", "/decisions",
+)  # fmt: skip
+"""What a ledger's accountant and the fleet have to answer alike, byte by byte but for the navigation."""
+ENTRANCES = ("", "month/2026-10", "jobs", "nodes", "decisions", "prices", "coverage", "invoice/2026-10", "proposals")
+
+
+def _service(two: TwoLedgers, **settings: Any) -> FleetService:
+    return FleetService(Settings(**({"auth": "off"} | settings)), two.fleet, VirtualClock(SPAN[1] + 60_000))
+
+
+@pytest.fixture
+def client(two: TwoLedgers) -> TestClient:
+    return TestClient(_service(two).app, base_url=HERE)
+
+
+def _accountant(one: PublishedLedger) -> TestClient:
+    deps = Deps(one.settings, one.clock, one.ledger, cast(Ingesting, None), AllowAll(), Metrics(), one.books, _fails)
+    return TestClient(create_app(deps), base_url=HERE)
+
+
+def _fails(failure: Exception) -> None:
+    raise failure
+
+
+def _content(text: str) -> str:
+    """A page without its navigation; links as the ledger's own accountant writes them."""
+    text = re.sub(r'="/clusters/(north|south)/', '="/', text)
+    return re.sub(r'<nav class="site".*?</nav>', "", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("asked", QUESTIONS)
+def test_each_ledger_answers_as_its_own_accountant(two: TwoLedgers, client: TestClient, asked: str) -> None:
+    for name, one in (("north", two.north), ("south", two.south)):
+        own = _accountant(one).get(asked)
+        found = client.get(f"/clusters/{name}{asked}")
+        assert (found.status_code, found.headers["content-type"]) == (200, own.headers["content-type"])
+        assert _content(found.text) == _content(own.text)
+        assert int(found.headers["content-length"]) == len(found.content)
+
+
+def test_every_link_of_every_page_leads_somewhere(client: TestClient) -> None:
+    """The links of one ledger's pages stay with that ledger."""
+    seen, waiting = set[str](), ["/fleet", *(f"/clusters/south/{entrance}" for entrance in ENTRANCES)]
+    while waiting:
+        page = waiting.pop()
+        if page in seen or len(seen) > 150:
+            continue
+        seen.add(page)
+        answer = client.get(page)
+        assert answer.status_code == 200, (page, answer.text[:300])
+        if not answer.headers["content-type"].startswith("text/html"):
+            continue
+        for link in re.findall(r'(?:href|src)="([^"#]+)', answer.text):
+            target = urljoin(HERE + page, link.replace("&amp;", "&")).removeprefix(HERE)
+            if page.startswith("/clusters/south/") and "format=pdf" not in target:
+                assert target.startswith(("/clusters/", "/static/", "/fleet")), (page, link)
+            if "format=" not in target and "/clusters/north" not in target:
+                waiting.append(target)
+    assert len(seen) > 40
+
+
+def test_the_picker_leads_to_the_same_page_of_another_cluster(client: TestClient) -> None:
+    page = client.get("/clusters/north/jobs").text
+    assert '<a href="/clusters/south/jobs">south</a>' in page
+    assert '<a href="/clusters/north/jobs" aria-current="true">north</a>' in page
+    assert '<a href="/fleet">All clusters</a>' in page
+
+
+def test_the_overview_adds_up_what_the_ledgers_state(two: TwoLedgers, client: TestClient) -> None:
+    found = client.get("/v1/report?month=2026-10").json()
+    assert [one["ledger"] for one in found["ledgers"]] == ["north", "south"]
+    own = [_accountant(one).get("/v1/statement?month=2026-10").json() for one in two.both]
+    assert [one["due"] for one in found["ledgers"]] == [one["due_total"] for one in own]
+    rows = list(csv.DictReader(io.StringIO(client.get("/v1/report?month=2026-10&format=csv").text)))
+    assert (
+        sum(int(row["gpu_us"]) for row in rows)
+        == sum(sum(one["accounts_gpu_us"].values()) for one in found["ledgers"])
+        == sum(int(line["gpu_us"]) for one in own for line in one["lines"])
+    )
+    page = client.get("/fleet?month=2026-10").text
+    for team in {row["team"] for row in found["teams"]} - {"__idle__", "__unassigned__"}:
+        assert f'href="/fleet/team/{team}?month=2026-10"' in page
+        assert client.get(f"/fleet/team/{team}?month=2026-10").status_code == 200
+    assert client.get("/fleet?month=2026-10&ledger=south").text.count("/clusters/south/month/") == 1
+    assert client.get("/v1/report?month=2026-10&ledger=east").json()["errors"][0]["at"] == "ledger"
+
+
+def test_jobs_held_and_cost_the_same(two: TwoLedgers, client: TestClient) -> None:
+    """When they held something, and how much at last, is known of whole hours only."""
+    own = _accountant(two.south).get(f"/v1/jobs?{WITHIN}").json()["jobs"]
+    found = client.get(f"/clusters/south/v1/jobs?{WITHIN}").json()["jobs"]
+    whole_hours = {"held_from_ms", "held_until_ms", "gpus", "burn_per_hour"}
+    assert [{k: v for k, v in one.items() if k not in whole_hours} for one in found] == [
+        {k: v for k, v in one.items() if k not in whole_hours} for one in own
+    ]
+
+
+def test_usage_and_cost_of_some_or_all(two: TwoLedgers, client: TestClient) -> None:
+    whole = client.get(f"/v1/usage?by=team&{WITHIN}").json()["lines"]
+    parts = [client.get(f"/v1/usage?by=team&{WITHIN}&ledger={name}").json()["lines"] for name in ("north", "south")]
+    busy = {line["key"]["team"]: line["accounts_gpu_us"]["busy"] for line in whole}
+    assert sum(busy.values()) == sum(line["accounts_gpu_us"]["busy"] for part in parts for line in part) > 0
+    first = client.get(f"/v1/usage?by=team,gpu&{WITHIN}&limit=2").json()
+    second = client.get(f"/v1/usage?by=team,gpu&{WITHIN}&limit=2&page={first['next_page']}").json()
+    assert len(first["lines"]) == len(second["lines"]) == 2
+    assert client.get(f"/v1/cost?by=team&{WITHIN}").json()["currency"] == "USD"
+    assert client.get(f"/v1/usage?by=colour&{WITHIN}").status_code == 422
+
+
+def test_opencost_answers_for_one_ledger(client: TestClient) -> None:
+    window = "window=2026-10-01T00:00:00Z,2026-10-01T03:00:00Z"
+    found = client.get(f"/clusters/north/opencost/allocation?{window}&aggregate=namespace").json()
+    assert found["code"] == 200
+    assert found["data"][0].keys() >= {"ns-0", "ns-1"}
+    assert client.get(f"/clusters/north/opencost/assets?{window}").json()["code"] == 200
+
+
+def test_nothing_is_written_and_what_is_not_published_is_not_made_up(client: TestClient) -> None:
+    for path in ("/v1/backups", "/v1/periods/2026-10/close", "/v1/usage"):
+        refused = client.post(f"/clusters/north{path}", json={})
+        assert refused.status_code == 405
+        assert "book this at the accountant of north" in refused.json()["detail"]
+    for path in ("/v1/quarantine", "/v1/gpus/owners", "/v1/check", "/v1/backups", "/metrics", "/readyz"):
+        assert "is not published in a lake" in client.get(f"/clusters/north{path}").json()["detail"]
+    assert "the cluster&#39;s own accountant shows" in client.get("/clusters/north/coverage").text.replace("'", "&#39;")
+    assert client.get("/clusters/east/").status_code == 404
+    assert client.get("/clusters/north", follow_redirects=False).headers["location"] == "/clusters/north/"
+    assert (
+        client.get("/clusters/north/month", follow_redirects=False).headers["location"].startswith("/clusters/north/")
+    )
+
+
+def test_a_token_is_asked_for_and_a_team_sees_itself(two: TwoLedgers, tmp_path: Path) -> None:
+    rows = (("all", ""), ("blue", ", teams: [blue]"))
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(
+        "tokens:\n"
+        + "".join(f"  - {{name: {name}, token_sha256: {sha256(name)}, scopes: [read]{more}}}\n" for name, more in rows)
+    )
+    client = TestClient(_service(two, auth="tokens", tokens=tokens).app, base_url=HERE)
+    anyone = (
+        "/fleet", "/v1/usage", "/v1/report", "/v1/ledgers", "/clusters/north", "/clusters/north/", "/clusters/east/",
+        "/clusters/north/opencost/allocation", "/clusters/north/v1/statement", "/clusters/north/v1/check", "/metrics",
+    )  # fmt: skip
+    for path in anyone:
+        assert client.get(path, follow_redirects=False).status_code == 401, path
+    mine = {"Authorization": "Bearer blue"}
+    for path in ("/fleet", "/v1/report", "/v1/ledgers", "/fleet/team/green", "/clusters/north/opencost/allocation"):
+        assert client.get(path, headers=mine).status_code == 403, path
+    assert client.get("/", headers=mine, follow_redirects=False).headers["location"] == "/fleet/team/blue"
+    assert client.get("/fleet/team/blue?month=2026-10", headers=mine).status_code == 200
+    seen = client.get(f"/v1/usage?by=team&{WITHIN}", headers=mine).json()["lines"]
+    assert {line["key"]["team"] for line in seen} == {"blue"}
+    assert client.get("/fleet?month=2026-10", headers={"Authorization": "Bearer all"}).status_code == 200
+
+
+def test_what_is_published_later_is_served_and_a_lake_that_is_away_is_said(tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    with published(str(lake), name="north", epochs=False) as north:
+        engine = DuckDbEngine(north.connect())
+        clock = VirtualClock(SPAN[1])
+        service = FleetService(Settings(auth="off"), Fleet(engine), clock)
+        client = TestClient(service.app, base_url=HERE, raise_server_exceptions=False)
+        assert [one["ledger"] for one in client.get("/v1/ledgers").json()] == ["north"]
+        before = service._served["north"]
+        with published(str(lake), name="south", rows=[], epochs=False):
+            service.look()
+        assert service.names() == ("north", "south")
+        assert service._served["north"] is before  # its figures are as they were
+        shutil.move(lake, tmp_path / "aside")
+        service._clock = _Once(clock, service)
+        service.start()
+        until(lambda: client.get("/readyz").status_code == 503, "the lake is away, and nothing says so")
+        assert "lake: failed" in client.get("/readyz").text
+        assert client.get("/clusters/north/v1/usage?by=team&" + WITHIN).status_code == 503
+        service.over.set()
+        shutil.move(tmp_path / "aside", lake)
+        service.look()
+        assert client.get("/clusters/north/v1/usage?by=team&" + WITHIN).status_code == 200
+        engine.close()
+
+
+class _Once(VirtualClock):
+    """Lets the thread look once, and then wait until the service is over."""
+
+    def __init__(self, clock: VirtualClock, service: FleetService) -> None:
+        super().__init__(clock.wall_ms())
+        self._service, self._turns = service, 0
+
+    def wait(self, seconds: float, stop: Any) -> bool:
+        self._turns += 1
+        return bool(stop.wait()) if self._turns > 1 else False
+
+
+def test_the_command_serves_until_it_is_asked_to_end(two: TwoLedgers, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gputally", "fleet", "serve", "--lake", two.warehouse, "--auth", "off"]
+    log = tmp_path / "log"
+    with log.open("wb") as out, subprocess.Popen([*command, "--listen=127.0.0.1:0"], stdout=out, stderr=out) as one:
+        try:
+            url = until(lambda: re.search(r"http://127\.0\.0\.1:\d+", log.read_text()), lambda: log.read_text()[-2000:])
+            with urllib.request.urlopen(f"{url[0]}/v1/ledgers") as answer:
+                assert [ledger["ledger"] for ledger in json.load(answer)] == ["north", "south"]
+            one.send_signal(signal.SIGTERM)
+            assert one.wait(patience_s()) == 0
+        finally:
+            one.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--auth", "off"), "no lake: give --lake"),
+        (("--lake", "/x"), "no token file"),
+        (("--lake", "/x", "--auth", "off", "--listen", "0.0.0.0:80"), "auth: off needs a loopback address"),
+    ],
+)
+def test_what_is_missing_is_said_in_a_line(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from gputally.__main__ import main
+
+    assert main(["fleet", "serve", *arguments]) != 0
+    assert said in capsys.readouterr().err.replace("\n", " ")

@@ -1,0 +1,183 @@
+"""Questions that every engine over the lake has to answer as the ledger does, and a lake to ask them of."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from accountant.billing.costs import cost
+from accountant.billing.job_costs import jobs
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.core.settings import Lake, LakeCatalog, Settings
+from accountant.lake.catalog import Catalogue
+from accountant.lake.engines import Engine
+from accountant.lake.lake_ledger import LakeLedger, ledgers
+from accountant.lake.publisher import Publisher
+from accountant.ledger.protocols import EpochReport, Facts, JobKey
+from accountant.prices.price_book import PriceBook
+from accountant.reports import report_model
+from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.storage.snapshot import Snapshot
+from accountant.wire.policy_models import Decision
+from accountant.wire.usage_models import Dimension
+from gputally.base.clock import VirtualClock
+from tests.ledger.busy import BOOK, HAND, busy_ledger
+from tests.ledger.conftest import MINUTE, START_MS
+
+HOUR = 60 * MINUTE
+SPAN = START_MS, START_MS + 5 * HOUR
+ROWS = [(quarter, gpu, (quarter + gpu) % 6, quarter * gpu % 16, gpu == 2) for quarter in range(12) for gpu in range(4)]
+"""See tests.ledger.busy."""
+CUTS: tuple[tuple[Dimension, ...], ...] = (
+    (),
+    ("team",),
+    ("team", "queue", "hour"),
+    ("namespace", "job", "pod", "user"),
+    ("cluster", "node", "gpu", "gpu_model", "mig_profile", "pool", "capacity_type"),
+    ("day", "team"),
+)
+JOB = JobKey("prod", "ns-1", "Job/j1")
+
+Reading = Callable[[Any], object]
+"""Of a snapshot of the ledger, or of the lake."""
+
+QUESTIONS: dict[str, Reading] = {
+    **{f"usage by {', '.join(by) or 'nothing'}": lambda one, by=by: one.usage(*SPAN, by) for by in CUTS},
+    "usage of some teams": lambda one: one.usage(*SPAN, ("job",), {"team": ("blue", "green")}),
+    "usage of a job": lambda one: one.usage(*SPAN, ("hour", "gpu"), {"namespace": ("ns-1",), "job": ("Job/j1",)}),
+    "usage of one hour": lambda one: one.usage(*SPAN, ("team",), {"hour": ("2026-10-01T01",)}),
+    "usage in another zone": lambda one: one.usage(*SPAN, ("day", "hour", "queue"), None, "Asia/Tokyo"),
+    "usage of hour after hour": lambda one: one.usage_between([START_MS, START_MS + HOUR, SPAN[1]], ("team",)),
+    "usage of an empty span": lambda one: one.usage(SPAN[0], SPAN[0], ("team",)),
+    "what a name with quotes held": lambda one: one.usage(*SPAN, ("team",), {"job": ("Job/j'1\\' OR 1=1 --",)}),
+    "start-up time": lambda one: one.idle_phases(*SPAN, ("team", "job")),
+    "cost by team": lambda one: cost(one, BOOK, *SPAN, ("team",)),
+    "cost by model and hour": lambda one: cost(one, BOOK, *SPAN, ("gpu_model", "hour")),
+    "coverage": lambda one: one.coverage(*SPAN),
+    "pods": lambda one: one.pods(*SPAN),
+    "waiting pods": lambda one: one.pods(*SPAN, waiting=True),
+    "pods of a job": lambda one: one.pods(*SPAN, of=(JOB,)),
+    "jobs of a namespace": lambda one: one.jobs_in("prod", "ns-1"),
+    "GPUs of nodes": lambda one: one.gpus_at(*SPAN),
+    "policies": lambda one: one.policies(*SPAN),
+    "peaks": lambda one: one.peaks(*SPAN, {("ns-1", "Job/j1"), ("ns-0", "Job/j2")}),
+}
+
+
+def ledger_questions(ledger: Any) -> dict[str, object]:
+    """What is asked of a ledger itself."""
+    return {
+        "acts": ledger.acts(),
+        "last act": ledger.last_act(),
+        "trail": ledger.trail(0, 10),
+        "nodes": ledger.nodes(),
+        "decisions": ledger.decisions(*SPAN),
+        "decisions of a kind": ledger.decisions(*SPAN, kind="weight", cluster="prod"),
+        "extent": ledger.extent(),
+        "clusters": ledger.clusters(),
+        "newest by cluster": ledger.newest_by_cluster(),
+        "teams": ledger.teams(),
+        "GPU-hours": ledger.gpu_hours(*SPAN),
+    }
+
+
+@dataclass(frozen=True)
+class PublishedLedger:
+    """A ledger, its books and its lake."""
+
+    ledger: DuckLedger
+    books: Bookkeeper
+    clock: VirtualClock
+    publisher: Publisher
+    settings: Settings
+    closing: ExitStack
+
+    def connect(self) -> Catalogue:
+        """Closed with the ledger."""
+        assert self.settings.lake is not None
+        found = Catalogue.connect(self.settings.lake)
+        self.closing.callback(found.close)
+        return found
+
+    def asked(self, engine: Engine) -> LakeLedger:
+        return LakeLedger(engine, ledgers(engine)[self.publisher.name])
+
+
+@contextmanager
+def published(
+    warehouse: str = "",
+    catalog: LakeCatalog | None = None,
+    *,
+    name: str = "prod",
+    book: PriceBook | None = BOOK,
+    rows: list[tuple[int, int, int, int, bool]] = ROWS,
+    timezone: str = "UTC",
+    seed: int = 1,
+    publish: bool = True,
+    secrets: Path | None = None,
+    epochs: bool = True,
+) -> Iterator[PublishedLedger]:
+    """A ledger of some busy hours in a lake; warehouse: "" for a folder of its own."""
+    with TemporaryDirectory() as folder, busy_ledger(rows, random.Random(seed)) as ledger, ExitStack() as closing:
+        lake = Lake(
+            warehouse=warehouse or f"{folder}/lake", catalog=catalog or LakeCatalog(), ledger=name, secrets=secrets
+        )
+        settings = Settings(auth="off", data=Path(folder), lake=lake, timezone=timezone)
+        clock = VirtualClock(SPAN[1])
+        books = Bookkeeper(ledger, clock, timezone)
+        if book is not None:
+            books.prices.take(book, "put", "ana", "new prices", SPAN[1])
+        facts = [
+            ("prod", HAND.fact(
+                1_000 + pod, f"p{pod}", namespace=f"ns-{pod % 2}", name=f"p{pod}", workload=f"Job/j{pod % 4}",
+                created_ms=START_MS, scheduled_ms=START_MS + pod * MINUTE,
+                started_ms=START_MS + (40 + 31 * pod) * MINUTE,
+            ))
+            for pod in range(4)
+        ]  # fmt: skip
+        ledger.observe(Facts(pods=tuple(facts)), SPAN[1])
+        ledger.report_epochs(
+            [EpochReport(JOB, number, START_MS + number * 20 * MINUTE, "ana") for number in (1, 2) if epochs], SPAN[1]
+        )
+        decided = [
+            Decision(
+                id=f"d{number}", at_ms=START_MS + number * HOUR, kind=kind, target="kai", subject=f"queue/q{number}",
+                mode="enforce", value=1.5, reason="share", policy_version="p", cluster="prod",
+            )
+            for number, kind in enumerate(("weight", "hold", "weight"))
+        ]  # fmt: skip
+        ledger.record_decisions(decided, SPAN[1])
+        found = Catalogue.connect(lake)
+        closing.callback(found.close)
+        publisher = Publisher(ledger, books, settings, clock, lambda: found)
+        if publish:
+            publisher.publish()
+        yield PublishedLedger(ledger, books, clock, publisher, settings, closing)
+
+
+def differences(known: PublishedLedger, engine: Engine) -> list[str]:
+    """Questions that the lake answers otherwise than the ledger."""
+    asked = known.asked(engine)
+    with known.ledger.moment(*SPAN) as moment:
+        found = [name for name, reading in QUESTIONS.items() if reading(asked) != reading(moment)]
+        found += [name for name in ("report", "jobs") if _composed(name, asked) != _composed(name, moment)]
+    here, there = ledger_questions(asked), ledger_questions(known.ledger)
+    return found + [name for name in here if here[name] != there[name]]
+
+
+def _composed(name: str, one: Snapshot | LakeLedger) -> object:
+    """Answers that are made of several questions, as comparable values."""
+    if name == "jobs":
+        # These go by the last minutes, of which the lake knows the last hour, and by instants inside hours.
+        recent = {"held_until_ms", "gpus", "burn_per_hour", "epochs"}
+        return [job.model_dump(exclude=recent) for job in jobs(one, BOOK, *SPAN, SPAN[1])]
+    found = report_model.read_data(one, BOOK, *SPAN)
+    return (
+        found.billed, found.earlier, found.by_day, found.waits, found.peaks, found.since_ms,
+        [row.__repr__() for row in found.jobs.ranked(None).wasteful(10)], found.hourly.capacity_us, found.hourly.hours,
+    )  # fmt: skip

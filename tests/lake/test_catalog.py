@@ -1,0 +1,82 @@
+"""Writers commit side by side, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitStateUnknownException
+from pyiceberg.table import Table
+from sqlalchemy.exc import OperationalError
+
+from accountant.core.errors import LakeUnavailable
+from accountant.core.settings import Lake, LakeCatalog
+from accountant.lake.catalog import Catalogue, without_password
+from accountant.lake.tables import DAYS
+from tests.effort import examples
+from tests.lake.writers import control_total, write_side_by_side
+
+
+@pytest.mark.thorough
+def test_writers_of_many_ledgers_lose_and_double_nothing(tmp_path: Path) -> None:
+    writers, commits = examples(4, 8), 2
+    found = write_side_by_side(Lake(warehouse=str(tmp_path)), writers, commits, ledgers=writers)
+    assert found == sorted((f"ledger-{number}", commits) for number in range(writers))
+
+
+@pytest.mark.thorough
+def test_two_replicas_of_one_ledger_leave_its_rows_once(tmp_path: Path) -> None:
+    commits = examples(2, 6)
+    assert write_side_by_side(Lake(warehouse=str(tmp_path)), 3, commits, ledgers=1) == [("ledger-0", commits)]
+
+
+class _Unsure:
+    """A table whose commits happen, and whose answers are lost then."""
+
+    def __init__(self, table: Table, failure: Exception) -> None:
+        self._table, self._failure = table, failure
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._table, name)
+
+    def overwrite(self, *args: object, **given: object) -> None:
+        self._table.overwrite(*args, **given)  # type: ignore[arg-type]
+        raise self._failure
+
+
+class _UnsureCatalogue(Catalogue):
+    def __init__(self, catalog: Catalog, place: str, failure: Exception) -> None:
+        super().__init__(catalog, place)
+        self._failure = failure
+
+    def open(self, table: object) -> object:  # type: ignore[override]
+        return _Unsure(super().open(table), self._failure)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [CommitStateUnknownException("504"), OperationalError("COMMIT", {}, OSError("cut")), TimeoutError("no answer")],
+    ids=["REST", "database", "timeout"],
+)
+def test_a_commit_whose_outcome_is_not_known_is_looked_up_and_not_written_again(
+    tmp_path: Path, failure: Exception
+) -> None:
+    good = Catalogue.connect(Lake(warehouse=str(tmp_path)))
+    good.create_missing()
+    before = len(good.open(DAYS).snapshots())
+    unsure = _UnsureCatalogue(good._catalog, good.place, failure)
+    unsure.replace(DAYS, DAYS.of_rows([control_total("prod", 7)]), {"ledger": "prod"})
+    assert len(good.open(DAYS).snapshots()) == before + 1
+    assert [row["rows"] for row in good.read(DAYS, "prod")] == [7]
+
+
+def test_a_catalog_that_cannot_be_reached_is_named_without_its_password() -> None:
+    lake = Lake(
+        warehouse="/nowhere",
+        catalog=LakeCatalog(uri="postgresql+psycopg://gputally:hunter2@127.0.0.1:1/lake?connect_timeout=1"),
+    )
+    with pytest.raises(LakeUnavailable, match="sql catalog") as refused:
+        Catalogue.connect(lake)
+    assert "hunter2" not in str(refused.value)
+    assert without_password("postgresql://a:b@c/d") == "postgresql://a:***@c/d"

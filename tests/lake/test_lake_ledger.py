@@ -1,0 +1,102 @@
+"""The lake answers every question as the ledger does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accountant.core.errors import LedgerUnavailable, UnsupportedQuestion
+from accountant.lake.engines import DuckDbEngine
+from accountant.ledger.journal import NewAct
+from accountant.prices.price_book import Billing, IdlePolicy
+from tests.effort import examples
+from tests.lake.questions import HOUR, QUESTIONS, SPAN, PublishedLedger, differences, published
+from tests.ledger.busy import BOOK, ROWS
+from tests.ledger.conftest import MINUTE, START_MS
+
+
+@pytest.fixture(scope="module")
+def known() -> Iterator[PublishedLedger]:
+    with published() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def engine(known: PublishedLedger) -> Iterator[DuckDbEngine]:
+    found = DuckDbEngine(known.connect())
+    yield found
+    found.close()
+
+
+def test_every_question_has_the_answer_of_the_ledger(known: PublishedLedger, engine: DuckDbEngine) -> None:
+    assert differences(known, engine) == []
+
+
+def test_the_questions_tell_something(known: PublishedLedger) -> None:
+    with known.ledger.moment(*SPAN) as moment:
+        empty = [name for name, reading in QUESTIONS.items() if not reading(moment)]
+    assert set(empty) == {"usage of an empty span", "what a name with quotes held"}
+
+
+@pytest.mark.thorough
+@given(rows=ROWS, seed=st.integers(0, 1_000), timezone=st.sampled_from(("UTC", "America/New_York", "Asia/Kathmandu")))
+@settings(max_examples=examples(3, 60), deadline=None)
+def test_any_ledger_has_the_answers_of_its_lake(
+    rows: list[tuple[int, int, int, int, bool]], seed: int, timezone: str
+) -> None:
+    """Hours of Kathmandu begin at a quarter past an hour of UTC: the lake is cut there, and so is the question."""
+    span = START_MS - 45 * MINUTE, SPAN[1]
+    with published(rows=rows, seed=seed, timezone=timezone) as known:
+        engine = DuckDbEngine(known.connect())
+        asked = known.asked(engine)
+        with known.ledger.moment(*span) as moment:
+            for by in (("team", "day"), ("job", "hour", "gpu")):
+                assert asked.usage(*span, by, None, timezone) == moment.usage(*span, by, None, timezone)
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    "span",
+    [(SPAN[0] + MINUTE, SPAN[1]), (SPAN[0], SPAN[1] - MINUTE), (SPAN[0] + MINUTE, SPAN[0] + 2 * MINUTE)],
+    ids=["begins inside an hour", "ends inside an hour", "inside one hour"],
+)
+def test_part_of_an_hour_is_refused_with_the_hour(
+    known: PublishedLedger, engine: DuckDbEngine, span: tuple[int, int]
+) -> None:
+    with pytest.raises(
+        UnsupportedQuestion, match=r"2026-10-01T0\d:00:00Z to 2026-10-01T0\d:00:00Z: ask for whole hours"
+    ):
+        known.asked(engine).usage(*span, ("team",))
+
+
+def test_a_stretch_ends_where_a_price_changes_inside_an_hour() -> None:
+    changed = "2026-10-01T01:30:00Z"
+    rows = [
+        row.model_copy(update={"valid_from": changed} if row.price == BOOK.rows[0].price else {"valid_to": changed})
+        if row.model == "H100" else row
+        for row in BOOK.rows
+    ]  # fmt: skip
+    book = BOOK.model_validate({**BOOK.model_dump(by_alias=True), "rows": [row.model_dump() for row in rows]})
+    at_ms = START_MS + 90 * MINUTE
+    assert book.cuts(*SPAN) == (at_ms,)
+    with published(book=book) as known:
+        engine = DuckDbEngine(known.connect())
+        asked = known.asked(engine)
+        with known.ledger.moment(at_ms, SPAN[1]) as moment:
+            assert asked.usage(at_ms, SPAN[1], ("team",)) == moment.usage(at_ms, SPAN[1], ("team",))
+        engine.close()
+
+
+def test_lent_time_is_refused_by_name(known: PublishedLedger, engine: DuckDbEngine) -> None:
+    book = BOOK.model_copy(update={"billing": Billing(shared_gpus="busy", idle=IdlePolicy())})
+    assert book.billing.shared_gpus == "busy"
+    with pytest.raises(UnsupportedQuestion, match=r"prod: .*shared_gpus: busy.*statement_lines"):
+        known.asked(engine).lent(START_MS, START_MS + HOUR, ("team",))
+
+
+def test_nothing_can_be_booked(known: PublishedLedger, engine: DuckDbEngine) -> None:
+    with pytest.raises(LedgerUnavailable, match="book this at the accountant of prod"):
+        known.asked(engine).record([NewAct(SPAN[1], "closed", "2026-10", "ana", "")], 1)

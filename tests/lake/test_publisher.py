@@ -1,0 +1,245 @@
+"""The lake equals the ledger, however often and in whatever state it is written."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant.billing.costs import cost
+from accountant.billing.statements import from_canonical
+from accountant.core.errors import LakeUnavailable
+from accountant.core.periods import Month
+from accountant.lake import tables
+from accountant.lake.catalog import Catalogue
+from accountant.lake.publisher import Publisher
+from accountant.lake.upkeep import Removed, keep_small
+from accountant.prices.price_book import Billing, Commitment, IdlePolicy
+from agent.wire import Holder
+from tests.effort import examples
+from tests.lake.questions import HOUR, SPAN, PublishedLedger, published
+from tests.ledger.busy import BOOK, HAND
+from tests.ledger.conftest import MINUTE, START_MS
+
+
+def rows(known: PublishedLedger, table: tables.LakeTable) -> list[dict[str, Any]]:
+    return known.connect().read(table, "prod")
+
+
+def test_a_second_run_writes_nothing() -> None:
+    with published() as known:
+        before = {table.name: known.connect().open(table).snapshots() for table in tables.TABLES}
+        again = known.publisher.publish()
+        assert (again.days, again.months, again.registers) == ((), (), ())
+        assert {table.name: known.connect().open(table).snapshots() for table in tables.TABLES} == before
+
+
+def test_another_process_finds_every_day_written_already() -> None:
+    with published() as known:
+        days = rows(known, tables.DAYS)
+        restarted = Publisher(known.ledger, known.books, known.settings, known.clock, known.connect)
+        assert restarted.publish().days == ()
+        assert rows(known, tables.DAYS) == days
+
+
+def test_a_day_has_the_accounts_and_the_cost_of_the_ledger() -> None:
+    with published() as known:
+        (total,) = rows(known, tables.DAYS)
+        hourly = rows(known, tables.USAGE_HOURLY)
+        span = total["start_ms"], total["end_ms"]
+        (line,) = known.ledger.usage(*span, ())
+        for name in tables.ACCOUNT_COLUMNS[:6]:
+            expected = getattr(line.accounts_gpu_us, name.removesuffix("_us"))
+            assert total[name] == sum(row[name] for row in hourly) == expected
+        answer = cost(known.ledger, BOOK, *span, ("gpu_model", "capacity_type"))
+        priced = sum((one.cost for one in answer.lines if one.cost is not None), Decimal(0))
+        assert abs(total["cost"] - priced) < Decimal("1e-6")
+        assert total["unpriced_us"] == answer.unpriced_gpu_us
+        assert total["rows"] == len(hourly)
+
+
+@pytest.mark.parametrize(
+    "book",
+    [
+        BOOK.model_copy(update={"billing": Billing(shared_gpus="busy", idle=IdlePolicy())}),
+        BOOK.model_copy(update={"mig_basis": "memory"}),
+    ],
+    ids=["lent time", "parts of a MIG GPU by memory"],
+)
+def test_a_day_costs_the_same_by_the_books_that_need_more_than_a_place(book: Any) -> None:
+    with published(book=book) as known:
+        (total,) = rows(known, tables.DAYS)
+        found = cost(known.ledger, book, total["start_ms"], total["end_ms"], ("gpu", "hour", "pod"))
+        expected = sum((one.cost for one in found.lines if one.cost is not None), Decimal(0))
+        assert abs(total["cost"] - expected) < Decimal("1e-6")
+
+
+def test_days_that_a_failed_first_run_left_are_written_by_the_next() -> None:
+    """Also where they are older than the days that are looked at every time."""
+    with published(publish=False) as known:
+        assert known.settings.lake is not None
+        known.clock.advance(6 * 24 * HOUR)
+        settings = known.settings.model_copy(update={"lake": known.settings.lake.model_copy(update={"days_back": 2})})
+        good = known.connect()
+        broken = BrokenCatalogue(good._catalog, good.place)
+        publisher = Publisher(known.ledger, known.books, settings, known.clock, lambda: broken)
+        with pytest.raises(LakeUnavailable):
+            publisher.publish()
+        broken.left = 1_000
+        assert len(publisher.publish().days) == 7
+        restarted = Publisher(known.ledger, known.books, settings, known.clock, known.connect)
+        assert restarted.publish().days == ()
+        assert [row["day"] for row in rows(known, tables.DAYS)] == [date(2026, 10, day) for day in range(1, 8)]
+
+
+def test_late_records_write_their_day_again() -> None:
+    with published() as known:
+        (before,) = rows(known, tables.DAYS)
+        late = [
+            HAND.row(
+                seq, 240 + 15 * seq, 255 + 15 * seq, "gpu-0", gpu_model="H100",
+                holder=Holder("pod", "p1", "ns-1", "p1"), busy_us=60_000_000,
+            )
+            for seq in (1, 2)
+        ]  # fmt: skip
+        known.clock.advance(2 * HOUR)
+        known.ledger.append([HAND.batch(*late, node="n1", epoch="late")], known.clock.wall_ms())
+        assert len(known.publisher.publish().days) == 1
+        (after,) = rows(known, tables.DAYS)
+        assert after["digest"] != before["digest"]
+        (line,) = known.ledger.usage(after["start_ms"], after["end_ms"], ())
+        assert after["busy_us"] == line.accounts_gpu_us.busy > before["busy_us"]
+        assert after["end_ms"] == before["end_ms"] + 2 * HOUR
+
+
+def test_a_closed_month_is_published_as_it_was_stated_and_tagged() -> None:
+    with published() as known:
+        october = Month(2026, 10)
+        known.clock.advance(40 * 24 * HOUR)
+        known.books.close(october, "ana", "month end", [one.kind for one in known.books.standing(october)])
+        known.publisher.publish()
+        stated = {row["month"]: row for row in rows(known, tables.STATEMENTS)}
+        assert stated["2026-10"]["status"] == "closed"
+        kept = known.books.kept(october)
+        assert kept is not None
+        assert from_canonical(stated["2026-10"]["canonical"].encode()) == kept
+        assert stated["2026-10"]["hash"] == kept.hash
+        lines = [row for row in rows(known, tables.STATEMENT_LINES) if row["month"] == "2026-10"]
+        assert sum(row["gpu_us"] for row in lines) == kept.gpu_us
+        tag = f"prod-2026-10-{kept.hash[:12]}"
+        for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES):
+            assert tag in known.connect().open(table).refs()
+
+
+class BrokenCatalogue(Catalogue):
+    """Fails at the n-th write."""
+
+    left = 0
+
+    def replace(self, table: tables.LakeTable, *args: Any) -> None:
+        if self.left == 0:
+            raise LakeUnavailable(f"{self.place}: {table.name} was not written: unplugged")
+        self.left -= 1
+        super().replace(table, *args)
+
+
+@pytest.mark.thorough
+def test_a_run_that_ends_between_any_two_writes_is_made_good_by_the_next() -> None:
+    with published(publish=False) as known:
+        failures = 0
+        for writes in range(0, 20, 20 // examples(4, 20)):
+            good = known.connect()
+            broken = BrokenCatalogue(good._catalog, good.place)
+            broken.left = writes
+            first = Publisher(known.ledger, known.books, known.settings, known.clock, lambda one=broken: one)
+            try:
+                first.publish()
+            except LakeUnavailable:
+                failures += 1
+            known.clock.advance(HOUR)
+            Publisher(known.ledger, known.books, known.settings, known.clock, known.connect).publish()
+            (total,) = rows(known, tables.DAYS)[:1]
+            hourly = [row for row in rows(known, tables.USAGE_HOURLY) if row["day"] == total["day"]]
+            (line,) = known.ledger.usage(total["start_ms"], total["end_ms"], ())
+            assert sum(row["busy_us"] for row in hourly) == line.accounts_gpu_us.busy
+            assert sum(row["unmetered_us"] for row in hourly) == line.accounts_gpu_us.unmetered
+        assert failures > 1
+
+
+def test_the_lake_names_no_number_of_the_ledger_and_no_secret(tmp_path: Any) -> None:
+    secrets = tmp_path / "secrets.yaml"
+    secrets.write_text(json.dumps({"s3.secret-access-key": "hunter2"}))
+    with published(secrets=secrets) as known:
+        assert "hunter2" not in known.connect().place
+        assert {row["ledger"] for row in rows(known, tables.USAGE_HOURLY)} == {"prod"}
+        assert {row["node"] for row in rows(known, tables.USAGE_HOURLY)} == {"n1"}
+
+
+def test_commitments_are_priced_as_charges_are() -> None:
+    rated = BOOK.rows[1].model_copy(
+        update={"id": "contract", "commitment": "c1", "model": "A100-80GB", "valid_from": "2026-01-01"}
+    )
+    book = BOOK.model_validate({
+        **BOOK.model_dump(by_alias=True),
+        "rows": [row.model_dump() for row in (*BOOK.rows, rated)],
+        "commitments": [Commitment(id="c1", gpus=1).model_dump()],
+    })  # fmt: skip
+    with published(book=book) as known:
+        (total,) = rows(known, tables.DAYS)
+        found = cost(known.ledger, book, total["start_ms"], total["end_ms"], ("gpu", "hour"))
+        expected = sum((one.cost for one in found.lines if one.cost is not None), Decimal(0))
+        assert abs(total["cost"] - expected) < Decimal("1e-6")
+
+
+def test_spans_of_the_tests_lie_where_the_ledger_is_busy() -> None:
+    assert SPAN[0] == START_MS
+    assert SPAN[1] - SPAN[0] == 300 * MINUTE
+
+
+def test_the_comparison_finds_nothing_after_a_run_and_names_what_another_hand_changed() -> None:
+    with published() as known:
+        assert known.publisher.compare().differences == ()
+        assert known.publisher.compare().days == 1
+        lake = known.connect()
+        hourly = lake.open(tables.USAGE_HOURLY).scan().to_arrow()
+        day = hourly["day"][0].as_py()
+        lake.replace(tables.USAGE_HOURLY, hourly.slice(0, hourly.num_rows - 3), {"ledger": "prod", "day": day})
+        found = known.publisher.compare().differences
+        assert any(line.startswith(f"{day} prod: ") and " in the lake and " in line for line in found)
+
+
+def test_old_versions_and_their_files_leave_and_what_is_stated_stays() -> None:
+    with published() as known:
+        lake = known.connect()
+        month = Month(2026, 10)
+        known.clock.advance(40 * 24 * HOUR)
+        known.books.close(month, "ana", "month end", [one.kind for one in known.books.standing(month)])
+        known.publisher.publish()
+        (tag,) = [name for name in lake.open(tables.USAGE_HOURLY).refs() if name != "main"]
+        stated = lake.open(tables.USAGE_HOURLY).scan().use_ref(tag).to_arrow().num_rows
+        hourly = lake.open(tables.USAGE_HOURLY).scan().to_arrow()
+        for _ in range(3):
+            lake.replace(tables.USAGE_HOURLY, hourly, {"ledger": "prod", "day": sorted(set(hourly["day"].to_pylist()))})
+        ahead_ms = round(time.time() * 1_000) + 3 * 24 * HOUR
+        removed = keep_small(lake, ahead_ms, 3_600)
+        assert removed.versions >= 3
+        assert removed.files > 0
+        assert keep_small(lake, ahead_ms, 3_600) == Removed(0, 0)
+        table = lake.open(tables.USAGE_HOURLY)
+        assert table.scan().to_arrow().num_rows == hourly.num_rows
+        assert table.scan().use_ref(tag).to_arrow().num_rows == stated
+
+
+def test_a_file_that_a_writer_is_about_to_commit_stays() -> None:
+    with published() as known:
+        lake = known.connect()
+        table = lake.open(tables.USAGE_HOURLY)
+        fresh = Path(table.location().removeprefix("file://")) / "data" / "pending.parquet"
+        fresh.write_bytes(b"PAR1")
+        keep_small(lake, round(time.time() * 1_000), 3_600)
+        assert fresh.exists()

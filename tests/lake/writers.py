@@ -1,0 +1,36 @@
+"""Writers of many ledgers, side by side."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import date
+from typing import Any
+
+from accountant.core.settings import Lake
+from accountant.lake.catalog import Catalogue
+from accountant.lake.tables import DAYS
+
+DAY = date(2026, 10, 1)
+
+
+def control_total(ledger: str, rows: int) -> dict[str, Any]:
+    return {"ledger": ledger, "day": DAY, "rows": rows, "digest": f"{ledger} {rows}"}
+
+
+def write_side_by_side(lake: Lake, writers: int, commits: int, *, ledgers: int) -> list[tuple[str, int]]:
+    """Each writer replaces its ledger's rows so many times; with fewer ledgers than writers, several share one. The
+    answer is what the lake holds afterwards, as (ledger, rows)."""
+
+    def write(number: int) -> None:
+        name = f"ledger-{number % ledgers}"
+        with closing(Catalogue.connect(lake)) as found:
+            for commit in range(1, commits + 1):
+                found.replace(DAYS, DAYS.of_rows([control_total(name, commit)]), {"ledger": name})
+
+    with closing(Catalogue.connect(lake)) as known:
+        known.create_missing()
+        with ThreadPoolExecutor(writers) as pool:
+            list(pool.map(write, range(writers)))
+        held = known.open(DAYS).scan().to_arrow()
+    return sorted(zip(held["ledger"].to_pylist(), held["rows"].to_pylist(), strict=True))

@@ -1,0 +1,121 @@
+"""Every engine answers every question about the lake as the ledger does, whatever keeps its catalog and its files."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+from trino.dbapi import connect
+
+from accountant.core.errors import LakeUnavailable
+from accountant.core.settings import Lake, LakeCatalog
+from accountant.lake.engines import DuckDbEngine, Engine
+from accountant.lake.remote_engines import ClickHouseEngine, SparkEngine, TrinoEngine
+from accountant.lake.tables import DAYS, TABLES
+from tests.fakes.fault_proxy import Fault, FaultProxy
+from tests.lake.questions import HOUR, PublishedLedger, differences, published
+from tests.lake.writers import write_side_by_side
+from tests.real.object_store import ObjectStore
+from tests.real.postgres import Postgres
+from tests.real.spark import SparkCluster
+from tests.real.trino import Trino
+
+pytestmark = pytest.mark.real
+STEPS = (r"/data/.*\.parquet", r"/metadata/[^/]*-m\d+\.avro", r"/metadata/snap-", r"/metadata/[^/]*\.metadata\.json")
+
+
+@pytest.fixture(scope="module")
+def name() -> str:
+    """Of the catalog: Java's engines keep what they know of one for as long as they run."""
+    return f"books{uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="module")
+def known(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PublishedLedger]:
+    place = str(tmp_path_factory.mktemp("lake"))
+    uri = f"sqlite:///{place}/catalog.db"
+    with published(f"file://{place}", LakeCatalog(uri=uri, name=name)) as found:
+        yield found
+
+
+def jdbc(known: PublishedLedger) -> tuple[str, str]:
+    """The catalog and the warehouse as Java's engines name them."""
+    assert known.settings.lake is not None
+    warehouse = known.settings.lake.warehouse
+    return f"jdbc:sqlite:{warehouse.removeprefix('file://')}/catalog.db", warehouse
+
+
+def test_clickhouse(known: PublishedLedger) -> None:
+    assert differences(known, ClickHouseEngine(known.connect(), "")) == []
+
+
+# PySpark leaves the sockets open over which Arrow batches come.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_spark_with_two_workers(known: PublishedLedger, name: str, spark_cluster: SparkCluster) -> None:
+    spark_cluster.add_catalog(name, *jdbc(known))
+    assert differences(known, SparkEngine(spark_cluster.session, name)) == []
+
+
+def test_trino(known: PublishedLedger, name: str, trino: Trino) -> None:
+    trino.add_catalog(name, *jdbc(known))
+    engine: Engine = TrinoEngine(connect(host="127.0.0.1", port=trino.port, user="tests"), name)
+    assert differences(known, engine) == []
+    engine.close()
+
+
+def test_postgresql_and_an_object_store(postgres: Postgres, object_store: ObjectStore, tmp_path: Path) -> None:
+    database = f"lake{uuid.uuid4().hex}"
+    postgres.create(database)
+    secrets = tmp_path / "lake.yaml"
+    secrets.write_text(yaml.safe_dump(dict(object_store.iceberg)))
+    catalog = LakeCatalog(uri=postgres.uri(database))
+    with ExitStack() as stack:
+        known = stack.enter_context(published(object_store.bucket(database), catalog, secrets=secrets))
+        engine = DuckDbEngine(known.connect())
+        stack.callback(engine.close)
+        assert differences(known, engine) == []
+        assert known.publisher.compare().differences == ()
+
+
+def test_eight_writers_on_postgresql_lose_and_double_nothing(postgres: Postgres, tmp_path: Path) -> None:
+    database = f"lake{uuid.uuid4().hex}"
+    postgres.create(database)
+    lake = Lake(warehouse=f"file://{tmp_path}", catalog=LakeCatalog(uri=postgres.uri(database)))
+    assert write_side_by_side(lake, 8, 3, ledgers=8) == sorted((f"ledger-{number}", 3) for number in range(8))
+
+
+@pytest.mark.parametrize("times", [1, 1_000], ids=["once", "until it is healed"])
+@pytest.mark.parametrize("fault", Fault)
+def test_a_spoilt_request_at_any_step_of_publishing_loses_and_doubles_nothing(
+    fault: Fault, times: int, object_store: ObjectStore, store_proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """Of the data, of a manifest, of the list of manifests, and of the metadata that the catalog then points at."""
+    secrets = tmp_path / "lake.yaml"
+    secrets.write_text(yaml.safe_dump(dict(object_store.behind(store_proxy.url).iceberg)))
+    catalog = LakeCatalog(uri=f"sqlite:///{tmp_path}/catalog.db")
+    bucket = object_store.bucket(f"spoilt{uuid.uuid4().hex}")
+    with published(bucket, catalog, secrets=secrets) as known:
+        for step in STEPS:
+            known.clock.advance(HOUR)
+            store_proxy.spoil(rf"^(PUT|POST) .*{step}", fault, times)
+            before = len(store_proxy.spoilt)
+            refused = ""
+            try:
+                known.publisher.publish()
+            except LakeUnavailable as error:
+                refused = str(error)
+            assert len(store_proxy.spoilt) > before, f"no request matches {step}"
+            assert times == 1 or fault is Fault.ANSWER_LOST or " was not written: " in refused
+            store_proxy.heal()
+            known.publisher.publish()
+            assert known.publisher.compare().differences == ()
+            for described in TABLES:
+                rows = known.connect().read(described, "prod")
+                keys = [tuple(row[name] for name in described.key) for row in rows]
+                assert len(set(keys)) == len(keys), (step, described.name)
+            (running,) = [row for row in known.connect().read(DAYS, "prod") if not row["sealed"]]
+            assert running["end_ms"] == known.clock.wall_ms()
