@@ -73,7 +73,7 @@ LABEL org.opencontainers.image.title="gputally agent" \
 FROM runtime AS accountant
 USER root
 RUN apt-get update -qq \
- && apt-get install -qq -y --no-install-recommends libpango-1.0-0 libpangoft2-1.0-0 fonts-dejavu-core >/dev/null \
+ && apt-get install -qq -y --no-install-recommends libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0 fonts-dejavu-core >/dev/null \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*
 USER 65532:65532
 COPY --from=files /files/accountant /opt/gputally

@@ -16,7 +16,7 @@ command -v curl >/dev/null 2>&1 || packages="$packages curl ca-certificates"
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || packages="$packages postgresql"
 # Spark runs on Java 17 or 21; Trino brings a later one from PyPI.
 ls -d /usr/lib/jvm/java-17-* /usr/lib/jvm/java-21-* >/dev/null 2>&1 || packages="$packages openjdk-17-jre-headless"
-"$VENV/bin/python" -c 'import weasyprint' 2>/dev/null || packages="$packages libpango-1.0-0 libpangoft2-1.0-0"
+"$VENV/bin/python" -c 'import weasyprint' 2>/dev/null || packages="$packages libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0"
 # Images are built by root; elsewhere their suite says that it is left out.
 if [ "$(id -u)" = 0 ]; then
     for tool in buildah debootstrap; do command -v $tool >/dev/null 2>&1 || packages="$packages $tool"; done

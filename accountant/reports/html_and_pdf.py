@@ -280,7 +280,8 @@ def render_pdf(report: Report) -> bytes:
         raise CannotRender("PDF needs WeasyPrint: `pip install gputally` brings it") from error
     except OSError as error:
         raise CannotRender(
-            "PDF needs Pango: install libpango-1.0-0 and libpangoft2-1.0-0 (Debian), or ask for html"
+            "PDF needs Pango: install libpango-1.0-0, libpangoft2-1.0-0 and libharfbuzz-subset0 (Debian), "
+            "or ask for html"
         ) from error
     page = render_html(report).replace("</desc>", f"</desc><style>{_chart_style()}</style>")
     document = weasyprint.HTML(string=page, base_url="about:blank", url_fetcher=_refuse)

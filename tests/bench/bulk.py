@@ -166,4 +166,5 @@ FROM (
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), Fleet(*map(int, sys.argv[2:])))
+    nodes, minutes, queues = map(int, sys.argv[2:])
+    write(Path(sys.argv[1]), Fleet(nodes, minutes, queues))

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -167,14 +168,12 @@ def main(folder: str, nodes: int, minutes: int, queues: int, step: int) -> None:
         if listed is None:
             raise SystemExit("no job is on the list of jobs")
         for name, address in addresses(size.fleet, listed[1]).items():
-            took[name] = (
-                jobs if name == "jobs" else _timed(name, lambda address=address: client.get(address).status_code)
-            )
+            took[name] = jobs if name == "jobs" else _timed(name, partial(_status, client, address))
         with tempfile.TemporaryDirectory() as other:
             house = _controller(Path(other), ledger)
             house.site.make_ready()
             for name, address in CONTROLLER.items():
-                took[f"controller: {name}"] = _timed(name, lambda address=address: house.get(address).status)
+                took[f"controller: {name}"] = _timed(name, partial(_controller_status, house, address))
         peak = Spent.me().peak_mib()
         answers = {name: _turned(name, client, address, size) for name, address in ANSWERS.items()}
     print(json.dumps({"pages": took, "answers": answers, "ahead_s": ahead_s, "peak_mib": peak}))
@@ -194,6 +193,14 @@ def _turned(name: str, client: TestClient, address: str, size: Size) -> dict[str
         return answer.status_code
 
     return _timed(name, turn)
+
+
+def _status(client: TestClient, address: str) -> int:
+    return client.get(address).status_code
+
+
+def _controller_status(stage: Stage, address: str) -> int:
+    return stage.get(address).status
 
 
 def _timed(name: str, ask: Callable[[], int]) -> dict[str, float]:

@@ -44,7 +44,7 @@ def fill(ledger: DuckLedger, now_ms: int, size: Size = FULL) -> list[tuple[int, 
     """Book them; returns (queue, start, allocated µs) of each for the baseline."""
     ledger.put_policy(load.policy(), load.BEGIN_MS)
     ledger.append([load.facts()], now_ms)
-    rows = []
+    rows: list[tuple[int, int, int]] = []
     senders = [load.batches(f"node-{n}", GPUS, size.minutes, 100) for n in range(size.nodes)]
     # A round takes 100 minutes of every node: arrival in time order, as in life.
     for group in zip(*senders, strict=True):
