@@ -69,6 +69,7 @@ _ICEBERG: Final[dict[ColumnType, IcebergType]] = {
 _PROPERTIES: Final = {
     "commit.manifest-merge.enabled": "true",
     "commit.retry.num-retries": "10",
+    "commit.retry.max-wait-ms": "1000",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
     "write.parquet.row-group-limit": "15000",

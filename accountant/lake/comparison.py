@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 from sqlglot import exp
 
 from accountant.billing.costs import charges, quantify
+from accountant.billing.statements import Statement
 from accountant.lake.engines import Bounds, Engine
 from accountant.lake.tables import ACCOUNT_COLUMNS
 from accountant.ledger.protocols import Questions
@@ -57,6 +58,26 @@ def compare(
         of_day = {cluster: row for (of, cluster), row in rows.items() if of == day}
         found += _of_day(ledger, book, day, totals[day], of_day, timezone)
     return LakeComparison(compared, tuple(found))
+
+
+def compare_charges(engine: Engine, name: str, stated: Sequence[Statement]) -> list[str]:
+    """Compare the table `focus` with statements of months that are over: what each team owes. A month without charges
+    in the lake is passed over. Raises LakeUnavailable."""
+    due = exp.cast(exp.func("sum", exp.column("BilledCost")), "DECIMAL(38, 9)").as_("due")
+    question = exp.select("month", "SubAccountId", due).from_("focus").group_by("month", "SubAccountId")
+    there: dict[str, dict[str, Decimal]] = {}
+    for row in _rows(engine, question, name, Bounds((name,))):
+        there.setdefault(row["month"], {})[row["SubAccountId"]] = row["due"]
+    found = []
+    for one in stated:
+        of_month = there.get(str(one.month))
+        if of_month is None or one.currency is None:
+            continue
+        for team in sorted({*of_month, *one.due}):
+            owed, charged = one.due.get(team, Decimal(0)), of_month.get(team, Decimal(0))
+            if owed != charged:
+                found.append(f"{one.month} {team}: charges of {charged:f} in the lake and {owed:f} due in the ledger")
+    return found
 
 
 def _of_day(

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlparse
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
+from cachetools import LRUCache
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.table import Table
 from sqlglot import exp
@@ -27,14 +28,24 @@ from accountant.lake.catalog import Catalogue, described, rows_where
 from accountant.lake.tables import ARROW, TABLES, LakeTable
 
 _BY_NAME: Final = {table.name: table for table in TABLES}
+_PLANS: Final = 64
+"""Plans that are kept: a question reads three tables at most, of up to twenty ledgers in turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Which partitions a question is about. days: first and last, both inclusive; None: all."""
 
-    ledgers: Sequence[str]
+    ledgers: tuple[str, ...]
     days: tuple[date, date] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The files of a version of a table that a question needs."""
+
+    files: Sequence[str]
+    has_deletes: bool
 
 
 class Engine(Protocol):
@@ -58,11 +69,13 @@ class DuckDbEngine:
         self._catalogue = catalogue
         config: dict[str, str | bool | int | float | list[str]] = {
             "memory_limit": memory_limit, "autoinstall_known_extensions": False, "autoload_known_extensions": False,
+            "enable_external_file_cache": False,
         }  # fmt: skip
         if threads is not None:
             config["threads"] = threads
         self._connection = duckdb.connect(config=config)
         self._lock = threading.Lock()
+        self._plans: LRUCache[tuple[str, Bounds], _Plan] = LRUCache(_PLANS)
 
     def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
         names = sorted({table.name for table in question.find_all(exp.Table)})
@@ -84,14 +97,22 @@ class DuckDbEngine:
     def _register(self, cursor: duckdb.DuckDBPyConnection, table: LakeTable, bounds: Bounds) -> None:
         found = self._catalogue.open(table)
         scan = found.scan(row_filter=_filter(table, bounds))
-        tasks = list(scan.plan_files())
-        files = [task.file.file_path for task in tasks]
+        # A version of a table never changes, and planning a month of days takes longer than reading some of them.
+        version = found.metadata_location, bounds
+        plan = self._plans.get(version)
+        if plan is None:
+            tasks = list(scan.plan_files())
+            plan = _Plan([task.file.file_path for task in tasks], any(task.delete_files for task in tasks))
+            self._plans[version] = plan
+        files = plan.files
         if not files:
             cursor.register(table.name, table.arrow.empty_table())
-        elif any(task.delete_files for task in tasks):
+        elif plan.has_deletes:
             cursor.register(table.name, scan.to_arrow_batch_reader())
         elif all(_is_local(place) for place in files):
-            cursor.read_parquet([_local(place) for place in files], union_by_name=True).create_view(table.name)
+            cursor.read_parquet(
+                [_local(place) for place in files], union_by_name=len(found.metadata.schemas) > 1
+            ).create_view(table.name)
         else:
             cursor.register(table.name, _remote(found, files, table))
 

@@ -24,12 +24,14 @@ from accountant.core.periods import Month, local_date
 from accountant.core.settings import Settings
 from accountant.lake import tables, upkeep
 from accountant.lake.catalog import Catalogue
-from accountant.lake.comparison import LakeComparison, compare
+from accountant.lake.comparison import LakeComparison, compare, compare_charges
 from accountant.lake.engines import DuckDbEngine
+from accountant.lake.focus_rows import focus_rows
 from accountant.lake.upkeep import Removed
 from accountant.lake.usage_rows import DayRows, day_rows, day_span
 from accountant.ledger.protocols import EpochReport
 from accountant.prices.price_book import PriceBook
+from accountant.reports import report_model
 from accountant.storage.duckdb_ledger import DuckLedger
 from agent.wire import PodFacts
 from gputally.base.clock import Clock
@@ -75,7 +77,7 @@ class Publisher:
         assert settings.lake is not None
         self._ledger, self._books, self._clock = ledger, books, clock
         self._zone, self._timezone, self._grace_days = settings.zone, settings.timezone, settings.grace_days
-        self._lake = settings.lake
+        self._lake, self._issuer = settings.lake, settings.issuer
         self.name = settings.lake.ledger or settings.kubernetes.cluster
         self._connect = catalogue
         self._opened: Catalogue | None = None
@@ -104,12 +106,16 @@ class Publisher:
         return upkeep.keep_small(self._catalogue, self._clock.wall_ms(), self._lake.keep_snapshots)
 
     def compare(self) -> LakeComparison:
-        """The lake beside the ledger, over the last `days_back` published days. Raises LakeUnavailable."""
+        """The lake beside the ledger, over the last `days_back` published days and the months of these that are over.
+        Raises LakeUnavailable."""
         now = self._clock.wall_ms()
         days = [(day, self._book_of(day)) for day in self.days_to_look_at(now)[-self._lake.days_back :]]
         engine = DuckDbEngine(self._catalogue)
         try:
-            self.compared = compare(self._ledger, engine, self.name, days, self._zone)
+            found = compare(self._ledger, engine, self.name, days, self._zone)
+            over = sorted({Month(day.year, day.month) for day, _ in days} - {Month.of(now, self._zone)})
+            charged = compare_charges(engine, self.name, [self._books.month(month) for month in over])
+            self.compared = LakeComparison(found.days, (*found.differences, *charged))
         finally:
             engine.close()
         return self.compared
@@ -131,7 +137,7 @@ class Publisher:
 
     def _known_days(self) -> dict[date, dict[str, Any]]:
         """The published control totals."""
-        return {row["day"]: row for row in self._catalogue.read(tables.DAYS, self.name)}
+        return {row["day"]: row for row in self._read(tables.DAYS)}
 
     def _publish_days(self, now_ms: int, told: Callable[[str, int, int], None]) -> tuple[date, ...]:
         known: dict[date, dict[str, Any]] | None = None
@@ -216,6 +222,9 @@ class Publisher:
             return ()
         books, written = self._books.books(), []
         month, last = Month.of(first_ms, self._zone), Month.of(now_ms, self._zone)
+        stored: dict[str, tuple[str, str]] = {}
+        if self.published_ms is None:
+            stored = {row["month"]: (row["hash"], row["status"]) for row in self._read(tables.STATEMENTS)}
         rows, lines = [], {}
         while month <= last:
             start_ms, end_ms = month.span(self._zone)
@@ -228,8 +237,11 @@ class Publisher:
                 mark = self._ledger.mark(start_ms, end_ms), version_of, books.seen, min(now_ms, end_ms), status
             stated = self._books.month(month)
             rows.append(statement_row(self.name, str(month), status, stated))
-            if self._seen.changed(("statement", month), mark):
+            if closed is not None and stored.get(str(month)) == (stated.hash, status):
+                self._seen.note(("statement", month), mark)  # published by an earlier process
+            elif self._seen.changed(("statement", month), mark):
                 lines[month] = mark, line_rows(self.name, str(month), stated)
+                self._publish_focus(month, mark, now_ms)
             month = month.next
         if not lines:
             return ()
@@ -244,9 +256,26 @@ class Publisher:
             written.append(str(one))
             closed = books.of(str(one))
             if closed is not None:
-                for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES):
+                for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES, tables.FOCUS):
                     self._catalogue.tag(table, f"{self.name}-{one}-{closed.hash[:12]}")
         return tuple(written)
+
+    def _publish_focus(self, month: Month, mark: Hashable, now_ms: int) -> None:
+        """The charges of a month that changed; those of the running month once a day, as there are many."""
+        start_ms, end_ms = month.span(self._zone)
+        if now_ms < end_ms:
+            mark = local_date(now_ms, self._zone)
+        if self._books.prices.current is None or not self._seen.changed(("focus", month), mark):
+            return
+        report = report_model.report(
+            self._ledger, self._books, start_ms, max(start_ms + 1, min(end_ms, now_ms)), self._timezone, month=month,
+            issuer=self._issuer,
+        )  # fmt: skip
+        if report.currency is None:
+            return
+        found = focus_rows(self.name, str(month), report)
+        self._catalogue.replace(tables.FOCUS, found, {"ledger": self.name, "month": str(month)})
+        self._seen.note(("focus", month), mark)
 
     # --- registers ----------------------------------------------------------------------------
 
@@ -371,6 +400,9 @@ class Publisher:
             self._opened = self._connect()
             self._opened.create_missing()
         return self._opened
+
+    def _read(self, table: tables.LakeTable) -> list[dict[str, Any]]:
+        return self._catalogue.read(table, self.name)
 
     def _replace(self, table: tables.LakeTable, rows: list[dict[str, Any]]) -> None:
         """All rows of this ledger in a table."""

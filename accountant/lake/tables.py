@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 import pyarrow as pa
 
 from accountant.ledger.usage_columns import COLUMNS, PRICED_BY
+from accountant.reports.focus_export import COST_AND_USAGE, NUMBERS
 from accountant.wire.usage_models import Dimension
 
 ColumnType = Literal["string", "long", "boolean", "date", "timestamptz", "decimal"]
@@ -235,6 +236,89 @@ STATEMENT_LINES: Final = LakeTable(
     ("ledger", "month", "line"),
     ("line",),
 )
+_FOCUS_TEXTS: Final[dict[str, str]] = {
+    "AvailabilityZone": "zone of the node",
+    "BilledCost": "price after discounts × quantity; a team's charges add up to what is due",
+    "BillingAccountId": "setting `issuer.billing_account`",
+    "BillingAccountName": "setting `issuer.billing_account_name`",
+    "BillingCurrency": "currency of the amounts",
+    "BillingPeriodEnd": "end of the month",
+    "BillingPeriodStart": "start of the month",
+    "ChargeCategory": "`Usage`, `Credit` or `Adjustment`",
+    "ChargeClass": "`Correction` for late records of an earlier month",
+    "ChargeDescription": "what is charged",
+    "ChargeFrequency": "`Usage-Based` or `One-Time`",
+    "ChargePeriodEnd": "end of the local day, or of the month for a charge without a day",
+    "ChargePeriodStart": "its start",
+    "CommitmentDiscountCategory": "`Usage` for a commitment",
+    "CommitmentDiscountId": "commitment of the price row",
+    "CommitmentDiscountName": "the same",
+    "CommitmentDiscountQuantity": "GPU-hours of the commitment",
+    "CommitmentDiscountStatus": "`Used` or `Unused`",
+    "CommitmentDiscountType": "`Committed GPUs`",
+    "CommitmentDiscountUnit": "`GPU-Hours`",
+    "ConsumedQuantity": "GPU-hours; null for an unused commitment",
+    "ConsumedUnit": "`GPU-Hours`",
+    "ContractedCost": "equal to BilledCost",
+    "ContractedUnitPrice": "price of the price row after its discount",
+    "EffectiveCost": "equal to BilledCost",
+    "HostProviderName": "setting `issuer.host`",
+    "InvoiceDetailId": "line of the team's invoice",
+    "InvoiceId": "the team's invoice of the month",
+    "InvoiceIssuerName": "setting `issuer.name`",
+    "ListCost": "list price × quantity, rounded as BilledCost",
+    "ListUnitPrice": "price of the price row before its discount",
+    "PricingCategory": "`Standard`, `Dynamic` (spot) or `Committed`",
+    "PricingQuantity": "GPU-hours",
+    "PricingUnit": "`GPU-Hours`",
+    "RegionId": "region of the node",
+    "RegionName": "the same",
+    "ResourceId": "`cluster/namespace/pod`, or the commitment that was not used",
+    "ResourceName": "the pod, or the commitment",
+    "ResourceType": "`Kubernetes Pod`, `Slurm Job`, `Container`, `Process` or `Committed GPUs`",
+    "ServiceCategory": "`Compute`",
+    "ServiceName": "`GPU cluster`",
+    "ServiceProviderName": "setting `issuer.name`",
+    "ServiceSubcategory": "`Containers`",
+    "SkuId": "GPU model and capacity type",
+    "SkuMeter": "`GPU Hours`",
+    "SkuPriceDetails": "GPU model, JSON",
+    "SkuPriceId": "SkuId with the price row",
+    "SubAccountId": "team that pays",
+    "SubAccountName": "the same",
+    "SubAccountType": "`Team`",
+    "Tags": "job, namespace, pool, queue and user, JSON",
+    "x_Account": "account of the time",
+    "x_AboutMonth": "month that a correction or credit is about",
+    "x_ChargeKey": "the same for the same charge in every export",
+    "x_ClusterId": "cluster of the node",
+    "x_Detail": "sort of the account's time",
+    "x_GpuHoursAllocated": "GPU-hours held",
+    "x_GpuHoursIdle": "GPU-hours held and not in use",
+    "x_GpuHoursUsed": "GPU-hours in use",
+    "x_PriceBookVersion": "version of the price book",
+    "x_Reason": "of a correction or credit",
+}
+
+
+def _focus_type(name: str) -> ColumnType:
+    if name in NUMBERS:
+        return "decimal"
+    return "timestamptz" if name.endswith(("PeriodStart", "PeriodEnd")) else "string"
+
+
+FOCUS: Final = LakeTable(
+    "focus",
+    "The charges of each month in the form of FOCUS 1.4, Cost and Usage. The columns have FOCUS's own names.",
+    (
+        _LEDGER,
+        Column("month", "string", "2026-10"),
+        *(Column(name, _focus_type(name), _FOCUS_TEXTS[name]) for name in COST_AND_USAGE),
+    ),
+    ("ledger", "month"),
+    ("ledger", "month", "x_ChargeKey"),
+    ("SubAccountId", "ChargePeriodStart", "x_ChargeKey"),
+)
 PODS: Final = LakeTable(
     "pods",
     "Pods as their nodes and their cluster saw them.",
@@ -363,5 +447,6 @@ EPOCHS: Final = LakeTable(
     ("cluster", "namespace", "job", "epoch"),
 )
 TABLES: Final = (
-    USAGE_HOURLY, DAYS, LEDGERS, STATEMENTS, STATEMENT_LINES, PODS, NODES, DECISIONS, POLICIES, PRICES, ACTS, EPOCHS,
+    USAGE_HOURLY, DAYS, LEDGERS, STATEMENTS, STATEMENT_LINES, FOCUS, PODS, NODES, DECISIONS, POLICIES, PRICES, ACTS,
+    EPOCHS,
 )  # fmt: skip

@@ -352,7 +352,7 @@ def unpack(packed: bytes) -> dict[str, bytes]:
 
 
 BUNDLE_VERSION = "1.4"
-_NUMBERS = frozenset(
+NUMBERS = frozenset(
     {
         "BilledCost", "CommitmentDiscountQuantity", "ConsumedQuantity", "ContractedCost", "ContractedUnitPrice",
         "EffectiveCost", "ListCost", "ListUnitPrice", "PricingCurrencyContractedUnitPrice",
@@ -360,6 +360,7 @@ _NUMBERS = frozenset(
         "x_GpuHoursIdle", "x_GpuHoursUsed",
     }
 )  # fmt: skip
+"""Columns of numbers."""
 _INVOICE_LINES = {
     "usage": ("Usage", "GPU time"),
     "correction": ("Usage", "Corrections of earlier months"),
@@ -388,7 +389,7 @@ def table(header: Sequence[str], rows: Iterable[Row]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(header)
-    of = [(name, name in _NUMBERS) for name in header]
+    of = [(name, name in NUMBERS) for name in header]
     for row in rows:
         writer.writerow([row.get(name, "") if figure else for_cell(row.get(name, "")) for name, figure in of])
     return text.getvalue()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,13 @@ import pytest
 from accountant.billing.costs import cost
 from accountant.billing.statements import from_canonical
 from accountant.core.errors import LakeUnavailable
-from accountant.core.periods import Month
+from accountant.core.periods import Month, zone
 from accountant.lake import tables
 from accountant.lake.catalog import Catalogue
 from accountant.lake.publisher import Publisher
 from accountant.lake.upkeep import Removed, keep_small
 from accountant.prices.price_book import Billing, Commitment, IdlePolicy
+from accountant.reports import focus_export, report_model
 from agent.wire import Holder
 from tests.effort import examples
 from tests.lake.questions import HOUR, SPAN, PublishedLedger, published
@@ -132,8 +133,87 @@ def test_a_closed_month_is_published_as_it_was_stated_and_tagged() -> None:
         lines = [row for row in rows(known, tables.STATEMENT_LINES) if row["month"] == "2026-10"]
         assert sum(row["gpu_us"] for row in lines) == kept.gpu_us
         tag = f"prod-2026-10-{kept.hash[:12]}"
-        for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES):
+        for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES, tables.FOCUS):
             assert tag in known.connect().open(table).refs()
+        assert known.publisher.compare().differences == ()
+
+
+def charges_by_team(known: PublishedLedger, month: str) -> dict[str, Decimal]:
+    due: dict[str, Decimal] = {}
+    for row in rows(known, tables.FOCUS):
+        if row["month"] == month:
+            due[row["SubAccountId"]] = due.get(row["SubAccountId"], Decimal(0)) + row["BilledCost"]
+    return due
+
+
+def test_the_charges_of_a_month_are_those_of_the_export_and_add_up_to_what_is_due() -> None:
+    with published(publish=False) as known:
+        october = Month(2026, 10)
+        known.clock.advance(40 * 24 * HOUR)
+        known.publisher.publish()
+        begin, end = october.span(zone("UTC"))
+        report = report_model.report(
+            known.ledger, known.books, begin, end, "UTC", month=october, issuer=known.settings.issuer
+        )
+        exported = {row["x_ChargeKey"]: row for row in focus_export.rows(report, focus_export.charges(report))}
+        published_rows = {row["x_ChargeKey"]: row for row in rows(known, tables.FOCUS) if row["month"] == "2026-10"}
+        assert len(exported) > 10
+        assert published_rows.keys() == exported.keys()
+        for key, row in exported.items():
+            for name in focus_export.COST_AND_USAGE:
+                text, there = row.get(name, ""), published_rows[key][name]
+                if not text:
+                    assert there is None, name
+                elif name in focus_export.NUMBERS:
+                    assert abs(there - Decimal(text)) <= Decimal("1e-9"), name
+                elif name.endswith(("PeriodStart", "PeriodEnd")):
+                    assert there == datetime.fromisoformat(text), name
+                else:
+                    assert there == text, name
+        owed = {team: amount for team, amount in report.due.items() if amount}
+        assert {team: amount for team, amount in charges_by_team(known, "2026-10").items() if amount} == owed
+
+
+def test_the_comparison_names_a_team_whose_charges_were_changed() -> None:
+    with published(publish=False) as known:
+        known.clock.advance(40 * 24 * HOUR)
+        known.publisher.publish()
+        assert known.publisher.compare().differences == ()
+        lake = known.connect()
+        charges = lake.open(tables.FOCUS).scan("month = '2026-10'").to_arrow()
+        team = charges["SubAccountId"][0].as_py()
+        lake.replace(tables.FOCUS, charges.slice(1), {"ledger": "prod", "month": "2026-10"})
+        (found,) = known.publisher.compare().differences
+        assert found.startswith(f"2026-10 {team}: charges of ")
+
+
+def test_the_running_months_charges_are_written_once_a_day() -> None:
+    with published() as known:
+
+        def versions() -> int:
+            return len(known.connect().open(tables.FOCUS).snapshots())
+
+        first = versions()
+        assert first > 0
+        known.clock.advance(HOUR)
+        known.publisher.publish()
+        assert versions() == first
+        known.clock.advance(24 * HOUR)
+        known.publisher.publish()
+        assert versions() > first
+
+
+def test_another_process_writes_a_closed_month_only_where_it_is_missing() -> None:
+    with published() as known:
+        october = Month(2026, 10)
+        known.clock.advance(40 * 24 * HOUR)
+        known.books.close(october, "ana", "month end", [one.kind for one in known.books.standing(october)])
+        known.publisher.publish()
+        restarted = Publisher(known.ledger, known.books, known.settings, known.clock, known.connect)
+        assert "2026-10" not in restarted.publish().months
+        known.connect().replace(tables.STATEMENTS, tables.STATEMENTS.arrow.empty_table(), {"ledger": "prod"})
+        restarted = Publisher(known.ledger, known.books, known.settings, known.clock, known.connect)
+        assert "2026-10" in restarted.publish().months
 
 
 class BrokenCatalogue(Catalogue):
