@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
+from pydantic import ValidationError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from accountant.api.problems import reason as first_reason
 from accountant.cli import terminal_tables
 from accountant.cli.connection_options import By, End, Printed, Start, Timezone, Where, answer
 from accountant.cli.terminal_tables import NAMES, titled_table
@@ -21,6 +23,7 @@ from accountant.core.periods import Month, utc
 from accountant.core.settings import Issuer, Lake, load
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from accountant.reports.report_text import money
+from accountant.wire.policy_models import UNASSIGNED, WindowSpec
 from accountant.wire.usage_models import Dimension
 from gputally.base import atomic_file
 from gputally.base.clock import SystemClock
@@ -29,6 +32,7 @@ from gputally.base.errors import CannotStart
 from gputally.base.money import exact_sum
 from gputally.base.number_format import NOTHING, hours
 from gputally.base.terminal import Terminal
+from gputally.base.units import MS_PER_HOUR
 from gputally.server import config_models, logs_and_metrics
 
 if TYPE_CHECKING:
@@ -51,7 +55,7 @@ RatesFile = Annotated[Path | None, typer.Option("--rates", help="Rates between c
 def register_fleet(app: typer.Typer) -> None:
     """Add `fleet` to the program."""
     fleet = typer.Typer(help="Several clusters, from the lake in which they publish.", no_args_is_help=True)
-    for command in (clusters, usage, cost, report, serve):
+    for command in (clusters, usage, cost, windows, report, serve):
         fleet.command()(command)
     app.add_typer(fleet, name="fleet")
 
@@ -115,6 +119,39 @@ def cost(
     with _opened(lake, engine, engine_url, rates) as fleet, _progress() as told:
         found = fleet.cost(fleet.members(cluster or ()), *span, dimensions, chosen, zone, told)
     answer(output, lambda: terminal_tables.cost_table(found, periods.zone(zone)), found, found.lines)
+
+
+def windows(
+    lake: LakePlace,
+    size: Annotated[str, typer.Option(help="How far it reaches back: 7d, 12h.")] = "7d",
+    half_life: Annotated[str | None, typer.Option(help="Age at which usage counts half: 1d.")] = None,
+    measure: Annotated[Literal["allocated", "busy"], typer.Option(help="What is added up.")] = "allocated",
+    end: End = None,
+    cluster: Clusters = None,
+    output: Printed = "table",
+    engine: EngineOption = "duckdb",
+    engine_url: EngineAddress = "",
+) -> None:
+    """Usage of each queue over the last days, added up over the clusters. Without --end up to the last full hour that
+    every cluster has published."""
+    try:
+        spec = WindowSpec.model_validate({"size": size, "half_life": half_life})
+    except ValidationError as error:
+        raise typer.BadParameter(first_reason(error.errors()[0])) from error
+    with _opened(lake, engine, engine_url) as fleet, _progress() as told:
+        members = fleet.members(cluster or ())
+        if not members:
+            raise CannotStart("no ledger publishes in this lake yet")
+        published_ms = min(member.clock.wall_ms() for member in members)
+        at_ms = published_ms - published_ms % MS_PER_HOUR
+        if end is not None:
+            at_ms = periods.parse_instant(end, periods.zone("UTC"))
+        found = fleet.window(members, spec, at_ms, measure, told)
+    rows = [
+        {"queue": queue, "usage": used, "unit": found.unit}
+        for queue, used in [*found.usage.items(), (UNASSIGNED, found.unassigned)]
+    ]
+    show(output, lambda: terminal_tables.window_table(found), found.model_dump(mode="json"), rows)
 
 
 def report(

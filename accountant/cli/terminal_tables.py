@@ -27,9 +27,10 @@ from accountant.api.bookkeeping_models import (
 from accountant.billing.costs import ACCOUNTS
 from accountant.bookkeeping.invoice_reconciliation import Reconciliation
 from accountant.bookkeeping.price_book_versions import PriceChange, PriceDiff
+from accountant.core.periods import utc
 from accountant.ledger.journal import Act
 from accountant.reports.report_text import money
-from accountant.wire.policy_models import IDLE, UNASSIGNED
+from accountant.wire.policy_models import IDLE, UNASSIGNED, UsageWindow
 from accountant.wire.usage_models import CostAnswer, UsageAnswer
 from gputally.base.money import exact_sum, minor_places
 from gputally.base.number_format import NOTHING, hours, percent
@@ -70,6 +71,26 @@ def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
         style="bold",
     )
     table.caption = noted_caption(answer.note, _metered(answer))
+    return table
+
+
+def window_table(window: UsageWindow) -> Table:
+    """Usage per queue, own plus descendants, largest first, with its share of the capacity."""
+    table = titled_table(f"Usage by queue, {utc(window.start_ms)} to {utc(window.end_ms)}")
+    table.add_column("queue")
+    table.add_column("GPU-hours", justify="right", style="bold")
+    table.add_column("of capacity", justify="right")
+    shown = sorted(window.usage.items(), key=lambda item: (-item[1], item[0]))
+    if window.unassigned:
+        shown.append((UNASSIGNED, window.unassigned))
+    for queue, used in shown:
+        share = used / window.capacity if window.capacity else None
+        table.add_row(NAMES.get(queue, queue), hours(used), percent(share))
+    table.add_section()
+    table.add_row("capacity", hours(window.capacity), "", style="bold")
+    decay = f"half-life {window.half_life_s / 3_600:g} h; " if window.half_life_s else ""
+    reaches = f"records up to {utc(window.watermark_ms)}" if window.watermark_ms else "no records"
+    table.caption = f"{decay}{percent(window.coverage)} metered; {reaches}"
     return table
 
 

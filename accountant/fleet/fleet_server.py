@@ -57,7 +57,6 @@ _OF_THE_ACCOUNTANT: Final = frozenset(
         "gpus",
         "imports",
         "quarantine",
-        "windows",
         "livez",
         "readyz",
         "metrics",

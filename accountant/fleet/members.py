@@ -26,6 +26,7 @@ from accountant.lake.engines import Engine
 from accountant.lake.lake_ledger import LakeLedger, LedgerStatus, ledgers
 from accountant.reports import report_model
 from accountant.reports.report_model import Report
+from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Accounts, CostAnswer, CostLine, Dimension, UsageAnswer, UsageLine, coverage
 from gputally.base.clock import Clock, VirtualClock
 from gputally.base.errors import AccountantError
@@ -172,6 +173,39 @@ class Fleet:
             lines=lines,
             coverage=coverage(lines),
             note=_note(members, end_ms),
+        )
+
+    def window(
+        self,
+        members: Sequence[Member],
+        spec: WindowSpec,
+        at_ms: int,
+        measure: Measure,
+        told: Told = lambda *_: None,
+    ) -> UsageWindow:
+        """Usage of each queue over a sliding window that ends at `at_ms`, added up over the members.
+
+        coverage and watermark_ms are those of the member that is worst off. Raises UnsupportedQuestion."""
+        windows: list[UsageWindow] = []
+        for number, member in enumerate(members, 1):
+            windows.append(member.ledger.window(spec, at_ms, measure, 0.0))
+            told(member.name, number, len(members))
+        usage: dict[str, int] = {}
+        for window in windows:
+            for queue, used in window.usage.items():
+                usage[queue] = usage.get(queue, 0) + used
+        marks = [window.watermark_ms for window in windows]
+        versions = {window.policy_version for window in windows}
+        return windows[0].model_copy(
+            update={
+                "usage": dict(sorted(usage.items())),
+                "unassigned": sum(window.unassigned for window in windows),
+                "capacity": sum(window.capacity for window in windows),
+                "coverage": min(window.coverage for window in windows),
+                "watermark_ms": None if None in marks else min(at for at in marks if at is not None),
+                "policy_version": versions.pop() if len(versions) == 1 else None,
+                "since_ms": min(window.since_ms or 0 for window in windows),
+            }
         )
 
     def cost(

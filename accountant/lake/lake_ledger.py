@@ -26,6 +26,7 @@ from accountant.billing.statements import Statement, from_canonical
 from accountant.core.accounts import merged
 from accountant.core.errors import LedgerUnavailable, UnsupportedQuestion
 from accountant.core.periods import Month, local_date, utc, zone
+from accountant.core.window_decay import bounds, factor, term
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.lake.engines import Bounds, Engine
 from accountant.lake.tables import ACCOUNT_COLUMNS, MEMO_COLUMNS, column_of
@@ -39,12 +40,15 @@ from accountant.ledger.protocols import (
     NodeFacts,
     Quarantined,
 )
+from accountant.ledger.team_assignment import Assignment, in_force
 from accountant.ledger.usage_columns import PRICED_BY, Hours, JobName, Peak, Place, UsageColumns, Whole, repeated
+from accountant.prices.price_book import PriceBook
 from accountant.storage.query.grouping import OF_TIME
+from accountant.storage.query.window_query import rolled_up
 from accountant.storage.snapshot import Hole
 from accountant.storage.span_plan import local_hours
 from accountant.storage.write.reference_tables import policies_between
-from accountant.wire.policy_models import Decision, Policy, PolicyVersion
+from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine, coverage, known_memory
 from gputally.base.units import MS_PER_HOUR
 
@@ -193,6 +197,68 @@ class LakeLedger:
             held_us, busy_us = (us * MS_PER_HOUR // length_ms for us in (accounts.allocated, accounts.busy))
             found[key] = Peak(max(peak.held_us, held_us), max(peak.busy_us, busy_us))
         return {key: peak for key, peak in sorted(found.items()) if key[1:3] in jobs and peak.held_us}
+
+    def window(
+        self,
+        spec: WindowSpec,
+        at_ms: int,
+        measure: Measure,
+        min_coverage: float,  # noqa: ARG002 - the watermark is that of the newest records
+        *,
+        book: PriceBook | None = None,  # noqa: ARG002 - costs are refused
+        shard: str | None = None,
+        cluster: str | None = None,
+    ) -> UsageWindow:
+        """The usage of each queue over whole hours; see accountant.ledger.protocols.Ledger.window.
+
+        Without a half-life it is the ledger's own answer, to the microsecond. With one, usage spreads evenly over each
+        hour. watermark_ms: up to when every cluster has records. Raises UnsupportedQuestion."""
+        if measure not in ("allocated", "busy") or shard is not None or spec.gpu_weights or spec.decay == "slurm":
+            raise UnsupportedQuestion(
+                "a lake's windows are of allocated or busy time, without shards, weights of models and Slurm's decay: "
+                f"ask the accountant of {self.status.ledger}"
+            )
+        start_ms, end_ms = bounds(spec, at_ms, self._zone)
+        decayed = spec.half_life is not None
+        inner = [hour.start_ms for hour in local_hours(start_ms, end_ms, self._zone)[1:]] if decayed else []
+        edges = (start_ms, *inner, end_ms)
+        where: Where = {} if cluster is None else {"cluster": (cluster,)}
+        leaves: dict[str, int] = {}
+        capacity = working = metered = 0
+        for (begin, end), lines in zip(pairwise(edges), self.usage_between(edges, ("queue",), where), strict=True):
+            weight = factor(begin, end, end_ms, spec.half_life) if decayed else None
+            for line in lines:
+                accounts, queue = line.accounts_gpu_us, line.key["queue"]
+                there = accounts.total - accounts.down
+                working += there
+                metered += there - accounts.unmetered - (accounts.allocated_unknown if measure == "busy" else 0)
+                capacity += there if weight is None else term(there, weight)
+                used = getattr(accounts, measure)
+                if used and queue != IDLE:
+                    leaves[queue] = leaves.get(queue, 0) + (used if weight is None else term(used, weight))
+        known = [Assignment(version) for version in self.policies(start_ms, end_ms)]
+        policies = [rules for _, _, rules in in_force(known, start_ms, end_ms)]
+        usage, unassigned = rolled_up(leaves, policies)
+        version = policies[-1].version if policies else None
+        newest = [at for name, at in self.status.clusters.items() if cluster in (None, name)]
+        return UsageWindow(
+            kind=spec.kind,
+            start_ms=start_ms,
+            end_ms=end_ms,
+            half_life_s=spec.half_life,
+            measure=measure,
+            unit="gpu_us",
+            by="queue",
+            usage=usage,
+            unassigned=unassigned,
+            capacity=capacity,
+            watermark_ms=min(*newest, self.status.until_ms) if newest else None,
+            coverage=metered / working if working else 1.0,
+            policy_version=version.version if version is not None else None,
+            cluster=cluster,
+            policy_counting=policies[-1].counting if policies and cluster is not None else None,
+            since_ms=min(end_ms, max(start_ms, self.status.first_ms or end_ms)),
+        )
 
     def coverage(self, start_ms: int, end_ms: int) -> float | None:
         return coverage(self.usage(start_ms, end_ms, ()))

@@ -45,6 +45,18 @@ def test_usage_and_cost(two: TwoLedgers, capsys: pytest.CaptureFixture[str]) -> 
     assert json.loads(capsys.readouterr().out)["currency"] == "USD"
 
 
+def test_windows(two: TwoLedgers, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("windows", "--lake", two.warehouse, "--size", "4h", "--output", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["end_ms"] - found["start_ms"], found["end_ms"] % 3_600_000) == (4 * 3_600_000, 0)
+    assert found["capacity"] > sum(found["usage"].values()) > 0
+    assert run("windows", "--lake", two.warehouse, "--size", "4h", "--half-life", "1d") == 0
+    drawn = capsys.readouterr().out
+    assert "half-life 24 h; " in drawn
+    assert "of capacity" in drawn
+    assert run("windows", "--lake", two.warehouse, "--size", "soon") != 0
+
+
 def test_a_month_s_lines_add_up_to_what_the_statements_say(two: TwoLedgers, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("report", "2026-10", "--lake", two.warehouse, "--output", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))

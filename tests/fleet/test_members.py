@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,13 +12,14 @@ from sqlglot import exp
 
 from accountant.billing.costs import cost
 from accountant.billing.statements import canonical
-from accountant.core.errors import LakeUnavailable
+from accountant.core.errors import LakeUnavailable, UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.fleet.members import Fleet, Rates, SeveralCurrencies
 from accountant.lake.engines import Bounds, DuckDbEngine, Engine
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import report_model
 from accountant.reports.output_formats import RENDERINGS, Form
+from accountant.wire.policy_models import Measure, WindowSpec
 from accountant.wire.usage_models import Accounts
 from gputally.base.money import exact_sum
 from tests.fleet.conftest import TwoLedgers
@@ -39,6 +41,46 @@ def test_usage_is_the_sum_of_the_ledgers(two: TwoLedgers) -> None:
         tuple(line.key.values()): list(line.accounts_gpu_us.model_dump().values()) for line in found.lines
     } == expected
     assert found.note == ""
+
+
+@pytest.mark.parametrize("measure", ["allocated", "busy"])
+def test_a_window_is_the_sum_of_the_ledgers_own(two: TwoLedgers, measure: Measure) -> None:
+    spec = WindowSpec(size=4 * 3_600)
+    found = two.fleet.window(two.fleet.members(), spec, SPAN[1], measure)
+    own = [one.ledger.window(spec, SPAN[1], measure, 0.5) for one in two.both]
+    queues = {queue for window in own for queue in window.usage}
+    assert found.usage == {queue: sum(window.usage.get(queue, 0) for window in own) for queue in queues}
+    assert found.unassigned == sum(window.unassigned for window in own)
+    assert found.capacity == sum(window.capacity for window in own)
+    assert found.coverage == min(window.coverage for window in own)
+    assert (found.start_ms, found.end_ms, found.unit) == (own[0].start_ms, SPAN[1], own[0].unit)
+
+
+def test_a_decayed_window_is_near_the_ledgers_own(two: TwoLedgers) -> None:
+    """Inside an hour the lake does not tell when usage was: the figures differ by less than an hour's decay."""
+    spec = WindowSpec(size=4 * 3_600, half_life=24 * 3_600)
+    found = two.fleet.window(two.fleet.members(), spec, SPAN[1], "allocated")
+    own = [one.ledger.window(spec, SPAN[1], "allocated", 0.5) for one in two.both]
+    for queue in found.usage:
+        expected = sum(window.usage.get(queue, 0) for window in own)
+        assert found.usage[queue] == pytest.approx(expected, rel=1 - 2 ** (-1 / 24))
+    plain = two.fleet.window(two.fleet.members(), WindowSpec(size=4 * 3_600), SPAN[1], "allocated")
+    assert 0 < found.capacity < plain.capacity
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"spec": WindowSpec(half_life=3_600, decay="slurm")},
+        {"spec": WindowSpec(gpu_weights={"H100": Decimal(2)})},
+        {"measure": "energy"},
+        {"at_ms": SPAN[1] - 60_000},
+    ],
+)
+def test_a_window_that_hours_cannot_answer_is_refused(two: TwoLedgers, asked: dict[str, Any]) -> None:
+    given = {"spec": WindowSpec(size=4 * 3_600), "at_ms": SPAN[1], "measure": "allocated", **asked}
+    with pytest.raises(UnsupportedQuestion, match="ask"):
+        two.fleet.window(two.fleet.members(["north"]), **given)
 
 
 def test_cost_is_the_sum_of_the_ledgers_at_their_own_prices(two: TwoLedgers) -> None:

@@ -20,6 +20,7 @@ from starlette.testclient import TestClient
 
 from accountant.api.dependencies import Deps, Ingesting
 from accountant.composition import create_app
+from accountant.core.periods import utc
 from accountant.core.settings import Settings
 from accountant.fleet.fleet_server import FleetService
 from accountant.fleet.members import Fleet
@@ -261,3 +262,13 @@ def test_what_is_missing_is_said_in_a_line(
 
     assert main(["fleet", "serve", *arguments]) != 0
     assert said in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_window_of_full_hours_is_the_ledgers_own(two: TwoLedgers, client: TestClient) -> None:
+    asked = f"/v1/windows?size=4h&at={utc(SPAN[1])}"
+    own = _accountant(two.north).get(asked).json()
+    found = client.get(f"/clusters/north{asked}").json()
+    for name in ("usage", "unassigned", "capacity", "coverage", "start_ms", "end_ms", "unit", "policy_version"):
+        assert found[name] == own[name], name
+    refused = client.get("/clusters/north/v1/windows?size=4h&at=2026-10-01T03:07:00Z")
+    assert (refused.status_code, refused.json()["type"].rsplit("/", 1)[1]) == (422, "unsupported-question")

@@ -223,7 +223,7 @@ class Windows:
                 if question.lens.sees(place):
                     number = known.get(place, -1)
                     total.add(piece, place, number, np.flatnonzero(places == number) + lines.start)
-        usage, unassigned = _rolled_up(total.leaves(self.sums.queues.names, ages), question.policies)
+        usage, unassigned = rolled_up(total.leaves(self.sums.queues.names, ages), question.policies)
         return self._told(
             state.fleet,
             question,
@@ -631,7 +631,7 @@ def _slices(
     return slices, policies
 
 
-def _rolled_up(leaves: Mapping[str, int], policies: Sequence[Assignment]) -> tuple[dict[str, int], int]:
+def rolled_up(leaves: Mapping[str, int], policies: Sequence[Assignment]) -> tuple[dict[str, int], int]:
     """Usage per queue, own plus descendants, and what belongs to none.
 
     Of a queue that the policy no longer has, the usage goes with its refs: to the queue that has them now. Where none
