@@ -117,6 +117,37 @@ VARIATIONS: dict[str, Values] = {
         "report": {"enabled": True, "formats": ["pdf"], "schedule": "@monthly", "nodeSelector": {"role": "infra"}},
         "accountant": {"archive": {"enabled": True}},
     },
+    "the fleet's pages alone": {
+        "agent": {"enabled": False},
+        "accountant": {
+            "enabled": False,
+            "lake": {
+                "warehouse": "s3://books/lake",
+                "catalog": {"type": "rest", "uri": "https://catalog.example", "properties": {"s3.region": "eu-1"}},
+                "existingSecret": "lake",
+            },
+        },
+        "fairshare": {"enabled": False},
+        "dashboards": {"enabled": False},
+        "fleet": {
+            "enabled": True,
+            "replicas": 3,
+            "engine": "trino",
+            "engineUrl": "https://trino.example",
+            "rates": {"text": "to: USD\nrates: {EUR: 1.08}\n"},
+            "callers": {"text": "schema: 1\nissuers: []\n"},
+            "tokens": {"existingSecret": "tokens"},
+            "publicUrl": "https://fleet.example",
+            "signIn": {"existingSecret": "login", "sessionKey": {"existingSecret": "session"}},
+            "tls": {"existingSecret": "fleet-tls"},
+            "from": [{"kubernetes.io/metadata.name": "ingress"}],
+            "ingress": {"enabled": True},
+            "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]},
+            **OF_A_POD,
+            **SPREAD,
+        },
+        "networkPolicy": {"lakeCidrs": ["10.20.0.0/16"]},
+    },
     "agents only": {
         "agent": {
             "privilege": "process",

@@ -17,7 +17,7 @@ from agent.simulation.scenario_file import load_scenario
 from fairshare.core.settings import load as fairshare_settings
 from gputally.__main__ import main
 from gputally.server.tokens_and_grants import Callers
-from tests.chart.conftest import COMPONENT, PRESETS, Manifest, container, named, ways_out
+from tests.chart.conftest import COMPONENT, PRESETS, VARIATIONS, Manifest, Values, container, named, ways_out
 
 
 def environment(workload: Manifest) -> dict[str, str]:
@@ -229,6 +229,61 @@ def test_accountants_of_other_clusters_are_a_file_and_their_tokens_a_secret(rend
     assert {"to": [{"ipBlock": {"cidr": "10.30.0.0/16"}}], "ports": [{"port": 443}]} in egress
     alone = container(named(render({}))["Deployment", "gputally-fairshare"])
     assert not any(argument.startswith("--accountants") for argument in alone["args"])
+
+
+FLEET = VARIATIONS["the fleet's pages alone"]
+
+
+def test_the_fleets_pages_stand_alone_and_open_the_lake_that_the_values_name(render: Any) -> None:
+    found = named(render(FLEET))
+    workloads = [key for key in found if key[0] in ("Deployment", "StatefulSet", "DaemonSet")]
+    assert workloads == [("Deployment", "gputally-fleet")]
+    workload = found["Deployment", "gputally-fleet"]
+    settings = accountant_settings(
+        None, environment(workload), {"listen": "0.0.0.0:8080", "tokens": "/etc/gputally/tokens/tokens.yaml"}
+    )
+    assert settings.lake is not None
+    assert (settings.lake.warehouse, settings.lake.catalog.type) == ("s3://books/lake", "rest")
+    assert settings.lake.catalog.properties == {"s3.region": "eu-1"}
+    assert settings.lake.secrets == Path("/etc/gputally/lake/lake.yaml")
+    assert (settings.tls_cert, settings.session_key) == (
+        Path("/etc/gputally/tls/tls.crt"), Path("/etc/gputally/session/session.key"),
+    )  # fmt: skip
+    arguments = container(workload)["args"]
+    assert arguments[:2] == ["fleet", "serve"]
+    assert {"--engine=trino", "--engine-url=https://trino.example", "--rates=/etc/gputally/rates/rates.yaml"} <= {
+        *arguments
+    }
+    spec = workload["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert not [key for key in found if "Role" in key[0]]
+    out = ways_out(found["NetworkPolicy", "gputally-fleet"])
+    assert set(out) == {53, 443}
+    (rule,) = found["NetworkPolicy", "gputally-fleet"]["spec"]["ingress"]
+    assert rule["ports"] == [{"port": "http"}]
+    assert found["Service", "gputally-fleet"]["spec"]["ports"][0]["appProtocol"] == "https"
+    assert found["PodDisruptionBudget", "gputally-fleet"]["spec"]["maxUnavailable"] == 1
+    assert found["Ingress", "gputally-fleet"]["spec"]["rules"][0]["host"] == "fleet.example"
+    assert ("Deployment", "gputally-fleet") not in named(render({}))
+
+
+@pytest.mark.parametrize(
+    ("fleet", "words"),
+    [
+        ({"tokens": {}, "callers": {}, "publicUrl": "", "ingress": {}}, "no caller could read it"),
+        ({"engineUrl": ""}, "trino runs elsewhere: set fleet.engineUrl"),
+        ({"callers": {}}, "people sign in with the issuers of a callers file"),
+        ({"signIn": {}}, "needs fleet.signIn.sessionKey.existingSecret"),
+    ],
+)
+def test_fleet_pages_without_what_they_need_are_refused(render: Any, fleet: Values, words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        render({**FLEET, "fleet": {**FLEET["fleet"], **fleet}})
+
+
+def test_fleet_pages_without_a_lake_are_refused(render: Any) -> None:
+    with pytest.raises(Exception, match=r"set accountant\.lake\.warehouse"):
+        render({"fleet": {"enabled": True}})
 
 
 def test_several_accountants_take_turns_by_a_lease(render: Any) -> None:

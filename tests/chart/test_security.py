@@ -248,7 +248,11 @@ def test_no_secret_is_rendered_but_the_accountants_own_certificate(
         assert set(secret["data"]) == {"ca.crt", "tls.crt", "tls.key"}, "the authority's key is not kept"
     for workload in workloads.values():
         for volume in pod(workload)["volumes"]:
-            if "secret" in volume and volume["name"] not in {"secrets", "login"}:  # whose keys the operator names
+            if "secret" in volume and volume["name"] not in {
+                "secrets",
+                "login",
+                "lake",
+            }:  # whose keys the operator names
                 assert {frozenset(item) for item in volume["secret"]["items"]} == {frozenset({"key", "path"})}
                 assert volume["secret"]["defaultMode"] in {0o400, 0o440}
 

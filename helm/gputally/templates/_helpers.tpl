@@ -561,3 +561,23 @@ helm.sh/hook: pre-install,pre-upgrade
 helm.sh/hook-weight: {{ . | quote }}
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
+
+{{/* Where the lake is, as environment of a program that opens it: .Values.accountant.lake. */}}
+{{- define "gputally.lakeEnvironment" -}}
+- name: GPUTALLY_ACCOUNTANT_LAKE__WAREHOUSE
+  value: {{ .warehouse | quote }}
+- name: GPUTALLY_ACCOUNTANT_LAKE__CATALOG__TYPE
+  value: {{ .catalog.type | quote }}
+- name: GPUTALLY_ACCOUNTANT_LAKE__CATALOG__URI
+  value: {{ .catalog.uri | quote }}
+- name: GPUTALLY_ACCOUNTANT_LAKE__CATALOG__NAME
+  value: {{ .catalog.name | quote }}
+{{- with .catalog.properties }}
+- name: GPUTALLY_ACCOUNTANT_LAKE__CATALOG__PROPERTIES
+  value: {{ range $at, $name := keys . | sortAlpha }}{{ if $at }},{{ end }}{{ $name }}={{ get $.catalog.properties $name }}{{ end }}
+{{- end }}
+{{- if .existingSecret }}
+- name: GPUTALLY_ACCOUNTANT_LAKE__SECRETS
+  value: /etc/gputally/lake/lake.yaml
+{{- end }}
+{{- end -}}
