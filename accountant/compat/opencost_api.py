@@ -39,7 +39,7 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache, partial
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, cast
 from urllib.parse import urlencode
 
 import msgspec
@@ -586,6 +586,11 @@ class AllocationSource:
 
         One map by name, as OpenCost answers; a list of one where `filterTypes` is given, as Kubecost does and as
         `kubectl cost node` reads it. Raises as `answer` does."""
+        found, unpriced = self.assets(query)
+        return _success([found] if parameters(query).get("filterTypes", "") else found, _unpriced(unpriced))
+
+    def assets(self, query: str) -> tuple[dict[str, Any], dict[str, int]]:
+        """Each node's GPUs by OpenCost's key, and by model the GPU-µs without a price. Raises as `answer` does."""
         given = parameters(query)
         now = self._clock.wall_ms()
         asked = parse_query(urlencode({"window": given.get("window", "")}), now, self._longest_ms)
@@ -605,8 +610,7 @@ class AllocationSource:
             totals[cluster, node] = NodeTotal(before.gpu_us + charge.gpu_us, before.cost + price * charge.gpu_us)
             if charge.unpriced:
                 unpriced[charge.place.gpu_model] = unpriced.get(charge.place.gpu_model, 0) + charge.gpu_us
-        data: object = node_assets(totals, known, (start, end))
-        return _success([data] if given.get("filterTypes", "") else data, _unpriced(unpriced))
+        return node_assets(totals, known, (start, end)), unpriced
 
     def values(self, query: str) -> Mapping[str, object]:
         """The values that allocations of the window have of `field` and that contain `search`, for a list to choose
@@ -626,15 +630,23 @@ class AllocationSource:
 
     def information(self) -> Mapping[str, object]:
         """What /clusterInfo says: the clusters that allocations name, the one this accountant runs in first."""
-        known = sorted(self._ledger.clusters(), key=lambda name: (name != self._cluster, name)) or [self._cluster]
+        known = sorted(self.clusters(), key=lambda name: (name != self._cluster, name)) or [self._cluster]
         return _success(
             {"id": known[0], "name": ", ".join(known), "profile": "gputally", "provider": "", "version": ""}, []
         )
 
     def configuration(self) -> Mapping[str, object]:
         """What /getConfigs says: the currency of every cost."""
+        return _success({"currencyCode": self.currency() or "", "clusterName": self._cluster}, [])
+
+    def clusters(self) -> Collection[str]:
+        """Those of which anything is booked."""
+        return self._ledger.clusters()
+
+    def currency(self) -> str | None:
+        """The currency of every cost; None without a price book."""
         book = self._book()
-        return _success({"currencyCode": book.currency if book is not None else "", "clusterName": self._cluster}, [])
+        return book.currency if book is not None else None
 
     def _check_cost(self, start_ms: int, end_ms: int, width: int) -> None:
         """Raises BadQuestion, before anything is read."""
@@ -644,9 +656,17 @@ class AllocationSource:
     def _found(self, query: str) -> tuple[Question, Found, list[str]]:
         now = self._clock.wall_ms()
         question = parse_query(query, now, self._longest_ms)
-        return question, *self._read(question, now)
+        found, unmetered_us = self.groups(question)
+        count = sum(len(named) for _, named in found)
+        shown = [(span, _chosen(named, question)) for span, named in found]
+        left = count - sum(len(named) for _, named in shown)
+        warnings = _warnings(found, unmetered_us, question) + ([f"{left} allocations are left off"] if left else [])
+        return question, shown, warnings
 
-    def _read(self, question: Question, now_ms: int) -> tuple[Found, list[str]]:
+    def groups(self, question: Question) -> tuple[Found, int]:
+        """Allocations by name of each set of the question, all of them, and the unmetered GPU-µs. Raises
+        BadQuestion."""
+        now_ms = self._clock.wall_ms()
         self._check_cost(question.start_ms, min(question.end_ms, now_ms), len(question.aggregate))
         book = self._book()
         seen = _seen(self._ledger.pods(question.start_ms, min(question.end_ms, now_ms), placed=True))
@@ -664,9 +684,7 @@ class AllocationSource:
             count += len(found[-1][1])
             if count > MAX_ALLOCATIONS:
                 raise BadQuestion("window", f"more than {MAX_ALLOCATIONS} allocations: aggregate, or ask for less time")
-        shown = [(span, _chosen(named, question)) for span, named in found]
-        left = count - sum(len(named) for _, named in shown)
-        return shown, _warnings(found, unmetered_us, question) + ([f"{left} allocations are left off"] if left else [])
+        return found, unmetered_us
 
     def _charges(self, steps: Sequence[Span], book: PriceBook | None, now_ms: int) -> Iterator[list[Charge]]:
         """Of each step, none after now. The ledger is asked for many steps at once where whole hours part them."""
@@ -685,6 +703,57 @@ class AllocationSource:
                 at = bisect_right(starts, max(start, _instant(charge.key[-1]))) - 1
                 of_step[at].append(replace(charge, key=charge.key[:-1]))
             yield from of_step
+
+
+class AllocationsOfLedgers(AllocationSource):
+    """Answers for several ledgers as one: allocations of one name are added up. ledgers: by name.
+
+    Costs in several currencies are not added up: such a question is refused."""
+
+    def __init__(self, ledgers: Mapping[str, AllocationSource], clock: Clock, limits: Limits) -> None:
+        # What reads one ledger is overridden.
+        super().__init__(cast(PodLedger, None), clock, lambda: None, "", limits)
+        self._ledgers = ledgers
+
+    def groups(self, question: Question) -> tuple[Found, int]:
+        self._check_currencies()
+        sets: dict[Span, list[dict[str, Allocation]]] = {}
+        unmetered_us = 0
+        for source in self._ledgers.values():
+            found, unmetered = source.groups(question)
+            unmetered_us += unmetered
+            for span, named in found:
+                sets.setdefault(span, []).append(named)
+        added = [(span, accumulated(several)) for span, several in sets.items()]
+        if sum(len(named) for _, named in added) > MAX_ALLOCATIONS:
+            raise BadQuestion("window", f"more than {MAX_ALLOCATIONS} allocations: aggregate, or ask for less time")
+        return added, unmetered_us
+
+    def assets(self, query: str) -> tuple[dict[str, Any], dict[str, int]]:
+        self._check_currencies()
+        found: dict[str, Any] = {}
+        unpriced: dict[str, int] = {}
+        for name, source in self._ledgers.items():
+            of_ledger, without = source.assets(query)
+            if twice := found.keys() & of_ledger.keys():
+                node = min(twice).rpartition("/")[2]
+                raise BadQuestion("window", f"{name} and another ledger have a node {node} in a cluster of one name")
+            found |= of_ledger
+            for model, gpu_us in without.items():
+                unpriced[model] = unpriced.get(model, 0) + gpu_us
+        return found, unpriced
+
+    def clusters(self) -> Collection[str]:
+        return frozenset().union(*(source.clusters() for source in self._ledgers.values()))
+
+    def currency(self) -> str | None:
+        known = {source.currency() for source in self._ledgers.values()} - {None}
+        return min(filter(None, known)) if len(known) == 1 else None
+
+    def _check_currencies(self) -> None:
+        known = sorted({found for source in self._ledgers.values() if (found := source.currency()) is not None})
+        if len(known) > 1:
+            raise BadQuestion("window", f"amounts in {', '.join(known)} cannot be added up: ask for one ledger")
 
 
 def _grain(steps: Sequence[Span]) -> Literal["hour", "day"] | None:

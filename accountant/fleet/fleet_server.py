@@ -28,7 +28,7 @@ from accountant.api.middleware import AccessMiddleware
 from accountant.api.problems import Refusal, answer
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.compat import opencost_api
-from accountant.compat.opencost_api import AllocationSource, PodLedger
+from accountant.compat.opencost_api import AllocationsOfLedgers, AllocationSource, PodLedger
 from accountant.composition import create_app
 from accountant.core.errors import LedgerFailed
 from accountant.core.settings import Settings
@@ -47,7 +47,7 @@ from gputally.server.request_handling import RateBound
 
 PREFIX: Final = "/clusters/"
 _OPENCOST: Final = "opencost"
-"""Below a ledger's address, as OpenCost's clients ask."""
+"""Below a ledger's address, and of all ledgers below the fleet's, as OpenCost's clients ask."""
 _OF_THE_ACCOUNTANT: Final = frozenset(
     {
         "backups",
@@ -73,6 +73,7 @@ class _Served:
     member: Member
     deps: Deps
     pages: ASGIApp
+    source: AllocationSource
     allocations: ASGIApp
 
 
@@ -109,6 +110,8 @@ class FleetService:
         new = {member.name: self._of_ledger(member) for member in self._state.fleet.members(changed)} if changed else {}
         self._served = dict(sorted((kept | new).items()))
         self._state.take([one.member for one in self._served.values()])
+        sources = {name: one.source for name, one in self._served.items()}
+        self._together = opencost_api.create_app(AllocationsOfLedgers(sources, self._clock, self.settings.limits))
         for name in known.keys() - kept.keys():
             known[name].deps.prepared.close()
 
@@ -142,6 +145,10 @@ class FleetService:
 
         async def routed(scope: Scope, receive: Receive, send: Send) -> None:
             path = scope.get("path", "")
+            if scope["type"] == "http" and path.startswith(f"/{_OPENCOST}/"):
+                together = self._admitted(_at(f"/{_OPENCOST}", self._together))
+                await AccessMiddleware(together, clock=self._clock, local_only=local_only)(scope, receive, send)
+                return
             if scope["type"] != "http" or not path.startswith(PREFIX):
                 await wrapped(scope, receive, send)
                 return
@@ -186,7 +193,7 @@ class FleetService:
         deps = self._deps(cast(Checked, member.ledger), member.clock, member.books, member.name, settings)
         cluster = next(iter(sorted(member.status.clusters)), "")
         source = AllocationSource(cast(PodLedger, member.ledger), member.clock, deps.book, cluster, settings.limits)
-        return _Served(member, deps, create_app(deps), opencost_api.create_app(source))
+        return _Served(member, deps, create_app(deps), source, opencost_api.create_app(source))
 
     def _deps(
         self, ledger: Checked, clock: Clock, books: Bookkeeper, name: str, settings: Settings | None = None

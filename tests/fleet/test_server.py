@@ -30,6 +30,7 @@ from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import AllowAll, sha256
 from tests.fleet.conftest import TwoLedgers
 from tests.lake.questions import SPAN, PublishedLedger, published
+from tests.ledger.busy import BOOK
 from tests.patience import patience_s, until
 
 HERE = "http://127.0.0.1"
@@ -156,6 +157,40 @@ def test_opencost_answers_for_one_ledger(client: TestClient) -> None:
     assert client.get(f"/clusters/north/opencost/assets?{window}").json()["code"] == 200
 
 
+@pytest.mark.parametrize("aggregate", ["cluster", "namespace", "cluster,namespace,pod", "node"])
+def test_opencost_answers_for_all_ledgers_with_the_sum_of_theirs(client: TestClient, aggregate: str) -> None:
+    asked = "window=2026-10-01T00:00:00Z,2026-10-01T04:00:00Z&step=2h&includeIdle=true&aggregate=" + aggregate
+    together = client.get(f"/opencost/allocation?{asked}").json()
+    own = [client.get(f"/clusters/{name}/opencost/allocation?{asked}").json() for name in ("north", "south")]
+    assert together["code"] == 200
+    assert len(together["data"]) == 2
+    for at, found in enumerate(together["data"]):
+        assert found.keys() == {name for one in own for name in one["data"][at]}
+        for name, one in found.items():
+            parts = [answer["data"][at][name] for answer in own if name in answer["data"][at]]
+            for figure in ("gpuHours", "gpuCost", "totalCost"):
+                assert one[figure] == pytest.approx(sum(part[figure] for part in parts), abs=1e-9), (name, figure)
+    assert sum(one["totalCost"] for one in together["data"][0].values()) > 0
+
+
+def test_opencost_lists_the_clusters_and_refuses_to_add_currencies(client: TestClient, tmp_path: Path) -> None:
+    found = client.get("/opencost/clusterInfo").json()["data"]["name"].split(", ")
+    own = [client.get(f"/clusters/{name}/opencost/clusterInfo").json()["data"]["name"] for name in ("north", "south")]
+    assert set(found) == {name for one in own for name in one.split(", ")}
+    assert client.get("/opencost/getConfigs").json()["data"]["currencyCode"] == "USD"
+    euros: Any = BOOK.model_copy(update={"currency": "EUR"})
+    with published(str(tmp_path / "lake"), name="a"), published(str(tmp_path / "lake"), name="b", book=euros) as known:
+        engine = DuckDbEngine(known.connect())
+        service = FleetService(Settings(auth="off"), Fleet(engine), known.clock)
+        mixed = TestClient(service.app, base_url="http://127.0.0.1")
+        window = "window=2026-10-01T00:00:00Z,2026-10-01T03:00:00Z"
+        refused = mixed.get(f"/opencost/allocation?{window}&aggregate=cluster")
+        assert refused.status_code == 400
+        assert "amounts in EUR, USD cannot be added up" in refused.text
+        assert mixed.get(f"/clusters/a/opencost/allocation?{window}").status_code == 200
+        engine.close()
+
+
 def test_nothing_is_written_and_what_is_not_published_is_not_made_up(client: TestClient) -> None:
     for path in ("/v1/backups", "/v1/periods/2026-10/close", "/v1/usage"):
         refused = client.post(f"/clusters/north{path}", json={})
@@ -181,7 +216,8 @@ def test_a_token_is_asked_for_and_a_team_sees_itself(two: TwoLedgers, tmp_path: 
     client = TestClient(_service(two, auth="tokens", tokens=tokens).app, base_url=HERE)
     anyone = (
         "/fleet", "/v1/usage", "/v1/report", "/v1/ledgers", "/clusters/north", "/clusters/north/", "/clusters/east/",
-        "/clusters/north/opencost/allocation", "/clusters/north/v1/statement", "/clusters/north/v1/check", "/metrics",
+        "/clusters/north/opencost/allocation", "/opencost/allocation", "/clusters/north/v1/statement",
+        "/clusters/north/v1/check", "/metrics",
     )  # fmt: skip
     for path in anyone:
         assert client.get(path, follow_redirects=False).status_code == 401, path

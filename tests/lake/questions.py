@@ -23,7 +23,7 @@ from accountant.prices.price_book import PriceBook
 from accountant.reports import report_model
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.snapshot import Snapshot
-from accountant.wire.policy_models import Decision
+from accountant.wire.policy_models import Decision, WindowSpec
 from accountant.wire.usage_models import Dimension
 from gputally.base.clock import VirtualClock
 from tests.ledger.busy import BOOK, HAND, busy_ledger
@@ -83,7 +83,14 @@ def ledger_questions(ledger: Any) -> dict[str, object]:
         "newest by cluster": ledger.newest_by_cluster(),
         "teams": ledger.teams(),
         "GPU-hours": ledger.gpu_hours(*SPAN),
+        "window": _window(ledger),
     }
+
+
+def _window(ledger: Any) -> tuple[object, ...]:
+    """What a window of whole hours says of usage."""
+    found = ledger.window(WindowSpec(size=4 * 3_600), SPAN[1], "allocated", 0.5)
+    return found.usage, found.unassigned, found.capacity, found.coverage, found.policy_version
 
 
 @dataclass(frozen=True)
