@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 import gputally
-from scripts.reference_pages import FLEETS, MEASURED, SIZING_PAGE, Measured, load, sizing_page, sizing_table
+from scripts.reference_pages import (
+    FLEETS,
+    MEASURED,
+    MEASURED_LAKE,
+    SIZING_PAGE,
+    Measured,
+    lake_sizing_table,
+    load,
+    sizing_page,
+    sizing_table,
+)
 
 
 def test_the_table_is_fresh() -> None:
@@ -22,6 +33,16 @@ def test_what_it_is_computed_from_is_what_was_measured() -> None:
     for figure in (f"{of.bytes_per_row:g} bytes", f"{of.ingest_us} µs", f"{of.rows_per_s:,.0f} rows/s"):
         assert figure in measured, f"{figure} is not in docs/performance.md"
         assert figure in SIZING_PAGE.read_text(encoding="utf-8"), f"{figure} is not named in docs/sizing.md"
+
+
+def test_the_lake_s_figures_are_those_that_were_measured() -> None:
+    of, page = MEASURED_LAKE, SIZING_PAGE.read_text(encoding="utf-8")
+    measured = (SIZING_PAGE.parent / "performance.md").read_text(encoding="utf-8")
+    for figure in (of.stated_s, of.rows_s, of.window_s, of.publish_s):
+        assert re.search(rf"\b{figure}(;| s)", measured), f"{figure} is not in docs/performance.md"
+        assert f"{figure} s" in page, f"{figure} s is not named in docs/sizing.md"
+    assert f"{of.bytes_per_gpu_hour} bytes" in page
+    assert lake_sizing_table() in page
 
 
 def test_it_grows_with_the_fleet_and_with_each_cost() -> None:
