@@ -87,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Of all commands; of `run` alone where that is the one, because the daemon needs nothing the others import."""
+    """The parser of all commands; of `run` alone where that is the one, because the daemon needs nothing the others
+    import."""
     made = argparse.ArgumentParser(prog="gputally agent", description="Meters the GPUs of one machine.")
     made.add_argument("--version", action="version", version=f"gputally agent {_version()}")
     commands = made.add_subparsers(dest="command", metavar="COMMAND")

@@ -112,9 +112,9 @@ class Agent:
         self._leapt_ms = self._clock_steps = 0
         self._resumed = False
         self._facts: dict[str, tuple[PodFacts, PodFacts]] = {}
-        """By uid what was spooled last, as it was shown and what of it counts."""
+        """What was spooled last for each uid: the facts as they were shown, and the part that counts."""
         self._forgotten = 0
-        """Of the outbox, when these facts were looked at last."""
+        """The outbox's count when these facts were looked at last."""
         self._backlog: deque[_UnspooledRecords] = deque()
         self._lost: LostRecords | None = None
 

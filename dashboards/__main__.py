@@ -36,7 +36,7 @@ from gputally.base.command_output import OUTPUTS, show
 
 TIMEOUT_S = 30.0
 MOST_BYTES = 16 << 20
-"""Of an answer."""
+"""Largest answer."""
 _REASONS = {
     401: "the token is not known there, or has expired",
     403: "the token may not do this; a service account with the role Editor may",

@@ -27,7 +27,8 @@ from dashboards.layout import (
 DEVICES = promql.devices()
 ALLOCATED = promql.of_device(promql.metered(promql.rate("gpu_allocated_seconds_total")))
 HELD = promql.of_device(promql.metered(promql.rate("pod_gpu_allocated_seconds_total")))
-"""By pod. A counter that begins with its pod lacks the pod's first interval, so sums over devices use ALLOCATED."""
+"""Held GPUs by pod. A counter that begins with its pod lacks the pod's first interval, so sums over devices use
+ALLOCATED."""
 BUSY = promql.of_device(promql.metered(promql.rate("gpu_busy_seconds_total")))
 HELD_BY = ("cluster", "gpu_uuid", "mig_uuid", "namespace", "pod", "container")
 IDLE_ANYWHERE = promql.metered(

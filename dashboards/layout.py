@@ -22,11 +22,11 @@ COLUMNS = 24
 """Width of Grafana's grid; at 1440 px a column is about 57 px."""
 
 LEAST_STEP = "1m"
-"""Of every query. Grafana's `$__rate_interval` is then four minutes at least, however short the scrape interval is of
-the data source: agents count by intervals, and in shorter windows none may end."""
+"""Smallest step of every query. Grafana's `$__rate_interval` is then four minutes at least, however short the scrape
+interval is of the data source: agents count by intervals, and in shorter windows none may end."""
 
 TAG = "gputally"
-"""Of all our dashboards; what links them."""
+"""Tag of all dashboards, by which they link to each other."""
 
 
 _HEADINGS = {"gpu_uuid": "GPU", "mig_uuid": "MIG instance", "gpu_model": "GPU model", "xid": "XID"}

@@ -18,7 +18,7 @@ SCOPE = {"cluster": "=~$cluster", "job": "=~$job"}
 
 
 PEAK_WINDOW = "$__range:15m"
-"""Of a subquery over the shown time: a look every quarter of an hour, as the ledger keeps its sums."""
+"""Window of a subquery over the shown time: a sample every quarter of an hour, as the ledger keeps its sums."""
 
 
 def series(metric: str, **labels: str) -> str:
@@ -125,7 +125,7 @@ def at_peak(gauge: str) -> str:
 
 
 def quantile(q: float, histogram: str, *by: str) -> str:
-    """Of a histogram's observations in the last moments, in its unit."""
+    """A quantile of a histogram's newest observations, in its unit."""
     return f"histogram_quantile({q}, {total(rate(histogram + '_bucket'), 'le', *by)})"
 
 

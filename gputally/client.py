@@ -217,7 +217,7 @@ def _grouped(
 
 
 def _instant(value: Instant | None) -> str | None:
-    """As the API reads it. Raises ValueError for a datetime that does not say its zone."""
+    """The instant as the API reads it. Raises ValueError for a datetime that does not say its zone."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, datetime):

@@ -244,7 +244,7 @@ class OwnersParams(Params):
 
 
 class GpuOwners(Model):
-    """By cluster and UUID. next_after: ask for more with it; null at the end."""
+    """The owners by cluster and UUID. next_after: ask for more with it; null at the end."""
 
     gpus: tuple[GpuOwnership, ...]
     next_after: str | None
@@ -317,7 +317,7 @@ async def alive() -> State:
 
 @health_router.get("/leading", summary="This replica serves the ledger")
 async def leading() -> State:
-    """Of several replicas, those that wait answer 503."""
+    """Whether this replica serves: of several, those that wait answer 503."""
     return State()
 
 

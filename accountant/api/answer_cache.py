@@ -261,7 +261,7 @@ PACK_LINES: Final = 1_000
 """Lines that are unpacked together: those of a page, unless another number is asked for."""
 _LEVEL: Final = 1
 _HEAD_BYTES: Final = 4_096
-"""Of an answer beside its lines, about."""
+"""Approximate size of an answer without its lines."""
 _Key = tuple[str, int, int, int, str]
 
 
@@ -306,7 +306,7 @@ class AnswerPages:
 
     @property
     def nbytes(self) -> int:
-        """Of what is kept."""
+        """Bytes that the kept answers take."""
         with self._lock:
             self._kept.expire()
             return int(self._kept.currsize)
@@ -329,7 +329,7 @@ class _Packed(Generic[A]):
 
     @property
     def nbytes(self) -> int:
-        """Of memory, about."""
+        """Approximate memory that it takes."""
         return _HEAD_BYTES + sum(map(len, self.packs))
 
     def page(self, page: Page, limit: int) -> A:
@@ -364,7 +364,7 @@ def _lines(answer: UsageAnswer | CostAnswer | JobsAnswer) -> tuple[Any, ...]:
 
 
 def _field(model: type[UsageAnswer | CostAnswer | JobsAnswer]) -> str:
-    """Of the lines."""
+    """The field of the model that holds the lines."""
     return "jobs" if model is JobsAnswer else "lines"
 
 

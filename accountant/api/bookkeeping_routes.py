@@ -144,7 +144,7 @@ class NewCredit(CreditedNode):
     **takes(CreditedNode, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 async def preview_credit(request: Request, deps: Given, _principal: Administering) -> Credit:
-    """By team: what was billed for the node's GPUs in the span. Time that was down was not billed."""
+    """For each team, what was billed for the node's GPUs in the span. Time that was down was not billed."""
     asked = await read_model(deps.intake, request, CreditedNode)
 
     def look() -> Credit:

@@ -55,7 +55,7 @@ class LedgerSnapshot(JobQuestions, ReportQuestions, Protocol):
     """One moment of the ledger (accountant.storage.snapshot)."""
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """By cluster and node: how many GPUs were there for a part of the span."""
+        """How many GPUs each node had for a part of the span, by cluster and node."""
         ...
 
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
@@ -92,7 +92,7 @@ class Checked(Ledger, Journal, Protocol):
         ...
 
     def mark(self, start_ms: int, end_ms: int) -> Hashable:
-        """As long as it is equal, no question about the span has another answer."""
+        """A mark of the span's content: while it is equal, every question about the span has the same answer."""
         ...
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
@@ -173,7 +173,7 @@ class Deps:
 
     @cached_property
     def prepared(self) -> AnswerCache:
-        """Of the pages; its builder closes it before the ledger."""
+        """The cache of the pages; its builder closes it before the ledger."""
         return AnswerCache(self.clock, self.spent, self.tasks)
 
     @cached_property

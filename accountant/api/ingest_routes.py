@@ -157,7 +157,7 @@ async def state(asked: Annotated[ImportParams, Query()], deps: Given, principal:
                                          "unknown-schema", "invalid-batch", "ledger-unavailable"),
 )  # fmt: skip
 async def report_import(request: Request, deps: Given, principal: Importing) -> Response:
-    """As POST /v1/usage, for a batch whose epoch is an import's and whose rows are all imported."""
+    """Takes what POST /v1/usage takes, for a batch whose epoch is an import's and whose rows are all imported."""
     started = deps.clock.monotonic_ms()
     try:
         async with deps.intake.body(request) as raw:

@@ -116,7 +116,7 @@ INLINE_BYTES = 128 * 1024
 _GZIP = 16 + zlib.MAX_WBITS
 _HEAVY_AT_ONCE = 2
 _MOST_DIGITS = 18
-"""Of a Content-Length."""
+"""Digits that a Content-Length may have."""
 _CALLERS_SHARE = 4
 """One caller has this part of what all bodies may hold."""
 _PIECE_BYTES = 256 * 1024

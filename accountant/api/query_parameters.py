@@ -210,7 +210,7 @@ def invalid(parameter: str, reason: str) -> Refusal:
 
 
 _MOST = 2**53
-"""Of any number in a cursor: a made-up cursor holds no number that is too large."""
+"""Largest number in a cursor: a made-up cursor cannot hold one that is too large."""
 _Ms = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
 
 
@@ -241,7 +241,7 @@ class Page:
     shown: int = 0
 
     def cursor(self, answer: str, shown: int) -> str:
-        """Of the page after `shown` lines of that answer."""
+        """The cursor of the page after `shown` lines of that answer."""
         cursor = Cursor(self.question, self.start_ms, self.end_ms, self.at_ms, answer, shown)
         return base64.urlsafe_b64encode(msgspec.json.encode(cursor)).decode().rstrip("=")
 

@@ -249,7 +249,7 @@ class WaitParams(SpanParams):
 
 @wait_router.get("/v1/waits", summary="How long pods waited", responses=refuses("invalid-parameter"))
 async def waits(asked: Annotated[WaitParams, Query()], deps: Given, principal: Reading) -> list[WaitLine]:
-    """Of the pods that existed in the span; of the caller's teams."""
+    """How long pods waited that existed in the span and belong to the caller's teams."""
     now = deps.clock.wall_ms()
     start, end, _ = asked.span(now, deps.settings.timezone, deps.settings.limits)
     check_cost(
@@ -287,7 +287,8 @@ budget_router = APIRouter(tags=["figures"])
 
 @budget_router.get("/v1/budgets", summary="Budgets and what is spent of them", responses=refuses("ledger-unavailable"))
 async def budgets(deps: Given, principal: Reading) -> list[BudgetState]:
-    """Of the current month, in the policy's order; a caller of some teams sees those teams' budgets only."""
+    """The budgets of the current month, in the policy's order; a caller of some teams sees those teams' budgets
+    only."""
     now, settings = deps.clock.wall_ms(), deps.settings
 
     def read() -> list[BudgetState]:
@@ -303,7 +304,7 @@ async def budgets(deps: Given, principal: Reading) -> list[BudgetState]:
 
 job_router = APIRouter(tags=["jobs"])
 MOST_REPORTS = 1_000
-"""Of one request."""
+"""Reports that one request may hold."""
 Id = Annotated[
     str, Path(max_length=4_096, description="CLUSTER~NAMESPACE~KIND~NAME, as GET /v1/jobs writes it (`id`).")
 ]

@@ -94,7 +94,7 @@ _PROFILE = re.compile(r"(?:\d+c\.)?(\d+)g\.(\d+)gb(?:\+\S*)?", re.IGNORECASE)
 
 
 def memory_to_compute(profile: str, gpu_model: str) -> Fraction | None:
-    """By what an instance's compute share is multiplied to give its memory share; 1 for a whole GPU.
+    """The factor from an instance's compute share to its memory share; 1 for a whole GPU.
 
     None where the profile, or the memory that the model's name states, cannot be read."""
     if not profile:

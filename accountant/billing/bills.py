@@ -169,8 +169,8 @@ def _pool(charge: Charge, cluster: int | None) -> tuple[str, str]:
 
 
 def weights(found: Iterable[Charge], by: Sequence[Dimension]) -> dict[tuple[str, str], dict[str, int]]:
-    """By pool and team, sorted by team: the cost of what the team held in the pool; GPU time where some of that has
-    no price. by: begins with the team."""
+    """For each pool and team, sorted by team, the cost of what the team held in the pool; GPU time where some of that
+    has no price. by: begins with the team."""
     cluster = by.index(_CLUSTER) if _CLUSTER in by else None
     costs: dict[tuple[str, str], dict[str, Decimal]] = {}
     time: dict[tuple[str, str], dict[str, int]] = {}

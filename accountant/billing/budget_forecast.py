@@ -206,7 +206,7 @@ def _used_up(past: Iterable[tuple[float, int, int]], limit: float, now_ms: int) 
 
 
 def _exhaustion(found: LimitForecast | None, now_ms: int, end_ms: int) -> Exhaustion:
-    """Of what begins anew with the next month."""
+    """When a budget that begins anew each month is used up."""
 
     def within(left_days: float | None) -> int | None:
         if left_days is None or left_days * MS_PER_DAY >= end_ms - now_ms:
@@ -239,8 +239,8 @@ def _spent(budget: Budget, book: PriceBook | None, ours: Iterable[Charge]) -> De
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Of a month that is not over, up to the end of the report. spent: exact. days_metered: of days_over, since the
-    ledger began. forecast None: days are few."""
+    """The forecast of a month that is not over, made at the end of the report. spent: exact. days_metered: of
+    days_over, since the ledger began. forecast None: days are few."""
 
     month: str
     spent: Decimal

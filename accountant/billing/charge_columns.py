@@ -27,7 +27,7 @@ KEY, PLACE, ACCOUNT, DETAIL, PRICE, TIME = range(6)
 """The columns of `ChargeColumns.table`."""
 _IDLE_DETAILS: Final[tuple[Detail, ...]] = ("starting", "gang_waiting", "running_idle")
 _KEY_BYTES: Final = 300
-"""Of a key and the names in it that no other key has."""
+"""Approximate size of a key with the names that no other key has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Groups:
 
     @property
     def nbytes(self) -> int:
-        """Of memory, about."""
+        """Approximate memory that it takes."""
         return _KEY_BYTES * len(self.keys) + sum(key.nbytes + gpu_us.nbytes for key, gpu_us in self.of.values())
 
 
@@ -79,7 +79,7 @@ class ChargeColumns:
         return replace(self, table=self.table[rows])
 
     def regrouped(self, dimensions: Sequence[int]) -> ChargeColumns:
-        """By these dimensions of the keys alone, which are given by their places in the key."""
+        """The charges grouped by these dimensions of the keys alone, which are given by their places in the key."""
         keys, number = numbered([tuple([key[at] for at in dimensions]) for key in self.keys])
         table = self.table.copy()
         table[:, KEY] = number[table[:, KEY]]
@@ -109,7 +109,7 @@ class ChargeColumns:
         return replace(self, keys=keys, table=np.concatenate([kept, _rows(added, 6)]))
 
     def by_line(self) -> BilledLines:
-        """By line of a statement; a key begins with the team that pays."""
+        """The charges grouped by line of a statement; a key begins with the team that pays."""
         teams, team = numbered([key[:1] for key in self.keys])
         kinds, kind = numbered([(place.gpu_model, place.capacity_type) for place in self.places])
         key, place, account, detail, price, _ = self.table.T

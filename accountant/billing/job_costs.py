@@ -361,7 +361,7 @@ def _job(
 
 
 def _parts(found: Iterable[Charge]) -> list[PricedTime]:
-    """Of one job, quantified by itself."""
+    """The priced parts of one job, rounded by themselves."""
     return [part for several in quantify(((), charge) for charge in found).values() for part in several]
 
 

@@ -30,7 +30,7 @@ class KnownPod:
 
     @property
     def key(self) -> JobKey:
-        """Of the job it belongs to; a pod without a workload is a job of its own."""
+        """The job that it belongs to; a pod without a workload is a job of its own."""
         return JobKey(self.cluster, self.facts.namespace, self.facts.workload or f"Pod/{self.facts.name}")
 
 
@@ -46,7 +46,7 @@ class PodWait:
 
 @dataclass(frozen=True, slots=True)
 class WaitStatistics:
-    """Of `pods` waits: median, 95th percentile (nearest rank) and longest, in milliseconds."""
+    """Statistics of `pods` waits: median, 95th percentile (nearest rank) and longest, in milliseconds."""
 
     pods: int
     median_ms: int
@@ -80,7 +80,7 @@ def merged(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
 
 
 def pod_wait(fact: PodFacts, now_ms: int) -> PodWait:
-    """Of a pod, by what is known of it."""
+    """How long a pod waited, as far as it is known."""
     return waited_between(fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, now_ms)
 
 
@@ -96,7 +96,7 @@ def waited_between(
 
 
 def wait_statistics(waits: Iterable[int | None]) -> WaitStatistics:
-    """Of those that are known; zeros where none is."""
+    """Statistics of the waits that are known; zeros where none is."""
     known = sorted(wait for wait in waits if wait is not None)
     if not known:
         return WaitStatistics(0, 0, 0, 0)
@@ -109,7 +109,7 @@ def _rank(ordered: Sequence[int], percent: int) -> int:
 
 
 def queue_of(node: PodFacts | None, cluster: PodFacts | None) -> str:
-    """Of a pod, by what its node and the API server say; `holder_origins.sql` says the same."""
+    """The queue that a pod names, as its node and the API server say; `holder_origins.sql` says the same."""
     if cluster is None or not cluster.queue_ref:
         return node.queue_ref if node is not None else ""
     if node is None or node.queue_ref in ("", cluster.queue_ref) or cluster.queue_ref.startswith(f"{node.queue_ref}@"):
@@ -140,7 +140,8 @@ class WaitRow:
 
 
 def queue_waits(pods: Iterable[KnownPod], start_ms: int, end_ms: int, team: str | None) -> tuple[WaitRow, ...]:
-    """By queue, the longest 95th percentile first; pods that were placed before the span are not counted."""
+    """One row for each queue, the longest 95th percentile first; pods that were placed before the span are not
+    counted."""
     groups: dict[tuple[str, str], list[PodWait]] = defaultdict(list)
     for pod in pods:
         facts = pod.facts

@@ -179,7 +179,7 @@ class Itemised:
 
     @property
     def items(self) -> Iterator[Item]:
-        """By line, then key."""
+        """The items, sorted by line and key."""
         for cut in self.cuts:
             yield from cut.items(range(len(cut.key)), self.keys, self.places)
 

@@ -242,7 +242,7 @@ def credited_spans(acts: Iterable[Act]) -> list[NodeSpan]:
 
 
 def closing(final: Statement) -> NewAct:
-    """Of a statement that says its month, and who closes it."""
+    """The act that closes a month with this statement."""
     assert final.month is not None
     assert final.closing is not None
     content = {"statement": canonical(final).decode(), "hash": final.hash, "priced_by": final.price_book_version}
@@ -385,7 +385,7 @@ class Bookkeeper:
         return Month.parse(latest.month).span(self._zone)[1] if latest else 0
 
     def status(self, month: Month, books: ClosedMonths | None = None) -> Status:
-        """Of a month at this moment."""
+        """The status of a month at this moment."""
         found = (books or self.books()).of(str(month))
         if found is not None:
             return "published" if found.published else "closed"
@@ -614,7 +614,7 @@ class Bookkeeper:
         return list(after.corrections[len(books.corrections) :])
 
     def _open(self, month: Month, books: ClosedMonths, book: PriceBook | None) -> Statement:
-        """As the ledger stands, up to now for a running month, with what is booked in it."""
+        """The statement of a month as the ledger stands, with what is booked in it; of a running month up to now."""
         start, end = month.span(self._zone)
         end = max(start, min(end, self._clock.wall_ms()))
         return build(

@@ -63,7 +63,7 @@ class Proposal:
     lines: tuple[Correction, ...]
 
     def effects(self, teams: Collection[str] | None = None) -> list[TeamEffect]:
-        """By team, sorted. teams: of these alone."""
+        """The effect on each team, sorted by name. teams: only these."""
         names = sorted({one.line.team for one in self.lines if teams is None or one.line.team in teams})
         return [
             TeamEffect(
@@ -267,7 +267,8 @@ class CreditLine:
 
 
 def credit_lines(ledger: Ledger, book: PriceBook, span: NodeSpan, timezone: str) -> list[CreditLine]:
-    """By team; without a payer where nothing was held. Raises ValueError where held time has no price."""
+    """One line for each team; without a payer where nothing was held. Raises ValueError where held time has no
+    price."""
     where: Mapping[Dimension, Collection[str]] = {"cluster": (span.cluster,), "node": (span.node,)}
     (found,) = charges_by_cuts(ledger, book, span.start_ms, span.end_ms, (_BY,), timezone, where)
     paid = bill_start_up(found, book.billing, _BY).charges()

@@ -34,7 +34,7 @@ MOST_ITEM = 500
 
 
 MOST_AMOUNT = 10**12
-"""Of one line of an invoice, in its currency."""
+"""Largest amount of one line of an invoice, in its currency."""
 
 
 class CannotTrueUp(ValueError):
@@ -104,7 +104,7 @@ _Kind: TypeAlias = tuple[str, str, str]
 
 
 class TrueUpRate(Model):
-    """Of one kind of GPU, per GPU and hour; "" as in InvoiceLine. source: of the invoice."""
+    """The rate of one kind of GPU, per GPU and hour; "" as in InvoiceLine. source: of the invoice."""
 
     gpu_model: str
     region: str
@@ -280,7 +280,7 @@ def _line(pool: _Pool) -> ReconciledLine:
 
 
 def _cost(charges: Iterable[Charge]) -> Decimal:
-    """Of what has a price."""
+    """The cost of the charges that have a price."""
     priced = [charge for charge in charges if not charge.unpriced]
     parts = [part for several in quantify(((), charge) for charge in priced).values() for part in several]
     return total_cost(parts) or Decimal(0)

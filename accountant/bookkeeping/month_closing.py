@@ -22,7 +22,7 @@ Status = Literal["open", "grace", "due", "closed", "published"]
 """due: its grace is over, and it waits to be closed."""
 Objecting = Literal["grace", "unpriced", "quarantined", "coverage", "proposals"]
 MIN_COVERAGE = 0.99
-"""Of a month that closes without an acknowledgement."""
+"""Coverage that a month needs to close without an acknowledgement."""
 
 
 class CannotClose(AccountantError):
@@ -33,7 +33,7 @@ class CannotClose(AccountantError):
 
 
 class OtherCurrency(CannotClose):
-    """Of a price book, than the amounts that are booked."""
+    """The price book has another currency than the amounts that are booked."""
 
     key = "currency"
 

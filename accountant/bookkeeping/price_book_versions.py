@@ -179,7 +179,7 @@ class PriceDiff(Model):
 
 
 def difference(month: str, before: Statement, after: Statement) -> PriceDiff:
-    """By how much `after` differs from `before`: two statements of the same time under two books."""
+    """The difference between `before` and `after`: two statements of the same time under two books."""
     old, new = _costs(before.every_line), _costs(after.every_line)
     time: dict[_Key, int] = {}
     for line in after.every_line:

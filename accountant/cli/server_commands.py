@@ -407,7 +407,8 @@ def without(text: str, name: str) -> str:
 
 
 def _last_line(node: yaml.Node) -> int:
-    """Of the node's own text: where a block is said to end, comments that follow it are behind it already."""
+    """The last line of the node's own text: where a block is said to end, comments that follow it are behind it
+    already."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style:
         children = [child for part in node.value for child in (part if isinstance(part, tuple) else (part,))]
         return max(_last_line(child) for child in children)

@@ -158,7 +158,7 @@ def balance_table(balance: Balance) -> Table:
 
 
 def _metered(answer: UsageAnswer) -> str:
-    """Of a span without capacity nothing is known, and no share of it is metered."""
+    """The share that is metered; for a span without capacity it is not known."""
     if answer.coverage is None:
         return "nothing is recorded of this time"
     return f"{percent(answer.coverage)} of the capacity is metered"
@@ -335,7 +335,7 @@ def corrections(found: Sequence[BookedCorrection]) -> Table:
 
 
 def proposals(found: Sequence[WaitingProposal], *, refused: bool = False) -> Table:
-    """By month and team, what would change."""
+    """What would change, by month and team."""
     table = titled_table("Refused" if refused else "Waiting for an admin")
     for name in ("about", "booked in", "proposal", "team"):
         table.add_column(name)
@@ -361,7 +361,7 @@ def adjustments(found: Sequence[BookedAdjustment]) -> Table:
 
 
 def credit(found: Credit) -> Table:
-    """By team, with the total."""
+    """The credit of each team, with the total."""
     table = titled_table(f"A credit for {found.node}, not booked")
     table.add_column("team")
     for name in ("GPU-hours", "billed", f"credit {found.currency or ''}"):

@@ -132,7 +132,7 @@ class Allocation:
 
     @property
     def cost(self) -> Fraction:
-        """Of everything that has a price, shared idle time included; currency of the price book."""
+        """The cost of all time that has a price, shared idle time included; currency of the price book."""
         return self._cost(self.time)
 
     @property
@@ -226,8 +226,8 @@ def share_idle(found: Sequence[Allocation], *, by_node: bool) -> list[Allocation
 
 
 def aggregated(found: Iterable[Allocation], keys: Sequence[str], *, split_idle: str = "") -> dict[str, Allocation]:
-    """By name, sorted: the values of the keys joined with a slash. split_idle: `node` or `cluster` keeps idle
-    time apart by it."""
+    """The allocations grouped by name, sorted; a name is the values of the keys joined with a slash. split_idle: `node`
+    or `cluster` keeps idle time apart by it."""
     groups: dict[str, list[Allocation]] = {}
     for one in found:
         name = _idle_name(one, split_idle) if one.idle else "/".join(value_of(one, key) for key in keys)
@@ -267,7 +267,7 @@ def merged(parts: Sequence[Allocation]) -> Allocation:
 
 
 def value_of(one: Allocation, key: str) -> str:
-    """Of one of the names that can be aggregated by; UNALLOCATED where there is none."""
+    """The value of a name that allocations can be aggregated by; UNALLOCATED where there is none."""
     properties = one.properties
     kind, controller = properties.get("controllerKind", ""), properties.get("controller", "")
     if key == "all":
@@ -375,7 +375,7 @@ _MEMORY = ("ramBytes", "ramByteRequestAverage", "ramByteUsageAverage", "ramByteH
 _NS_PER_MS = 1_000_000
 _COLUMNS = ("start", "end", "minutes", "gpuCount", "gpuHours", "gpuCost", "gpuCostIdle", "gpuEfficiency",
             "totalCost", "totalEfficiency")  # fmt: skip
-"""Of the CSV, after the properties."""
+"""Columns of the CSV after the properties."""
 
 
 def sets(found: Iterable[tuple[Span, Mapping[str, Allocation]]]) -> list[dict[str, Any]]:
@@ -432,7 +432,7 @@ def _asset(cluster: str, node: str, machine: str) -> dict[str, str]:
 
 
 def provider_id(facts: NodeFacts) -> str:
-    """As OpenCost shows it (ParseID in core/pkg/util)."""
+    """The provider id as OpenCost shows it (ParseID in core/pkg/util)."""
     cloud = _MACHINE.match(facts.provider_id)
     return cloud[1] if cloud else facts.provider_id
 
@@ -540,7 +540,7 @@ def _summed(name: str, one: Allocation) -> dict[str, Any]:
 
 
 MAX_ALLOCATIONS = 200_000
-"""Of one answer, over all of its sets."""
+"""Allocations that one answer may hold, over all of its sets."""
 _STEPS_AT_ONCE = 31
 _SHARED = ("nvidia.com/gpu.shared", "nvidia.com/mig-")
 """Beginnings of resources that are parts of a GPU."""
@@ -687,7 +687,8 @@ class AllocationSource:
         return found, unmetered_us
 
     def _charges(self, steps: Sequence[Span], book: PriceBook | None, now_ms: int) -> Iterator[list[Charge]]:
-        """Of each step, none after now. The ledger is asked for many steps at once where whole hours part them."""
+        """The charges of each step, none after now. The ledger is asked for many steps at once where whole hours part
+        them."""
         grain = _grain(steps)
         many = _STEPS_AT_ONCE if grain else 1
         for chunk in (steps[at : at + many] for at in range(0, len(steps), many)):
@@ -757,7 +758,7 @@ class AllocationsOfLedgers(AllocationSource):
 
 
 def _grain(steps: Sequence[Span]) -> Literal["hour", "day"] | None:
-    """By what one answer can be taken apart into the steps."""
+    """The dimension by which one answer of the ledger can be divided into the steps; None where neither does."""
     edges = [end for _, end in steps[:-1]]
     if not edges:
         return None
@@ -768,7 +769,7 @@ def _grain(steps: Sequence[Span]) -> Literal["hour", "day"] | None:
 
 @lru_cache(maxsize=MAX_STEPS)
 def _instant(text: str) -> int:
-    """Of a day or an hour as the ledger names it, in UTC."""
+    """The start of a day or an hour as the ledger names it, in UTC."""
     return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * MS_PER_SECOND)
 
 
@@ -798,7 +799,8 @@ def _success(data: object, warnings: Sequence[str]) -> Mapping[str, object]:
 
 
 def _seen(pods: Sequence[KnownPod]) -> Mapping[PodName, PodSeen]:
-    """By name; of several pods of one name the time from the first to the last, and the newest one's labels."""
+    """The pods by name; several pods of one name have the time from the first to the last, and the newest one's
+    labels."""
     found: dict[PodName, PodSeen] = {}
     for pod in sorted(
         pods, key=lambda known: (known.facts.created_ms or known.facts.scheduled_ms or 0, known.facts.uid)

@@ -70,7 +70,7 @@ def parse_window(text: str, now_ms: int) -> tuple[int, int]:
 
 
 def duration_ms(text: str) -> int:
-    """Of `30m`, `24h`, `7d`, `2w`. Raises NotAWindow."""
+    """The milliseconds of `30m`, `24h`, `7d`, `2w`. Raises NotAWindow."""
     found = _DURATION.fullmatch(text)
     if not found or int(found[1]) == 0:
         raise NotAWindow(
@@ -121,7 +121,7 @@ def _ordered(start_ms: int, end_ms: int, text: str) -> tuple[int, int]:
 
 
 Properties = Mapping[str, str]
-"""Of one allocation, by the filter's names of keys; labels as label[NAME]."""
+"""The properties of one allocation by the filter's names; labels as label[NAME]."""
 Predicate = Callable[[Properties], bool]
 
 MAX_CHARACTERS = 4_096
@@ -270,7 +270,7 @@ Unit = Literal["hour", "day", "week", "month", "quarter", "all"]
 MAX_PARAMETERS = 64
 MAX_AGGREGATE = 12
 MAX_STEPS = 800
-"""Of one question: a month of hours fits."""
+"""Steps of one question: a month of hours fits."""
 DEFAULT_AGGREGATE = ("cluster", "node", "namespace", "pod", "container")
 CONTROLLER_KINDS = ("deployment", "statefulset", "daemonset", "job")
 LABEL_OF: Mapping[str, str] = {"department": "department", "environment": "env", "owner": "owner", "product": "app"}
@@ -353,7 +353,7 @@ class Question:
     descending: bool = False
     offset: int = 0
     limit: int | None = None
-    """Of the allocations of each set, after sorting; None: all."""
+    """How many allocations of each set are shown, after sorting; None: all."""
     ignored: tuple[str, ...] = ()
     """Parameters that change no figure here, although they may elsewhere."""
     unkept: tuple[str, ...] = ()
@@ -395,7 +395,7 @@ def parse_query(query: str, now_ms: int, longest_ms: int) -> Question:
 
 
 def asset_filter(given: Mapping[str, str]) -> Predicate:
-    """Of the filter and the types that a question for assets has. Raises BadQuestion."""
+    """The predicate of the filter and the types in a question for assets. Raises BadQuestion."""
     try:
         keeps = parse_filter(given.get("filter", ""), _ASSET_KEYS)
     except NotAFilter as error:

@@ -202,8 +202,8 @@ class LakeCatalog(Model):
     type: Literal["sql", "rest", "glue", "hive"] = "sql"
     """`sql`: SQLite or PostgreSQL."""
     uri: str = Field(default="", max_length=2_000)
-    """Of the catalog, for example `postgresql+psycopg://gputally@db/lake`; empty with `sql`: a SQLite file in the
-    warehouse."""
+    """Address of the catalog, for example `postgresql+psycopg://gputally@db/lake`; empty with `sql`: a SQLite file in
+    the warehouse."""
     name: str = Field(default="gputally", min_length=1, max_length=100)
     """Name of the catalog, where several are on one database."""
     properties: Annotated[dict[str, str], BeforeValidator(_mapping)] = Field(default={}, max_length=100)
@@ -385,7 +385,7 @@ def address(text: str) -> str:
 
 
 def host_and_port(listen: str) -> tuple[str, int]:
-    """Of an `address`; IPv6 without its brackets."""
+    """The host and the port of an `address`; IPv6 without its brackets."""
     host, _, port = listen.rpartition(":")
     return host.strip("[]"), int(port)
 

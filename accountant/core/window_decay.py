@@ -24,7 +24,7 @@ from gputally.base.units import BUCKET_MS, MS_PER_SECOND
 
 LN2 = 0.6931471805599453
 SLURM_LN2 = 0.693
-"""As Slurm writes it."""
+"""ln 2 as Slurm writes it."""
 SERIES_BELOW = 0.25
 SERIES_TERMS = 12
 """(1 - e^-x) / x = 1 - x/2 (1 - x/3 (1 - ...)): below SERIES_BELOW the first term left out is < 1e-17."""

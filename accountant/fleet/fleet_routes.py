@@ -124,7 +124,7 @@ async def metrics(deps: Given, _: Reading) -> Response:
 
 @router.get("/v1/ledgers", summary="The ledgers of the lake")
 async def ledgers(request: Request, principal: Reading) -> Response:
-    """By name, and up to when the figures of each are published."""
+    """The ledgers by name, and up to when the figures of each are published."""
     of_everyone(principal)
     found = [
         {
@@ -140,7 +140,7 @@ async def ledgers(request: Request, principal: Reading) -> Response:
 async def usage(
     request: Request, asked: Annotated[FleetGrouped, Query()], deps: Given, principal: Reading
 ) -> UsageAnswer:
-    """As the accountant's own; `note` names the ledgers whose figures end before the span does."""
+    """The same as the accountant's route; `note` names the ledgers whose figures end before the span does."""
     state = _state(request)
     start, end, zone = asked.span(deps.clock.wall_ms(), "UTC", deps.settings.limits, deps.newest_ms())
     where = dict(asked.where)
@@ -159,7 +159,7 @@ async def usage(
 async def costs(
     request: Request, asked: Annotated[FleetGrouped, Query()], deps: Given, principal: Reading
 ) -> CostAnswer:
-    """As the accountant's own. Amounts of several currencies are refused, unless the operator gave rates."""
+    """The same as the accountant's route. Amounts of several currencies are refused, unless the operator gave rates."""
     state = _state(request)
     start, end, zone = asked.span(deps.clock.wall_ms(), "UTC", deps.settings.limits, deps.newest_ms())
     where = dict(asked.where)

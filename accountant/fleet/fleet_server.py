@@ -116,7 +116,7 @@ class FleetService:
             known[name].deps.prepared.close()
 
     def names(self) -> Sequence[str]:
-        """Of the ledgers that are served now."""
+        """The names of the ledgers that are served now."""
         return tuple(self._served)
 
     def _keep_looking(self, stop: threading.Event, task: BackgroundTask) -> None:

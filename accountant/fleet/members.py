@@ -36,7 +36,7 @@ from gputally.server.config_models import Exact, Model
 
 Where = Mapping[Dimension, Collection[str]]
 Told = Callable[[str, int, int], None]
-"""Of progress: the member that is asked, how many of how many are done."""
+"""Takes progress: the member that was asked, how many are done, and of how many."""
 
 
 class SeveralCurrencies(AccountantError):
@@ -74,7 +74,7 @@ class Member:
         return self.status.ledger
 
     def statement(self, month: Month) -> Statement:
-        """Of a month, as its accountant published it."""
+        """The statement of a month as its accountant published it."""
         return self.ledger.statement(month) or self.books.month(month)
 
     def report(self, month: Month, team: str | None = None, issuer: Issuer | None = None) -> Report:
@@ -133,7 +133,7 @@ class Fleet:
         self._rates = rates
 
     def statuses(self) -> Mapping[str, LedgerStatus]:
-        """Of all ledgers that publish here, by name, ascending."""
+        """The status of every ledger that publishes here, by name, ascending."""
         return ledgers(self._engine)
 
     def members(self, names: Collection[str] = ()) -> list[Member]:

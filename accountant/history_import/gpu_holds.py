@@ -138,7 +138,7 @@ class GpuLayout:
 
     @property
     def weights(self) -> list[int]:
-        """Of the parts, and of what belongs to none of them (nothing, where the GPU is one part)."""
+        """The weights of the parts, and of what belongs to none of them (nothing, where the GPU is one part)."""
         slices = [part.slice for part in self.parts if part.slice is not None]
         if not slices:
             return [1, 0]
@@ -148,7 +148,7 @@ class GpuLayout:
 
 @dataclass(frozen=True, slots=True)
 class SlotHold:
-    """Of one slot: part, slot are positions in the layout of the GPU."""
+    """A hold of one slot; part, slot: positions in the layout of the GPU."""
 
     gpu: str
     part: int
@@ -274,7 +274,7 @@ class ImportedTime:
 
 
 def rows(gpu: GpuLayout, holds: Sequence[SlotHold], span: Span, allowed: Iterable[Span]) -> list[UsageInterval]:
-    """Of one GPU inside `span`, ascending; `seq` is 0. allowed: the time that may be imported at all."""
+    """The rows of one GPU inside `span`, ascending; `seq` is 0. allowed: the time that may be imported at all."""
     slots = by_slot(holds)
     edges = {span[0], span[1], *range(span[0] - span[0] % BUCKET_MS + BUCKET_MS, span[1], BUCKET_MS)}
     permitted = union(allowed)

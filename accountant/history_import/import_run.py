@@ -44,7 +44,7 @@ _PER_MINUTE = 1_000_000
 
 
 def epoch(source: Source, first_ms: int) -> str:
-    """Of the outboxes of a run of chunks that began at `first_ms`."""
+    """The epoch of the outboxes of a run of chunks that began at `first_ms`."""
     return f"{_PREFIX}{source}:{first_ms:014d}"
 
 
@@ -158,7 +158,7 @@ class ImportRow:
 
     @property
     def coverage(self) -> float:
-        """Of the time of known GPUs that no agent metered, what there was a record of."""
+        """The share of the unmetered time of known GPUs for which there was a record."""
         whole = self.sent_us + self.missing_us
         return self.sent_us / whole if whole else 1.0
 
@@ -174,7 +174,7 @@ def of_acts(acts: Iterable[Act]) -> list[ImportedChunk]:
 
 
 def said_of(noted: Iterable[ImportedChunk], start_ms: int, end_ms: int) -> tuple[ImportRow, ...]:
-    """By cluster, source and origin, of [start_ms, end_ms)."""
+    """The imports of [start_ms, end_ms) by cluster, source and origin."""
     found: dict[tuple[str, Source, str], list[ImportedChunk]] = {}
     for chunk in noted:
         if chunk.start_ms < end_ms and chunk.end_ms > start_ms:
@@ -204,7 +204,7 @@ def _row(key: tuple[str, Source, str], chunks: Sequence[ImportedChunk], start_ms
 
 
 RECORDS = 10_000
-"""Of one batch, unless a set of rows is larger."""
+"""Records in one batch, unless a set of rows is larger."""
 _SENDERS = 4
 Read = Callable[[Chunk], Sequence[NodeHistory]]
 

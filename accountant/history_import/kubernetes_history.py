@@ -53,7 +53,7 @@ def facts_of(
     scheduler: str,
     team_labels: Sequence[str] = (),
 ) -> tuple[PodFacts, ...]:
-    """Of the pods that held something of a node in this chunk, by uid; `seq` is 0.
+    """The facts of the pods that held something of a node in this chunk, by uid; `seq` is 0.
 
     team_labels: further labels to keep."""
     index = _PodTables(seen, team_labels)
@@ -145,7 +145,7 @@ def _created_by(labels: Labels) -> Owner | None:
 
 
 def of_requests(containers: Sequence[Container], devices: Sequence[Device], seen: Observed) -> list[Demand]:
-    """Of one node, on the devices that were labelled with the pod."""
+    """The demands of one node, on the devices that were labelled with the pod."""
     starts = {(pod_of(labels), of(labels, "uid")): round(value * MS_PER_SECOND) for labels, value in seen.starts}
     ends = {(pod_of(labels), of(labels, "uid")): round(value * MS_PER_SECOND) for labels, value in seen.ends}
     on: dict[PodName, set[tuple[str, int]]] = {}
@@ -239,8 +239,8 @@ class NodeHistory:
 
 
 def histories(seen: Observed, *, scheduler: str = "", team_labels: Sequence[str] = ()) -> list[NodeHistory]:
-    """By node, ascending. scheduler: who places pods of which kube-state-metrics does not say it. team_labels: labels
-    of pods to keep."""
+    """The history of each node, ascending. scheduler: who places pods of which kube-state-metrics does not say it.
+    team_labels: labels of pods to keep."""
     asked = asked_for(seen)
     found = devices_of(seen, {name: pod.node for name, pod in asked.pods.items()}, asked.listed)
     nodes = sorted({device.node for device in found} | {one.node for one in asked.containers} | asked.offered.keys())

@@ -131,7 +131,7 @@ def resource(text: str) -> str:
 
 
 def pod_label_names(extra: Iterable[str] = ()) -> dict[str, str]:
-    """By the name that kube-state-metrics gives a label, the label: of those that may say whose a pod is."""
+    """The labels that may name a pod's owner, by the names that kube-state-metrics gives them."""
     return {f"label_{re.sub(r'[^a-zA-Z0-9_]', '_', key)}": key for key in sorted({*_KEPT, *extra})}
 
 
@@ -281,7 +281,7 @@ class Device:
 
 
 def devices_of(seen: Observed, nodes_of: Mapping[PodName, str], listed: Mapping[str, object]) -> list[Device]:
-    """By node and order. nodes_of: where each pod was; listed: the nodes that Kubernetes knows."""
+    """The devices by node and order. nodes_of: where each pod was; listed: the nodes that Kubernetes knows."""
     about: dict[str, list[Labels]] = {}
     every = [*seen.devices, *(one.labels for table in (seen.busy, seen.memory, seen.power) for one in table)]
     for labels in every:
@@ -394,7 +394,8 @@ def _node(about: Sequence[Labels], nodes_of: Mapping[PodName, str], listed: Mapp
 def assumed_devices(
     node: str, offered: Mapping[str, int], containers: Sequence[Container], labels: Mapping[str, str]
 ) -> list[Device]:
-    """As many GPUs as a node offers, or was seen to need, where no exporter ever listed them. labels: the node's."""
+    """Devices for as many GPUs as a node offers, or was seen to need, where no exporter ever listed them. labels: the
+    node's."""
     model = labels.get("label_nvidia_com_gpu_product", "")
     replicas = labels.get("label_nvidia_com_gpu_replicas", "")
     each = int(replicas) if replicas.isascii() and replicas.isdigit() and int(replicas) > 0 else 1

@@ -154,7 +154,7 @@ class _ChunkQueries:
         return self._range(f"last_over_time({selector(name, matchers, self._match)}[{window_ms}ms]) {test}")
 
     def mean(self, name: str, window_ms: int) -> list[Series]:
-        """Of ratios and gauges; a percentage as a ratio."""
+        """The mean of ratios and gauges; a percentage becomes a ratio."""
         found = self._range(f"avg_over_time({selector(name, '', self._match)}[{window_ms}ms])")
         if name not in (*_UTIL, *_ENGINE):
             return list(found)

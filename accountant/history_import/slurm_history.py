@@ -21,7 +21,7 @@ from agent.wire import Holder
 from gputally.base.units import apportion
 
 MOST_NODES = 65_536
-"""Of one job."""
+"""Nodes that one job may have."""
 _POOL = "gpu"
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _GRES = re.compile(r"gpu(?::([^:(),]+))?:(\d{1,5})(?:\([^)]*\))?(?:,|$)")

@@ -157,7 +157,7 @@ class InventoryFile(Model):
         return Calendar(tuple(entry.planned(self.cluster) for entry in self.maintenance))
 
     def facts(self) -> Facts:
-        """As the ledger takes them, sorted by cluster and name."""
+        """The facts in the form that the ledger takes, sorted by cluster and name."""
         nodes = [
             NodeFacts(
                 cluster=node.cluster or self.cluster,

@@ -28,7 +28,7 @@ from gputally.base.units import MS_PER_SECOND
 CapacityType = Literal["on-demand", "spot", "reserved", "on-prem", ""]
 
 SHARD = "kai.scheduler/node-pool"
-"""By which KAI gives nodes to its scheduling shards."""
+"""The label by which KAI gives nodes to its scheduling shards."""
 POOL = (
     "gputally.dev/pool", "cloud.google.com/gke-nodepool", "eks.amazonaws.com/nodegroup", "karpenter.sh/nodepool",
     "karpenter.sh/provisioner-name", "alpha.eksctl.io/nodegroup-name", "kubernetes.azure.com/agentpool", "agentpool",

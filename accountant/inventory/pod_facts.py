@@ -268,7 +268,7 @@ def _outermost(owners: Sequence[Owner], labels: Mapping[str, str]) -> tuple[str,
 GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/", "habana.ai/gaudi")
 """Beginnings of the names of resources that are GPUs or parts of one."""
 GPU_ANNOTATIONS = frozenset({"gpu-fraction", "gpu-memory", "gpu-fraction-num-devices"})
-"""By which KAI's pods ask for a part of a GPU; they may stand among the labels too."""
+"""The annotations by which KAI's pods ask for a part of a GPU; they may stand among the labels too."""
 _ENDED = frozenset({"Succeeded", "Failed"})
 _MARKS = frozenset(mark.label for mark in MARKS) | {
     "pod-template-hash", "workloadKind", "workloadName", "ray.io/originated-from-crd", "ray.io/originated-from-cr-name",
@@ -294,7 +294,7 @@ class PodSighting:
     epoch: str = ""
     """What its annotation says of its job's progress (accountant.ledger.protocols)."""
     epoch_ms: int | None = None
-    """By when it said so at the latest, as the API server knows; None where it does not."""
+    """The latest time at which it said so, as the API server knows; None where it does not."""
 
 
 def is_gpu_resource(name: str) -> bool:
@@ -456,7 +456,8 @@ class Queuing:
         return "^".join((f"{found}@{leads}", *self._cohorts(leads))) if leads else found
 
     def _cohorts(self, cluster_queue: str) -> list[str]:
-        """Of a ClusterQueue, nearest first; a circle, which Kueue does not admit anything by, is gone round once."""
+        """The cohorts of a ClusterQueue, nearest first; a circle, which Kueue does not admit anything by, is gone round
+        once."""
         found: list[str] = []
         told = self._leading.get(("cluster-queue", "", cluster_queue))
         while told is not None and told.queue and told.queue not in found:
@@ -496,7 +497,7 @@ class Queuing:
 
 
 def links(pod: PodSighting) -> set[Link]:
-    """By which objects the pod's queue may be told, as far as the pod itself says."""
+    """The objects that may name the pod's queue, as far as the pod itself says."""
     marks, space = dict(pod.marks), pod.facts.namespace
     found: set[Link] = {("group", space, marks[key]) for key in GROUP_KEYS if key in marks}
     if KUEUE_QUEUE in marks:

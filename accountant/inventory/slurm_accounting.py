@@ -70,7 +70,7 @@ class Reading:
 
 
 def facts(job: Job, observed_ms: int) -> PodFacts:
-    """As the ledger takes them; `uid` is the number by which agents know the job."""
+    """The facts in the form that the ledger takes; `uid` is the number by which agents know the job."""
     labels = {"slurm/user": job.user, "slurm/partition": job.partition}
     labels |= {f"slurm/step.{step}": name for step, name in list(job.steps.items())[:MOST_STEPS]}
     return PodFacts(

@@ -57,7 +57,7 @@ NAMESPACE: Final = "gputally"
 BATCH: Final = "gputally.batch-id"
 """Property of a snapshot: names the commit, so that one whose outcome is not known can be looked up."""
 _TRIES: Final = 8
-"""Of a commit, beyond the library's own."""
+"""How often a commit is tried, beyond the library's own retries."""
 _ICEBERG: Final[dict[ColumnType, IcebergType]] = {
     "string": StringType(),
     "long": LongType(),

@@ -264,7 +264,7 @@ class LakeLedger:
         return coverage(self.usage(start_ms, end_ms, ()))
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """By cluster and node: how many GPUs were there for a part of the span."""
+        """How many GPUs each node had for a part of the span, by cluster and node."""
         counted = exp.func("count", exp.Distinct(expressions=[exp.column("gpu")])).as_("gpus")
         asked = exp.select("cluster", "node", counted).from_("usage_hourly").where(*self._span(start_ms, end_ms))
         rows = self._ask(asked.group_by("cluster", "node"), start_ms, end_ms)
@@ -414,7 +414,7 @@ class LakeLedger:
         return self.status.teams
 
     def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:  # noqa: ARG002 - an upper bound
-        """Of all GPUs of the ledger, as its published days tell."""
+        """The GPU-hours of the ledger's published days."""
         asked = exp.select(_sum(" + ".join(ACCOUNT_COLUMNS[:6])).as_("gpu_us")).from_("days")
         (row,) = self._ask(asked.where(self._own(), f"end_ms > {int(start_ms)}", f"start_ms < {int(end_ms)}"))
         return int(row["gpu_us"] or 0) // (MS_PER_HOUR * 1_000)
@@ -446,7 +446,7 @@ class LakeLedger:
         yield self
 
     def mark(self, start_ms: int, end_ms: int) -> int:  # noqa: ARG002 - of all spans
-        """As long as it is equal, no question about the span has another answer."""
+        """A mark of the span's content: while it is equal, every question about the span has the same answer."""
         return self.status.newest_ms
 
     def watermark(
@@ -526,7 +526,7 @@ class LakeLedger:
     def _local_times(
         self, start_ms: int, end_ms: int, begins: Whole, ends: Whole, timezone: str, *, whole_days: bool
     ) -> dict[str, list[str]]:
-        """Of each row its local day and hour."""
+        """The local day and hour of each row."""
         hours = local_hours(start_ms, end_ms, ZoneInfo(timezone))
         if whole_days:
             hours = tuple(hour for at, hour in enumerate(hours) if not at or hours[at - 1].day != hour.day)
@@ -615,7 +615,7 @@ class _Grouped:
         return cls([key for _, key in sums], places, list(zip(*sums.values(), strict=True)))
 
     def figures(self) -> list[tuple[int, ...]]:
-        """By row."""
+        """The figures of each row."""
         return list(zip(*self.columns, strict=True)) if self.columns else []
 
 

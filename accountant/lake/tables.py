@@ -29,7 +29,7 @@ ARROW: Final[dict[ColumnType, pa.DataType]] = {
     "decimal": pa.decimal128(38, 9),
 }
 DECIMALS: Final = 9
-"""Of an amount."""
+"""Decimals of an amount."""
 _QUANTUM: Final = Decimal(1).scaleb(-DECIMALS)
 
 

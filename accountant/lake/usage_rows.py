@@ -153,7 +153,7 @@ def _columns_of(keys: Sequence[tuple[str, ...]], width: int) -> list[pa.Array]:
 
 @dataclass(frozen=True, slots=True)
 class _Priced:
-    """Of each row its price (None: none, or several) and what it costs (None: not known)."""
+    """For each row its price (None: none, or several) and what it costs (None: not known)."""
 
     prices: Sequence[Price | None]
     costs: Sequence[Decimal | None]

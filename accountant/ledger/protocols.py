@@ -30,7 +30,7 @@ from gputally.server.config_models import Model
 EPOCH_KEY: Final = "gputally.dev/epoch"
 """Annotation of a pod: the number of the last epoch its job ended, `12` or `12@2026-10-01T13:45:00Z`."""
 MOST_EPOCHS: Final = 10_000
-"""Of one job; later ones are refused."""
+"""Epochs that one job may report; later ones are refused."""
 HIGHEST_EPOCH: Final = 2**31 - 1
 _WORD = re.compile(r"[A-Za-z0-9._-]")
 _WORDS = re.compile(r"[A-Za-z0-9._-]*")
@@ -46,7 +46,8 @@ class JobKey(NamedTuple):
 
     @property
     def id(self) -> str:
-        """As it stands in an address: `prod~vision~Job~train`; other bytes than letters, digits and ._- as =XX."""
+        """The key as it stands in an address: `prod~vision~Job~train`; other bytes than letters, digits and ._- as
+        =XX."""
         kind, _, name = self.job.partition("/")
         return "~".join(_escaped(part) for part in (self.cluster, self.namespace, kind, name))
 
@@ -137,7 +138,7 @@ class NodeFacts:
     deleted_ms: int | None = None
     instance_type: str = ""
     gpu_model: str = ""
-    """As the node's labels have it; usage goes by what the device says of itself."""
+    """The model in the node's labels; usage goes by what the device says of itself."""
     since_ms: int | None = None
     """From when on its labels hold; None: from when they are first read."""
     shard: str = ""

@@ -109,13 +109,13 @@ def in_force(policies: Sequence[Assignment], start_ms: int, end_ms: int) -> list
 
 
 TEAM_KEY = "gputally.dev/team"
-"""Of a namespace, as annotation or label: its team."""
+"""Annotation or label of a namespace that names its team."""
 LABEL_KEY = "gputally.dev/team-label"
-"""Of a namespace, as annotation: the pod label that may name a team …"""
+"""Annotation of a namespace that names the pod label which may name a team …"""
 TEAMS_KEY = "gputally.dev/teams"
 """… and the teams it may name, comma-separated."""
 USER_KEY = "gputally.dev/user"
-"""Of a pod, as label or annotation: who runs it. It names a person in a table and decides nothing."""
+"""Label or annotation of a pod that names who runs it. It names a person in a table and decides nothing."""
 LATE_MS = MS_PER_HOUR
 """Labels of a pod that is first seen later than this after its start count for nothing."""
 

@@ -47,7 +47,7 @@ class Carrier(Protocol):
 
 
 def carrier(destination: Destination) -> Carrier:
-    """Of a destination."""
+    """The carrier of a destination."""
     if destination.folder is not None:
         return Folder(destination.folder)
     if destination.smtp is not None:

@@ -51,7 +51,7 @@ class ReportLedger(BookkeepingLedger, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Of the ledger. until_ms: how long it is good enough."""
+    """An answer of the ledger. until_ms: how long it is good enough."""
 
     asked_ms: int
     until_ms: int
@@ -161,8 +161,8 @@ class Dispatcher:
         return sorted(teams - {IDLE, UNASSIGNED, ""})
 
     def _budgets(self, now_ms: int) -> list[BudgetState]:
-        """Of this month, and of the one before while its late records are expected: what was used up in its last hours,
-        or while nothing could be sent, is sent then."""
+        """The budgets of this month, and of the one before while its late records are expected: what was used up in its
+        last hours, or while nothing could be sent, is sent then."""
         this = Month.of(now_ms, self._tz)
         lately = Month.of(now_ms - self._grace_ms, self._tz)
         return [state for month in dict.fromkeys((lately, this)) for state in self._budgets_of(month, now_ms)]
@@ -198,7 +198,7 @@ class Dispatcher:
         return found
 
     def _anomalies(self, now_ms: int) -> Sequence[triggers.Anomaly]:
-        """Of the last days that are settled; looked for once a day."""
+        """Anomalies of the last settled days; they are looked for once a day."""
         day = local_date(now_ms - triggers.SETTLED_MS, self._tz) - timedelta(days=1)
         if day != self._looked:
             looked_at = [day - timedelta(days=back) for back in reversed(range(triggers.LOOKED_AGAIN))]

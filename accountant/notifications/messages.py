@@ -64,7 +64,7 @@ def one_line(text: str) -> str:
 
 
 def plain(letter: Message) -> str:
-    """As a text file, or the text part of a mail."""
+    """The letter as a text file, or as the text part of a mail."""
     width = max((len(label) for label, _ in letter.facts), default=0)
     facts = [f"{label:<{width}}  {one_line(value)}" for label, value in letter.facts]
     link = [f"{letter.link[0]}: {letter.link[1]}"] if letter.link is not None else []

@@ -187,18 +187,18 @@ def next_attempt(before: Delivery | None, key: str, outcome: Outcome, at_ms: int
 
 
 def ended_how(before: Delivery, at_ms: int) -> Outcome:
-    """Of an attempt that was refused: whether it is worth another."""
+    """The outcome of a refused attempt: whether another one is worth it."""
     return "given-up" if at_ms - before.first_ms >= PATIENCE_MS else "refused"
 
 
 def act(delivery: Delivery, who: str = WHO) -> NewAct:
-    """As it is recorded."""
+    """The act that records a delivery."""
     content = json.dumps({"outcome": delivery.outcome})
     return NewAct(delivery.last_ms, "delivery", delivery.key, who, delivery.detail[:_MOST_DETAIL], content)
 
 
 def deliveries_from_acts(acts: Iterable[Act]) -> dict[str, Delivery]:
-    """By key, in the order of the first act about each."""
+    """The deliveries by key, in the order of the first act about each."""
     found: dict[str, Delivery] = {}
     for one in acts:
         outcome: Outcome = json.loads(one.content)["outcome"]

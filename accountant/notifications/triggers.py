@@ -75,7 +75,7 @@ def unusual(before: Sequence[int], value: int) -> int | None:
 
 
 def of_day(days: Mapping[str, Mapping[date, TeamDay]], day: date) -> list[Anomaly]:
-    """Of every team, by name. days: per team what each day had; a day without an entry had nothing."""
+    """The anomalies of every team, by name. days: per team what each day had; a day without an entry had nothing."""
     past = {day - timedelta(days=back) for back in range(1, DAYS + 1)}
     found: list[Anomaly] = []
     for team in sorted(days):

@@ -143,7 +143,7 @@ _PER_MB = {
 EXAMPLE = "example"
 """The source of rows that the chart brings to begin with."""
 AWS_WEIGHTS = "gres/gpu=9,cpu=0.9,mem=0.1G"
-"""Of accelerated instances. Source: AWS, cost allocation data user guide."""
+"""Weights of accelerated instances. Source: AWS, cost allocation data user guide."""
 _MB_PER_GB = 1024
 
 
@@ -250,7 +250,7 @@ class Amortised(Model):
 
     @property
     def capex(self) -> Fraction:
-        """Of all GPUs with their overhead."""
+        """The capital cost of all GPUs with their overhead."""
         return self.gpus * Fraction(self.gpu_price) * (1 + Fraction(self.overhead))
 
     def life_ms(self, tz: ZoneInfo) -> tuple[int, int]:
@@ -544,7 +544,7 @@ class PriceBook(Model):
     def unit_price(
         self, model: str, at_ms: int, pool: str = "", region: str = "", capacity_type: str = ""
     ) -> Price | None:
-        """By the most specific row for such a GPU at that instant; None: it has no price.
+        """The price of the most specific row for such a GPU at that instant; None: it has no price.
 
         `model` as NVML or a node label writes it; "" stands for a place or capacity type not known,
         which only rows that do not ask for one match."""

@@ -144,7 +144,7 @@ INVOICE_LINES: Final[dict[Kind, str]] = {
 """What of a team's charges one line of its invoice sums up: charges of one ChargeCategory, as FOCUS links them."""
 _UNIT = "GPU-Hours"
 _RESOURCES = {"Slurm": "Slurm Job", "Container": "Container", "Process": "Process"}
-"""By the job's kind, as the ledger names what is no pod."""
+"""Resource types by the job's kind, as the ledger names what is no pod."""
 _USES = {
     "busy": "GPU time used", "allocated_idle": "GPU time held and idle", "allocated_unknown": "GPU time held",
     "unallocated": "Unheld GPU time", "unused_commitment": "Committed GPU time not used",
@@ -178,7 +178,7 @@ def invoice_line(month: Month, charge: FocusCharge) -> str:
 
 
 def rows(report: Report, charges: Iterable[FocusCharge]) -> Iterator[Row]:
-    """Of each charge the cells of COST_AND_USAGE that are not null."""
+    """For each charge the cells of COST_AND_USAGE that are not null."""
     month, issuer = month_of(report), issuer_of(report)
     start_ms, end_ms = month.span(report.tz)
     always = {
@@ -229,7 +229,7 @@ def rows(report: Report, charges: Iterable[FocusCharge]) -> Iterator[Row]:
 
 
 def _of_line(charge: FocusCharge, line: StatementLine) -> Row:
-    """Of every charge about GPU time; a correction has differences of hours, and no price."""
+    """The cells of a charge about GPU time; a correction has differences of hours, and no price."""
     hours = charge.hours if charge.hours is not None else line.gpu_hours
     found = {
         "SkuId": _sku(line),
@@ -368,7 +368,7 @@ _INVOICE_LINES = {
     "charge": ("Adjustment", "Charges booked by hand"),
     "rounding": ("Adjustment", "Rounding to cents"),
 }
-"""By the end of InvoiceDetailId: ChargeCategory and description."""
+"""ChargeCategory and description by the end of InvoiceDetailId."""
 
 
 def render_bundle(report: Report) -> bytes:

@@ -71,7 +71,7 @@ class Ranking:
         return self._wasteful(most, chosen)
 
     def named(self, names: Collection[tuple[str, str]]) -> list[JobRow]:
-        """Of these namespaces and names."""
+        """The rows of jobs with these namespaces and names."""
         jobs = self.billed.table[self.starts[:-1], KEY].tolist() if names else []
         return self._rows([number for number, key in enumerate(jobs) if self.billed.keys[key][1:3] in names])
 
@@ -144,7 +144,7 @@ class BilledJobs:
 
     @classmethod
     def of(cls, billed: ChargeColumns) -> BilledJobs:
-        """Of all charges by sections.BY_JOB."""
+        """Ranks the jobs of all charges by sections.BY_JOB."""
         held = np.isin(billed.table[:, ACCOUNT], _ALLOCATED)
         held &= np.array([bool(key[2]) for key in billed.keys], dtype=bool)[billed.table[:, KEY]]
         names, number = numbered([(key[0], key[1], key[2], key[4]) for key in billed.keys])
@@ -179,13 +179,13 @@ class BilledJobs:
 
 
 def _units(prices: Sequence[Decimal | None]) -> list[int]:
-    """As whole numbers of the smallest unit that any of them needs; 0 where there is none."""
+    """The prices as whole numbers of the smallest unit that any of them needs; 0 where there is none."""
     places = max((-int(price.as_tuple().exponent) for price in prices if price is not None), default=0)
     return [0 if price is None else int(price.scaleb(places)) for price in prices]
 
 
 def _summed(per_us: Sequence[int], gpu_us: Whole, starts: Sequence[int]) -> list[int]:
-    """By job: the sum of its rows' price times microseconds."""
+    """For each job, the sum of price times microseconds over its rows."""
     if not len(gpu_us):
         return []
     fits = int(gpu_us.sum()) * max(1, *per_us) < 2**62
@@ -196,9 +196,9 @@ def _summed(per_us: Sequence[int], gpu_us: Whole, starts: Sequence[int]) -> list
 
 @dataclass(frozen=True, slots=True)
 class EpochRow:
-    """Of one job. cluster: where it ran. epochs: how many ended in the span; last: the number of the newest. gpu_us,
-    cost: of all of them; rest_us, rest_cost: since the last of them. Costs are None where some of the time has no
-    price."""
+    """The epochs of one job. cluster: where it ran. epochs: how many ended in the span; last: the number of the newest.
+    gpu_us, cost: of all of them; rest_us, rest_cost: since the last of them. Costs are None where some of the time has
+    no price."""
 
     cluster: str
     namespace: str
@@ -212,7 +212,7 @@ class EpochRow:
 
     @property
     def mean_cost(self) -> Decimal | None:
-        """Of an epoch, rounded to the places of the cost's own: for people."""
+        """The mean cost of an epoch, rounded to the places of the cost's own: for people."""
         if self.cost is None:
             return None
         exponent = self.cost.as_tuple().exponent
@@ -230,8 +230,8 @@ def rows(
     timezone: str,
     most: int,
 ) -> tuple[EpochRow, ...]:
-    """Of the jobs with the highest cost that ended an epoch in the span; at most `most`. team: their part alone.
-    reported: in the span. jobs: those of some namespaces and names."""
+    """The epochs of the jobs with the highest cost that ended an epoch in the span; at most `most`. team: their part
+    alone. reported: in the span. jobs: those of some namespaces and names."""
     reports: dict[JobKey, list[EpochReport]] = defaultdict(list)
     for report in reported:
         reports[report.key].append(report)

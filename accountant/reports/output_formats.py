@@ -96,7 +96,7 @@ _LONGEST: Final = 180
 
 
 def file_name(extension: str, *parts: str | None) -> str:
-    """Of a report: `gputally-2026-10-vision.pdf`; only letters, digits, `-`, `_` and `.`.
+    """The file name of a report: `gputally-2026-10-vision.pdf`; only letters, digits, `-`, `_` and `.`.
 
     A name that this changes ends in a digest of what it was: two teams never share a file."""
     name = "-".join(part for part in ("gputally", *parts) if part)

@@ -61,7 +61,7 @@ CANDIDATES = 25
 _AT_ONCE = 1_000
 """Jobs that are looked at hour by hour together: a month of them is some ten MiB."""
 _ROW_BYTES = 150
-"""Of a job or a row of what was held."""
+"""Approximate size of a job or of a row of held time."""
 _BY_TEAM: tuple[Dimension, ...] = ("team",)
 
 
@@ -116,7 +116,7 @@ class Readings:
 
     @property
     def nbytes(self) -> int:
-        """Of memory, about: nearly all of it is who held what."""
+        """Approximate memory that it takes: nearly all of it is who held what."""
         return sum(_ROW_BYTES * (len(one.job) + len(one.names)) for one in (self.jobs, self.jobs_before))
 
     @property
@@ -188,7 +188,7 @@ def _peaks(
     end_ms: int,
     timezone: str,
 ) -> dict[JobName, Peak]:
-    """Of the candidates of every scope."""
+    """The peaks of the candidates of every scope."""
     names = sorted({(row.namespace, row.job) for team in scopes for row in jobs.ranked(team).wasteful(CANDIDATES)})
     found: dict[JobName, Peak] = {}
     for first in range(0, len(names), _AT_ONCE):
@@ -267,7 +267,7 @@ class Report:
 
     @property
     def corrections(self) -> tuple[Correction, ...]:
-        """Of earlier months, booked in this one, within the scope."""
+        """Corrections of earlier months that are booked in this one, within the scope."""
         return tuple(one for one in self.statement.corrections if self.team in (None, one.line.team))
 
     @property
@@ -277,7 +277,7 @@ class Report:
 
     @property
     def restated(self) -> dict[str, tuple[int, Decimal]]:
-        """By the month in which it was booked: how many corrections, credits and charges about this one, and their sum,
+        """For each month of booking, how many corrections, credits and charges about this one, and their sum,
         within the scope."""
         found: dict[str, tuple[int, Decimal]] = {}
         booked = [(one.line.team, one.booked_in, one.amount) for one in self.later.corrections]
@@ -290,7 +290,7 @@ class Report:
 
     @property
     def payable(self) -> dict[str, Decimal]:
-        """By team within the scope, in minor units."""
+        """The payable amount of each team within the scope, in minor units."""
         return {team: amount for team, amount in self.statement.payable.items() if self.team in (None, team)}
 
     @property

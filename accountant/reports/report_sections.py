@@ -114,7 +114,7 @@ def teams(lines: Lines, earlier: Lines, team: str | None) -> tuple[TeamRow, ...]
 
 
 def _change(now: TimeAndCost, before: TimeAndCost | None) -> Difference | None:
-    """Of the cost; None where there is nothing to compare, or one of them is not known in full."""
+    """The change of the cost; None where there is nothing to compare, or one of them is not known in full."""
     if before is None or now.unpriced_us or before.unpriced_us:
         return None
     return change(now.cost, before.cost)

@@ -289,7 +289,7 @@ def _kind(text: str) -> ColumnKind:
 
 
 def _summary(report: Report) -> Table:
-    """Of a span of which nothing is metered there are no figures."""
+    """The summary; a span of which nothing is metered has no figures."""
     stated, head = report.statement, report.headline
     priced = report.currency is not None and stated.metered
     use = _use(head.figures)[:5] if stated.metered else (None,) * 5

@@ -69,7 +69,7 @@ def priced(amount: Decimal, unpriced_us: int, currency: str | None) -> str:
 
 
 def large_money(amount: Decimal, currency: str | None) -> str:
-    """As `money`, but without cents where they only cost room."""
+    """Formats an amount like `money`, without cents where they only cost room."""
     return number(amount, 0) if abs(amount) >= 10_000 else money(amount, currency)
 
 

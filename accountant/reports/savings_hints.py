@@ -122,8 +122,8 @@ SPOT = "spot"
 
 @dataclass(frozen=True, slots=True)
 class SpotRow:
-    """Of one job in one cluster. gpu_us: held on other than spot capacity and with a spot price. cost: of it; saving:
-    at most, both exact."""
+    """The spot saving of one job in one cluster. gpu_us: held on other than spot capacity and with a spot price. cost:
+    of it; saving: at most, both exact."""
 
     team: str
     namespace: str
@@ -185,8 +185,8 @@ def savings(
 
 
 def _spot_price(book: PriceBook, place: Place, at_ms: int) -> Price | None:
-    """Of the same pool, else of whatever pool; only a row that is a spot row: one that names no capacity type is
-    no spot price."""
+    """The spot price of the same pool, else of any pool; only a row that is a spot row: one that names no capacity type
+    is no spot price."""
     for pool in (place.pool, ""):
         found = book.unit_price(place.gpu_model, at_ms, pool, place.region, SPOT)
         if found is not None and found.row.capacity_type == SPOT:

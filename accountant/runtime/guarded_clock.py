@@ -77,7 +77,7 @@ class GuardedClock:
         self._accepted_ms: int | None = None
         """The line that an administrator accepted, whatever the senders say."""
         self._senders: dict[tuple[str, str], tuple[int, int]] = {}
-        """By cluster and node: its line, and when it was heard."""
+        """The line of each sender and when it was heard, by cluster and node."""
 
     def wall_ms(self) -> int:
         with self._lock:
@@ -182,7 +182,7 @@ class GuardedClock:
         self._line_ms = self._wall_line()
 
     def _wall_line(self) -> int:
-        """By how much the wall clock is ahead of the monotonic one: constant while it is not set."""
+        """How far the wall clock is ahead of the monotonic one: constant while it is not set."""
         return self._inner.wall_ms() - self._inner.monotonic_ms()
 
     def _heard(self) -> list[int]:
@@ -216,7 +216,7 @@ class GuardedClock:
 
 
 def boot_id() -> str:
-    """Of the machine; "" where it does not say."""
+    """The boot id of the machine; "" where it has none."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

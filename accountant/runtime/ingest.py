@@ -29,14 +29,14 @@ from gputally.base.errors import AccountantError
 from gputally.base.untrusted_text import unprintable
 
 MOST_RECORDS = 20_000
-"""Of one batch; more have to be split."""
+"""Records of one batch; more have to be split."""
 MOST_REASON = 1_000
 """Characters that are kept of why a number was skipped."""
 MOST_BATCHES = 4_000
-"""Of one transaction."""
+"""Batches of one transaction."""
 MOST_ROWS = 2_500
-"""Of one transaction: a group that reaches it takes no further batch. While rows are judged, questions wait for the
-interpreter's lock: with four times as many a row costs a tenth less, and one question in a hundred takes up to four
+"""Rows of one transaction: a group that reaches it takes no further batch. While rows are judged, questions wait for
+the interpreter's lock: with four times as many a row costs a tenth less, and one question in a hundred takes up to four
 times as long."""
 MOST_WAITING = 10_000
 """Batches that may wait; further ones are refused until the writer has caught up."""
@@ -107,7 +107,7 @@ def _shortened(batch: Batch) -> Batch:
 
 
 def _schema(raw: bytes) -> int:
-    """Of a body that is no batch of ours: the version it says it is."""
+    """The schema version that a body names which is no valid batch."""
     try:
         return _head.decode(raw).schema
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

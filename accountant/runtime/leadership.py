@@ -108,7 +108,7 @@ class Leadership:
 
 
 def leadership(settings: Settings, clock: Clock) -> Leadership:
-    """As the settings want it."""
+    """The leadership that the settings ask for."""
     wanted = settings.leader_election
     if wanted is None:
         return Leadership(None, clock)

@@ -282,7 +282,7 @@ class UpkeepCollector(Collector):
 
 
 class LakeCollector(Collector):
-    """Of what this accountant publishes in the lake."""
+    """Metrics of what this accountant publishes in the lake."""
 
     def __init__(self, publisher: LakePublisher) -> None:
         self._publisher = publisher
@@ -324,7 +324,7 @@ class DeliveryCollector(Collector):
 
 
 class InventoryCollector(Collector):
-    """Of one inventory, as it is at the scrape."""
+    """Metrics of one inventory, as it is at the scrape."""
 
     def __init__(self, inventory: ClusterInventory, clock: Clock) -> None:
         self._inventory = inventory

@@ -161,7 +161,7 @@ class Cursor:
 
 
 def fingerprints(cursor: Cursor) -> dict[str, tuple[int, int]]:
-    """By table: how many rows, and a sum over them that does not depend on their order."""
+    """For each table, how many rows it has and a sum over them that does not depend on their order."""
     tables = cursor.run(
         "SELECT table_name FROM information_schema.tables WHERE table_catalog = current_database() "
         "AND table_schema = 'main' AND table_type = 'BASE TABLE' ORDER BY ALL"

@@ -82,7 +82,7 @@ _HEALING: Mapping[MisdatedKind, str] = {
 
 
 def find(cursor: Cursor, now_ms: int) -> tuple[MisdatedRecords, ...]:
-    """By kind, those of which there are any."""
+    """Misdated records by kind; only kinds that exist."""
     found = []
     for kind, healing in _HEALING.items():
         rows = cursor.run(statement(f"misdated_{kind}"), {"limit": now_ms + SKEW_MS})
@@ -481,7 +481,7 @@ class DuckLedger(Offsite):
     # --- reading ------------------------------------------------------------------------------
 
     def acks(self, node: str, cluster: str) -> Mapping[str, Ack]:
-        """By epoch, every outbox that the node ever had."""
+        """The acknowledgement of every outbox that the node ever had, by epoch."""
         found = [stream for stream in self._state.marks if stream[:2] == (cluster, node)]
         return {stream[2]: self._ack(stream) for stream in sorted(found)}
 
@@ -594,7 +594,8 @@ class DuckLedger(Offsite):
         return self._windows.watermark(self._state.fleet, at_ms, min_coverage, shard, cluster)
 
     def mark(self, start_ms: int, end_ms: int) -> Mark:
-        """As long as it is equal, no question about the span has another answer (accountant.storage.ledger_state)."""
+        """A mark of the span's content: while it is equal, every question about the span has the same answer
+        (accountant.storage.ledger_state)."""
         state = self._state
         return state.changes.mark(start_ms, end_ms, state.fleet.census)
 

@@ -221,7 +221,7 @@ class Fleet:
     """End of the newest booked record per node. Made from `tenures` unless given with them."""
     _lives: dict[int, Life] = field(default_factory=dict, init=False, repr=False, compare=False)
     _censuses: dict[str | None, GpuCensus] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """By cluster, None: of all. Once asked for; commits then carry them forward."""
+    """The census of each cluster, None: of all. Made when it is first asked for; commits then carry it forward."""
 
     def __post_init__(self) -> None:
         if not self._newest:
@@ -407,7 +407,8 @@ REPORTING_MS = 15 * MS_PER_MINUTE
 
 
 def retiring(fleet: Fleet, asked: Retirement, at_ms: int, now_ms: int, closed_ms: int) -> dict[int, int]:
-    """By GPU id the instant from which each is no capacity: `at_ms`, or the end of its newest record if that is later.
+    """The instant from which each GPU is no capacity, by its id: `at_ms`, or the end of its newest record if that is
+    later.
 
     closed_ms: what was capacity before it stays so. Raises CannotRetire, and then none is to be retired."""
     if at_ms > now_ms:
@@ -481,7 +482,8 @@ class InService:
 
 
 def in_service(lives: Mapping[Span, int], pieces: Sequence[Span]) -> InService:
-    """Of each piece; pieces ascend, follow each other without a hole and are not empty. lives: how many GPUs."""
+    """How many GPUs are in service in each piece; pieces ascend, follow each other without a hole and are not empty.
+    lives: how many GPUs."""
     parts: dict[int, dict[Span, int]] = {}
     starts = [start for start, _ in pieces]
     changes = [0] * (len(pieces) + 1)
@@ -513,7 +515,7 @@ def lives_in(fleet: Fleet, pieces: Sequence[Span], gpus: Iterable[int]) -> list[
 
 
 def gpus_at(fleet: Fleet, start_ms: int, end_ms: int) -> dict[tuple[str, str], int]:
-    """By cluster and node, how many GPUs stood there as capacity for a part of [start_ms, end_ms)."""
+    """How many GPUs each node had as capacity, by cluster and node, for a part of [start_ms, end_ms)."""
     found: Counter[tuple[str, str]] = Counter()
     for gpu in fleet.tenures:
         life = fleet.life(gpu)
@@ -547,8 +549,8 @@ def _inside(span: Span, pieces: Sequence[Span], starts: Sequence[int]) -> Iterat
 
 
 def read_owners(cursor: Cursor, fleet: Fleet) -> dict[GpuName, OwnedGpu]:
-    """By GPU. What the table lacks, in ledgers of earlier releases and those rebuilt from an archive, the records tell:
-    a node that reported a GPU after all records of its owner took it over."""
+    """The owner of each GPU. What the table lacks, in ledgers of earlier releases and those rebuilt from an archive,
+    the records tell: a node that reported a GPU after all records of its owner took it over."""
     stored: dict[GpuName, list[Ownership]] = defaultdict(list)
     rows = cursor.run("SELECT cluster, gpu_uuid, node, from_ms, at_ms, who FROM gpu_owner ORDER BY from_ms, at_ms")
     for cluster, uuid, node, from_ms, at_ms, who in rows:
@@ -577,7 +579,7 @@ CLAIMS = 10_000
 
 
 def read_claims(cursor: Cursor) -> dict[GpuName, tuple[GpuClaim, ...]]:
-    """By GPU the nodes whose records of it were quarantined, by node."""
+    """For each GPU, the nodes whose records of it were quarantined, sorted by node."""
     found: dict[GpuName, list[GpuClaim]] = defaultdict(list)
     for cluster, uuid, node, records, newest in cursor.rows("gpu_claims", {"limit": CLAIMS}):
         found[cluster, uuid].append(GpuClaim(node=node, records=records, newest_ms=newest))

@@ -159,7 +159,7 @@ class Changes:
         return Changes(self.days, {**later, day: version})
 
     def mark(self, start_ms: int, end_ms: int, census: GpuCensus) -> Mark:
-        """Of [start_ms, end_ms). census: how long each GPU was capacity, which records of others may tell."""
+        """The mark of [start_ms, end_ms). census: how long each GPU was capacity, which records of others may tell."""
         first, last = start_ms // MS_PER_DAY, max(start_ms, end_ms - 1) // MS_PER_DAY
         rows = max((version for day, version in self.days.items() if first <= day <= last), default=0)
         told = max((version for day, version in self.onward.items() if day <= last), default=0)
@@ -208,7 +208,7 @@ class State:
         return self.aparts.read(self.fleet, self.device_names(cursor), asked)
 
     def device_names(self, cursor: Cursor) -> Mapping[int, DeviceName]:
-        """Of this state's own snapshot, looked up once."""
+        """The devices of this state's snapshot, looked up once."""
         if not self._device_names:
             self._device_names.append(self.devices.read(cursor))
         return self._device_names[0]

@@ -158,8 +158,8 @@ class Archive:
         return part
 
     def _before(self, number: int) -> dict[str, ArchivePart]:
-        """By file of a register, the part that has it as the part before `number` does; empty where that part, or one
-        that it names, cannot be read: everything is written then."""
+        """For each file of a register, the part that has it as the part before `number` does; empty where that part, or
+        one that it names, cannot be read: everything is written then."""
         try:
             last = self.part(number - 1)
             named = {name: self.part(source) for name, source in last.unchanged.items()}
@@ -200,7 +200,7 @@ def _reachable(folder: Path) -> Iterator[None]:
 
 
 ROWS_AT_ONCE = 50_000
-"""Of one transaction, unless one outbox has more."""
+"""Rows of one transaction, unless one outbox has more."""
 _gaps = msgspec.json.Decoder(list[Gap])
 _facts = msgspec.json.Decoder(ObservedPod)
 _WHOLE = ("node", "namespace", "past", "retired")
@@ -231,7 +231,7 @@ def groups(
 
 
 def marks_of(cursor: Cursor, archive: Archive, part: ArchivePart) -> dict[Stream, int]:
-    """By outbox, the number up to which the archive has everything."""
+    """For each outbox, the number up to which the archive has everything."""
     file = archive.files([part.number], "marks")[0]
     found = cursor.run("SELECT cluster, node, epoch, seq FROM read_parquet(?)", [str(file)])
     return {(cluster, node, epoch): seq for cluster, node, epoch, seq in found}
@@ -274,7 +274,7 @@ def _group(
 
 
 def _row(found: Row) -> UsageInterval:
-    """As it was sent, as far as the ledger keeps it."""
+    """The interval as it was sent, as far as the ledger keeps it."""
     (seq, start, end, uuid, model, profile, gi, ci, compute, compute_of, memory, memory_of) = found[5:17]
     (kind, uid, namespace, name, container, sharing, replicas, health, method) = found[17:26]
     (capacity, allocated, busy, sm, tensor, gaps, held_memory, energy, blind, memory_blind) = found[26:36]

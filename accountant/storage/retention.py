@@ -25,7 +25,7 @@ _CELLS = (
     "memory_blind_us"
 )
 HOURS_AT_ONCE = 4
-"""Of one transaction: the writer waits while they are compared."""
+"""Hours of one transaction: the writer waits while they are compared."""
 
 
 def freeze_hours(cursor: Cursor, archive: Archive, before_ms: int) -> frozenset[int]:

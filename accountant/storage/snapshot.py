@@ -40,7 +40,7 @@ Extent = tuple[int, int]
 def extents(
     cursor: Cursor, state: State, keys: Collection[JobKey], memory: ResultCache | None = None
 ) -> Mapping[JobKey, Extent]:
-    """Of these jobs over all time; one that never held anything is not in it. memory: of the moment."""
+    """The extents of these jobs over all time; one that never held anything is not in it. memory: of the moment."""
     of = _held_for(cursor, keys, memory)
     table = record_columns.column_table(record_columns.ID, [(number,) for number in sorted(of)])
     found: dict[JobKey, Extent] = {}
@@ -188,7 +188,7 @@ class Snapshot:
         return jobs_in(self._cursor, cluster, namespace)
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """By cluster and node: how many GPUs were there for a part of the span."""
+        """How many GPUs each node had for a part of the span, by cluster and node."""
         return gpus_at(self._state.fleet, start_ms, end_ms)
 
     def usage_between(
@@ -284,5 +284,5 @@ def quarantine(cursor: Cursor, limit: int) -> list[Quarantined]:
 
 
 def holes(cursor: Cursor, limit: int) -> list[Hole]:
-    """By node, the newest of each first."""
+    """Missing records by node, the newest of each first."""
     return [Hole(*row) for row in cursor.rows("holes", {"limit": limit})]

@@ -82,7 +82,7 @@ router = APIRouter(include_in_schema=False)
 JOBS_A_PAGE = 100
 MOST_DECISIONS = 500
 _TIMELINE_MS = 31 * MS_PER_DAY
-"""Of a job that runs for longer, the timeline shows the end."""
+"""Longest timeline; of a job that runs for longer it shows the end."""
 
 
 class JobsParams(Params):
@@ -171,7 +171,7 @@ def _job_page(
 
 
 def _shown_span(job: Job, start_ms: int, now_ms: int) -> tuple[int, int]:
-    """Of the timeline: the job's life, and of a long one the end."""
+    """The span of the timeline: the job's life, or the end of a long one."""
     end = job.held_until_ms if job.state == "ended" and job.held_until_ms is not None else now_ms
     end = max(end, start_ms + 1)
     return max(start_ms, end - _TIMELINE_MS), end

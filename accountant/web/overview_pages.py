@@ -319,7 +319,7 @@ def _job_id(row: page_rows.HeldWorkload | page_rows.NodeHold) -> str:
 
 
 def _count(gpus: float | None) -> str:
-    """Of a posted decision: no figure where none can be shown."""
+    """The number of GPUs in a posted decision; no figure where none can be shown."""
     return decision_text.of_gpus(gpus)
 
 
@@ -347,7 +347,7 @@ class DecisionsParams(Params):
 
 
 def address(decision: Decision) -> str:
-    """Of its page: the instant leads to the cycle, the id to the one."""
+    """The address of a decision's page: the instant leads to the cycle, the id to the decision."""
     return f"/decisions/{decision.at_ms}/{quote(decision.id, safe='/')}"
 
 

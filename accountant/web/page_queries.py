@@ -114,7 +114,7 @@ def month_so_far(deps: Deps, month: Month) -> Answer[page_rows.MonthSoFar]:
 
 
 def jobs_of(deps: Deps, month: Month, where: Where) -> Answer[dict[JobState | None, page_rows.Jobs]]:
-    """By state, under None all; the dearest MOST_JOBS of each."""
+    """The jobs by state, all of them under None; the dearest MOST_JOBS of each."""
 
     def find() -> dict[JobState | None, page_rows.Jobs]:
         at, timezone = deps.clock.wall_ms(), deps.settings.timezone
@@ -147,7 +147,7 @@ def gpus_of(deps: Deps, cluster: str, node: str) -> tuple[GpuOwnership, ...]:
 
 
 def coverage(deps: Deps, month: Month) -> Answer[tuple[page_rows.NodeCoverage, ...]]:
-    """Of the running month."""
+    """The coverage of each node in the running month."""
 
     def find() -> tuple[page_rows.NodeCoverage, ...]:
         start = month.span(periods.zone(deps.settings.timezone))[0]
@@ -199,7 +199,7 @@ class Bills:
 
 
 def bills_of(deps: Deps, month: Month, by: Cut) -> Answer[Bills]:
-    """As the records tell of it, at the prices that the books have for it."""
+    """The bills of a month from its records, at the prices that the books have for it."""
     (key,), mark = _bills_keys(deps, month, (by,))
     return deps.prepared.ask(key, lambda: _bills(deps, month, (by,))[0], mark)
 

@@ -40,7 +40,7 @@ class MachineQuestions(Questions, Protocol):
     """What is asked about machines: accountant.storage.snapshot.Snapshot."""
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """By cluster and node: how many GPUs were there for a part of the span."""
+        """How many GPUs each node had for a part of the span, by cluster and node."""
         ...
 
 
@@ -235,7 +235,7 @@ def held_by(lines: Iterable[UsageLine]) -> list[NodeHold]:
 
 
 def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
-    """By queue, the longest wait first."""
+    """The waiting pods by queue, the longest wait first."""
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for pod in pods:
         asked, wait = gpus_asked(pod.facts), pod_wait(pod.facts, at_ms)
@@ -377,7 +377,7 @@ def utilisation(accounts: Accounts) -> float | None:
 
 
 def summed(lines: Sequence[UsageLine]) -> Accounts:
-    """Of all lines together."""
+    """The accounts of all lines together."""
     return added(line.accounts_gpu_us for line in lines)
 
 
@@ -458,10 +458,10 @@ def booked(act: Act) -> tuple[tuple[Correction, ...], tuple[Adjustment, ...]]:
 
 
 def correcting(journal: Journal) -> Mapping[Correction, int]:
-    """By which act each correction was booked; of equal ones the last."""
+    """The act that booked each correction; of equal ones the last."""
     return {one: act.number for act in journal.acts("corrected") for one in booked(act)[0]}
 
 
 def adjusting(adjustment: Adjustment) -> int:
-    """By which act it was booked: its id ends with the number."""
+    """The act that booked an adjustment: its id ends with the number."""
     return int(adjustment.id.rpartition("-")[2])

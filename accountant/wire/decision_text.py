@@ -56,7 +56,7 @@ def sentence(text: str) -> str:
 
 
 def text_of(value: Any) -> str:
-    """As it is; the sign for nothing where there is none."""
+    """The value as text; the sign for nothing where there is none."""
     return NOTHING if value is None or value == "" else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -175,7 +175,7 @@ def decision_text(decision: Decision, cycle: Sequence[Decision]) -> DecisionText
 
 
 def shares(decisions: Iterable[Decision], queues: Sequence[str]) -> list[Share]:
-    """Of these queues, from the newest record of each target that knows them. decisions: newest first."""
+    """The shares of these queues, from the newest record of each target that knows them. decisions: newest first."""
     found: dict[tuple[str, str], Share] = {}
     for decision in decisions:
         if decision.kind == "weight" and decision.subject == EVERYTHING:

@@ -161,7 +161,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def sharing_systems(self) -> frozenset[str]:
-        """Of `gpu_sharing`."""
+        """The names in `gpu_sharing`."""
         return frozenset(comma_separated(self.gpu_sharing))
 
     @property
@@ -213,7 +213,7 @@ def metavar(name: str) -> str:
 
 @cache
 def _types(*, annotated: bool = False) -> Mapping[str, Any]:
-    """Of all settings: evaluating them takes as long as all else that a start does with its arguments."""
+    """The types of all settings: evaluating them takes as long as all else that a start does with its arguments."""
     return get_type_hints(Settings, include_extras=annotated)
 
 

@@ -43,7 +43,7 @@ _REMEDIES = {
     "(agent.runtimeClassName), or set agent.privileged: true",
     "driver replaced": "library and kernel module are of different versions: restart this pod, then the node",
 }
-"""By the reason why the library does not start."""
+"""The cure for each reason why the library does not start."""
 NO_GPUS_REMEDY = "on Bottlerocket set agent.privileged: true; elsewhere see whether nvidia-smi on the node shows GPUs"
 """Where the driver answers and shows no GPU."""
 _SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND, _FUNCTION_NOT_FOUND, _REPLACED = 0, 2, 3, 6, 13, 18

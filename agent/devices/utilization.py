@@ -206,7 +206,7 @@ class Accounted:
     times: dict[int, Reading] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
     otherwise: Unavailable = _OFF
-    """Of a process that is in neither."""
+    """Why the time of a process that is in neither is not known."""
 
 
 class Accounting:

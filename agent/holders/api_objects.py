@@ -101,7 +101,7 @@ class Pod(msgspec.Struct, rename="camel"):
 
 
 class NodeMeta(msgspec.Struct):
-    """Of objects without a namespace."""
+    """Metadata of objects without a namespace."""
 
     name: str
     labels: dict[str, str] | None = None
@@ -217,7 +217,7 @@ def decode_pod(data: bytes | msgspec.Raw) -> Pod:
 
 
 def resource_version(data: bytes | msgspec.Raw) -> str:
-    """Of any object. Raises Unreadable."""
+    """The resource version of any object. Raises Unreadable."""
     return decode(data, _Versioned).metadata.resource_version
 
 

@@ -187,7 +187,7 @@ class Claims:
         self._wake = threading.Event()
 
     def watched(self, pods: Collection[PodResources]) -> Watched:
-        """Of what these pods name, the devices that are only looked at, as far as it is known. Never waits."""
+        """The devices that these pods name and only look at, as far as they are known. Never waits."""
         named = frozenset(
             (one.claim_namespace, one.claim) for pod in pods for box in pod.containers for one in box.claimed
         )

@@ -40,7 +40,7 @@ from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """What the kubelet's own client accepts at most."""
 RESOURCE_EXHAUSTED, UNIMPLEMENTED = 8, 12
-"""Of gRPC's status codes."""
+"""Status codes of gRPC."""
 _PREFIX_BYTES = 5
 _READ_BYTES = 64 * 1024
 _MAX_STREAM_ID = 2**31 - 1

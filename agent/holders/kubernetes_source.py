@@ -158,7 +158,7 @@ class _JoinInputs:
     systems: frozenset[str]
 
     def same_as(self, other: _JoinInputs | None) -> bool:
-        """By identity where a change makes a new object, which spares comparing a hundred pods."""
+        """Compares by identity where a change makes a new object, which spares comparing a hundred pods."""
         return (
             other is not None
             and self.views is other.views

@@ -631,7 +631,7 @@ class Meter:
 
 
 def _unknown_holders(snapshot: Snapshot) -> dict[str, str]:
-    """By GPU, why it is not known who holds it: the same for all of the node's where no source answers."""
+    """For each GPU, why its holder is not known: the same for all of the node's where no source answers."""
     if isinstance(snapshot.allocations, Unavailable):
         return {device.gpu.uuid: snapshot.allocations.reason for device in snapshot.devices}
     return dict(snapshot.unknown_holders)

@@ -322,7 +322,7 @@ def _activities(
 
 
 def _activity(before: _Place, after: _Place, name: _Activity) -> int | None:
-    """Of a part; None where it was not read."""
+    """The activity of a part; None where it was not read."""
     if before is None or after is None:
         return None
     return _or_none(_difference(getattr(before, name), getattr(after, name)))

@@ -48,7 +48,7 @@ from gputally.base.units import MS_PER_DAY
 log = logging.getLogger("agent.outbox")
 
 LOG_PAGES = 16
-"""Of 4 KiB: size of the write-ahead log from which on it is folded into the file."""
+"""Pages of 4 KiB from which on the write-ahead log is folded into the file."""
 _LAYOUT = 1
 _NO_WRITES = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO})
 _NO_SQLITE_WRITES = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY})
@@ -280,7 +280,8 @@ class Spool:
             self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def unused_bytes(self) -> int:
-        """Of the file: pages whose records were removed, which the next ones take. Raises OutboxUnavailable."""
+        """Unused bytes of the file: pages whose records were removed, which the next ones take. Raises
+        OutboxUnavailable."""
         with self.reading():
             pages, size = (self.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
             return int(pages * size)
@@ -507,7 +508,7 @@ def _numbered(payload: bytes, seq: int, kind: int) -> msgspec.Raw:
 DEFAULT_MAX_BYTES = 512 * 1024 * 1024
 DEFAULT_MAX_AGE_MS = 7 * MS_PER_DAY
 RESERVE_BYTES = 128 * 1024
-"""Of the volume, which no record takes: the log of the transaction that removes what was sent has to fit."""
+"""Bytes of the volume that no record takes: the log of the transaction that removes what was sent has to fit."""
 DROPPED_AT_ONCE = 100
 """Records that one transaction removes where the volume is nearly full."""
 OUTBOX_FULL = "outbox-full"
@@ -517,7 +518,7 @@ SPOOL_UNWRITABLE = "spool-unwritable"
 LOSSES = frozenset({OUTBOX_FULL, SPOOL_UNWRITABLE})
 
 _unit = itemgetter(1)
-"""Of a record."""
+"""The unit of a record."""
 _ROW_OVERHEAD = 64  # what key, unit, time and page share of a record cost beside its payload
 
 

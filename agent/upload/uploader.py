@@ -239,7 +239,7 @@ class Uploader:
         self._held_since_ms: int | None = None
         self._told_ms: int | None = None
         self.lines = ClockLines(outbox, boot_id)
-        """By which clock the records were dated, and what time it is for the accountant."""
+        """The clocks by which the records were dated, and what time it is for the accountant."""
 
     def ship(self, upto: int | None = None) -> ShipResult:
         """One attempt. upto: nothing newer than what an `append` of the outbox said. Raises OutboxUnavailable when

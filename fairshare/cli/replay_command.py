@@ -104,7 +104,7 @@ def _preemptions(cycle: Decision, made: Iterable[Decision], verdicts: Sequence[V
 
 
 def _expected(cycle: Decision, verdicts: Sequence[Verdict]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """By the id of its decision, what each record should say."""
+    """What each record should say, by the id of its decision."""
     for n, verdict in enumerate(verdicts):
         yield (
             f"{cycle.id}/{n}",

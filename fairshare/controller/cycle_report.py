@@ -209,5 +209,5 @@ def replay_weights(policy: Policy, cycle: Decision) -> WeightResult:
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
-    """As it comes back from JSON."""
+    """The values as they come back from JSON."""
     return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}

@@ -77,7 +77,7 @@ class ExtenderView:
     shares_for: SharesFor | None = None
 
     def asked_by(self, pod: Pod) -> ExtenderView:
-        """As it is for this pod's question."""
+        """The view for this pod's question."""
         if not self.shares or self.shares_for is None:
             return self
         return replace(self, shares=self.shares_for(pod), shares_for=None)
@@ -128,9 +128,8 @@ def _company(borrows: bool | None, there: Sequence[Pod], room: ExtenderView) -> 
 
 
 def fair_nodes(pod: Pod, victims: Mapping[str, Sequence[str]], room: ExtenderView) -> tuple[str, ...]:
-    """Of the nodes (with the uids of their victims) those where preempting is fair and costs least.
-
-    Without a view of the shares every node stays: who knows nothing vetoes nothing."""
+    """The nodes (with the uids of their victims) where preempting is fair and costs least. Without a view of the shares
+    every node stays."""
     if not room.shares:
         return tuple(sorted(victims))
     room = room.asked_by(pod)

@@ -30,7 +30,7 @@ _WARNINGS: dict[Result, str] = {"contested": "FieldNotOurs", "refused": "WriteRe
 MOST_PENDING = 10_000
 """Decisions kept for an accountant that does not answer; the oldest go first."""
 MOST_CYCLES = 60
-"""Of them the records of a cycle's inputs: in a large cluster each holds every queue, or every pod."""
+"""Cycles whose inputs are kept: in a large cluster each holds every queue, or every pod."""
 
 
 class Notifier:

@@ -51,7 +51,7 @@ class PolicyFile:
 
     @property
     def policy(self) -> Policy:
-        """Of the file's last good version."""
+        """The policy of the file's last good version."""
         return self._file.current
 
     def changed(self) -> Policy | None:
@@ -147,7 +147,7 @@ def _of_budgets(policy: Policy) -> Iterator[Advice]:
 
 
 def _of_queue(queue: QueuePolicy, children: Sequence[QueuePolicy]) -> Iterator[tuple[tuple[Key, ...], str]]:
-    """By place inside the queue."""
+    """What is wrong or doubtful in a queue, each with its place inside it."""
     below, has = _deserved(children), queue.deserved
     if has != UNLIMITED and below > has:
         yield ("deserved",), f"children of {queue.name!r} deserve {below:g} GPUs, it has {has:g} itself"
@@ -212,7 +212,7 @@ def _deserved(queues: Sequence[QueuePolicy]) -> float:
 
 FIELD_MANAGER = "gputally-pages"
 KEY = "policy.yaml"
-"""Of the ConfigMap."""
+"""Key in the ConfigMap."""
 
 
 class PolicyNotWritten(FairshareError):
@@ -256,7 +256,7 @@ class PolicyLocation:
 
     @property
     def name(self) -> str:
-        """As people know it."""
+        """The name by which people know it."""
         return self._path.name
 
     @property
@@ -268,7 +268,7 @@ class PolicyLocation:
         return _read(self._path)
 
     def write(self, text: str, before: str) -> None:
-        """As a keeper's, one at a time. Raises NotKept."""
+        """Writes the policy, one at a time. Raises NotKept."""
         if self._keeper is None:
             raise PolicyNotWritten("pages do not write the policy here: commit the file instead")
         with self._lock:

@@ -97,7 +97,7 @@ def replay_under(
 
 
 def replayed_queue(record: Record, from_s: int) -> tuple[ReplayedQueue, ...]:
-    """By queue, in the order of the workload."""
+    """The replayed queues in the order of the workload."""
     work = record.workload
     first = record.used[-(-from_s // CONTROL_S)]
     found = []
@@ -270,7 +270,7 @@ def _sorted_into(workload: Workload, leaves: Sequence[str]) -> Workload:
 
 
 def rows(names: Sequence[str], past: ReplayHistory, before: Record, after: Record) -> list[ComparedQueue]:
-    """Of the queues `names`, the leaves of the policy that `after` was replayed under."""
+    """One row for each of the queues `names`, the leaves of the policy that `after` was replayed under."""
     now = {each.queue: each for each in replayed_queue(before, past.from_s)}
     nothing = ReplayedQueue("", 0.0, 0, 0.0, 0.0, 0)
     return [

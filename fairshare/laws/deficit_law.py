@@ -46,7 +46,7 @@ from fairshare.laws.feedback_laws import LawQueues, LawResult, Memory
 from fairshare.laws.gang_turns import gang_lumps, turn_now, under_way
 
 Row = tuple[float, float, float, float, float | None]
-"""Of a queue: x, evictions, used, integral of what it lacked, and when it was looked at."""
+"""State of a queue: x, evictions, used, integral of what it lacked, and when it was looked at."""
 _NOTHING: Mapping[str, float] = {}
 
 
@@ -62,7 +62,7 @@ class DeficitState(Mapping[str, Mapping[str, float]]):
 
     @classmethod
     def of(cls, memory: Memory, siblings: LawQueues) -> DeficitState:
-        """Of these siblings; of a new one nothing."""
+        """The state of these siblings; a new one has none."""
         columns = siblings.columns
         if isinstance(memory, cls) and memory.names == columns.names:
             return memory
@@ -97,9 +97,9 @@ _MOST = log(8.0)
 """Pressure is bounded to a factor of 8 either way; the policy's multipliers usually bind before."""
 _PRICE_MEMORY_H = 336.0
 _SIZE = 0.3
-"""By which power of a queue's size its bounds grow; found on a trace (docs/evaluation.md)."""
+"""Power of a queue's size by which its bounds grow; found on a trace (docs/evaluation.md)."""
 _LEAST_TARGET = 1e-3
-"""Of the pool: below it a target is no measure for an error."""
+"""Smallest part of the pool that is a target: a smaller one is no measure for an error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,8 @@ def _column(values: Sequence[float]) -> Floats:
 
 
 def _sum(values: Floats, *, whole: bool = False) -> float:
-    """Of values >= 0: exact, and so independent of the order, as `math.fsum` rounds it. whole: they are known to be
-    whole numbers.
+    """The sum of values >= 0: exact, and so independent of the order, as `math.fsum` rounds it. whole: they are known
+    to be whole numbers.
 
     Whole numbers add up exactly as they are. Other wide columns are cut, from the top, into slices of bits so narrow
     that a plain sum of a slice is exact (Rump, Ogita, Oishi 2008, "Accurate floating-point summation"); few such sums
@@ -142,7 +142,7 @@ class Siblings:
         self.share: Floats = np.zeros(size)
 
     def shares(self) -> dict[str, float]:
-        """By name."""
+        """The shares by name."""
         share = self.share
         if self._order is not None:
             share = np.empty_like(share)
@@ -267,7 +267,8 @@ class Siblings:
         return pool - _sum(give)
 
     def _kai_remainders(self, pool: float, level: int, index: Ints, fraction: Floats) -> float:
-        """As KAI does it: a unit may exceed the limit of a queue, and the pool shrinks unit by unit."""
+        """Divides the remainders as KAI does: a unit may exceed the limit of a queue, and the pool shrinks unit by
+        unit."""
         order = np.argsort(-fraction, kind="stable")
         order = order[: np.count_nonzero(fraction > 0)]
         for place, part in zip(index[order].tolist(), fraction[order].tolist(), strict=True):
@@ -343,7 +344,7 @@ def _tree(claims: Sequence[Claim]) -> dict[str | None, list[Claim]]:
 
 
 _AMPLE = 1 - 1e-9
-"""Of the total: where less is asked for, no rounding can leave a queue short."""
+"""Part of the total: where less is requested, no rounding can leave a queue short."""
 
 
 def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[float]:

@@ -126,7 +126,7 @@ class LawResult:
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """By queue."""
+        """The weights by queue."""
         return dict(zip(self.names, self.wanted, strict=True))
 
 

@@ -29,7 +29,7 @@ from fairshare.laws.feedback_laws import LawQueue, LawQueues, Memory
 Shares = Callable[[LawQueues, Mapping[str, float]], dict[str, float]]
 _TURN_HALVINGS = 12
 _LEAD = 0.25
-"""Of a gang's GPU-hours in one turn: by how much more one must be owed than who would make room."""
+"""Part of a gang's GPU-hours in one turn by which a queue must be owed more than the one that would make room."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,8 @@ class PacedWeight(NamedTuple):
 
 
 class WeightInForce(Protocol):
-    """Of a `Standing`: the weight in force, None where unset; when it was last changed by us, and which way."""
+    """What a `Standing` says of the weight in force: the weight, None where unset; when it was last changed by us, and
+    which way."""
 
     @property
     def weight(self) -> float | None: ...
@@ -433,7 +434,7 @@ def law_results(law: Law, siblings: LawQueues, policy: Policy, memory: Memory) -
 
 
 def competing(siblings: LawQueues) -> list[bool]:
-    """Of each, whether it wants more than its quota, and may have it."""
+    """For each sibling, whether it wants more than its quota and may have it."""
     columns = siblings.columns
     return [
         weight > 0 and deserved != UNLIMITED and asked > deserved and (limit == UNLIMITED or limit > deserved)
@@ -611,7 +612,8 @@ def weigh_pools(
     exhausted: frozenset[str] = frozenset(),
     devices: float | None = None,
 ) -> WeightResult:
-    """As `calculate_weights`, pool by pool. Queues of no pool that have children get what these get together."""
+    """Calculates weights pool by pool; see `calculate_weights`. Queues of no pool that have children get what these get
+    together."""
     if not parts:
         return calculate_weights(policy, window, standings, gpus, now_ms, memory, exhausted, devices)
     due: dict[str, Entitlement] = {}

@@ -25,7 +25,7 @@ CAUSES = (
     ("memory", "what the law remembers"),
     ("pace", "pace (step bound, hold-down, deadband)"),
 )
-"""Of a contribution, and its words; the order in which inputs are replaced."""
+"""Contributions and their words, in the order in which inputs are replaced."""
 MOST = 32
 """Weights of one cycle whose change is taken apart: each takes two computations of all of them …"""
 MOST_SITUATIONS = 4
@@ -67,7 +67,7 @@ class WeightChange:
 def changes(
     decided: Mapping[str, DecidedWeight], now: WeightInputs, weights: Iterable[Weight]
 ) -> dict[str, WeightChange]:
-    """Of the weights of `now` that differ from what was decided, MOST at most: what changed each since."""
+    """What changed each weight of `now` that differs from what was decided; at most MOST of them."""
     moved = [
         (decided[one.queue], one)
         for one in sorted(weights, key=lambda one: one.queue)
@@ -146,7 +146,7 @@ def _answers(one: WeightInputs) -> Mapping[str, float]:
 def _standings(
     before: Mapping[str, Standing], now: Mapping[str, Standing], replaced: Iterable[str]
 ) -> dict[str, Standing]:
-    """Of the queues that there are now: those replaced, and those that were not there before, as they are now."""
+    """The standings of the queues that exist now: replaced and new ones as they are now, the others as before."""
     return {queue: standing if queue in replaced else before.get(queue, standing) for queue, standing in now.items()}
 
 

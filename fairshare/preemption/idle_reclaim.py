@@ -70,7 +70,7 @@ def is_idle(rule: IdleReclaimPolicy, pod: Pod, idleness: Idleness) -> bool:
 
 
 def idle_parts(rule: IdleReclaimPolicy, gangs: Iterable[Gang], idleness: Idleness, now_ms: int) -> Iterator[Bundle]:
-    """Of each gang that runs all that may go because it is idle: everything, or what it can run without."""
+    """For each running gang, what may go because it is idle: everything, or what it can run without."""
     for gang in gangs:
         if gang.waits > 0 or _is_exempt(rule.exempt, gang):
             continue
@@ -307,7 +307,7 @@ class IdleWatch:
         return len(self._warned.get(target, {}))
 
     def _measured(self, rule: IdleReclaimPolicy, gangs: Sequence[Gang], end_ms: int) -> Idleness:
-        """Of pods that could be idle by how long they have been ready. No such workload: nothing is asked."""
+        """The idleness of pods that have been ready for long enough. No such workload: nothing is asked."""
         longest_ms = max(rule.sustained, rule.grace) * MS_PER_SECOND
         pods = {
             (pod.namespace, pod.name): pod.uid

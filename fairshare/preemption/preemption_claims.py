@@ -376,7 +376,7 @@ class PlacementTrial:
                 self._set(node, self._sum(node))
 
     def take_out(self, number: int) -> None:
-        """As if it had never been given."""
+        """Takes it out again, as if it had never been added."""
         for node, amount in self._without(number).items():
             del self._given[node][number]
             self._set(node, amount)

@@ -200,7 +200,7 @@ Taken = frozenset[tuple[str, str]]
 
 
 class PreemptionCounts:
-    """By target. Not made for threads."""
+    """Counts of preemptions by target. Not thread-safe."""
 
     def __init__(self) -> None:
         self._seen: dict[str, frozenset[str]] = {}

@@ -27,7 +27,7 @@ from gputally.base.units import MS_PER_SECOND
 Amounts = Mapping[str, float]
 """Quantity by resource (`gpu`, and `cpu`, `memory` where they count); what is missing is 0."""
 Right = Literal["within quota", "above share"]
-"""By which of the two rules a bundle may be taken."""
+"""The two rules by which a bundle may be taken."""
 EPSILON: Final = 1e-9
 
 
@@ -86,7 +86,7 @@ def may_reclaim(asker: Claimant, accounts: Accounts) -> bool:
 
 
 def right_to_take(asker: Claimant, mine: Account, theirs: Account, remaining: Amounts) -> Right | None:
-    """By which rule the next bundle may be taken from `theirs`, which still holds `remaining`; None: by none."""
+    """The rule by which the next bundle may be taken from `theirs`, which still holds `remaining`; None: by none."""
     held = {name: remaining.get(name, 0.0) for name in theirs.stocks}
     if within_quota(asker, mine) and any(
         held[name] > _open(stock.deserved) + EPSILON for name, stock in theirs.stocks.items()

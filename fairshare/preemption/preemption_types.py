@@ -124,7 +124,7 @@ _VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 
 def write(value: PreemptionInputs) -> dict[str, Any]:
-    """As JSON, complete: `read` gives the same value back."""
+    """The value as complete JSON: `read` gives the same value back."""
     plain: dict[str, Any] = _SITUATION.dump_python(value, mode="json")
     return plain
 

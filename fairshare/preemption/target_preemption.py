@@ -28,7 +28,7 @@ from gputally.base.errors import Unavailable
 from gputally.kubernetes.objects import Cluster, Event
 
 RELEASE = version("gputally")
-"""Of the code that decides: looked up once, for it means reading the package's metadata."""
+"""Version of the code that decides: looked up once, because that means reading the package's metadata."""
 _BOLDNESS: tuple[Mode, ...] = ("off", "dry-run", "enforce")
 ROUNDS = 5
 """How often the decision is repeated because the cluster keeps a victim."""
@@ -78,7 +78,7 @@ def mode_of(policy: Policy, target: str) -> Mode:
 
 
 def idle_mode(policy: Policy, mode: Mode) -> Mode:
-    """Of the idle rule at a target that is in `mode`: the more careful of the two."""
+    """The mode of the idle rule at a target in `mode`: the more careful of the two."""
     rule = policy.preemption.idle
     return min(rule.mode, mode, key=_BOLDNESS.index) if rule is not None else "off"
 

@@ -158,8 +158,8 @@ NOT_RESUMED = "NotResumed"
 
 @dataclass(frozen=True, slots=True)
 class FinishedPreemptions:
-    """By namespace/name: `resumed` runs again as it may, `left` is still being stopped. faults: what could not be
-    ended yet, and why."""
+    """Workloads by namespace/name: `resumed` runs again as it may, `left` is still being stopped. faults: what could
+    not be ended yet, and why."""
 
     resumed: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
@@ -180,7 +180,7 @@ class FinishedPreemptions:
 
 
 def end_all(cluster: Cluster, now_ms: int) -> FinishedPreemptions:
-    """Of every target, once, because a person switches everything off. Raises ClusterError."""
+    """Ends the preemptions of every target once, because a person switches everything off. Raises ClusterError."""
     each = [_end(cluster, kinds, now_ms, lambda: True)[1] for kinds in _KINDS.values()]
     return FinishedPreemptions(
         tuple(name for ended in each for name in ended.resumed),

@@ -73,10 +73,10 @@ class State:
     taken: set[str]
     """Pods and whole gangs that have gone already."""
     quotas: Quotas
-    """By which the target admits work; every node without quotas."""
+    """Quotas by which the target admits work; without quotas every node counts."""
 
     def books(self, queue: str) -> Accounts:
-        """As they are for a claim of this queue."""
+        """The accounts for a claim of this queue."""
         return {**self.accounts, **{name: self.expected[name] for name in path(queue, self.accounts)}}
 
 
@@ -128,7 +128,7 @@ class Search:
         self._unfair = False
 
     def cheapest(self) -> tuple[PickedBundle, ...] | None:
-        """Of the ways tried the one that loses least work, then the fewest GPUs; None where none leads there."""
+        """The way that loses least work, then the fewest GPUs; None where none leads there."""
         found = [picks for order in self._field.orders if (picks := self._gather(order)) is not None]
         return min(found, key=_cost, default=None)
 
@@ -215,7 +215,7 @@ class Search:
         return taking.fair(self._policy.preemption.saturation)
 
     def _ground(self, bundle: Bundle, taking: TakenBundles, budget: Budget, *, note: bool = True) -> Ground | None:
-        """By what right this part may be taken now; None, and the reason noted."""
+        """The right by which this part may be taken now; None, with the reason noted."""
         found = self._right(bundle, taking)
         reason = found[1] if found[0] is None else None
         limit: Limit | None = None
@@ -282,7 +282,7 @@ class _ClaimPlacement:
         self._quotas.book(bundle.gang.pool, -bundle.gpus)
 
     def take_out(self, number: int) -> None:
-        """As if it had never been given."""
+        """Takes it out again, as if it had never been added."""
         bundle = self._parts.pop(number)
         self._trial.take_out(number)
         self._quotas.book(bundle.gang.pool, bundle.gpus)

@@ -288,7 +288,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MOST_DRAWN = len(COLOURS)
 _LEVELS = 401
-"""Of a distribution: as finely as it is drawn."""
+"""Levels of a distribution: as finely as it is drawn."""
 _PRICES: tuple[tuple[str, Callable[[PolicyScore], float], float], ...] = (
     ("share error of a day, %", lambda score: 100 * score.day[0], 0.1),
     ("preemptions", lambda score: score.preemptions, 1000.0),
@@ -426,7 +426,7 @@ def _pyplot() -> Any:
 
 
 def _shares(results: Sequence[Result], axes: Sequence[Axes]) -> None:
-    """Of the four largest queues: their part of what was delivered each day (solid) and due (dotted)."""
+    """Draws the four largest queues: their part of what was delivered each day (solid) and due (dotted)."""
     for result, axis in zip(results, axes, strict=True):
         days = fairness_measures.spans(result.record, 24)
         hours = [each.start_s / 86_400 + 1 for each in days]

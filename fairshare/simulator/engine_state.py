@@ -120,7 +120,7 @@ class QueueTree:
         self.fixed = [0] * len(claims)
         self.asked = [0] * len(claims)
         self._origin_ms = [0] * len(claims)
-        """Of a leaf that has held its GPUs since instant 0, what to subtract: each start and stop moves it."""
+        """What to subtract from a leaf as if it had held its GPUs since instant 0: each start and stop moves it."""
 
     def _to_root(self, q: int) -> tuple[int, ...]:
         parent = self.claims[q].parent

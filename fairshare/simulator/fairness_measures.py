@@ -34,7 +34,7 @@ LENGTHS_H = {168: 42, 24: 6}
 SHORT_S = 600
 """Run times below it count as that long in a slowdown."""
 _COUNTS = 0.002
-"""Of the capacity: a smaller entitlement does not enter Jain's index."""
+"""Part of the capacity: a smaller entitlement does not enter Jain's index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def _span(record: Record, jobs: _Columns, backlog: tuple[Ints, Ints], start_s: i
 
 
 def contended(reference: Record, from_s: int = WARM_UP_S) -> dict[int, frozenset[int]]:
-    """By window length: starts of the windows in which more was wanted than there was."""
+    """For each window length, the starts of the windows in which more was wanted than there was."""
     return {
         length: frozenset(each.start_s for each in spans(reference, length, from_s) if each.contended)
         for length in LENGTHS_H

@@ -285,7 +285,7 @@ FULL_AFTER_H = 3
 """From so many hours on, one of them was full."""
 US_PER_GPU_HOUR = 3_600_000_000
 _LEAST = 0.02
-"""Of a GPU: less is a rounding of the clock, not another GPU."""
+"""Part of a GPU: less is a rounding of the clock, not another GPU."""
 ASSUMED = (
     "a job holds as many GPUs as in its fullest hour and has done all it had to do",
     "it was submitted its queue's median wait before it first held a GPU",

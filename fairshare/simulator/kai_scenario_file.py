@@ -55,7 +55,7 @@ _QUEUE = {"Name", "Parent", "Priority", "DeservedGPUs", "Weight"}
 _JOB = {"GPUs", "NumPods", "NumJobs"}
 _MOST_CYCLES = 1_000_000
 _MOST_GPUS, _MOST_PODS = 1_000_000, 1_000_000
-"""Of all nodes, and of one queue: a slip of the pen would fill the memory."""
+"""GPUs of all nodes, and pods of one queue: a typing error would fill the memory."""
 _TOP = {"Cycles", "WindowSize", "HalfLifePeriod", "KValue", "Nodes", "Queues", "Jobs"}
 
 
@@ -267,7 +267,7 @@ def _targets(scenario: Scenario) -> dict[str, float]:
 
 
 def _object(value: object, where: str, known: set[str]) -> Mapping[str, object]:
-    """By the keys' own spelling: KAI reads them in any case, and null as if the key were missing."""
+    """An object by its known keys: KAI reads them in any case, and null as if the key were missing."""
     if not isinstance(value, Mapping):
         raise DivisionError(f"{where}: expected an object")
     spelt = {key.lower(): key for key in known}

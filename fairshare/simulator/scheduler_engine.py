@@ -113,7 +113,7 @@ class Engine:
         self.others = [Line(rules.scan_depth) for _ in self._names]
         """Waiting parts of GPUs, and waiting jobs of other schedulers, by queue."""
         self.running: list[dict[int, Gang]] = [{} for _ in self._names]
-        """By queue and number, newest last."""
+        """Running gangs by queue and number, newest last."""
         self.reclaims = [0] * len(tree.claims)
         """Gangs that were stopped for each queue."""
         self._foreign = 0
@@ -269,7 +269,7 @@ class Engine:
             self._reclaim()
 
     def shares(self) -> Sequence[float]:
-        """Of the GPUs that are divided: whole, usable, and not held by another scheduler's jobs."""
+        """Shares of the GPUs that are divided: whole, usable, and not held by another scheduler's jobs."""
         total = self.placement.whole_gpus() - self._foreign
         if total != self._divided:
             self._divided = total
@@ -312,7 +312,7 @@ class Engine:
             ]
 
     def _bid(self, q: int, place: int) -> _Bid | None:
-        """Of the first gang, from a place on, that can start now; None: none within the scan depth."""
+        """The bid of the first gang, from a place on, that can start now; None: none within the scan depth."""
         line = self.lines[q]
         most = min(self.placement.most_free(), inf if self.rules.one_line else self.tree.room(q))
         if line.smallest > most:

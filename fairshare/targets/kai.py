@@ -362,7 +362,7 @@ def _said_k(shard: Object, stated: object, k: float) -> str:
 
 
 def _k(stated: object) -> float:
-    """As KAI reads it: unparsable is the default, negative is 0, and NaN stays what it is."""
+    """The kValue as KAI reads it: unparsable is the default, negative is 0, and NaN stays what it is."""
     try:
         k = DEFAULT_K if stated is None else float(str(stated))
     except ValueError:
@@ -490,7 +490,8 @@ def _memory(node: Object) -> int:
 
 
 def _priority(spec: Mapping[str, Any], classes: Sequence[Object] | None, pods: Sequence[Pod]) -> int:
-    """As KAI reads it: of the PodGroup's class, else the global default, else 50. classes: None: not ours to read.
+    """The priority as KAI reads it: of the PodGroup's class, else the global default, else 50. classes: None: not ours
+    to read.
 
     Source: KAI pkg/scheduler/cache/cluster_info/cluster_info.go, getPodGroupPriority."""
     name = spec.get("priorityClassName", "")

@@ -313,7 +313,7 @@ def _ref(obj: Object) -> str:
 
 
 def _carriers(owner: Mapping[str, QueuePolicy]) -> set[str]:
-    """Of each queue's refs those at the highest level: Cohort, ClusterQueue, LocalQueue."""
+    """For each queue, its refs at the highest level: Cohort, ClusterQueue, LocalQueue."""
     best: dict[str, int] = {}
     for ref, queue in owner.items():
         best[queue.name] = min(best.get(queue.name, 3), _level(ref))
@@ -648,7 +648,7 @@ def _effective(
 
 
 def _shares(configuration: Configuration | None, queues: Iterable[Object], where: str) -> Condition:
-    """By the shares that the manager shows on every ClusterQueue, or on none. where: its configuration's ConfigMap."""
+    """Whether the manager shows shares on every ClusterQueue, or on none. where: its configuration's ConfigMap."""
     told = [obj for obj in queues if obj.get("status")]
     on = sum(look(obj, ("status", "fairSharing")) is not None for obj in told)
     advice = _remedy(where, fair_sharing_lines(configuration.version if configuration else "v1beta2"), configuration)
@@ -704,7 +704,7 @@ def _alone(policy: Policy, shared: Mapping[str, Object]) -> list[str]:
 def _admits_by(
     configuration: Configuration | None, locals_: Sequence[Object], queues: Mapping[str, Object], where: str
 ) -> Condition:
-    """Of LocalQueues: whether Kueue orders a ClusterQueue's work by what they used over their weight."""
+    """Whether, for LocalQueues, Kueue orders a ClusterQueue's work by what they used over their weight."""
     scoped = [obj for obj in locals_ if _asks_for_history(queues.get(obj["spec"].get("clusterQueue", "")))]
     faults = [
         f"{_title(obj)}: its ClusterQueue has no admissionScope, so that Kueue does not read its weight"

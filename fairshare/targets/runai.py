@@ -396,7 +396,7 @@ class RunaiCluster:
         return obj
 
     def _notes(self) -> dict[str, dict[str, Any]]:
-        """By key; what is not ours to understand is left out, and its unit counts as never touched."""
+        """The notes by key; what is not ours to understand is left out, and its unit counts as never touched."""
         try:
             data = self._cluster.get(CONFIG_MAP, self._name, self._namespace).get("data") or {}
         except NotFound:
@@ -475,7 +475,7 @@ def _ids(uid: str) -> tuple[str, str]:
 
 
 def _key(kind: Kind, uid: str) -> str:
-    """As a key of a ConfigMap."""
+    """The key of a ConfigMap for this object."""
     return f"{kind.kind}.{uid.replace('/', '.')}"
 
 
@@ -490,8 +490,8 @@ class RunaiFault(FairshareError):
 def opened(
     policy: Policy, cluster: Cluster, credentials: Path | None, ca_file: Path | None, where: StatusObject, clock: Clock
 ) -> Iterator[Mapping[str, Objects]]:
-    """By adapter: Run:ai, or nothing where the policy leaves it out. where: our ConfigMap; what is noted on Run:ai's
-    units stands beside it. Raises RunaiFault."""
+    """The objects by adapter: Run:ai, or nothing where the policy leaves it out. where: our ConfigMap; what is noted on
+    Run:ai's units stands beside it. Raises RunaiFault."""
     target = policy.targets.runai
     if target.mode == "off" or target.url is None or not has_ref(policy, *RunaiAdapter.prefixes):
         yield {}

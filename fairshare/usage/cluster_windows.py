@@ -30,7 +30,7 @@ class WindowSource(Protocol):
     """An accountant that is asked for windows of one cluster."""
 
     def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
-        """As `fairshare.usage.accountant_client.AccountantPort.window`. Raises AccountantUnavailable."""
+        """Answers as `fairshare.usage.accountant_client.AccountantPort.window` does. Raises AccountantUnavailable."""
         ...
 
 

@@ -51,7 +51,7 @@ from gputally.server.request_handling import read_body
 Fields = Mapping[str, Sequence[str]]
 """Every value of every field of a form, as sent."""
 MOST_BYTES = 2 * 1024 * 1024
-"""Of a form: a policy of two thousand queues is half of it."""
+"""Largest form: a policy of two thousand queues is half of it."""
 MOST_FIELDS = 25_000
 BODY_S = 10.0
 _FORM = "application/x-www-form-urlencoded"

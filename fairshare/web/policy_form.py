@@ -179,7 +179,7 @@ def _merged(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -
     have lines of their own, as ruamel.yaml lays it out."""
     content = [number for number, line in enumerate(lines) if _has_content(line)]
     first: list[int] = []
-    """Of each line of `before`: the first of the lines with content that it stands for."""
+    """For each line of `before`, the first of the lines with content that it stands for."""
     for _, start, end, at, last in SequenceMatcher(None, before, [lines[n] for n in content], False).get_opcodes():
         first += [min(at + number, last) for number in range(end - start)]
     ends = [0, *(content[number - 1] + 1 if number else 0 for number in [*first[1:], len(content)])]
@@ -226,7 +226,7 @@ class Field:
     label: str
     kind: Kind
     help: str = ""
-    """Of yaml: how it is written, for example."""
+    """An example of how the YAML is written."""
     choices: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -556,12 +556,12 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """As `fairshare check` has it behind the place."""
+        """The fault as `fairshare check` prints it after the place."""
         return f"{self.where}: {self.message}" if self.where else self.message
 
     @property
     def beside(self) -> str:
-        """As its field has it: of a part with a structure of its own, which value."""
+        """The fault beside its field: of a part with a structure of its own, which value."""
         return self.sentence if self.where.startswith(f"{self.field}.") else self.message
 
 

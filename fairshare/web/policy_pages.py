@@ -135,7 +135,7 @@ def _standing(site: PagesApp) -> PolicyText:
 
 
 def _version(site: PagesApp) -> str:
-    """Of the file as it stands; "faulty" where it is no policy."""
+    """The version of the file as it stands; "faulty" where it is no policy."""
     try:
         return loaded(parse(site.house.place.read(), site.house.place.name)).version()
     except (PolicyNotWritten, FileFault):

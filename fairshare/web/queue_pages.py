@@ -111,7 +111,7 @@ def ordered(policy: Policy) -> Iterator[tuple[int, QueuePolicy]]:
 
 
 def used_part(window: UsageWindow | None, queue: str) -> float | None:
-    """Of the window's capacity, by the queue and what is below it; None where nothing is known."""
+    """The part of the window's capacity used by the queue and what is below it; None where nothing is known."""
     if window is None or window.capacity <= 0:
         return None
     return window.usage.get(queue, 0) / window.capacity

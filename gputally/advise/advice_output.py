@@ -64,7 +64,7 @@ class Window:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Of its local hours, in ms."""
+        """The lengths of its local hours, in ms."""
         return hours(self.start_ms, self.end_ms, self.zone)
 
 
@@ -96,7 +96,7 @@ class LedgerQuestions:
         return found, frame.attrs["coverage"]
 
     def prices(self, places: Sequence[Pool]) -> dict[Pool, Decimal | None]:
-        """Of a GPU-hour at the window's end; None without one."""
+        """The price of a GPU-hour at the window's end; None without one."""
         book = self._book()
         found: dict[Pool, Decimal | None] = {}
         for place in places:

@@ -66,7 +66,7 @@ class Pool:
 
     @property
     def key(self) -> str:
-        """As variables name it: letters, digits and underscores."""
+        """The pool's name in variables: letters, digits and underscores."""
         return "".join(c if c.isalnum() else "_" for c in self.name.lower()).strip("_") or "gpus"
 
 
@@ -192,8 +192,8 @@ def rendered(form: Form, advised: Sequence[PoolAdvice], threshold: float, span: 
 
 
 def variables(advised: Sequence[PoolAdvice], threshold: float) -> dict[str, dict[str, Any]]:
-    """By pool: min_nodes, max_nodes, gpus_per_node, utilisation_threshold, and weekly_nodes as 24 counts a weekday (an
-    hour the window has not seen has the largest count)."""
+    """Variables by pool: min_nodes, max_nodes, gpus_per_node, utilisation_threshold, and weekly_nodes as 24 counts a
+    weekday (an hour the window has not seen has the largest count)."""
     found: dict[str, dict[str, Any]] = {}
     for one in advised:
         key = one.pool.key
@@ -253,7 +253,7 @@ _FORMS: dict[Form, Callable[[Sequence[PoolAdvice], float, str], str]] = {
 }
 
 _MOST_EXPONENT = 50.0
-"""Beyond it no run would ever end."""
+"""Exponent beyond which no run would ever end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +301,7 @@ def daly(checkpoint_s: float, between_s: float) -> float:
 
 
 def run_overhead(interval_s: float, checkpoint_s: float, restart_s: float, between_s: float) -> float | None:
-    """By what a run becomes longer (1.1: a tenth); None where it would never end."""
+    """The factor by which a run becomes longer (1.1: a tenth); None where it would never end."""
     segment, restart = (interval_s + checkpoint_s) / between_s, restart_s / between_s
     if segment + restart > _MOST_EXPONENT:
         return None
@@ -309,7 +309,7 @@ def run_overhead(interval_s: float, checkpoint_s: float, restart_s: float, betwe
 
 
 def job_of(row: Mapping[str, Any]) -> JobKey:
-    """Of a row of the report's tables."""
+    """The job of a row of the report's tables."""
     return JobKey(row["cluster"], row["namespace"], row["job"])
 
 
@@ -346,13 +346,14 @@ _PROFILES: Mapping[tuple[int, int | None], tuple[tuple[int, int, int], ...]] = {
     (7, 80): ((1, 1, 10), (1, 2, 20), (2, 2, 20), (3, 4, 40), (4, 4, 40)),
     (7, 141): ((1, 1, 18), (1, 2, 35), (2, 2, 35), (3, 4, 71), (4, 4, 71)),
 }
-"""By compute slices and GB of the GPU: (compute slices, eighths of the memory, GB of an instance), smallest first."""
+"""MIG profiles by compute slices and GB of the GPU: (compute slices, eighths of the memory, GB of an instance),
+smallest first."""
 _OTHER = ((1, 1, 0), (1, 2, 0), (2, 2, 0), (3, 4, 0), (4, 4, 0))
 _EIGHTHS = 8
 _MIB_PER_GB = 954
 """A vendor's GB is 10^9 bytes."""
 _MOST_REPLICAS = 4
-"""Of time-slicing: beyond it waits for the turn grow faster than what is saved."""
+"""Replicas of time-slicing: beyond them, waits for the turn grow faster than what is saved."""
 Way = Literal["mig", "time-slicing", "none"]
 
 

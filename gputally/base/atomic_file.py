@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 Stamp: TypeAlias = tuple[int, int, int]
-"""Of a file at one instant; means nothing but another file, or another content, where it is another one."""
+"""The state of a file at one instant: another stamp means another file or other content."""
 
 
 def stamp(place: Path) -> Stamp | None:
@@ -74,7 +74,7 @@ def sync(path: Path) -> None:
 
 
 def _rights(place: Path) -> int | None:
-    """Of a file that stands there; None where none does."""
+    """The permissions of an existing file; None where there is none."""
     try:
         mode = place.lstat().st_mode
     except FileNotFoundError:

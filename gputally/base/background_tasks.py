@@ -164,7 +164,7 @@ class BackgroundTasks:
         return {name: task.state() for name, task in sorted(dict(self._tasks).items())}
 
     def faults(self) -> Mapping[str, str]:
-        """By task, only those that have one."""
+        """The fault of each task that has one."""
         return {name: state.fault for name, state in self.states().items() if state.fault is not None}
 
     def start(

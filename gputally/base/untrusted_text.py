@@ -35,9 +35,9 @@ Epoch = Annotated[
 Name = Annotated[
     str, msgspec.Meta(pattern=LINE, max_length=LONGEST_NAME, description="one line without control characters")
 ]
-"""Of a cluster or a node."""
+"""Name of a cluster or a node."""
 BootId = Annotated[str, msgspec.Meta(pattern=LINE[: -len(_END) - 1] + "*" + _END, max_length=LONGEST_NAME)]
-"""Of a boot of a node; empty where the node does not say."""
+"""Id of a node's boot; empty where the node does not say."""
 
 NO_CONTROLS: Final = "a text has no control characters but line ends and tabs"
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 4 * 1024 * 1024
 MAX_VALUES = 250_000
-"""Of one file, those that an alias repeats counted each time."""
+"""Values of one file; those that an alias repeats count each time."""
 MAX_CONFIG_CHARACTERS = 128 * 1024
-"""Of a scheduler's configuration in a ConfigMap of another program, which the controller reads in every cycle. A real
-one has a few hundred lines."""
+"""Characters of a scheduler's configuration in a ConfigMap of another program, which the controller reads in every
+cycle. A real one has a few hundred lines."""
 Key = str | int
 T = TypeVar("T")
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]

@@ -35,7 +35,7 @@ from gputally.server.config_models import parse_duration
 
 _BUCKET_S = BUCKET_MS // MS_PER_SECOND
 LOG = "demo.log"
-"""Among the files: what agents and accountant have to say goes there, not over the bar."""
+"""File of the demo that takes the logs of agents and accountant, so that they do not cover the bar."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,7 +126,7 @@ if __name__ == "__main__":
 
 BASELINE = "gputally.demo.scenario:Baseline"
 _DRAWN_PER_S = 2
-"""Of the progress bar: drawing takes turns from those who work."""
+"""How often the progress bar is drawn: drawing takes time from the workers."""
 
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder made in it is this process's own
 _ROOM_BYTES = 2 * 1024**3

@@ -172,7 +172,7 @@ class DemoAccountant:
         self._wire.away = away
 
     def lose_next_ack(self) -> None:
-        """Of the batch that comes next the sender will not hear."""
+        """Loses the acknowledgement of the next batch."""
         self._wire.lose_next_ack = True
 
     def ack_was_lost(self) -> bool:

@@ -143,7 +143,7 @@ class Baseline:
         self._scenario = scenario
 
     def books(self) -> TrueTotals:
-        """Of the whole span."""
+        """The true totals of the whole span."""
         scenario = self._scenario
         truth = GroundTruth(scenario.nodes, scenario.start_ms, scenario.interval_s * 1000)
         for event in scenario.engine().events_until(scenario.end_ms):

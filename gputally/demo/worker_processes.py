@@ -271,7 +271,7 @@ class AgentPool:
         ]
         self._home: dict[str, Worker] = {}
         self._spooled: list[dict[str, int]] = [{} for _ in self._sites]
-        """Of each site: what it can deliver, as it said when it last arrived."""
+        """What each site can deliver, as it said when it last arrived."""
 
     def settle(self, plot: SiteConfig, scratch: Path | None = None) -> None:
         """Deal out the plot's nodes. scratch: see Worker.start."""

@@ -99,7 +99,7 @@ def accountant(knock: AccountantProbe) -> CheckResult:
 
 
 FOREIGN_PART = 0.01
-"""Of a node's capacity, from which on unattributed busy time is reported."""
+"""Part of a node's capacity from which on unattributed busy time is reported."""
 Row = Mapping[str, Any]
 
 

@@ -55,7 +55,8 @@ class CheckResult:
 
 
 def exit_code(results: Sequence[Result]) -> int:
-    """Of the worst: 0 nothing wrong, 1 warnings, 2 errors. What could not be looked at is not wrong."""
+    """The exit code of the worst result: 0 nothing wrong, 1 warnings, 2 errors. What could not be looked at is not
+    wrong."""
     return max((EXIT_CODE[result.status] for result in results), default=0)
 
 

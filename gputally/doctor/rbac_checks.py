@@ -123,8 +123,8 @@ def scheduler_configs(policy: Policy) -> tuple[str, ...]:
 def needed_rights(
     program: str, served: Collection[tuple[str, str]], *, preempts: bool = False, configs: Collection[str] = ()
 ) -> tuple[AccessRight, ...]:
-    """Of kinds that are served, as (group, resource). preempts: the policy in force stops running work. configs:
-    ConfigMaps of schedulers that it names."""
+    """The rights that the program needs. served: kinds, as (group, resource). preempts: the policy in force stops
+    running work. configs: ConfigMaps of schedulers that it names."""
     wanted = NEEDS[program]
     if program == "fairshare":
         others = [name for name in configs if name not in SCHEDULER_CONFIGS]

@@ -239,7 +239,7 @@ def _shared_nodes(pods: Sequence[tuple[Pod, str]]) -> Iterator[Finding]:
 
 
 def queue_objects(found: Mapping[str, Sequence[Object]]) -> list[QueueObject]:
-    """Of `kai`, `kueue` and `volcano`: their queues, with the GPUs each is guaranteed."""
+    """The queues of `kai`, `kueue` and `volcano`, with the GPUs each is guaranteed."""
     made = [
         QueueObject(
             "kai",

@@ -332,7 +332,7 @@ T = TypeVar("T")
 
 
 def _uid(item: object) -> str:
-    """Of a decoded object, or of one as plain data."""
+    """The UID of a decoded object, or of one as plain data."""
     if isinstance(item, dict):
         return str(item["metadata"]["uid"])
     found: Metadata = item.metadata  # type: ignore[attr-defined]  # every object has them

@@ -335,7 +335,7 @@ class Cluster(Objects, Protocol):
     """A Kubernetes API server."""
 
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
-        """As above, or of a subresource such as `status`."""
+        """Applies an object, or a subresource of it such as `status`."""
         ...
 
     def scan(self, kind: Kind, take: Callable[[Object], object]) -> str:

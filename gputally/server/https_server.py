@@ -116,7 +116,7 @@ def _context(identity: Identity) -> ssl.SSLContext:
 
 
 def common_name(certificate: Any) -> str:
-    """Of the subject; "" where there is no verified certificate or it has none, or several."""
+    """The common name of the subject; "" where there is no verified certificate or it has none, or several."""
     names = [value for part in (certificate or {}).get("subject", ()) for key, value in part if key == "commonName"]
     return names[0] if len(names) == 1 else ""
 

@@ -150,7 +150,7 @@ CALLBACK: Final = "/sign-in/done"
 OUT: Final = "/sign-out"
 LEFT: Final = "/signed-out"
 LONGEST: Final = 4_000
-"""Of a parameter that a browser brings along, in characters."""
+"""Characters of a parameter that a browser brings along."""
 _KEPT: Final = ":/%#?=@[]!$&'()*+,;"
 """Characters that stand for themselves in an address."""
 
@@ -171,7 +171,7 @@ class Cookie:
     secure: bool
 
     def header(self) -> str:
-        """As `Set-Cookie` carries it."""
+        """The cookie as `Set-Cookie` carries it."""
         kept = f"{self.name}={self.value}; Path={self.path}; Max-Age={self.seconds}; HttpOnly; SameSite=lax"
         return f"{kept}; Secure" if self.secure else kept
 

@@ -315,7 +315,7 @@ def new_token(
 MOST_BYTES = 16 * 1024
 """Longest token that is looked at."""
 SKEW_MS = 30 * MS_PER_SECOND
-"""By which an issuer's clock may differ from ours."""
+"""Milliseconds by which an issuer's clock may differ from ours."""
 _SERVICE_ACCOUNT = "system:serviceaccount:"
 
 

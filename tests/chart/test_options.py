@@ -281,6 +281,15 @@ def test_fleet_pages_without_what_they_need_are_refused(render: Any, fleet: Valu
         render({**FLEET, "fleet": {**FLEET["fleet"], **fleet}})
 
 
+def test_the_notes_say_where_the_fleets_pages_are_and_that_they_reach_nothing(chart: helm_python.Chart) -> None:
+    def notes(values: Values) -> str:
+        return str(chart.render(values, name="gputally", namespace="metering")["gputally/templates/NOTES.txt"])
+
+    assert "port-forward svc/gputally-fleet 8090:8080" in notes(FLEET)
+    assert "WARNING: networkPolicy.lakeCidrs" not in notes(FLEET)
+    assert "WARNING: networkPolicy.lakeCidrs names no range" in notes({**FLEET, "networkPolicy": {"lakeCidrs": []}})
+
+
 def test_fleet_pages_without_a_lake_are_refused(render: Any) -> None:
     with pytest.raises(Exception, match=r"set accountant\.lake\.warehouse"):
         render({"fleet": {"enabled": True}})

@@ -32,7 +32,7 @@ from accountant.wire.usage_models import Accounts, Dimension, UsageLine, known_m
 MOST_NAMED: Final = 1_000
 """Holders that are told apart here; of more the engine does it."""
 MOST_LINES: Final = 20_000
-"""Of an answer that is kept to make coarser ones of."""
+"""Lines of an answer that is kept to derive coarser ones from."""
 
 
 class _UsageQuestion(NamedTuple):
@@ -157,7 +157,8 @@ def classes(
     labels: Collection[str] = (),
     memory: ResultCache | None = None,
 ) -> HolderClasses:
-    """Of the holders in [start_ms, end_ms), by what `asked` tells apart. labels: those that may name a team.
+    """The classes of the holders in [start_ms, end_ms), by what `asked` tells apart. labels: those that may name a
+    team.
 
     memory: of the moment; where some jobs or pods are asked for, their holders of all time are looked up there."""
     wanted = told_apart(asked)

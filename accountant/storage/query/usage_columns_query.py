@@ -158,8 +158,8 @@ def usage_columns(
     *,
     memos: bool = False,
 ) -> list[UsageColumns]:
-    """Of each stretch between two neighbouring edges, which ascend: an answer for each cut, whose dimensions are told
-    apart beside PRICED_BY."""
+    """Usage of each stretch between two neighbouring edges, which ascend: an answer for each cut, whose dimensions are
+    told apart beside PRICED_BY."""
     zone = ZoneInfo(timezone)
     tables = [_Table.of(cursor, state, edges, by, zone, memos=memos) for by in cuts]
     if edges[0] >= edges[-1]:

@@ -89,7 +89,7 @@ class _Question:
 
     @property
     def half_life_s(self) -> int | None:
-        """By which sums of slices are decayed; Slurm decays whole slices only."""
+        """The half-life by which sums of slices are decayed; Slurm decays whole slices only."""
         return None if self.spec.decay == "slurm" else self.spec.half_life
 
     def ages(self) -> Sequence[float] | None:
@@ -286,7 +286,7 @@ class _Gathering:
         self.found: dict[int, Parts] = {}
         self.down: dict[int, Sums] = {}
         self.missing: dict[int, _Missing] = {}
-        """By the number of the piece's first slice."""
+        """What is not cached, by the number of the piece's first slice."""
         self._collapsed: list[tuple[int, SumsPart, Sums]] = []
 
     def gather(self, piece: _Piece) -> None:
@@ -365,7 +365,7 @@ class _Gathering:
         return (whole,)
 
     def _inside(self, number: int, sums: Sums, lacking: _Missing) -> None:
-        """Of a quarter-hour by spans, what lies inside the slice."""
+        """Takes what lies inside the slice from a quarter-hour by spans."""
         start, end = self._slices[number]
         starts, ends = sums.keys[:, _START], sums.keys[:, _END]
         inside = (starts >= start) & (ends <= end)

@@ -167,7 +167,7 @@ class View(NamedTuple):
 
 
 Buckets = Mapping[int, Mapping[SumsPart, Parts]]
-"""By the start of the quarter-hour."""
+"""Sums by the start of the quarter-hour."""
 _BY_SPAN: Final = SumsPart(by_span=True)
 
 
@@ -381,7 +381,7 @@ def _origins() -> str:
 
 
 def figures(cells: AccountVector, weight: float) -> Figures:
-    """Of one row."""
+    """The figures of one row."""
     return Figures(
         term(cells.allocated_us, weight), term(cells.busy_us, weight), term(cells.energy_uj, weight),
         term(cells.down_us, weight), cells.allocated_us, cells.unheld_us, cells.down_us, cells.unknown_us,

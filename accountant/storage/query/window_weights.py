@@ -130,7 +130,7 @@ class Placement(Protocol):
     """Where everything was while nothing moved."""
 
     def place(self, device: Device) -> Place:
-        """Of a device that reported."""
+        """The place of a device that reported."""
         ...
 
     def capacity(self) -> Iterator[tuple[Place, Capacity]]:

@@ -140,7 +140,7 @@ EPOCH_2020_MS = 1_577_836_800_000
 LARGEST = 10**15
 """No honest figure of one row is above it, and sums of rows stay far inside 64 bits."""
 LARGEST_SMALL = 2**31 - 1
-"""Of slice numbers, sizes in MiB and replicas."""
+"""Largest slice number, size in MiB and number of replicas."""
 
 _UNNAMED = f"longer than {LONGEST_NAME} characters, or has control characters"
 
@@ -163,7 +163,7 @@ _figures_of = attrgetter(*_FIGURES)
 
 
 def beyond_doubt(incoming: Incoming, now_ms: int) -> Truth:
-    """By set: whether `fault` is None for certain. Errs only to the other side."""
+    """For each set, whether `fault` is certainly None. It may say no where `fault` is None."""
     sets = incoming.sets
     span = sets.end_ms - sets.start_ms
     fine = (sets.start_ms >= EPOCH_2020_MS) & (sets.end_ms <= now_ms + SKEW_MS) & (span > 0) & (span <= MAX_INTERVAL_MS)
@@ -186,7 +186,7 @@ def beyond_doubt(incoming: Incoming, now_ms: int) -> Truth:
 
 
 def _each(column: DistinctColumn[K], holds: Callable[[K], bool]) -> Truth:
-    """By row, whether it holds of its value."""
+    """For each row, whether the condition holds for its value."""
     found: Truth = np.fromiter(map(holds, column.values), np.bool_, len(column.values))[column.of_row]
     return found
 
@@ -336,9 +336,9 @@ class GroupCommit:
     holes: list[tuple[Stream, int, int, str]] = field(default_factory=list)
     advanced: dict[Stream, int] = field(default_factory=dict)
     _tallies: list[IntervalCounts] = field(default_factory=list)
-    """Of the batches behind `sections`."""
+    """Counts of the batches behind `sections`."""
     _digests: dict[tuple[Stream, int], set[int]] = field(default_factory=dict)
-    """Of what was looked up, and of the group itself as far as `_indexed`: most groups have no replay."""
+    """Digests of what was looked up, and of the group itself as far as `_indexed`: most groups have no replay."""
     _indexed: tuple[int, int, int] = (0, 0, 0)
 
     def durable(self, stream: Stream) -> int:

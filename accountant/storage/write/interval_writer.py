@@ -210,7 +210,7 @@ class BookedChanges:
     touched: frozenset[int]
     """Starts of the quarter-hours whose rows changed."""
     added: Mapping[int, Callable[[], AddedRows]] = field(default_factory=dict)
-    """By touched quarter-hour, where rows were only added to it: all of them."""
+    """The added rows of each touched quarter-hour to which rows were only added."""
     fresh: frozenset[int] = frozenset()
     """Touched quarter-hours that had no row before."""
     unfolded: frozenset[int] = frozenset()
@@ -220,7 +220,7 @@ class BookedChanges:
     requeued: bool = False
     """A pod that holds something asked for another queue before."""
     own: Mapping[int, Mapping[str, Tenure]] = field(default_factory=dict)
-    """Of GPUs that imports told of: what agents metered of them (accountant.storage.gpu_lifetimes)."""
+    """What agents metered of GPUs that imports told of (accountant.storage.gpu_lifetimes)."""
 
 
 def book(
@@ -304,8 +304,8 @@ def _book_rows(
 
 
 def simple(sets: IntervalSets, last_ms: Whole) -> Truth:
-    """By set: whether it follows everything known of its GPU, also of those before it here, inside one quarter-hour.
-    last_ms: by GPU, the end of its newest booked record."""
+    """For each set, whether it follows everything known of its GPU, also of those before it here, inside one
+    quarter-hour. last_ms: by GPU, the end of its newest booked record."""
     by_gpu = np.argsort(sets.gpu, kind="stable")
     gpu, end = sets.gpu[by_gpu], sets.end_ms[by_gpu]
     # The greatest so far, of each GPU for itself: those of the next one are all above it.
@@ -321,7 +321,7 @@ def simple(sets: IntervalSets, last_ms: Whole) -> Truth:
 def _added(
     incoming: Incoming, cells: Whole, parties: HolderColumns, booked: Truth
 ) -> dict[int, Callable[[], AddedRows]]:
-    """By quarter-hour, what counts as it came."""
+    """For each quarter-hour, the rows that count as they came."""
     buckets = np.where(booked, incoming.start_ms - incoming.start_ms % BUCKET_MS, -1)
 
     def of(bucket: int) -> AddedRows:
@@ -359,7 +359,7 @@ class _GpuExtent(NamedTuple):
 
 
 def _reached(incoming: Incoming, gpus: Mapping[GpuName, int], imported: Truth) -> list[_GpuExtent]:
-    """Of all rows."""
+    """The extents of the GPUs of all rows."""
     devices = incoming.device
     kinds = devices.of_row * 2 + imported
     first = np.full(2 * len(devices.values), _ABOVE_MS)

@@ -236,7 +236,7 @@ class Dictionaries:
 
 
 class HolderColumns:
-    """Of the rows of a group, in their order. gpus: ids of all GPUs in them."""
+    """The holders of the rows of a group, in their order. gpus: ids of all GPUs in them."""
 
     def __init__(self, cursor: Cursor, names: Dictionaries, incoming: Incoming, gpus: Mapping[GpuName, int]) -> None:
         devices = [_device(gpus[gpu], node, *sort) for ((_, node), gpu), sort in incoming.device.values]
@@ -333,7 +333,7 @@ class Devices:
         self._on_nodes: tuple[Mapping[int, DeviceName], Mapping[str, Sequence[int]]] = ({}, {})
 
     def read(self, cursor: Cursor) -> Mapping[int, DeviceName]:
-        """By number, those of the cursor's snapshot."""
+        """The devices of the cursor's snapshot, by number."""
         known = self._known
         ((there, newest),) = cursor.run("SELECT count(*), max(id) FROM device")
         if there == len(known) and (newest is None or newest in known):
@@ -344,7 +344,7 @@ class Devices:
         return found
 
     def on(self, nodes: Collection[str], found: Mapping[int, DeviceName]) -> Mapping[int, DeviceName]:
-        """Of `found`, which `read` answered, those that are on nodes of these names."""
+        """The devices of `found`, which `read` answered, on nodes of these names."""
         told_of, numbers = self._on_nodes
         if told_of is not found:
             by_node: dict[str, list[int]] = {}

@@ -217,7 +217,8 @@ class PodNodes:
         self._keep = keep
         self.named: dict[PodKey, PodNode | None] = {}
         self.bound: dict[PodKey, str] = {}
-        """By the API server or Slurm's accounting, a node or a list of nodes; "" where neither has told any."""
+        """The node or list of nodes of each pod, as the API server or Slurm's accounting says; "" where neither
+        does."""
 
     def fetch(self, keys: Collection[PodKey]) -> None:
         """Remember what the tables say of these."""

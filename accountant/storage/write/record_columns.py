@@ -39,7 +39,7 @@ CONTENT_FIELDS = (
     "start_ms", "end_ms", "gpu_uuid", "gpu_model", "slice", "holder", "sharing", "health", "capacity_us",
     "allocated_us", "busy_us", "sm_active_us", "tensor_active_us", "memory_mib_s", "energy_uj", "method", "gaps",
 )  # fmt: skip
-"""Of an interval: everything but its number."""
+"""Fields of an interval: all but its number."""
 _INTERVAL = attrgetter(*CONTENT_FIELDS)
 _FACT = attrgetter(
     "uid", "namespace", "name", "node", "labels", "owners", "workload", "queue_ref", "priority", "requests",

@@ -174,7 +174,7 @@ def write_epochs(cursor: Cursor, reports: Iterable[EpochReport], now_ms: int, mo
 
 
 def read_epochs(cursor: Cursor, keys: Collection[JobKey]) -> list[EpochReport]:
-    """Of these jobs, by job and instant."""
+    """The epochs of these jobs, by job and instant."""
     if not keys:
         return []
     rows = cursor.rows("known_epochs", incoming=record_columns.column_table(_JOB, sorted(keys)))
@@ -182,7 +182,7 @@ def read_epochs(cursor: Cursor, keys: Collection[JobKey]) -> list[EpochReport]:
 
 
 def epochs_between(cursor: Cursor, start_ms: int, end_ms: int) -> list[EpochReport]:
-    """Of all jobs, by job and instant."""
+    """The epochs of all jobs, by job and instant."""
     rows = cursor.rows("epochs_between", {"low": start_ms, "high": end_ms})
     return [EpochReport(JobKey(*row[:3]), *row[3:]) for row in rows]
 

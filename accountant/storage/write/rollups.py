@@ -28,7 +28,7 @@ from accountant.storage.write import record_columns
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 MOST_AT_ONCE = 7
-"""Of one checkpoint: at 10,000 GPUs a day takes a tenth of a second."""
+"""Days of one checkpoint: at 10,000 GPUs a day takes a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
