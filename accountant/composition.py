@@ -63,7 +63,9 @@ from accountant.runtime.service_metrics import (
     Metrics,
     UpkeepCollector,
 )
+from accountant.storage.backups import Backup
 from accountant.storage.duckdb_ledger import open_ledger
+from accountant.storage.file_store import open_store
 from accountant.web import job_pages, node_pages, overview_pages, statement_pages
 from accountant.wire.policy_models import Policy
 from gputally.base.background_tasks import BackgroundTasks
@@ -230,7 +232,9 @@ class Service:
         _writable(settings.data)
         self._ways = CallersFile(settings, clock, self._stays, self._api, self._teams)
         self.tls = tls(settings)
-        archive = settings.archive.to if settings.archive is not None else None
+        archive = None
+        if settings.archive is not None:
+            archive = open_store(settings.archive.to, settings.object_storage, settings.data)
         self.ledger = open_ledger(
             settings.ledger_file,
             clock,
@@ -271,7 +275,7 @@ class Service:
         )
         self.app = create_app(self._deps)
         self.listeners = self._compatible(metrics)
-        maintenance = Maintenance(self.ledger, self.books, settings, clock, self._publisher)
+        maintenance = Maintenance(self.ledger, self.books, settings, clock, self._deps.backups, self._publisher)
         self._routines = Routines(clock, [*self._refreshing(), *maintenance.routines()], self.tasks)
         self._lake_routines = Routines(clock, maintenance.lake_routines(), self.tasks)
         self._warmed = ""
@@ -448,10 +452,13 @@ class Service:
         if self._publisher is not None:
             metrics.watch(LakeCollector(self._publisher))
         metrics.watch(BooksCollector(lambda: self.books.waiting))
-        metrics.watch(UpkeepCollector(self.tasks, self._refused, settings.backup_folder))
+        metrics.watch(UpkeepCollector(self.tasks, self._refused, self._known_backups))
         if self._cluster is not None:
             metrics.watch(InventoryCollector(self._cluster, self._clock))
         return metrics
+
+    def _known_backups(self) -> list[Backup]:
+        return self._deps.backups.remembered()
 
     def _lake_publisher(self) -> Publisher | None:
         lake = self.settings.lake

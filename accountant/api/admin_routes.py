@@ -9,7 +9,7 @@ import asyncio
 from typing import Annotated, Literal, Self
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import StreamingResponse
 from pydantic import Field, model_validator
 
 from accountant.api.access_control import Administering, Reading, admit, of_everyone
@@ -38,34 +38,31 @@ BackupName = Annotated[str, Path(pattern=r"^ledger-[0-9TZ]{1,40}$", description=
 
 @backup_router.post("/v1/backups", summary="Copy the ledger, verified", responses=refuses("ledger-unavailable"))
 async def make(deps: Given, _: Administering) -> Backup:
-    """Into the configured folder (`backups.to`), while the ledger goes on being written; beyond `backups.keep` the
+    """To the configured place (`backups.to`), while the ledger goes on being written; beyond `backups.keep` the
     oldest go."""
 
-    def one_more() -> Backup:
-        made = backups.make(deps.ledger, deps.settings.backup_folder, deps.clock.wall_ms())
-        backups.prune(deps.settings.backup_folder, deps.settings.backups.keep)
-        return made
-
-    return await asyncio.to_thread(one_more)
+    made, _gone = await asyncio.to_thread(lambda: deps.backups.make(deps.ledger, deps.clock.wall_ms()))
+    return made
 
 
 @backup_router.get("/v1/backups", summary="Backups, newest first", responses=refuses("ledger-unavailable"))
 async def known(deps: Given, _: Administering) -> list[Backup]:
-    return await asyncio.to_thread(backups.list_backups, deps.settings.backup_folder)
+    return await asyncio.to_thread(deps.backups.listed)
 
 
 @backup_router.get(
     "/v1/backups/{name}",
     summary="A backup as a file",
-    response_class=FileResponse,
-    responses={**answers("A DuckDB file", MEDIA_TYPE), **refuses("not-found")},
+    response_class=StreamingResponse,
+    responses={**answers("A DuckDB file", MEDIA_TYPE), **refuses("not-found", "ledger-unavailable")},
 )
-async def fetch(name: BackupName, deps: Given, _: Administering) -> FileResponse:
+async def fetch(name: BackupName, deps: Given, _: Administering) -> StreamingResponse:
     try:
-        place = await asyncio.to_thread(backups.file_of, deps.settings.backup_folder, name)
+        found = await asyncio.to_thread(lambda: backups.named(deps.backups.store, name))
     except NoBackup as error:
         raise Refusal("not-found", f"no backup {name!r}") from error
-    return FileResponse(place, media_type=MEDIA_TYPE, filename=place.name)
+    headers = {"content-disposition": f'attachment; filename="{name}.duckdb"', "content-length": str(found.bytes)}
+    return StreamingResponse(backups.content(deps.backups.store, found), media_type=MEDIA_TYPE, headers=headers)
 
 
 check_router = APIRouter(tags=["operation"])

@@ -29,6 +29,8 @@ from accountant.reports.report_text import silence_note
 from accountant.runtime.background_tasks import LakePublisher
 from accountant.runtime.guarded_clock import GuardedClock
 from accountant.runtime.service_metrics import Metrics
+from accountant.storage.backups import KeptBackups
+from accountant.storage.file_store import open_store
 from accountant.storage.snapshot import Hole, Imbalance
 from agent.wire import Batch
 from gputally.base.background_tasks import BackgroundTasks
@@ -165,6 +167,12 @@ class Deps:
     def silence_note(self) -> str:
         """Names the clusters that stopped reporting while others go on; else ""."""
         return silence_note(self.ledger.newest_by_cluster(), self.clock.wall_ms())
+
+    @cached_property
+    def backups(self) -> KeptBackups:
+        """Raises LedgerUnavailable where the settings do not lead to a place for them."""
+        wanted = self.settings
+        return KeptBackups(open_store(wanted.backups_to, wanted.object_storage, wanted.data), wanted.backups.keep)
 
     @cached_property
     def rate(self) -> RateBound:

@@ -36,14 +36,14 @@ from accountant.api.problems import retry_later
 from accountant.cli import terminal_tables
 from accountant.cli.connection_options import Ledger, Printed, Server, Timezone, ZonedLedger, answer, connected
 from accountant.composition import Service
-from accountant.core.settings import Settings, host_and_port, load
+from accountant.core.settings import ObjectStorage, Settings, host_and_port, load
 from accountant.ledger.protocols import ClockReport, MisdatedRecords
 from accountant.runtime.guarded_clock import GuardedClock, boot_id
 from accountant.runtime.leadership import Leadership, leadership, take_over
 from accountant.storage import backups
 from accountant.storage.backups import Backup
 from accountant.storage.duckdb_ledger import open_ledger
-from accountant.storage.parquet_archive import sha256
+from accountant.storage.file_store import FileStore, in_folder, open_store, sha256
 from accountant.wire.http_client import Unanswered
 from gputally.base import atomic_file
 from gputally.base.background_tasks import set_on_signals
@@ -191,7 +191,16 @@ def run(service: Service) -> int:
     return EXIT_FAILED
 
 
-Archive = Annotated[Path | None, typer.Option(help="Folder of the archive (archive.to).")]
+Archive = Annotated[
+    str | None, typer.Option(help="Where the archive is (archive.to): a folder, s3://…, gs://… or abfs://….")
+]
+ObjectStore = Annotated[
+    Path | None,
+    typer.Option(
+        "--object-storage",
+        help="File (YAML) of properties of the object store, for example s3.endpoint (default: the environment).",
+    ),
+]
 
 
 class _Backups(RootModel[tuple[Backup, ...]]):
@@ -212,6 +221,7 @@ def backup(
         int | None, typer.Option(min=1, help="How many to have in --to at most; the oldest go (default: all).")
     ] = None,
     archive: Archive = None,
+    object_storage: ObjectStore = None,
     output: Printed = "table",
     *,
     at: Ledger,
@@ -223,15 +233,16 @@ def backup(
         if not at.db.is_file():
             raise backups.NoBackup(f"{at.db}: there is no ledger")
         clock = SystemClock()
-        ledger = open_ledger(at.db, clock, archive=archive)
+        ledger = open_ledger(at.db, clock, archive=_store(archive, object_storage, at.db.parent))
         try:
-            made = backups.make(ledger, to or at.db.parent / "backups", clock.wall_ms())
+            folder = to or at.db.parent / "backups"
+            made = backups.make(ledger, in_folder(folder), clock.wall_ms())
         finally:
             ledger.close()
     else:
         made = _fetched(at, to)
     if to is not None and keep is not None:
-        backups.prune(to, keep)
+        backups.prune(in_folder(to), keep)
     answer(output, lambda: terminal_tables.backups([made]), made)
 
 
@@ -250,7 +261,7 @@ def _fetched(at: Server, to: Path | None) -> Backup:
 
 @connected
 def list_backups(output: Printed = "table", *, at: Server) -> None:
-    """The backups in the accountant's folder, newest first."""
+    """The accountant's backups (`backups.to`), newest first."""
     with at.asking() as remote:
         found = remote.ask(_Backups, "/v1/backups").root
     answer(output, lambda: terminal_tables.backups(found), found)
@@ -258,21 +269,26 @@ def list_backups(output: Printed = "table", *, at: Server) -> None:
 
 def restore(
     ledger: Annotated[Path, typer.Argument(help="The ledger file to make; there must be none.")],
-    source: Annotated[Path | None, typer.Option("--from", help="A backup's .duckdb file.")] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", help="A backup's .duckdb file, here or in an object store.")
+    ] = None,
     archive: Archive = None,
+    object_storage: ObjectStore = None,
     output: Printed = "table",
 ) -> None:
     """Rebuild a lost ledger from a backup, from the archive, or from both; and check the books.
 
     Agents send the rest when the accountant runs again."""
     if source is None and archive is None:
-        raise typer.BadParameter("give --from BACKUP, --archive FOLDER, or both")
+        raise typer.BadParameter("give --from BACKUP, --archive PLACE, or both")
     if source is not None:
-        backups.restore(source, ledger)
+        folder, _, file = source.rpartition("/")
+        store = open_store(folder or ".", ObjectStorage(secrets=object_storage), ledger.parent)
+        backups.restore(store, file, ledger)
     elif ledger.exists():
         raise backups.NoBackup(f"{ledger}: there is a ledger already; move it away first")
     clock = SystemClock()
-    restored = open_ledger(ledger, clock, archive=archive)
+    restored = open_ledger(ledger, clock, archive=_store(archive, object_storage, ledger.parent))
     try:
         start, end = restored.extent()
         found = restored.examine(start, end)
@@ -288,6 +304,10 @@ def restore(
     show(output, lambda: terminal_tables.restored(ledger, start, end, act, found), document, [told])
     if found.total_us:
         raise typer.Exit(1)
+
+
+def _store(address: str | None, object_storage: Path | None, staging: Path) -> FileStore | None:
+    return None if address is None else open_store(address, ObjectStorage(secrets=object_storage), staging)
 
 
 File = Annotated[Path, typer.Option("--file", help="The token file.")]

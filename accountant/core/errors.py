@@ -30,6 +30,10 @@ class LedgerUnavailable(AccountantError):
         self.reason = reason
 
 
+class SecretsUnreadable(AccountantError):
+    """A file of secrets cannot be read, or is not a mapping: the place and the reason."""
+
+
 class LakeUnavailable(AccountantError):
     """The lake cannot be read or written now: the place and the reason."""
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 from zoneinfo import ZoneInfo
 
 import yaml
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from accountant.core import periods
+from accountant.core.errors import SecretsUnreadable
 from accountant.wire.policy_models import Measure
 from gputally.base.errors import SettingsFault as SettingsFault
 from gputally.server import config_models
@@ -161,11 +162,67 @@ class Kubernetes(Model):
     """Further pod labels or annotations that name who runs it, best first, after gputally.dev/user."""
 
 
-class Archive(Model):
-    """What was received, in Parquet on another volume: agents then keep their spool until it is there."""
+def _mapping(value: object) -> object:
+    """The environment has no mappings: there they are `name=value`, comma-separated."""
+    if not isinstance(value, str):
+        return value
+    pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+    if any(not equals for _, equals, _ in pairs):
+        raise ValueError("write name=value, comma-separated")
+    return {name.strip(): of.strip() for name, _, of in pairs}
 
-    to: Path
-    """Folder of the archive, on another volume than `data`."""
+
+_SCHEMES: Final = ("s3", "gs", "abfs", "abfss")
+
+
+def _store_address(value: object) -> object:
+    text = str(value) if isinstance(value, Path) else value
+    if isinstance(text, str) and "://" in text:
+        scheme, _, place = text.partition("://")
+        if scheme not in _SCHEMES or not place.strip("/"):
+            raise ValueError(
+                "write a folder, or s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, abfs://CONTAINER@ACCOUNT/PREFIX"
+            )
+    return text
+
+
+StoreAddress = Annotated[str, BeforeValidator(_store_address), Field(min_length=1, max_length=2_000)]
+"""A folder, or a prefix of an object store."""
+
+
+class ObjectStorage(Model):
+    """How the object store is reached that the archive or the backups are in. Without properties: as the environment
+    says (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, a role of the pod, and so on)."""
+
+    properties: Annotated[dict[str, str], BeforeValidator(_mapping)] = Field(default={}, max_length=100)
+    """Properties of PyIceberg's file access, for example `s3.endpoint` and `s3.region`. No secrets: those belong into
+    the file `secrets`."""
+    secrets: Path | None = None
+    """File (YAML) with properties that are secret, for example `s3.secret-access-key`; never logged."""
+
+    def secret_properties(self) -> dict[str, str]:
+        """Raises SecretsUnreadable."""
+        return secret_properties(self.secrets)
+
+
+def secret_properties(path: Path | None) -> dict[str, str]:
+    """The properties in a file of secrets. Raises SecretsUnreadable, which names the file and no content."""
+    if path is None:
+        return {}
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SecretsUnreadable(f"{path}: cannot be read: {type(error).__name__}") from None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise SecretsUnreadable(f"{path}: write a mapping of properties, for example s3.access-key-id: …")
+    return {name: str(value) for name, value in found.items()}
+
+
+class Archive(Model):
+    """What was received, in Parquet away from the ledger's volume: agents then keep their spool until it is there."""
+
+    to: StoreAddress
+    """A folder on another volume than `data`, or `s3://`, `gs://`, `abfs://`."""
     every: Duration = Field(default=3_600, ge=1)
     """How often what came since is written there."""
     keep_rows: Duration | None = Field(default=None, ge=86_400)
@@ -184,16 +241,6 @@ class LeaderElection(Model):
     own_volume: bool = False
     """Each replica has a `data` folder of its own, and a new leader rebuilds the ledger from the newest backup and the
     archive, which all of them reach. False: all of them share one `data` folder."""
-
-
-def _mapping(value: object) -> object:
-    """The environment has no mappings: there they are `name=value`, comma-separated."""
-    if not isinstance(value, str):
-        return value
-    pairs = [part.partition("=") for part in value.split(",") if part.strip()]
-    if any(not equals for _, equals, _ in pairs):
-        raise ValueError("write name=value, comma-separated")
-    return {name.strip(): of.strip() for name, _, of in pairs}
 
 
 class LakeCatalog(Model):
@@ -232,8 +279,8 @@ class Lake(Model):
 class Backups(Model):
     """Whole copies of the ledger, each verified."""
 
-    to: Path | None = None
-    """Their folder, best on another volume; None: `backups` in the data folder."""
+    to: StoreAddress | None = None
+    """A folder, best on another volume, or `s3://`, `gs://`, `abfs://`; None: `backups` in the data folder."""
     every: Duration | None = Field(default=None, ge=60)
     """How often one is made by itself. None: only when asked for."""
     keep: int = Field(default=7, ge=1)
@@ -312,6 +359,7 @@ class Settings(Model):
     lake: Lake | None = None
     """Off by default: publish settled figures for a fleet."""
     backups: Backups = Backups()
+    object_storage: ObjectStorage = ObjectStorage()
     job_metrics: JobMetrics = JobMetrics()
     """What jobs cost, in /metrics."""
     kai_usage: KaiUsage | None = None
@@ -368,8 +416,8 @@ class Settings(Model):
         return self.data / self.ledger
 
     @property
-    def backup_folder(self) -> Path:
-        return self.backups.to or self.data / "backups"
+    def backups_to(self) -> str:
+        return self.backups.to or str(self.data / "backups")
 
     def as_yaml(self) -> str:
         """The settings in force, in the form of the settings file."""

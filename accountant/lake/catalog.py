@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
-import yaml
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -41,7 +40,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BooleanType, DateType, DecimalType, LongType, NestedField, StringType, TimestamptzType
 
 from accountant.core.errors import LakeUnavailable
-from accountant.core.settings import Lake
+from accountant.core.settings import Lake, secret_properties
 from accountant.lake.tables import DECIMALS, TABLES, ColumnType, LakeTable
 from gputally.base.errors import AccountantError
 
@@ -87,7 +86,8 @@ class Catalogue:
     @classmethod
     def connect(cls, settings: Lake) -> Catalogue:
         """The catalog that the settings name; its tables are created where they are missing."""
-        properties = {**settings.catalog.properties, **_secrets(settings.secrets), "warehouse": settings.warehouse}
+        secrets = secret_properties(settings.secrets)
+        properties = {**settings.catalog.properties, **secrets, "warehouse": settings.warehouse}
         uri = settings.catalog.uri or f"sqlite:///{settings.warehouse}/catalog.db"
         if settings.catalog.type == "sql" and uri.startswith("sqlite:///"):
             Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
@@ -191,18 +191,6 @@ def without_password(uri: str) -> str:
 def described(error: BaseException | None) -> str:
     """The first line of what a library says, bounded and without a password."""
     return without_password(str(error).partition("\n")[0])[:300] or type(error).__name__
-
-
-def _secrets(path: Path | None) -> dict[str, str]:
-    if path is None:
-        return {}
-    try:
-        found = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise LakeUnavailable(f"{path}: cannot be read: {type(error).__name__}") from None
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise LakeUnavailable(f"{path}: write a mapping of catalog properties, for example s3.access-key-id: …")
-    return {name: str(value) for name, value in found.items()}
 
 
 def _schema(table: LakeTable) -> Schema:

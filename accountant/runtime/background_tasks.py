@@ -21,7 +21,7 @@ from accountant.core.errors import LedgerFailed
 from accountant.core.settings import Settings
 from accountant.ledger.journal import ActKind
 from accountant.prices.price_book import PriceBook
-from accountant.storage import backups
+from accountant.storage.backups import KeptBackups
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks, described
@@ -164,9 +164,11 @@ class Maintenance:
         books: Bookkeeper,
         settings: Settings,
         clock: Clock,
+        backups: KeptBackups,
         publisher: LakePublisher | None = None,
     ) -> None:
         self._ledger, self._books, self._settings, self._clock = ledger, books, settings, clock
+        self._backups = backups
         self._publisher = publisher
         self._log = structlog.get_logger("accountant.composition")
         self._checked_act = -1
@@ -246,8 +248,7 @@ class Maintenance:
             self._log.error("lake_differs", difference=line, act="gputally check --lake")
 
     def _back_up(self) -> None:
-        made = backups.make(self._ledger, self._settings.backup_folder, self._clock.wall_ms())
-        gone = backups.prune(self._settings.backup_folder, self._settings.backups.keep)
+        made, gone = self._backups.make(self._ledger, self._clock.wall_ms())
         self._log.info("backed_up", name=made.name, rows=made.rows, removed=len(gone))
 
 

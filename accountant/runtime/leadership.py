@@ -21,7 +21,8 @@ from accountant.core.errors import LedgerFailed
 from accountant.core.settings import LeaderElection, Settings
 from accountant.storage import backups
 from accountant.storage.duckdb_ledger import open_ledger
-from accountant.storage.parquet_archive import Archive as ArchiveFolder
+from accountant.storage.file_store import open_store
+from accountant.storage.parquet_archive import Archive
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.clock import Clock
 
@@ -135,12 +136,14 @@ def take_over(settings: Settings, clock: Clock) -> Backup | None:
         return None
     assert settings.archive is not None
     ledger = settings.ledger_file
-    if ledger.exists() and _parts_of(ledger, clock) < _newest_part(settings.archive.to):
-        _set_aside(ledger)
     if ledger.exists():
-        return None
-    found = backups.list_backups(settings.backup_folder)
-    return backups.restore(settings.backup_folder / f"{found[0].name}.duckdb", ledger) if found else None
+        archive = Archive(open_store(settings.archive.to, settings.object_storage, settings.data))
+        if _parts_of(ledger, clock) >= archive.newest():
+            return None
+        _set_aside(ledger)
+    store = open_store(settings.backups_to, settings.object_storage, settings.data)
+    found = backups.list_backups(store)
+    return backups.restore(store, f"{found[0].name}.duckdb", ledger) if found else None
 
 
 def _parts_of(ledger: Path, clock: Clock) -> int:
@@ -149,10 +152,6 @@ def _parts_of(ledger: Path, clock: Clock) -> int:
         return opened.parts()
     finally:
         opened.close()
-
-
-def _newest_part(archive: Path) -> int:
-    return max((part.number for part in ArchiveFolder(archive).parts(0)), default=0)
 
 
 def _set_aside(ledger: Path) -> None:

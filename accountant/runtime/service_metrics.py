@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from decimal import Decimal
 from importlib.metadata import version
-from pathlib import Path
 from typing import Final, Protocol
 
 import structlog
@@ -35,7 +34,7 @@ from accountant.notifications.dispatcher import Dispatcher
 from accountant.notifications.subscriptions import Outcome
 from accountant.prices.price_book import PriceBook
 from accountant.runtime.background_tasks import LakePublisher
-from accountant.storage import backups
+from accountant.storage.backups import Backup
 from accountant.wire.usage_models import Job
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
@@ -246,12 +245,14 @@ class JobCollector(Collector):
 
 
 class UpkeepCollector(Collector):
-    """refused: file -> whether its newest version is not in force. folder: of the backups."""
+    """refused: file -> whether its newest version is not in force. backups: those there are, newest first."""
 
-    def __init__(self, tasks: BackgroundTasks, refused: Callable[[], Mapping[str, bool]], folder: Path) -> None:
+    def __init__(
+        self, tasks: BackgroundTasks, refused: Callable[[], Mapping[str, bool]], backups: Callable[[], list[Backup]]
+    ) -> None:
         self._tasks = tasks
         self._refused = refused
-        self._folder = folder
+        self._backups = backups
 
     def collect(self) -> Iterable[Metric]:
         tasks = GaugeMetricFamily(
@@ -268,13 +269,13 @@ class UpkeepCollector(Collector):
         yield tasks
         newest = GaugeMetricFamily(
             "gputally_backup_last_timestamp_seconds",
-            "When the newest backup in the backups' folder was made (Unix time); absent where there is none.",
+            "When the newest backup at `backups.to` was made (Unix time); absent where there is none.",
         )
-        number = GaugeMetricFamily("gputally_backups", "Backups in that folder.")
+        number = GaugeMetricFamily("gputally_backups", "Backups there.")
         try:
-            known = backups.list_backups(self._folder)
+            known = self._backups()
         except AccountantError:
-            known = []  # the task says so, and an unreadable folder has no newest one
+            known = []  # the task says so, and a place that cannot be read has no newest one
         number.add_metric([], len(known))
         if known:
             newest.add_metric([], known[0].at_ms / MS_PER_SECOND)

@@ -1,4 +1,4 @@
-"""Makes, verifies, lists, prunes and restores backups.
+"""Makes, verifies, lists, prunes and restores backups, in a folder or in an object store.
 
 A backup is `NAME.duckdb` with `NAME.json` beside it, which says when it was made, how many rows it has and its
 SHA-256; it exists only once the second is there. Restoring never writes over a ledger. What came after the backup
@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Protocol
 
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
 from accountant.storage.crash_recovery import block_copy_path
-from accountant.storage.parquet_archive import sha256
+from accountant.storage.file_store import FileStore, sha256
 from gputally.base import atomic_file
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_SECOND
 from gputally.server.config_models import Model
 
-_HALF: Final = re.compile(r"(?P<hidden>\.?)(?P<name>ledger-\d{8}T\d{9}Z)\.(?:duckdb(?:\..+)?|json\..+\.part)")
-"""Every file that a backup consists of until it is whole."""
+_NAME: Final = r"ledger-\d{8}T\d{9}Z"
+_HIDDEN: Final = re.compile(rf"\.{_NAME}\..+")
+"""What an earlier release, or a note that was being written, leaves behind."""
+_COPY: Final = re.compile(rf"(?P<name>{_NAME})\.duckdb")
 _making = threading.Lock()
 """A backup is made at a time: else one would remove the halves of another."""
 
@@ -53,91 +54,114 @@ class NoBackup(AccountantError):
     """There is none of that name, or the place cannot take a restored one."""
 
 
-def make(ledger: CopyableLedger, folder: Path, now_ms: int) -> Backup:
+class KeptBackups:
+    """An accountant's own backups: where they are, and how many are kept. Thread-safe."""
+
+    def __init__(self, store: FileStore, keep: int) -> None:
+        self.store = store
+        self._keep = keep
+        self._known: list[Backup] | None = None
+
+    def make(self, ledger: CopyableLedger, now_ms: int) -> tuple[Backup, list[Backup]]:
+        """Make one more, and remove the oldest beyond those that are kept; it and those removed. Raises as `make`."""
+        made = make(ledger, self.store, now_ms)
+        gone = prune(self.store, self._keep)
+        self.listed()
+        return made, gone
+
+    def listed(self) -> list[Backup]:
+        """All of them, newest first. Raises LedgerUnavailable or LedgerDamaged."""
+        self._known = list_backups(self.store)
+        return self._known
+
+    def remembered(self) -> list[Backup]:
+        """The same; of an object store as they were when it was asked last: this is for what is asked often."""
+        if self.store.folder is not None or self._known is None:
+            return self.listed()
+        return self._known
+
+
+def make(ledger: CopyableLedger, store: FileStore, now_ms: int) -> Backup:
     """Copy, verify, sync and only then name it. A second one of the same instant is the first. What a process that
     was killed in the middle of a backup left behind is removed first.
 
     Raises LedgerUnavailable or LedgerDamaged; nothing is left then."""
     with _making:
-        return _make(ledger, folder, now_ms)
+        return _make(ledger, store, now_ms)
 
 
-def _make(ledger: CopyableLedger, folder: Path, now_ms: int) -> Backup:
+def _make(ledger: CopyableLedger, store: FileStore, now_ms: int) -> Backup:
     instant = datetime.fromtimestamp(now_ms / MS_PER_SECOND, UTC)
     name = f"ledger-{instant:%Y%m%dT%H%M%S}{now_ms % MS_PER_SECOND:03d}Z"
-    with _reachable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
-    place, fresh = _file(folder, name), folder / f".{name}.duckdb"
-    if (folder / f"{name}.json").exists():
-        return _read(folder / f"{name}.json")
-    try:
+    _sweep(store)
+    if store.exists(f"{name}.json"):
+        return _read(store, f"{name}.json")
+    with store.staged("backup") as folder:
+        fresh = folder / f"{name}.duckdb"
+        rows = ledger.copy_to(fresh)
         with _reachable(folder):
-            fresh.unlink(missing_ok=True)
-            rows = ledger.copy_to(fresh)
             made = Backup(name=name, at_ms=now_ms, bytes=fresh.stat().st_size, rows=rows, sha256=sha256(fresh))
-            atomic_file.sync(fresh)
-            fresh.rename(place)
-            atomic_file.write(folder / f"{name}.json", (made.model_dump_json(indent=2) + "\n").encode())
-    finally:
-        with suppress(OSError):
-            for left in folder.glob(f"{fresh.name}*"):  # the copy's own lock and log too
-                left.unlink(missing_ok=True)
+        store.put(fresh, f"{name}.duckdb")
+    store.create(f"{name}.json", (made.model_dump_json(indent=2) + "\n").encode())
     return made
 
 
-def _sweep(folder: Path) -> None:
-    """Remove halves: copies that were never named, and named ones whose note was never written."""
-    for place in folder.iterdir():
-        half = _HALF.fullmatch(place.name)
-        if half is None:
-            continue
-        if half["hidden"] or not (folder / f"{half['name']}.json").exists():
-            place.unlink(missing_ok=True)
+def _sweep(store: FileStore) -> None:
+    """Remove copies whose note was never written, and halves."""
+    names = store.names()
+    for name in names:
+        copy = _COPY.fullmatch(name)
+        if _HIDDEN.fullmatch(name) or (copy is not None and f"{copy['name']}.json" not in names):
+            store.delete(name)
 
 
-def list_backups(folder: Path) -> list[Backup]:
-    """Those in a folder, newest first."""
-    with _reachable(folder):
-        notes = sorted(folder.glob("ledger-*.json")) if folder.is_dir() else []
-    return sorted((_read(note) for note in notes), key=lambda backup: (backup.at_ms, backup.name), reverse=True)
+def list_backups(store: FileStore) -> list[Backup]:
+    """Those in a store, newest first."""
+    notes = [name for name in store.names() if name.startswith("ledger-") and name.endswith(".json")]
+    found = [_read(store, name) for name in notes]
+    return sorted(found, key=lambda backup: (backup.at_ms, backup.name), reverse=True)
 
 
-def file_of(folder: Path, name: str) -> Path:
-    """The ledger file of a backup. Raises NoBackup."""
-    if not any(backup.name == name for backup in list_backups(folder)):
-        raise NoBackup(f"{folder}: no backup {name!r}")
-    return _file(folder, name)
+def named(store: FileStore, name: str) -> Backup:
+    """The backup of that name. Raises NoBackup."""
+    if not store.exists(f"{name}.json"):
+        raise NoBackup(f"{store}: no backup {name!r}")
+    return _read(store, f"{name}.json")
 
 
-def prune(folder: Path, keep: int) -> list[Backup]:
+def content(store: FileStore, backup: Backup) -> Iterator[bytes]:
+    """The ledger file of a backup, piece by piece."""
+    return store.chunks(f"{backup.name}.duckdb")
+
+
+def prune(store: FileStore, keep: int) -> list[Backup]:
     """Remove all but the newest `keep`; those removed."""
-    gone = list_backups(folder)[keep:]
-    with _reachable(folder):
-        for backup in gone:
-            # The note first: without it the file is no backup.
-            (folder / f"{backup.name}.json").unlink()
-            _file(folder, backup.name).unlink(missing_ok=True)
+    gone = list_backups(store)[keep:]
+    for backup in gone:
+        # The note first: without it the file is no backup.
+        store.delete(f"{backup.name}.json")
+        store.delete(f"{backup.name}.duckdb")
     return gone
 
 
-def restore(backup: Path, ledger: Path) -> Backup:
-    """Put a backup (its .duckdb file) in the place of a ledger that is not there, verified.
+def restore(store: FileStore, file: str, ledger: Path) -> Backup:
+    """Put a backup (its .duckdb file in the store) in the place of a ledger that is not there, verified.
 
     Raises NoBackup where there is something in the place, LedgerDamaged where the backup is not what was made."""
-    note = backup.with_suffix(".json")
-    if not backup.is_file() or not note.is_file():
-        raise NoBackup(f"{backup}: no backup (a .duckdb file with its .json beside it)")
+    note = f"{file.removesuffix('.duckdb')}.json"
+    if not store.exists(file) or not store.exists(note):
+        raise NoBackup(f"{store}/{file}: no backup (a .duckdb file with its .json beside it)")
     if ledger.exists() or ledger.with_name(ledger.name + ".wal").exists():
         raise NoBackup(f"{ledger}: there is a ledger already; move it away first")
-    made = _read(note)
+    made = _read(store, note)
     fresh = ledger.with_name(f".{ledger.name}.restoring")
     with _reachable(ledger.parent):
         ledger.parent.mkdir(parents=True, exist_ok=True)
         try:
-            shutil.copyfile(backup, fresh)
+            with fresh.open("wb") as copy:
+                copy.writelines(store.chunks(file))
             if sha256(fresh) != made.sha256:
-                raise LedgerDamaged(f"{backup}: not what was written on {_day(made.at_ms)} (SHA-256 differs)")
+                raise LedgerDamaged(f"{store}/{file}: not what was written on {_day(made.at_ms)} (SHA-256 differs)")
             atomic_file.sync(fresh)
             block_copy_path(ledger).unlink(missing_ok=True)  # of the file that was here
             os.link(fresh, ledger)  # unlike a renaming, refuses to replace one that came meanwhile
@@ -147,15 +171,11 @@ def restore(backup: Path, ledger: Path) -> Backup:
     return made
 
 
-def _file(folder: Path, name: str) -> Path:
-    return folder / f"{name}.duckdb"
-
-
-def _read(note: Path) -> Backup:
+def _read(store: FileStore, note: str) -> Backup:
     try:
-        return Backup.model_validate_json(note.read_bytes())
-    except (OSError, ValueError) as error:
-        raise LedgerDamaged(f"{note}: cannot be read") from error
+        return Backup.model_validate_json(store.read(note))
+    except ValueError as error:
+        raise LedgerDamaged(f"{store}/{note}: cannot be read") from error
 
 
 def _day(at_ms: int) -> str:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
@@ -23,6 +23,9 @@ import pyarrow as pa
 from accountant.core.errors import LedgerFailed, LedgerLocked, LedgerUnavailable
 from accountant.storage import crash_recovery
 from gputally.base.errors import AccountantError
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 DUPLICATE = "duplicate"
 """Name of a database that a copy is written into."""
@@ -196,6 +199,11 @@ class Database:
             self._lock.close()
             raise
         self._migrate()
+
+    def reach(self, files: AbstractFileSystem | None) -> None:
+        """Let statements name files of an object store by their URLs. None: there is no such store."""
+        if files is not None:
+            self._connection.register_filesystem(files)
 
     def _migrate(self) -> None:
         folder = resources.files("accountant.storage") / "migrations"

@@ -50,6 +50,7 @@ from accountant.prices.price_book import PriceBook
 from accountant.storage import gpu_lifetimes as owners
 from accountant.storage import retention
 from accountant.storage.duckdb_engine import Cursor, Database, fingerprints, statement
+from accountant.storage.file_store import FileStore
 from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, retiring
 from accountant.storage.ledger_state import Mark
 from accountant.storage.parquet_archive import Archive, ArchivePart, groups, marks_of, take_rest
@@ -189,9 +190,10 @@ class Offsite(Transactions):
             return None
         with self._copying:
             self._require_space()  # the part could not be entered
+            if not self._news:
+                return None
+            self.adopt(now_ms)  # a part that was written, and whose entry failed
             with self._swap:
-                if not self._news:
-                    return None
                 self._news, (pods, self._pods) = False, (self._pods, set())
             try:
                 with self._snapshot() as (cursor, state):
@@ -255,7 +257,7 @@ class Offsite(Transactions):
         """What the archive has before the part is as it was before the healings that the part tells of."""
         (acts,) = archive.files([part.number], "act")
         with self._database.cursor() as reading:
-            healings = redatings_in(reading, str(acts))
+            healings = redatings_in(reading, acts)
         for at_ms in healings:
             with self._transaction() as cursor:
                 redate_records(cursor, at_ms, self._state.days)
@@ -665,7 +667,7 @@ def open_ledger(
     clock: Clock,
     *,
     month_zone: str = "UTC",
-    archive: Path | None = None,
+    archive: FileStore | None = None,
     doubt: Callable[[], str] = lambda: "",
     fence: Callable[[], str] = lambda: "",
     acts_at_once: bool = False,

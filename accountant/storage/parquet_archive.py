@@ -3,12 +3,15 @@
 A part holds every record above the marks of the part before (rows with their names, numbers of facts, holes,
 quarantined records), the pods of which something came, and the registers: of those that only grow what is new since
 the part before, each other one whole where it changed since. A register that did not change is named with the part
-that has it. A part is written from one
-snapshot under a temporary name, synced and renamed, and only then entered in the ledger. A part that lies there
-and is not entered (the accountant was killed between the two, or the ledger is an older copy of itself) is never
-written over: it is taken over (`accountant.storage.parquet_archive`). Parts are never changed and never deleted here.
+that has it.
 
-Folders are Parquet (zstd), readable by anything; `part.json` says what is in them and its SHA-256.
+A part is written from one snapshot on this machine and then moved to its place, its `part.json` last, and only then
+entered in the ledger. A part that lies there and is not entered (the accountant was killed between the two, or the
+ledger is an older copy of itself) is never written over: it is taken over. A folder without `part.json` is what a
+writer left that was killed. Parts are never changed and never deleted.
+
+Parts are in a folder or in an object store (`accountant.storage.file_store`), as Parquet (zstd), readable by anything;
+`part.json` says what is in them and its SHA-256.
 
 Rows go through the same booking as when they came, so what is rebuilt equals what was. Idempotent: what is at or
 below a mark is there already, everything else is only added where it is missing. Nothing here knows how
@@ -17,10 +20,7 @@ transactions begin and end.
 
 from __future__ import annotations
 
-import hashlib
-import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -31,13 +31,13 @@ import pyarrow as pa
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.storage.duckdb_engine import Cursor, Row, statement
+from accountant.storage.file_store import FileStore, sha256
 from accountant.storage.write import record_columns
 from accountant.storage.write.batch_admission import GroupCommit
 from accountant.storage.write.interval_writer import write_pods
 from accountant.storage.write.name_ids import PodKey
 from accountant.storage.write.record_columns import Incoming, Section, Stream
 from agent.wire import Gap, Holder, Sharing, Slice, UsageInterval
-from gputally.base.atomic_file import sync
 
 RECORDS = ("rows", "facts", "holes", "quarantine", "marks")
 GROWING = ("act", "decision", "progress")
@@ -67,30 +67,39 @@ _part = msgspec.json.Decoder(ArchivePart)
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The folder of parts. Raises LedgerUnavailable where it cannot be read or written."""
+    """The parts in a store. Raises LedgerUnavailable where it cannot be read or written."""
 
-    folder: Path
+    store: FileStore
 
-    def place(self, number: int) -> Path:
-        return self.folder / f"part-{number:08d}"
+    def newest(self) -> int:
+        """The number of the newest whole part; 0 where there is none."""
+        return max(self._numbers(), default=0)
 
     def parts(self, after: int) -> list[ArchivePart]:
         """Whole parts numbered above `after`, ascending. Raises LedgerDamaged where one is missing between them."""
-        with _reachable(self.folder):
-            numbers = sorted(int(place.name[5:]) for place in self.folder.glob("part-[0-9]*"))
-        found = [self.part(number) for number in numbers if number > after]
+        found = [self.part(number) for number in self._numbers() if number > after]
         missing = {part.number for part in found} ^ set(range(after + 1, after + 1 + len(found)))
         if missing:
-            raise LedgerDamaged(f"{self.folder}: part {min(missing)} is missing between others")
+            raise LedgerDamaged(f"{self.store}: part {min(missing)} is missing between others")
         return found
 
     def part(self, number: int) -> ArchivePart:
         """What a part says of itself. Raises LedgerDamaged where it does not."""
-        place = self.place(number) / MANIFEST
+        place = f"{_place(number)}/{MANIFEST}"
+        if not self.store.exists(place):
+            raise LedgerDamaged(f"{self.store}/{place}: missing")
         try:
-            return _part.decode(place.read_bytes())
-        except (OSError, msgspec.MsgspecError) as error:
-            raise LedgerDamaged(f"{place}: cannot be read: {error}") from error
+            return _part.decode(self.store.read(place))
+        except msgspec.MsgspecError as error:
+            raise LedgerDamaged(f"{self.store}/{place}: cannot be read: {error}") from error
+
+    def _numbers(self) -> list[int]:
+        """Numbers of parts, ascending; without the last where it has no manifest: its writer was killed."""
+        names = self.store.names()
+        numbers = sorted(int(name[5:]) for name in names if name.startswith("part-") and name[5:].isdecimal())
+        if numbers and not self.store.exists(f"{_place(numbers[-1])}/{MANIFEST}"):
+            numbers.pop()
+        return numbers
 
     def verify(self, part: ArchivePart) -> None:
         """Raises LedgerDamaged where a file of the part, or one that it names, is not what was written."""
@@ -100,29 +109,47 @@ class Archive:
             self._verify(number, name, self.part(number).files.get(name))
 
     def _verify(self, number: int, name: str, digest: str | None) -> None:
-        place = self.place(number) / name
-        if not place.is_file() or sha256(place) != digest:
-            raise LedgerDamaged(f"{place}: missing, or not what was written")
+        place = f"{_place(number)}/{name}"
+        if not self.store.exists(place) or self.store.sha256(place) != digest:
+            raise LedgerDamaged(f"{self.store}/{place}: missing, or not what was written")
 
     def tables(self, part: ArchivePart) -> dict[str, str]:
         """The file of each table that the part has or names, by the table's name."""
         numbers = {**part.unchanged, **dict.fromkeys(part.files, part.number)}
-        return {name.removesuffix(".parquet"): str(self.place(number) / name) for name, number in numbers.items()}
+        return {
+            name.removesuffix(".parquet"): self.store.url(f"{_place(number)}/{name}")
+            for name, number in numbers.items()
+        }
 
-    def files(self, numbers: Iterable[int], table: str = "rows") -> list[Path]:
-        return [self.place(number) / f"{table}.parquet" for number in sorted(numbers)]
+    def files(self, numbers: Iterable[int], table: str = "rows") -> list[str]:
+        return [self.store.url(f"{_place(number)}/{table}.parquet") for number in sorted(numbers)]
 
     def write(
         self, cursor: Cursor, number: int, at_ms: int, pods: Collection[PodKey] | None, registers: Mapping[str, int]
     ) -> ArchivePart:
         """Everything above the marks in the snapshot behind `cursor`. pods: of which something came, None: all.
         registers: by register that only grows, the number up to which the archive has it."""
-        before = self._before(number)
-        with _reachable(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            fresh = self.folder / f".part-{number:08d}"
-            shutil.rmtree(fresh, ignore_errors=True)
-            fresh.mkdir()
+        before, place = self._before(number), _place(number)
+        if self.store.exists(f"{place}/{MANIFEST}"):
+            raise LedgerUnavailable(f"{self.store}/{place}: exists already, and is not written over")
+        with self.store.staged(place) as fresh:
+            part = self._written(cursor, fresh, number, at_ms, pods, registers, before)
+            for name in part.files:
+                self.store.put(fresh / name, f"{place}/{name}")
+        self.store.create(f"{place}/{MANIFEST}", msgspec.json.format(msgspec.json.encode(part)))
+        return part
+
+    def _written(
+        self,
+        cursor: Cursor,
+        fresh: Path,
+        number: int,
+        at_ms: int,
+        pods: Collection[PodKey] | None,
+        registers: Mapping[str, int],
+        before: Mapping[str, ArchivePart],
+    ) -> ArchivePart:
+        """Write a part's files into a folder of this machine. before: by file of a register, the part that has it."""
         for name in RECORDS:
             _copy(cursor, statement(f"archive_{name}"), fresh / f"{name}.parquet")
         through = {}
@@ -140,22 +167,13 @@ class Archive:
             "SELECT coalesce(min(start_ms), 0), coalesce(max(end_ms), 0), count(*) FROM read_parquet(?)",
             [str(fresh / "rows.parquet")],
         )[0]
-        with _reachable(self.folder):
-            files = {place.name: sha256(place) for place in sorted(fresh.iterdir())}
-            unchanged = {}
-            for name in [f"{register}.parquet" for register in REGISTERS]:
-                if name in before and before[name].files[name] == files[name]:
-                    unchanged[name] = before[name].number
-                    del files[name]
-                    (fresh / name).unlink()
-            part = ArchivePart(number, at_ms, low, high, rows, files, unchanged, through)
-            (fresh / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(part)))
-            for place in fresh.iterdir():
-                sync(place)
-            sync(fresh)
-            fresh.rename(self.place(number))
-            sync(self.folder)
-        return part
+        files = {file.name: sha256(file) for file in sorted(fresh.iterdir())}
+        unchanged = {}
+        for name in [f"{register}.parquet" for register in REGISTERS]:
+            if name in before and before[name].files[name] == files[name]:
+                unchanged[name] = before[name].number
+                del files[name]
+        return ArchivePart(number, at_ms, low, high, rows, files, unchanged, through)
 
     def _before(self, number: int) -> dict[str, ArchivePart]:
         """For each file of a register, the part that has it as the part before `number` does; empty where that part, or
@@ -168,20 +186,8 @@ class Archive:
         return {**named, **dict.fromkeys(last.files, last)}
 
 
-def rows_of(cursor: Cursor, files: Collection[Path]) -> str:
-    """A query for rows in parts' files, as `received` has them; for this cursor, until it is told of other files."""
-    cursor.run("SET VARIABLE archived = ?", [[str(file) for file in files]])
-    return statement("archived_rows", rows=parts_rows("getvariable('archived')"))
-
-
-def parts_rows(files: str) -> str:
-    """A query for rows as the parts have them. files: how the statement names their files."""
-    return statement("parts_rows", files=files)
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _place(number: int) -> str:
+    return f"part-{number:08d}"
 
 
 def _copy(
@@ -191,12 +197,15 @@ def _copy(
     cursor.run(sql, {"to": str(to), **(parameters or {})}, incoming=incoming)
 
 
-@contextmanager
-def _reachable(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise LedgerUnavailable(f"archive {folder}: {error.strerror or error}") from error
+def rows_of(cursor: Cursor, files: Collection[str]) -> str:
+    """A query for rows in parts' files, as `received` has them; for this cursor, until it is told of other files."""
+    cursor.run("SET VARIABLE archived = ?", [list(files)])
+    return statement("archived_rows", rows=parts_rows("getvariable('archived')"))
+
+
+def parts_rows(files: str) -> str:
+    """A query for rows as the parts have them. files: how the statement names their files."""
+    return statement("parts_rows", files=files)
 
 
 ROWS_AT_ONCE = 50_000
@@ -212,9 +221,7 @@ def groups(
 ) -> Iterator[GroupCommit]:
     """The rows of a part above `marks`, some outboxes at a time; together with their marks."""
     rows, last = archive.files([part.number])[0], marks_of(cursor, archive, part)
-    counts = cursor.run(
-        "SELECT cluster, node, epoch, count(*) FROM read_parquet(?) GROUP BY ALL ORDER BY ALL", [str(rows)]
-    )
+    counts = cursor.run("SELECT cluster, node, epoch, count(*) FROM read_parquet(?) GROUP BY ALL ORDER BY ALL", [rows])
     sizes = {(cluster, node, epoch): count for cluster, node, epoch, count in counts}
     chosen: list[Stream] = []
     waiting = 0
@@ -233,7 +240,7 @@ def groups(
 def marks_of(cursor: Cursor, archive: Archive, part: ArchivePart) -> dict[Stream, int]:
     """For each outbox, the number up to which the archive has everything."""
     file = archive.files([part.number], "marks")[0]
-    found = cursor.run("SELECT cluster, node, epoch, seq FROM read_parquet(?)", [str(file)])
+    found = cursor.run("SELECT cluster, node, epoch, seq FROM read_parquet(?)", [file])
     return {(cluster, node, epoch): seq for cluster, node, epoch, seq in found}
 
 
@@ -259,7 +266,7 @@ def _group(
         f"FROM ({source}) WHERE "
         "(cluster, node, epoch) IN (SELECT (cluster, node, epoch) FROM incoming) "
         "ORDER BY start_ms, cluster, node, epoch, set_seq, seq",
-        [str(archive.files([part.number])[0])],
+        archive.files([part.number]),
         wanted,
     )
     sections: list[Section] = []

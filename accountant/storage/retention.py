@@ -39,7 +39,7 @@ def freeze_hours(cursor: Cursor, archive: Archive, before_ms: int) -> frozenset[
     there = cursor.run(_fingerprint(f"({_archived(cursor, archive, hours)})", hours))
     if here != there:
         raise LedgerDamaged(
-            f"archive {archive.folder}: its rows from {hours[0]} on differ from the ledger's; nothing was removed"
+            f"archive {archive.store}: its rows from {hours[0]} on differ from the ledger's; nothing was removed"
         )
     cursor.run(f"DELETE FROM received WHERE {_inside(hours)}")  # noqa: S608
     cursor.run("INSERT INTO frozen SELECT unnest(?)", [hours])

@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 from accountant.core.errors import LedgerUnavailable
 from accountant.storage import retention
 from accountant.storage.duckdb_engine import Cursor, Database
+from accountant.storage.file_store import FileStore
 from accountant.storage.gpu_lifetimes import read_owners
 from accountant.storage.ledger_state import Changes, State, load
 from accountant.storage.parquet_archive import Archive
@@ -48,7 +49,7 @@ class Transactions:
         *,
         month_zone: str = "UTC",
         free_bytes: Callable[[], int] | None = None,
-        archive: Path | None = None,
+        archive: FileStore | None = None,
         doubt: Callable[[], str] = lambda: "",
         fence: Callable[[], str] = lambda: "",
         acts_at_once: bool = False,
@@ -64,6 +65,8 @@ class Transactions:
         self._acts_at_once = acts_at_once
         self._archive = None if archive is None else Archive(archive)
         self._database = Database(path)
+        if archive is not None:
+            self._database.reach(archive.engine_files())
         self._free_bytes = free_bytes or self._database.free_bytes
         self._names = Dictionaries()
         self._month_zone = ZoneInfo(month_zone)

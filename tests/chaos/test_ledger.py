@@ -24,6 +24,7 @@ import pytest
 
 from accountant.storage import backups
 from accountant.storage.crash_recovery import COMMIT
+from accountant.storage.file_store import in_folder
 from agent.wire import Batch
 from tests.chaos.killing import GONE, QUARTER_MS, Mortal, Outbox, booked, exact, living, mortal, outbox, ready
 from tests.chaos.power_cuts import PowerCuts
@@ -183,8 +184,8 @@ def _killed(
         assert {(row["node"], row["reason"]) for row in refused} == {("n2", "foreign-gpu")}
     else:
         exact(sender, accountant)
-    for made in backups.list_backups(accountant.folder / "data" / "backups"):
-        backups.restore(accountant.folder / "data" / "backups" / f"{made.name}.duckdb", off / made.name)
+    for made in backups.list_backups(in_folder(accountant.folder / "data" / "backups")):
+        backups.restore(in_folder(accountant.folder / "data" / "backups"), f"{made.name}.duckdb", off / made.name)
 
 
 def test_killed_at_any_instant_nothing_acknowledged_is_lost_or_doubled(accountant: Mortal) -> None:
@@ -240,8 +241,8 @@ def test_the_volume_is_deleted_and_comes_back_from_backup_archive_and_agents(acc
         sender.send(accountant, 100)
     accountant.end()
     shutil.rmtree(accountant.folder / "data")
-    (newest,) = backups.list_backups(off / "backups")
-    backups.restore(off / "backups" / f"{newest.name}.duckdb", accountant.folder / "data" / "ledger.duckdb")
+    (newest,) = backups.list_backups(in_folder(off / "backups"))
+    backups.restore(in_folder(off / "backups"), f"{newest.name}.duckdb", accountant.folder / "data" / "ledger.duckdb")
     accountant.start()
     accountant.listening()
     sender.durable = sender.last  # as far as the agent knows; the answer tells it otherwise

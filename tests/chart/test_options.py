@@ -337,11 +337,9 @@ def test_the_archive_is_a_volume_of_its_own_that_stays(render: Any) -> None:
     told = {k: v for k, v in environment(accountant).items() if k.startswith("GPUTALLY_")}
     settings = accountant_settings(None, {**told, "GPUTALLY_ACCOUNTANT_AUTH": "off"})
     assert settings.archive is not None
-    assert (settings.archive.to, settings.archive.every) == (Path("/archive/ledger"), 1800)
+    assert (settings.archive.to, settings.archive.every) == ("/archive/ledger", 1800)
     assert settings.archive.keep_rows == 90 * 86_400
-    assert (settings.backup_folder, settings.backups.every, settings.backups.keep) == (
-        Path("/archive/backups"), 86_400, 3,
-    )  # fmt: skip
+    assert (settings.backups_to, settings.backups.every, settings.backups.keep) == ("/archive/backups", 86_400, 3)
     mounts = {m["name"]: m["mountPath"] for m in container(accountant)["volumeMounts"]}
     assert mounts["archive"] == "/archive"
     theirs = {"accountant": {"archive": {"enabled": True, "existingClaim": "tapes"}}}

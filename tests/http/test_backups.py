@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from accountant.core.errors import LedgerDamaged
 from accountant.core.settings import Archive, Backups, Settings
 from accountant.ledger.journal import NewAct, record
 from accountant.storage import backups
+from accountant.storage.file_store import in_folder
 from gputally.server.https_server import serve
 from tests import fresh
 
@@ -85,8 +87,8 @@ def test_a_lost_volume_comes_back_from_backup_archive_and_agents(place, asked, k
     truth = booked(service, kit)
     service.close()
     shutil.rmtree(settings.data)
-    (newest,) = backups.list_backups(settings.backup_folder)
-    source = settings.backup_folder / f"{newest.name}.duckdb"
+    (newest,) = backups.list_backups(in_folder(Path(settings.backups_to)))
+    source = Path(settings.backups_to) / f"{newest.name}.duckdb"
     code, out, err = asked("restore", settings.ledger_file, "--from", source, "--archive", settings.archive.to)
     assert (code, err) == (0, ""), out
     with Service(settings, clock) as again:
@@ -107,7 +109,7 @@ def test_a_backup_and_an_archive_that_cannot_be_made_are_said_until_they_are(pla
     newest = "gputally_backup_last_timestamp_seconds"
     assert {figure(service, series) for series in tasks.values()} == {0}
     assert figure(service, newest) is None
-    off = settings.backup_folder.parent
+    off = Path(settings.backups_to).parent
     off.write_text("no folder")
     clock.advance(7_200_000)
     service.maintain()
@@ -162,16 +164,16 @@ def test_an_act_is_in_the_archive_at_once_and_a_restored_ledger_says_which_is_it
     record(service.ledger, [NewAct(now, "imported", "2026-10", "ada", "")], None)
     clock.advance(1_000)
     service.maintain()
-    assert len(list(settings.archive.to.iterdir())) == 1, "whoever imported can do so again"
+    assert len(list(Path(settings.archive.to).iterdir())) == 1, "whoever imported can do so again"
     record(service.ledger, [kept], None)
     clock.advance(1_000)
     for _ in range(2):
         service.maintain()
-    assert len(list(settings.archive.to.iterdir())) == 2
+    assert len(list(Path(settings.archive.to).iterdir())) == 2
     service.close()
     shutil.rmtree(settings.data)
-    (newest,) = backups.list_backups(settings.backup_folder)
-    source = settings.backup_folder / f"{newest.name}.duckdb"
+    (newest,) = backups.list_backups(in_folder(Path(settings.backups_to)))
+    source = Path(settings.backups_to) / f"{newest.name}.duckdb"
     _, out, _ = asked("restore", tmp_path / "of-the-backup.duckdb", "--from", source)
     assert "Newest act of the books: none." in out
     code, out, err = asked("restore", settings.ledger_file, "--from", source, "--archive", settings.archive.to)
@@ -184,7 +186,7 @@ def test_an_act_is_in_the_archive_at_once_and_a_restored_ledger_says_which_is_it
 def test_what_a_killed_backup_left_is_removed_by_the_next(place, clock, settings):
     """Killed while it copied, between its name and its note, and while the note was written."""
     service, _ = place
-    folder = settings.backup_folder
+    folder = Path(settings.backups_to)
     clock.advance(7_200_000)
     service.maintain()
     whole = sorted(path.name for path in folder.iterdir())
@@ -210,9 +212,9 @@ def test_old_backups_go_when_new_ones_are_made(place, clock, settings):
     for _ in range(4):
         clock.advance(7_200_000)
         service.maintain()
-    kept = backups.list_backups(settings.backup_folder)
+    kept = backups.list_backups(in_folder(Path(settings.backups_to)))
     assert [backup.at_ms for backup in kept] == [clock.wall_ms(), clock.wall_ms() - 7_200_000]
-    assert len(list(settings.backup_folder.iterdir())) == 4
+    assert len(list(Path(settings.backups_to).iterdir())) == 4
 
 
 def test_a_folder_of_fetched_backups_keeps_the_newest(place, asked, clock, settings, tmp_path):
@@ -221,9 +223,11 @@ def test_a_folder_of_fetched_backups_keeps_the_newest(place, asked, clock, setti
     for _ in range(4):
         clock.advance(60_000)
         assert asked("backup", "--url", url, "--to", there, "--keep", 3)[0] == 0
-    assert [made.at_ms for made in backups.list_backups(there)] == [clock.wall_ms() - 60_000 * age for age in range(3)]
+    assert [made.at_ms for made in backups.list_backups(in_folder(there))] == [
+        clock.wall_ms() - 60_000 * age for age in range(3)
+    ]
     assert len(list(there.iterdir())) == 6
-    assert len(backups.list_backups(settings.backup_folder)) == settings.backups.keep
+    assert len(backups.list_backups(in_folder(Path(settings.backups_to)))) == settings.backups.keep
     code, _, err = asked("backup", "--url", url, "--keep", 3)
     assert code == 2
     assert "--to" in err
@@ -231,17 +235,18 @@ def test_a_folder_of_fetched_backups_keeps_the_newest(place, asked, clock, setti
 
 def test_what_is_not_the_backup_that_was_made_is_not_restored(place, settings, tmp_path, clock):
     service, _ = place
-    made = backups.make(service.ledger, settings.backup_folder, clock.wall_ms())
-    assert backups.make(service.ledger, settings.backup_folder, clock.wall_ms()) == made, "of the same instant"
-    source = backups.file_of(settings.backup_folder, made.name)
+    store = in_folder(Path(settings.backups_to))
+    made = backups.make(service.ledger, store, clock.wall_ms())
+    assert backups.make(service.ledger, store, clock.wall_ms()) == made, "of the same instant"
+    source = Path(settings.backups_to) / f"{made.name}.duckdb"
     with source.open("r+b") as file:
         file.seek(made.bytes // 2)
         file.write(b"something else")
     with pytest.raises(LedgerDamaged, match="SHA-256 differs"):
-        backups.restore(source, tmp_path / "new" / "ledger.duckdb")
+        backups.restore(store, source.name, tmp_path / "new" / "ledger.duckdb")
     assert list((tmp_path / "new").iterdir()) == []
     with pytest.raises(backups.NoBackup):
-        backups.file_of(settings.backup_folder, "ledger-20200101T000000Z")
+        backups.named(store, "ledger-20200101T000000000Z")
 
 
 def test_a_stopped_ledger_is_copied_beside_itself(place, asked, settings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -113,7 +114,7 @@ def test_an_amount_out_of_all_proportion_is_refused(client, amount):
 
 
 def test_a_backup_for_which_there_is_no_room_can_be_asked_for_again(client, service):
-    folder = service.settings.backup_folder
+    folder = Path(service.settings.backups_to)
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
         folder.rmdir()

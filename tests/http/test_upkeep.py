@@ -18,6 +18,7 @@ from accountant.ledger.journal import NewAct, record
 from accountant.ledger.protocols import Facts, NodeFacts
 from accountant.runtime.background_tasks import Maintenance
 from accountant.storage import backups
+from accountant.storage.file_store import in_folder
 from accountant.wire.policy_models import Decision, Policy
 from tests import fresh
 
@@ -76,8 +77,8 @@ def test_a_defect_in_one_routine_ends_none_of_the_others_and_is_seen(settings, c
         inventory.meanwhile = raising(ValueError("a label of None"))
         clock.advance(7_200_000)
         service.maintain()
-        assert len(backups.list_backups(settings.backup_folder)) == 1
-        assert list(settings.archive.to.glob("part-*"))
+        assert len(backups.list_backups(in_folder(Path(settings.backups_to)))) == 1
+        assert list(Path(settings.archive.to).glob("part-*"))
         assert service.ledger.wal_bytes() < 100_000
         assert ready(service) == (503, {"inventory": "failed"})
         assert figure(service, 'gputally_task_stopped{task="inventory"}') == 1
@@ -116,17 +117,17 @@ def test_a_routine_that_hangs_is_seen_within_a_minute(settings, clock):
 
 def test_a_failed_routine_is_tried_again_within_a_minute(settings, clock):
     with Service(settings, clock) as service:
-        settings.backup_folder.parent.mkdir(exist_ok=True)
-        settings.backup_folder.write_text("no folder")
+        Path(settings.backups_to).parent.mkdir(exist_ok=True)
+        Path(settings.backups_to).write_text("no folder")
         clock.advance(7_200_000)
         service.maintain()
         assert ready(service) == (503, {"backup": "failed"})
         assert figure(service, 'gputally_task_stopped{task="backup"}') == 0, "a full volume is no defect"
-        settings.backup_folder.unlink()
+        Path(settings.backups_to).unlink()
         clock.advance(60_000)
         service.maintain()
         assert ready(service) == (200, None)
-        assert len(backups.list_backups(settings.backup_folder)) == 1
+        assert len(backups.list_backups(in_folder(Path(settings.backups_to)))) == 1
 
 
 def test_the_threads_of_a_service_go_on_after_a_defect(settings, clock):
@@ -233,7 +234,7 @@ def test_below_the_floor_nothing_is_written(settings, clock, full):
             with pytest.raises(LedgerUnavailable, match="only 1 MiB of disk are free"):
                 write()
         assert ledger.wal_bytes() == before
-        assert not list(settings.archive.to.glob("*"))
+        assert not list(Path(settings.archive.to).glob("*"))
         full(False)
         for write in writes.values():
             write()
@@ -246,14 +247,14 @@ def test_an_act_of_before_a_kill_is_archived_when_the_accountant_is_up_again(set
         clock.advance(3_600_000)
         service.maintain()
         record(service.ledger, [NewAct(clock.wall_ms(), "invoiced", "2026-10", "ada", "", '{"lines": []}')], None)
-    parts = len(list(settings.archive.to.glob("part-*")))
+    parts = len(list(Path(settings.archive.to).glob("part-*")))
     with Service(settings, clock) as service:
         clock.advance(1_000)
         service.maintain()
-        assert len(list(settings.archive.to.glob("part-*"))) == parts + 1
+        assert len(list(Path(settings.archive.to).glob("part-*"))) == parts + 1
         clock.advance(1_000)
         service.maintain()
-        assert len(list(settings.archive.to.glob("part-*"))) == parts + 1
+        assert len(list(Path(settings.archive.to).glob("part-*"))) == parts + 1
     shutil.rmtree(settings.data)
     with Service(settings.model_copy(update={"data": fresh.data(tmp_path / "data")}), clock) as again:
         assert [act.kind for act in again.ledger.acts()] == ["invoiced"]
@@ -261,7 +262,7 @@ def test_an_act_of_before_a_kill_is_archived_when_the_accountant_is_up_again(set
 
 def test_an_act_that_the_archive_could_not_take_is_taken_once_it_can(settings, clock):
     with Service(settings, clock) as service:
-        off = settings.archive.to
+        off = Path(settings.archive.to)
         off.parent.mkdir(exist_ok=True)
         off.write_text("no folder")
         record(service.ledger, [NewAct(clock.wall_ms(), "invoiced", "2026-10", "ada", "", '{"lines": []}')], None)
@@ -293,9 +294,10 @@ def test_decisions_past_their_retention_are_removed_once_the_archive_has_them(se
         clock.advance(401 * day)
         service.maintain()
         assert service.ledger.decisions(0, clock.wall_ms()) == both[1:]
-        assert list(settings.archive.to.glob("part-*/decision.parquet"))
+        assert list(Path(settings.archive.to).glob("part-*/decision.parquet"))
+        kept = backups.KeptBackups(in_folder(Path(settings.backups_to)), settings.backups.keep)
         for_ever = Maintenance(
-            service.ledger, service.books, settings.model_copy(update={"keep_decisions": None}), clock
+            service.ledger, service.books, settings.model_copy(update={"keep_decisions": None}), clock, kept
         )
         assert "retention" not in {routine.name for routine in for_ever.routines()}
 
@@ -332,7 +334,7 @@ def test_a_lake_that_cannot_be_reached_is_tried_again_and_keeps_nothing_else_wai
         clock.advance(7_200_000)
         service.maintain()
         assert figure(service, 'gputally_task_failures_total{task="lake"}') == 1, "its own thread tries again"
-        assert list(publishing.archive.to.glob("part-*"))
+        assert list(Path(publishing.archive.to).glob("part-*"))
         warehouse.unlink()
         service.publish()
         assert figure(service, 'gputally_upkeep_failing{task="lake"}') == 0

@@ -10,21 +10,21 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from fsspec.implementations.local import LocalFileSystem
+from pyarrow.fs import FSSpecHandler, PyFileSystem, SubTreeFileSystem
 
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
 from accountant.ledger.journal import NewAct
-from accountant.ledger.protocols import EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts
+from accountant.ledger.protocols import EpochReport, Facts, JobKey, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.wire.policy_models import Decision, Policy, QueuePolicy, WindowSpec
-from accountant.wire.usage_models import Dimension
-from agent.wire import Batch, Skipped, Slice
+from accountant.storage.file_store import FileStore, in_folder
+from accountant.wire.policy_models import Decision, Policy, QueuePolicy
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
+from tests.ledger.archived_books import POLICY, everything, filled, sent
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand
 
-BY: tuple[Dimension, ...] = ("gpu", "team", "queue", "job", "mig_profile")
 LATER_MS = NOW_MS + 10 * MS_PER_DAY
-POLICY = Policy(queues=(QueuePolicy(name="left", team="red", refs=("kai:left",)),))
 
 
 @pytest.fixture
@@ -32,68 +32,28 @@ def archive(tmp_path: Path) -> Path:
     return tmp_path / "elsewhere" / "archive"
 
 
+@pytest.fixture(params=["folder", "object store"])
+def store(archive: Path, tmp_path: Path, request: pytest.FixtureRequest) -> FileStore:
+    """The archive. "object store": the engine reads and writes it as it does one, though its files are on this disk."""
+    if request.param == "folder":
+        return in_folder(archive)
+    files = PyFileSystem(FSSpecHandler(LocalFileSystem(auto_mkdir=True)))
+    return FileStore(str(archive), SubTreeFileSystem(str(archive), files), tmp_path)
+
+
 @pytest.fixture
-def make(path: Path, archive: Path) -> Iterator[Callable[..., DuckLedger]]:
+def make(path: Path, store: FileStore) -> Iterator[Callable[..., DuckLedger]]:
     """Opens ledgers on the one archive; closes them all."""
     opened: list[DuckLedger] = []
 
     def ledger(place: Path = path) -> DuckLedger:
-        found = open_ledger(place, VirtualClock(NOW_MS), archive=archive)
+        found = open_ledger(place, VirtualClock(NOW_MS), archive=store)
         opened.append(found)
         return found
 
     yield ledger
     for ledger_ in opened:
         ledger_.close()
-
-
-def sent(hand: Hand) -> list[Batch]:
-    """An outbox with everything in it: facts, sets, a slice, what overlaps, what is skipped, what is refused."""
-    mig = Slice("1g.10gb", 7, 0, 1, 7, 9856, 81920)
-    return [
-        hand.batch(
-            hand.fact(1, queue_ref="kai:left", labels={"team": "red"}),
-            *(hand.row(n, n - 2, n - 1, energy_uj=n * 1000 + 7) for n in range(2, 32)),
-        ),
-        hand.batch(
-            hand.row(32, 3.5, 4.5, method="carried"),
-            Skipped(33, "outbox-full"),
-            hand.row(34, 100_000, 100_001),
-            hand.row(35, 40, 41, gpu="gpu-2", slice=mig, energy_uj=None, memory_mib_s=77),
-        ),
-    ]
-
-
-def everything(ledger: DuckLedger) -> object:
-    """All that the books say, in figures."""
-    end = START_MS + 2 * MS_PER_HOUR
-    spec = WindowSpec(size=7200, half_life=3600)
-    return (
-        ledger.usage(START_MS, end, BY),
-        ledger.usage(START_MS + 61_001, START_MS + 17 * MINUTE + 7, BY),
-        ledger.idle_phases(START_MS, end, ("team",)),
-        ledger.window(spec, end - 12_345, "energy", 0.98),
-        ledger.window(spec, end - 12_345, "busy", 0.98),
-        ledger.quarantined(),
-        ledger.holes(),
-        ledger.policies(START_MS, end),
-        ledger.nodes(),
-        ledger.acts(),
-        ledger.examine(START_MS, end).total_us,
-    )
-
-
-def filled(ledger: DuckLedger, hand: Hand) -> DuckLedger:
-    ledger.put_policy(POLICY, START_MS, "ann")
-    ledger.observe(
-        Facts(nodes=(NodeFacts("prod", "n1", pool="a"),), namespaces=(NamespaceFacts("prod", "vision", team="blue"),)),
-        NOW_MS,
-    )
-    for batch in sent(hand):
-        for result in ledger.append([batch], NOW_MS):
-            assert not isinstance(result, Exception)
-    ledger.checkpoint()
-    return ledger
 
 
 def test_only_what_the_archive_has_is_acknowledged_as_archived(make: Callable[..., DuckLedger], hand: Hand) -> None:
@@ -235,10 +195,10 @@ def test_a_damaged_or_missing_part_is_not_taken_over(
 
 def test_an_archive_that_cannot_be_written_leaves_everything_as_it_was(path: Path, hand: Hand, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    ledger = DuckLedger(path, VirtualClock(NOW_MS), archive=tmp_path / "file" / "archive")
+    ledger = DuckLedger(path, VirtualClock(NOW_MS), archive=in_folder(tmp_path / "file" / "archive"))
     try:
         filled(ledger, hand)
-        with pytest.raises(LedgerUnavailable, match=r"archive .*file"):
+        with pytest.raises(LedgerUnavailable, match=r"file/archive: .*Not a directory"):
             ledger.archive(NOW_MS)
         assert ledger.acks("n1", "prod")["0192-a"].archived_seq == 0
     finally:
@@ -250,12 +210,12 @@ def test_epochs_that_jobs_reported_leave_the_volume_and_come_back(
 ) -> None:
     key = JobKey("prod", "vision", "Job/train")
     reports = [EpochReport(key, number, hand.start_ms + number, "ann") for number in range(3)]
-    first = open_ledger(tmp_path / "ledger.duckdb", clock, archive=tmp_path / "archive")
+    first = open_ledger(tmp_path / "ledger.duckdb", clock, archive=in_folder(tmp_path / "archive"))
     assert first.report_epochs(reports, hand.now_ms) == 3
     first.archive(hand.now_ms)
     assert first.report_epochs([reports[2]], hand.now_ms) == 0
     first.close()
-    again = open_ledger(tmp_path / "rebuilt.duckdb", clock, archive=tmp_path / "archive")
+    again = open_ledger(tmp_path / "rebuilt.duckdb", clock, archive=in_folder(tmp_path / "archive"))
     with again.moment() as moment:
         assert moment.epochs({key}) == reports
         assert moment.epochs_between(hand.start_ms + 1, hand.start_ms + 2) == [reports[1]]
@@ -374,7 +334,7 @@ def test_parts_of_an_earlier_release_with_whole_registers_are_taken_over(
 
 @pytest.mark.parametrize("copied", [False, True], ids=["from the archive alone", "from a copy of before"])
 def test_what_was_healed_stays_healed_after_a_restore(
-    make: Callable[..., DuckLedger], hand: Hand, path: Path, archive: Path, tmp_path: Path, copied: bool
+    make: Callable[..., DuckLedger], hand: Hand, path: Path, store: FileStore, tmp_path: Path, copied: bool
 ) -> None:
     """A clock was two days ahead for a while, what it dated reached the archive, and an admin healed it."""
     ahead_ms = NOW_MS + 2 * MS_PER_DAY
@@ -382,7 +342,7 @@ def test_what_was_healed_stays_healed_after_a_restore(
     ledger = filled(make(), hand)
     ledger.archive(NOW_MS)
     ledger.close()
-    astray = open_ledger(path, VirtualClock(ahead_ms), archive=archive)
+    astray = open_ledger(path, VirtualClock(ahead_ms), archive=store)
     future = hand.batch(
         hand.fact(36, uid="later", observed_ms=ahead_ms),
         *(hand.row(n, minutes + n - 40, minutes + n - 39) for n in (37, 38)),

@@ -19,6 +19,7 @@ import pytest
 
 from accountant.ledger.protocols import EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.storage.file_store import in_folder
 from accountant.wire.policy_models import Policy, QueuePolicy, WindowSpec
 from accountant.wire.usage_models import UsageLine
 from agent.wire import Skipped
@@ -57,7 +58,7 @@ def told(ledger: DuckLedger) -> Mapping[str, Any]:
 
 def write(place: Path, hand: Hand) -> None:
     """A small ledger in which every table has something."""
-    ledger = open_ledger(place, VirtualClock(NOW_MS), archive=place.parent / "archive")
+    ledger = open_ledger(place, VirtualClock(NOW_MS), archive=in_folder(place.parent / "archive"))
     queue = QueuePolicy(name="left", team="red", refs=("kai:left",))
     ledger.put_policy(Policy(queues=(queue,)), START_MS, "ann")
     spaces = (NamespaceFacts("prod", "vision", team="blue"),)

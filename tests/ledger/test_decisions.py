@@ -9,6 +9,7 @@ from typing import Any
 
 from accountant.storage.duckdb_engine import statement
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.storage.file_store import in_folder
 from accountant.wire.policy_models import Decision
 from gputally.base.clock import VirtualClock
 from tests.ledger.conftest import NOW_MS
@@ -73,7 +74,7 @@ def test_decisions_past_their_retention_leave_the_ledger_and_the_newer_stay(ledg
 
 def test_only_archived_decisions_are_removed_and_new_ones_are_archived_afterwards(path: Path, tmp_path: Path) -> None:
     def opened(place: Path) -> DuckLedger:
-        return open_ledger(place, VirtualClock(NOW_MS), archive=tmp_path / "archive")
+        return open_ledger(place, VirtualClock(NOW_MS), archive=in_folder(tmp_path / "archive"))
 
     ledger = opened(path)
     ledger.record_decisions([of_day(0), of_day(1)], NOW_MS)

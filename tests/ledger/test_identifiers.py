@@ -18,6 +18,7 @@ from accountant.core.errors import BadBatch
 from accountant.ledger.protocols import Receipt
 from accountant.runtime.ingest import Ingest, decode
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.storage.file_store import in_folder
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from tests.effort import examples
@@ -112,7 +113,7 @@ def test_whatever_is_accepted_is_archived_and_restored(node: str, epoch: str, gp
     hand, clock = Hand(), VirtualClock(NOW_MS)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        ledger = open_ledger(place / "a.duckdb", clock, archive=place / "archive")
+        ledger = open_ledger(place / "a.duckdb", clock, archive=in_folder(place / "archive"))
         ingest = Ingest(ledger, clock, linger_ms=0)
         holder = Holder(kind="pod", uid="u", namespace=name, name=name)
         plain = hand.batch(hand.fact(1, uid="u", labels={"a": label}), hand.row(2, gpu=gpu, holder=holder))
@@ -125,23 +126,23 @@ def test_whatever_is_accepted_is_archived_and_restored(node: str, epoch: str, gp
         assert ledger.archive(NOW_MS) is not None
         truth = figures(ledger)
         ledger.close()
-        restored = open_ledger(place / "b.duckdb", clock, archive=place / "archive")
+        restored = open_ledger(place / "b.duckdb", clock, archive=in_folder(place / "archive"))
         assert figures(restored) == truth
         restored.close()
 
 
 def test_an_archive_that_has_such_an_epoch_already_is_restored(tmp_path: Path, hand: Hand) -> None:
     path, archive = tmp_path / "a.duckdb", tmp_path / "it's an archive"
-    ledger = open_ledger(path, VirtualClock(NOW_MS), archive=archive)
+    ledger = open_ledger(path, VirtualClock(NOW_MS), archive=in_folder(archive))
     ledger.append([hand.batch(hand.row(1))], NOW_MS)
     ledger.close()
     with duckdb.connect(str(path)) as file:
         file.execute("UPDATE stream SET epoch = ?", [NUL])
-    ledger = open_ledger(path, VirtualClock(NOW_MS), archive=archive)
+    ledger = open_ledger(path, VirtualClock(NOW_MS), archive=in_folder(archive))
     assert ledger.archive(NOW_MS) is not None
     truth = figures(ledger)
     ledger.close()
-    restored = open_ledger(tmp_path / "b.duckdb", VirtualClock(NOW_MS), archive=archive)
+    restored = open_ledger(tmp_path / "b.duckdb", VirtualClock(NOW_MS), archive=in_folder(archive))
     assert figures(restored) == truth
     assert set(restored.acks("n1", "prod")) == {NUL}
     restored.close()

@@ -13,6 +13,7 @@ from accountant.core.errors import CannotMove
 from accountant.ledger.protocols import GpuMove
 from accountant.storage.duckdb_engine import Database
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.storage.file_store import in_folder
 from gputally.base.clock import VirtualClock
 
 MINUTE = 60_000
@@ -220,12 +221,12 @@ def test_owners_that_only_records_tell_stay_known_after_a_move(path: Path, clock
 
 def test_a_move_is_in_the_archive(tmp_path: Path, clock: VirtualClock, hand: Any) -> None:
     archive = tmp_path / "archive"
-    ledger = open_ledger(tmp_path / "one.duckdb", clock, archive=archive)
+    ledger = open_ledger(tmp_path / "one.duckdb", clock, archive=in_folder(archive))
     ledger.append([hand.batch(hand.row(1)), hand.batch(hand.row(1, gpu="gpu-2"), node="n2")], hand.now_ms)
     ledger.move_gpus(GpuMove("n2", ("gpu-1",)), hand.now_ms, "ada", "card swapped")
     known = ledger.gpu_owners()
     ledger.archive(hand.now_ms)
     ledger.close()
-    rebuilt = open_ledger(tmp_path / "two.duckdb", clock, archive=archive)
+    rebuilt = open_ledger(tmp_path / "two.duckdb", clock, archive=in_folder(archive))
     assert rebuilt.gpu_owners() == known
     rebuilt.close()

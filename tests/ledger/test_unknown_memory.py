@@ -9,6 +9,7 @@ from pathlib import Path
 import duckdb
 
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.storage.file_store import in_folder
 from accountant.wire.usage_models import Dimension
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
@@ -26,7 +27,7 @@ def test_unknown_memory_is_unknown_and_its_time_is_told_through_every_width_of_s
         lines = ledger.usage(START_MS, end_ms, by)
         return [(one.memory_mib_s, one.memory_unknown_us, one.accounts_gpu_us.allocated) for one in lines]
 
-    ledger = open_ledger(path, VirtualClock(NOW_MS), archive=tmp_path / "archive")
+    ledger = open_ledger(path, VirtualClock(NOW_MS), archive=in_folder(tmp_path / "archive"))
     rows = [
         hand.row(number, minute, minute + 1, gpu=gpu, memory_mib_s=memory)
         for number, (minute, (gpu, memory)) in enumerate(
@@ -62,7 +63,9 @@ def test_unknown_memory_is_unknown_and_its_time_is_told_through_every_width_of_s
     assert ledger.freeze(START_MS + 2 * MS_PER_HOUR) == 1
     check(ledger)
     ledger.close()
-    rebuilt = open_ledger(tmp_path / "rebuilt.duckdb", VirtualClock(hand.now_ms), archive=tmp_path / "archive")
+    rebuilt = open_ledger(
+        tmp_path / "rebuilt.duckdb", VirtualClock(hand.now_ms), archive=in_folder(tmp_path / "archive")
+    )
     check(rebuilt)
     rebuilt.close()
 
@@ -71,7 +74,7 @@ def test_what_was_booked_before_unknown_memory_was_kept_is_unknown_where_it_is_n
     path: Path, tmp_path: Path, hand: Hand
 ) -> None:
     """Parts of an earlier release have no such column, and 0 for what was unknown."""
-    ledger = open_ledger(path, VirtualClock(NOW_MS), archive=tmp_path / "archive")
+    ledger = open_ledger(path, VirtualClock(NOW_MS), archive=in_folder(tmp_path / "archive"))
     ledger.append([hand.batch(hand.row(1, 0, 1, memory_mib_s=None), hand.row(2, 1, 2, memory_mib_s=60))], NOW_MS)
     ledger.archive(NOW_MS)
     ledger.close()
@@ -82,7 +85,7 @@ def test_what_was_booked_before_unknown_memory_was_kept_is_unknown_where_it_is_n
     manifest = json.loads((place / "part.json").read_text())
     manifest["files"]["rows.parquet"] = sha256((place / "rows.parquet").read_bytes()).hexdigest()
     (place / "part.json").write_text(json.dumps(manifest))
-    rebuilt = open_ledger(tmp_path / "rebuilt.duckdb", VirtualClock(NOW_MS), archive=tmp_path / "archive")
+    rebuilt = open_ledger(tmp_path / "rebuilt.duckdb", VirtualClock(NOW_MS), archive=in_folder(tmp_path / "archive"))
     (line,) = rebuilt.usage(START_MS, START_MS + 2 * MINUTE, ())
     assert (line.memory_mib_s, line.memory_unknown_us) == (60, MINUTE_US)
     rebuilt.close()

@@ -1,0 +1,195 @@
+"""Keeps files in a folder, or under a prefix of an object store (`s3://`, `gs://`, `abfs://`).
+
+A file that says what others are (`create`) appears whole or not at all and is never written over; what it does not
+name is a leftover of a writer that ended too early. The engine reads and writes files by their `url`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.fs as arrow_files
+
+from accountant.core.errors import LedgerUnavailable
+from accountant.core.settings import ObjectStorage
+from gputally.base import atomic_file
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+PROTOCOL: Final = "archive"
+"""Of the URLs by which the engine knows files of an object store."""
+_CHUNK: Final = 2**20
+
+
+class FileStore:
+    """A folder or a prefix. Names are relative to it, with slashes. Every method raises LedgerUnavailable, with the
+    place and the reason, where the store cannot be reached.
+
+    address: as in the settings. files: a file system with `address` as its root. staging: a folder of this machine for
+    files that are on their way. folder: the place, where it is on this machine."""
+
+    def __init__(self, address: str, files: arrow_files.FileSystem, staging: Path, folder: Path | None = None) -> None:
+        self.address = address
+        self.folder = folder
+        self._files = files
+        self._staging = staging
+
+    def __str__(self) -> str:
+        return self.address
+
+    def names(self, folder: str = "") -> list[str]:
+        """The files and folders in a folder, sorted; none where it is not there."""
+        with self._reachable():
+            found = self._files.get_file_info(arrow_files.FileSelector(folder, allow_not_found=True))
+        return sorted(info.base_name for info in found)
+
+    def exists(self, name: str) -> bool:
+        with self._reachable():
+            return bool(self._files.get_file_info(name).type == arrow_files.FileType.File)
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """The content of a file, piece by piece."""
+        with self._reachable(), self._files.open_input_stream(name, compression=None) as file:
+            while chunk := file.read(_CHUNK):
+                yield chunk
+
+    def read(self, name: str) -> bytes:
+        return b"".join(self.chunks(name))
+
+    def sha256(self, name: str) -> str:
+        digest = hashlib.sha256()
+        for chunk in self.chunks(name):
+            digest.update(chunk)
+        return digest.hexdigest()
+
+    def url(self, name: str) -> str:
+        """What the engine calls a file."""
+        return f"{PROTOCOL}://{name}" if self.folder is None else str(self.folder / name)
+
+    def engine_files(self) -> AbstractFileSystem | None:
+        """What the engine reads and writes `url` through; None where it does so by itself."""
+        return None if self.folder is not None else _engine_files(self._files)
+
+    def create(self, name: str, content: bytes) -> None:
+        """Write a small file, whole or not at all. Raises LedgerUnavailable where it is there already. In an object
+        store two writers of the same instant are not kept apart: a lease has to do that."""
+        if self.exists(name):
+            raise LedgerUnavailable(f"{self.address}/{name}: exists already, and is not written over")
+        with self._reachable():
+            if self.folder is not None:
+                place = self.folder / name
+                fresh = place.with_name(f".{place.name}.part")
+                place.parent.mkdir(parents=True, exist_ok=True)
+                fresh.unlink(missing_ok=True)
+                try:
+                    atomic_file.write(fresh, content)
+                    os.link(fresh, place)  # unlike a renaming, refuses to replace one that came meanwhile
+                finally:
+                    fresh.unlink(missing_ok=True)
+                atomic_file.sync(place.parent)
+            else:
+                self._write(name, (content,))
+
+    @contextmanager
+    def staged(self, name: str) -> Iterator[Path]:
+        """An empty folder of this machine for files that are then `put`; it is gone afterwards."""
+        with self._reachable():
+            fresh = (self.folder or self._staging) / f".{name}"
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir(parents=True)
+        try:
+            yield fresh
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+    def put(self, source: Path, name: str) -> None:
+        """Move a file of this machine into the store, durably; one of that name gives way."""
+        with self._reachable():
+            if self.folder is not None:
+                place = self.folder / name
+                atomic_file.sync(source)
+                place.parent.mkdir(exist_ok=True)
+                source.replace(place)
+                atomic_file.sync(place.parent)
+                atomic_file.sync(self.folder)
+                return
+            with source.open("rb") as file:
+                self._write(name, iter(lambda: file.read(_CHUNK), b""))
+            if self.sha256(name) != sha256(source):
+                raise LedgerUnavailable(f"{self.address}/{name}: is not there as it was sent")
+            source.unlink()
+
+    def delete(self, name: str) -> None:
+        """Remove a file; that it is gone already is no failure."""
+        with self._reachable():
+            if self._files.get_file_info(name).type != arrow_files.FileType.NotFound:
+                self._files.delete_file(name)
+
+    def _write(self, name: str, chunks: Any) -> None:
+        with self._files.open_output_stream(name, compression=None) as file:
+            for chunk in chunks:
+                file.write(chunk)
+
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
+            raise LedgerUnavailable(f"{self.address}: {reason}") from error
+
+
+def in_folder(folder: Path) -> FileStore:
+    """A folder of this machine. It need not be there yet."""
+    place = folder.absolute()
+    files = arrow_files.SubTreeFileSystem(str(place), arrow_files.LocalFileSystem())
+    return FileStore(str(folder), files, place, place)
+
+
+def open_store(address: str, storage: ObjectStorage, staging: Path) -> FileStore:
+    """The store at an address (`accountant.core.settings.StoreAddress`). storage: how an object store is reached.
+    staging: see `FileStore`.
+
+    Raises LedgerUnavailable where the settings do not lead to one."""
+    if "://" not in address:
+        return in_folder(Path(address))
+    # A third of a second and 40 MiB that an accountant without an object store does not spend.
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+
+    try:
+        io = PyArrowFileIO({**storage.properties, **storage.secret_properties()})
+        scheme, host, root = io.parse_location(address.rstrip("/"), io.properties)
+        files = io.fs_by_scheme(scheme, host)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise LedgerUnavailable(f"{address}: {str(error).partition(chr(10))[0]}") from error
+    return FileStore(address.rstrip("/"), arrow_files.SubTreeFileSystem(root, files), staging)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file of this machine, in hexadecimal digits. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _engine_files(files: arrow_files.FileSystem) -> AbstractFileSystem:
+    from fsspec.implementations.arrow import ArrowFSWrapper
+
+    class EngineFiles(ArrowFSWrapper):  # type: ignore[misc]
+        """The store's files by their URLs."""
+
+        cachable = False  # two stores are never one
+        protocol = PROTOCOL
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return path.removeprefix(f"{PROTOCOL}://")
+
+    return EngineFiles(files)

@@ -1,0 +1,63 @@
+"""A ledger with everything in it that the archive has to bring back, and all that its books say."""
+
+from __future__ import annotations
+
+from accountant.ledger.protocols import Facts, NamespaceFacts, NodeFacts
+from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.wire.policy_models import Policy, QueuePolicy, WindowSpec
+from accountant.wire.usage_models import Dimension
+from agent.wire import Batch, Skipped, Slice
+from gputally.base.units import MS_PER_HOUR
+from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand
+
+BY: tuple[Dimension, ...] = ("gpu", "team", "queue", "job", "mig_profile")
+POLICY = Policy(queues=(QueuePolicy(name="left", team="red", refs=("kai:left",)),))
+
+
+def sent(hand: Hand) -> list[Batch]:
+    """An outbox with everything in it: facts, sets, a slice, what overlaps, what is skipped, what is refused."""
+    mig = Slice("1g.10gb", 7, 0, 1, 7, 9856, 81920)
+    return [
+        hand.batch(
+            hand.fact(1, queue_ref="kai:left", labels={"team": "red"}),
+            *(hand.row(n, n - 2, n - 1, energy_uj=n * 1000 + 7) for n in range(2, 32)),
+        ),
+        hand.batch(
+            hand.row(32, 3.5, 4.5, method="carried"),
+            Skipped(33, "outbox-full"),
+            hand.row(34, 100_000, 100_001),
+            hand.row(35, 40, 41, gpu="gpu-2", slice=mig, energy_uj=None, memory_mib_s=77),
+        ),
+    ]
+
+
+def everything(ledger: DuckLedger) -> object:
+    """All that the books say, in figures."""
+    end = START_MS + 2 * MS_PER_HOUR
+    spec = WindowSpec(size=7200, half_life=3600)
+    return (
+        ledger.usage(START_MS, end, BY),
+        ledger.usage(START_MS + 61_001, START_MS + 17 * MINUTE + 7, BY),
+        ledger.idle_phases(START_MS, end, ("team",)),
+        ledger.window(spec, end - 12_345, "energy", 0.98),
+        ledger.window(spec, end - 12_345, "busy", 0.98),
+        ledger.quarantined(),
+        ledger.holes(),
+        ledger.policies(START_MS, end),
+        ledger.nodes(),
+        ledger.acts(),
+        ledger.examine(START_MS, end).total_us,
+    )
+
+
+def filled(ledger: DuckLedger, hand: Hand) -> DuckLedger:
+    ledger.put_policy(POLICY, START_MS, "ann")
+    ledger.observe(
+        Facts(nodes=(NodeFacts("prod", "n1", pool="a"),), namespaces=(NamespaceFacts("prod", "vision", team="blue"),)),
+        NOW_MS,
+    )
+    for batch in sent(hand):
+        for result in ledger.append([batch], NOW_MS):
+            assert not isinstance(result, Exception)
+    ledger.checkpoint()
+    return ledger
