@@ -346,6 +346,30 @@ def test_the_archive_is_a_volume_of_its_own_that_stays(render: Any) -> None:
     assert not any(m["kind"] == "PersistentVolumeClaim" for m in render(theirs))
 
 
+def test_the_archive_may_be_in_an_object_store_and_needs_no_volume_then(render: Any) -> None:
+    archive = {
+        "enabled": True, "to": "s3://books/prod/", "existingSecret": "store",
+        "properties": {"s3.endpoint": "https://store:9000", "s3.region": "eu"},
+    }  # fmt: skip
+    replicas = {"replicas": 2, "archive": archive}
+    found = named(render({"accountant": replicas, "networkPolicy": {"lakeCidrs": ["10.1.0.0/16"]}}))
+    assert not any(kind == "PersistentVolumeClaim" for kind, _ in found)
+    workload = found["StatefulSet", "gputally-accountant"]
+    settings = accountant_settings(None, environment(workload), {"auth": "off"})
+    assert settings.archive is not None
+    assert (settings.archive.to, settings.backups_to) == ("s3://books/prod/ledger", "s3://books/prod/backups")
+    assert settings.object_storage.properties == {"s3.endpoint": "https://store:9000", "s3.region": "eu"}
+    mounts = {m["name"]: m["mountPath"] for m in container(workload)["volumeMounts"]}
+    assert settings.object_storage.secrets == Path(mounts["object-storage"]) / "object-storage.yaml"
+    assert "archive" not in mounts
+    volumes = {v["name"]: v.get("secret") for v in workload["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["object-storage"] == {"secretName": "store", "defaultMode": 0o440}
+    policy = found["NetworkPolicy", "gputally-accountant"]["spec"]["egress"]
+    assert {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 443}]} in policy
+    with pytest.raises(Exception, match="archive"):
+        render({"accountant": {"archive": {"enabled": True, "to": "ftp://books"}}})
+
+
 def test_jobs_ask_the_accountant_and_nobody_else(render: Any) -> None:
     values = {
         "backup": {"enabled": True, "keep": 3},

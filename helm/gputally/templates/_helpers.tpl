@@ -562,6 +562,11 @@ helm.sh/hook-weight: {{ . | quote }}
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 
+{{/* A mapping as the programs' settings have it in the environment. */}}
+{{- define "gputally.properties" -}}
+{{ range $at, $name := keys . | sortAlpha }}{{ if $at }},{{ end }}{{ $name }}={{ get $ $name }}{{ end }}
+{{- end -}}
+
 {{/* Where the lake is, as environment of a program that opens it: .Values.accountant.lake. */}}
 {{- define "gputally.lakeEnvironment" -}}
 - name: GPUTALLY_ACCOUNTANT_LAKE__WAREHOUSE
@@ -574,7 +579,7 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
   value: {{ .catalog.name | quote }}
 {{- with .catalog.properties }}
 - name: GPUTALLY_ACCOUNTANT_LAKE__CATALOG__PROPERTIES
-  value: {{ range $at, $name := keys . | sortAlpha }}{{ if $at }},{{ end }}{{ $name }}={{ get $.catalog.properties $name }}{{ end }}
+  value: {{ include "gputally.properties" . }}
 {{- end }}
 {{- if .existingSecret }}
 - name: GPUTALLY_ACCOUNTANT_LAKE__SECRETS
