@@ -15,7 +15,6 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from math import inf, isfinite
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -28,29 +27,21 @@ from rich.text import Text
 from accountant.wire.policy_models import MOST
 from fairshare import composition
 from fairshare.cli.command_options import (
-    DEFAULT_STATUS,
-    DEFAULT_URL,
-    AccountantsPath,
     CaPath,
-    ClusterName,
+    FleetOptions,
     Kubeconfig,
-    LedgerName,
     PolicyPath,
     Printed,
-    RunaiCa,
-    RunaiCredentials,
-    StatusName,
+    TargetOptions,
     TokenPath,
-    Url,
-    pods_of,
+    tried_cycle,
 )
-from fairshare.cli.explain_command import explain, remembered
+from fairshare.cli.explain_command import explain
 from fairshare.cli.preempt_command import preempt
 from fairshare.cli.replay_command import replay
 from fairshare.cli.simulate_commands import simulate, what_if
 from fairshare.controller import notifier
 from fairshare.controller import policy_file as policies
-from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import adopt as take_over
 from fairshare.controller.weight_writer import advice, release_weights
 from fairshare.core.model import UNLIMITED, Claim, DivisionProblem, Function
@@ -60,13 +51,11 @@ from fairshare.laws.division import divide as divide_case
 from fairshare.preemption.unfinished_preemptions import FinishedPreemptions, end_all
 from fairshare.targets import ADAPTERS
 from fairshare.targets.kai import shard_advice
-from fairshare.targets.runai import opened
-from fairshare.targets.status_conditions import StatusObject
-from fairshare.usage.accountant_client import AccountantApi, other_clusters
 from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show
 from gputally.base.errors import AccountantError, DivisionError, FairshareError
+from gputally.base.option_groups import with_option_groups
 from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
 
@@ -245,47 +234,21 @@ def run(
 
 
 @app.command()
+@with_option_groups
 def plan(
     policy: PolicyPath,
-    accountant: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    cluster_name: LedgerName = "",
-    accountants: AccountantsPath = None,
-    cluster: ClusterName = "kubernetes",
-    kubeconfig: Kubeconfig = None,
-    status: StatusName = DEFAULT_STATUS,
-    runai_credentials: RunaiCredentials = None,
-    runai_ca_file: RunaiCa = None,
     output: Printed = "table",
+    *,
+    at: FleetOptions,
+    on: TargetOptions,
 ) -> None:
     """One cycle that writes nothing: every weight as it would be, with the reason of every number.
 
     Asks the API server in dry-run, so conflicts and refusals are known before. The accountant is told
     neither the policy nor the decisions."""
-    others = other_clusters(accountants, cluster_name)
-    given = policies.load(policy, others)[0]
-    wanted = policies.only_try(given)
-    with (
-        AccountantApi(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client,
-        ExitStack() as open_,
-    ):
-        there, clock = composition.open_cluster(cluster, kubeconfig), SystemClock()
-        where = StatusObject.named(status)
-        elsewhere = open_.enter_context(opened(wanted, there, runai_credentials, runai_ca_file, where, clock))
-        seen = pods_of(there)
-        memory = remembered(there, status)
-        report = Controller(
-            wanted,
-            client,
-            there,
-            clock,
-            clusters=elsewhere,
-            silent=True,
-            pods=lambda: seen,
-            memory=memory,
-            others=others,
-        ).cycle()
+    others = at.others()
+    with at.client() as client:
+        report, _ = tried_cycle(policies.load(policy, others)[0], client, others, on)
     show(
         output,
         lambda: plan_tables.report_view(report),
@@ -345,13 +308,9 @@ def check(
 
 
 @app.command()
+@with_option_groups
 def release(
     policy: PolicyPath,
-    cluster: ClusterName = "kubernetes",
-    kubeconfig: Kubeconfig = None,
-    status: StatusName = DEFAULT_STATUS,
-    runai_credentials: RunaiCredentials = None,
-    runai_ca_file: RunaiCa = None,
     left_behind: Annotated[
         bool, typer.Option("--left-behind", help="Only objects that no queue of the policy is tied to any more.")
     ] = False,
@@ -361,17 +320,18 @@ def release(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it.")] = False,
     output: Printed = "table",
+    *,
+    on: TargetOptions,
 ) -> None:
     """Give every queue the weight back that stood there before gputally, and let who gave way run again; for
     switching it off."""
-    given, there = policies.load(policy)[0], composition.open_cluster(cluster, kubeconfig)
+    given = policies.load(policy)[0]
     others = [policies.load(path)[0] for path in other or ()]
-    where, clock = StatusObject.named(status), SystemClock()
-    with opened(given, there, runai_credentials, runai_ca_file, where, clock) as elsewhere:
+    with on.targets(given) as (there, elsewhere):
         outcomes = release_weights(
             given, there, clusters=elsewhere, dry_run=dry_run, left_behind=left_behind, others=others
         )
-    ended = end_all(there, clock.wall_ms()) if not dry_run and not left_behind else FinishedPreemptions()
+    ended = end_all(there, SystemClock().wall_ms()) if not dry_run and not left_behind else FinishedPreemptions()
     for line in ended.told():
         print(for_terminal(line), file=sys.stderr)
     if not outcomes and output == "table":
@@ -384,21 +344,18 @@ def release(
 
 
 @app.command()
+@with_option_groups
 def adopt(
     policy: PolicyPath,
     queue: Annotated[str | None, typer.Option(help="Only this queue of the policy.")] = None,
-    cluster: ClusterName = "kubernetes",
-    kubeconfig: Kubeconfig = None,
-    status: StatusName = DEFAULT_STATUS,
-    runai_credentials: RunaiCredentials = None,
-    runai_ca_file: RunaiCa = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it.")] = False,
     output: Printed = "table",
+    *,
+    on: TargetOptions,
 ) -> None:
     """Take the weight's field over from its owner (Argo CD, Flux, kubectl), at the value that stands."""
     wanted = policies.load(policy)[0]
-    there, where, clock = composition.open_cluster(cluster, kubeconfig), StatusObject.named(status), SystemClock()
-    with opened(wanted, there, runai_credentials, runai_ca_file, where, clock) as elsewhere:
+    with on.targets(wanted) as (there, elsewhere):
         taken = take_over(wanted, there, ADAPTERS, queue=queue, clusters=elsewhere, dry_run=dry_run)
     if not taken and output == "table":
         print("nothing to take over: no other manager owns a field that the policy publishes")

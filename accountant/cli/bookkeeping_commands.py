@@ -36,10 +36,11 @@ from accountant.api.bookkeeping_models import (
 from accountant.bookkeeping.invoice_reconciliation import MOST_ITEM, Invoice, InvoiceLine
 from accountant.bookkeeping.price_book_versions import PriceDiff
 from accountant.cli import terminal_tables
-from accountant.cli.connection_options import Printed, Server, ZonedLedger, answer, connected
+from accountant.cli.connection_options import Printed, Server, ZonedLedger, answer
 from accountant.core import periods
 from accountant.ledger.protocols import GpuOwnership, RetiredDevice
 from gputally.base.errors import CannotStart
+from gputally.base.option_groups import with_option_groups
 from gputally.server.config_models import Model, load_yaml
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def register_months(app: typer.Typer) -> None:
         app.command()(command)
 
 
-@connected
+@with_option_groups
 def months(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Every month, whether it is open or closed, and its hash."""
     with at.asking() as remote:
@@ -96,7 +97,7 @@ def months(output: Printed = "table", *, at: ZonedLedger) -> None:
     answer(output, lambda: terminal_tables.periods(found.root), found.root)
 
 
-@connected
+@with_option_groups
 def close(
     month: Month,
     acknowledge: Annotated[
@@ -115,7 +116,7 @@ def close(
     answer(output, lambda: terminal_tables.periods([done]), done)
 
 
-@connected
+@with_option_groups
 def reopen(
     month: Month,
     reason: Reason,
@@ -129,7 +130,7 @@ def reopen(
     answer(output, lambda: terminal_tables.periods([done]), done)
 
 
-@connected
+@with_option_groups
 def publish(
     month: Month,
     reason: Reason = "",
@@ -143,7 +144,7 @@ def publish(
     answer(output, lambda: terminal_tables.periods([done]), done)
 
 
-@connected
+@with_option_groups
 def proposals(
     act: Annotated[Literal["list", "take", "refuse"], typer.Argument(help="What to do.")] = "list",
     month: Annotated[str, typer.Argument(help="The closed month that one waits for: 2026-10.")] = "",
@@ -173,7 +174,7 @@ def proposals(
     answer(output, lambda: terminal_tables.proposals(found, refused=act == "refuse"), found)
 
 
-@connected
+@with_option_groups
 def correct(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Take up every proposal: book all that arrived late for closed months."""
     with at.asking() as remote:
@@ -181,7 +182,7 @@ def correct(output: Printed = "table", *, at: ZonedLedger) -> None:
     answer(output, lambda: terminal_tables.corrections(done), done)
 
 
-@connected
+@with_option_groups
 def corrections(
     month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
     output: Printed = "table",
@@ -194,7 +195,7 @@ def corrections(
     answer(output, lambda: terminal_tables.corrections(found), found)
 
 
-@connected
+@with_option_groups
 def adjust(
     month: Annotated[str, typer.Argument(help="The month it is about: 2026-10.")],
     team: Annotated[str, typer.Option(help="Whose account.")],
@@ -212,7 +213,7 @@ def adjust(
     answer(output, lambda: terminal_tables.adjustments([done]), done)
 
 
-@connected
+@with_option_groups
 def credit(
     node: Annotated[str, typer.Argument(help="The node that failed.")],
     start: Annotated[str, typer.Option(help="From when: a date, RFC 3339 or epoch ms.")],
@@ -239,7 +240,7 @@ def credit(
     answer(output, lambda: terminal_tables.adjustments(done.root), done.root)
 
 
-@connected
+@with_option_groups
 def adjustments(
     month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
     output: Printed = "table",
@@ -252,7 +253,7 @@ def adjustments(
     answer(output, lambda: terminal_tables.adjustments(found), found)
 
 
-@connected
+@with_option_groups
 def reprice(
     month: Month,
     book: Annotated[Path, typer.Option(help="The price book that shall be in force.")],
@@ -283,7 +284,7 @@ def reprice(
     answer(output, lambda: Group(terminal_tables.price_diff(done.difference), booked), done, done.difference.changes)
 
 
-@connected
+@with_option_groups
 def prices(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Every price book that was in force, and who put it there."""
     with at.asking() as remote:
@@ -310,7 +311,7 @@ def register_capacity(app: typer.Typer) -> None:
     app.command()(retire)
 
 
-@connected
+@with_option_groups
 def gpus(
     act: Annotated[Literal["owners", "move"], typer.Argument(help="What to do.")] = "owners",
     node: Annotated[
@@ -352,7 +353,7 @@ def gpus(
     answer(output, lambda: terminal_tables.gpu_owners(found), found)
 
 
-@connected
+@with_option_groups
 def retire(
     reason: Annotated[str, typer.Option(help="Why, for later readers of the audit trail.")],
     node: Annotated[str, typer.Option(help="All GPUs that were seen on this node last.")] = "",
@@ -379,7 +380,7 @@ def register_deliveries(app: typer.Typer) -> None:
     app.command("deliveries")(deliveries)
 
 
-@connected
+@with_option_groups
 def deliveries(
     again: Annotated[str | None, typer.Option(help="Key of what is to be sent once more; needs a reason.")] = None,
     reason: Annotated[str, typer.Option(help="Why, for later readers of the audit trail.")] = "",
@@ -433,7 +434,7 @@ def register_invoices(app: typer.Typer) -> None:
     app.command()(reconcile)
 
 
-@connected
+@with_option_groups
 def reconcile(
     month: Annotated[str, typer.Argument(help="A calendar month: 2026-10.")],
     invoice: Annotated[Path, typer.Option(help="FOCUS or AWS Cost and Usage Report, CSV or Parquet.")],

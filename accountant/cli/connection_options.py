@@ -1,19 +1,16 @@
 """Defines the options of commands that ask a running accountant, or, with `--db`, a stopped ledger.
 
-A command takes a `Server`, `Ledger`, `ZonedLedger` or `Priced`; `connected` puts the options of that class in its
-place, so that each option is written once and every command has all of those that belong together.
+A command takes a `Server`, `Ledger`, `ZonedLedger` or `Priced` (`gputally.base.option_groups`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
 import typer
@@ -137,26 +134,3 @@ class Priced(ZonedLedger):
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "prices": self.prices}
-
-
-def connected(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of its Server in place of the parameter `at`."""
-    types = get_type_hints(command, include_extras=True)
-    where: type[Server] = types.pop("at")
-    shared = {field.name: field.default for field in fields(where)}
-    of_where = get_type_hints(where, include_extras=True)
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        at = where(**{name: given.pop(name) for name in shared})
-        command(**given, at=at)
-
-    signature = inspect.signature(command)
-    own = [each for each in signature.parameters.values() if each.name != "at"]
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default) for name, default in shared.items()
-    ]
-    run.__annotations__ = {**types, **{name: of_where[name] for name in shared}}
-    parameters = [each.replace(annotation=run.__annotations__[each.name]) for each in (*own, *options)]
-    vars(run)["__signature__"] = signature.replace(parameters=parameters)
-    return run

@@ -18,7 +18,7 @@ from rich.text import Text
 from accountant.api.bookkeeping_models import ObservedPods, PodReport
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import instant
-from accountant.cli.connection_options import Printed, ZonedLedger, connected
+from accountant.cli.connection_options import Printed, ZonedLedger
 from accountant.core.claim_overlap import Span
 from accountant.history_import.import_run import KNOWN_LIMITS, Destination, Read, Summary, run
 from accountant.history_import.prometheus_source import History, PrometheusFailed
@@ -27,6 +27,7 @@ from accountant.inventory import slurm_accounting
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show
 from gputally.base.errors import AccountantError
+from gputally.base.option_groups import with_option_groups
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.terminal import Terminal
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
@@ -48,7 +49,7 @@ def register_import(to: typer.Typer) -> None:
 
 
 @import_app.command("prometheus")
-@connected
+@with_option_groups
 def from_prometheus(
     source: Annotated[str, typer.Argument(metavar="URL", help="Of a Prometheus, or what speaks its HTTP API.")],
     since: Annotated[str, typer.Option(help="How far back: 30d, 12h, or an instant.")] = "30d",
@@ -87,7 +88,7 @@ def from_prometheus(
 
 
 @import_app.command("slurm")
-@connected
+@with_option_groups
 def from_slurm(
     file: Annotated[Path, typer.Argument(help="What `sacct --parsable2 --duplicates` printed, with its heading.")],
     cluster: Annotated[
@@ -271,7 +272,7 @@ def register_slurm(to: typer.Typer) -> None:
 
 
 @slurm_app.command("import")
-@connected
+@with_option_groups
 def import_jobs(
     file: Annotated[Path, typer.Argument(help="slurmdbd's REST answer (JSON), or `sacct --parsable2` with heading.")],
     cluster: Annotated[str, typer.Option(help="Name of the Slurm cluster in the ledger.")] = "default",

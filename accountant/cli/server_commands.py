@@ -34,7 +34,7 @@ from accountant import composition
 from accountant.api.problems import answer as problem
 from accountant.api.problems import retry_later
 from accountant.cli import terminal_tables
-from accountant.cli.connection_options import Ledger, Printed, Server, Timezone, ZonedLedger, answer, connected
+from accountant.cli.connection_options import Ledger, Printed, Server, Timezone, ZonedLedger, answer
 from accountant.composition import Service
 from accountant.core.settings import ObjectStorage, Settings, host_and_port, load
 from accountant.ledger.protocols import ClockReport, MisdatedRecords
@@ -49,6 +49,7 @@ from gputally.base import atomic_file
 from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show
+from gputally.base.option_groups import with_option_groups
 from gputally.base.terminal import Terminal
 from gputally.base.yaml_file import FileFault
 from gputally.server import config_models, logs_and_metrics
@@ -214,7 +215,7 @@ def register_backups(app: typer.Typer) -> None:
     app.command("backups")(list_backups)
 
 
-@connected
+@with_option_groups
 def backup(
     to: Annotated[Path | None, typer.Option(help="Folder here to put it in (default: the accountant's own).")] = None,
     keep: Annotated[
@@ -259,7 +260,7 @@ def _fetched(at: Server, to: Path | None) -> Backup:
     return made
 
 
-@connected
+@with_option_groups
 def list_backups(output: Printed = "table", *, at: Server) -> None:
     """The accountant's backups (`backups.to`), newest first."""
     with at.asking() as remote:
@@ -463,7 +464,7 @@ def register_clock(app: typer.Typer) -> None:
     app.add_typer(clock, name="clock")
 
 
-@connected
+@with_option_groups
 def show_clock(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Say whether the clock is trusted, and name what is dated later than now."""
     with at.asking() as remote:
@@ -471,7 +472,7 @@ def show_clock(output: Printed = "table", *, at: ZonedLedger) -> None:
     answer(output, lambda: terminal_tables.clock(found), found)
 
 
-@connected
+@with_option_groups
 def accept(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Take the clock of the accountant's machine for right after it was set."""
     with at.asking() as remote:
@@ -479,7 +480,7 @@ def accept(output: Printed = "table", *, at: ZonedLedger) -> None:
     answer(output, lambda: terminal_tables.clock(found), found)
 
 
-@connected
+@with_option_groups
 def heal(
     reason: Annotated[str, typer.Option(help="Why, for later readers of the audit trail.")],
     output: Printed = "table",

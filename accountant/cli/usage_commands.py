@@ -29,7 +29,6 @@ from accountant.cli.connection_options import (
     Where,
     ZonedLedger,
     answer,
-    connected,
 )
 from accountant.cli.terminal_tables import NAMES, instant, noted_caption, titled_table
 from accountant.core import periods
@@ -45,6 +44,7 @@ from gputally.base.command_output import show
 from gputally.base.errors import CannotStart
 from gputally.base.money import exact_sum, gpu_hours, plain
 from gputally.base.number_format import NOTHING, hours
+from gputally.base.option_groups import with_option_groups
 from gputally.base.terminal import Terminal
 from gputally.base.units import MS_PER_SECOND
 from gputally.base.untrusted_text import for_cell
@@ -56,7 +56,7 @@ def register_questions(app: typer.Typer) -> None:
         app.command()(command)
 
 
-@connected
+@with_option_groups
 def usage(
     by: By = "team",
     start: Start = None,
@@ -74,7 +74,7 @@ def usage(
     answer(output, lambda: terminal_tables.usage_table(whole, at.zone), whole, whole.lines)
 
 
-@connected
+@with_option_groups
 def cost(
     by: By = "team",
     start: Start = None,
@@ -92,7 +92,7 @@ def cost(
     answer(output, lambda: terminal_tables.cost_table(whole, at.zone), whole, whole.lines)
 
 
-@connected
+@with_option_groups
 def check(
     output: Printed = "table",
     *,
@@ -128,7 +128,7 @@ def register_report(app: typer.Typer) -> None:
     app.command()(report)
 
 
-@connected
+@with_option_groups
 def report(
     month: Annotated[str | None, typer.Argument(help="A calendar month: 2026-10; last: the one before this.")] = None,
     start: Start = None,
@@ -327,7 +327,7 @@ def register_jobs(app: typer.Typer) -> None:
     app.command()(jobs)
 
 
-@connected
+@with_option_groups
 def jobs(
     job: Annotated[
         str | None,

@@ -1,26 +1,37 @@
-"""Defines the options that several commands share."""
+"""Defines the options that several commands share, and what they open."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from accountant.wire.policy_models import Policy
+from fairshare import composition
+from fairshare.controller import policy_file as policies
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.cycle_report import CycleReport
 from fairshare.core.model import Pod
 from fairshare.core.pods import read_pod
+from fairshare.laws.feedback_laws import Memory
+from fairshare.targets import status_conditions
+from fairshare.targets.runai import opened
+from fairshare.targets.status_conditions import StatusObject
+from fairshare.usage.accountant_client import AccountantApi, other_clusters
+from fairshare.usage.cluster_windows import OtherClusters
+from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output
 from gputally.base.errors import ClusterError
-from gputally.base.terminal import Terminal
-from gputally.kubernetes.objects import POD, Cluster, Object
+from gputally.kubernetes.objects import CONFIG_MAP, POD, Cluster, Object, Objects
 
 PolicyPath = Annotated[Path, typer.Option("--policy", help="Policy file (YAML).")]
 PolicyOrInForce = Annotated[
     Path | None, typer.Option("--policy", help="Policy file (YAML); the one in force at the accountant without it.")
 ]
-Url = Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="A running accountant.")]
 TokenPath = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token.")]
 CaPath = Annotated[
     Path | None,
@@ -30,46 +41,130 @@ CaPath = Annotated[
         help="Authorities the accountant's certificate may come from, PEM (default: the system's).",
     ),
 ]
-ClusterName = Annotated[
-    str, typer.Option("--cluster", help="kubernetes, or a YAML file of objects to try the plan on.")
-]
-LedgerName = Annotated[
-    str,
-    typer.Option(
-        "--cluster-name",
-        envvar="GPUTALLY_FAIRSHARE_CLUSTER_NAME",
-        help="Name of this cluster in the ledger (default: everything in the ledger).",
-    ),
-]
-AccountantsPath = Annotated[
-    Path | None,
-    typer.Option(
-        "--accountants",
-        envvar="GPUTALLY_FAIRSHARE_ACCOUNTANTS",
-        help="File with the accountants of other clusters that the policy counts.",
-    ),
-]
 Kubeconfig = Annotated[Path | None, typer.Option(help="Instead of the default one.")]
-RunaiCredentials = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="GPUTALLY_FAIRSHARE_RUNAI_CREDENTIALS", help="Folder with client-id and client-secret for Run:ai."
-    ),
-]
-RunaiCa = Annotated[
-    Path | None, typer.Option(envvar="GPUTALLY_FAIRSHARE_RUNAI_CA_FILE", help="Authorities (PEM) trusted for Run:ai.")
-]
 Printed = Annotated[Output, typer.Option("--output", "--format", help="How to print what was found.")]
-StatusName = Annotated[
-    str, typer.Option("--status", help="namespace/name of the controller's ConfigMap: what its law remembers.")
-]
-DEFAULT_STATUS = "gputally/gputally-fairshare"
-DEFAULT_URL = "http://127.0.0.1:8080"
 
 
-def console() -> Console:
-    """Wide without a terminal, so that a table in a file keeps its columns."""
-    return Terminal(width=None if sys.stdout.isatty() else 160)
+@dataclass(frozen=True, kw_only=True)
+class AccountantOptions:
+    """A running accountant, and the cluster that it is asked about."""
+
+    accountant: Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="A running accountant.")] = (
+        "http://127.0.0.1:8080"
+    )
+    token_file: TokenPath = None
+    ca_file: CaPath = None
+    cluster_name: Annotated[
+        str,
+        typer.Option(
+            "--cluster-name",
+            envvar="GPUTALLY_FAIRSHARE_CLUSTER_NAME",
+            help="Name of this cluster in the ledger (default: everything in the ledger).",
+        ),
+    ] = ""
+
+    def client(self, timeout_s: float = 30.0) -> AccountantApi:
+        """Raises AccountantUnavailable for an address that is none."""
+        return AccountantApi(
+            self.accountant,
+            token_file=self.token_file,
+            ca_file=self.ca_file,
+            cluster=self.cluster_name,
+            timeout_s=timeout_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetOptions(AccountantOptions):
+    """The same, and the accountants of other clusters."""
+
+    accountants: Annotated[
+        Path | None,
+        typer.Option(
+            "--accountants",
+            envvar="GPUTALLY_FAIRSHARE_ACCOUNTANTS",
+            help="File with the accountants of other clusters that the policy counts.",
+        ),
+    ] = None
+
+    def others(self) -> OtherClusters:
+        """Raises FileFault."""
+        return other_clusters(self.accountants, self.cluster_name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """A cluster, and the controller's ConfigMap in it."""
+
+    cluster: Annotated[
+        str, typer.Option("--cluster", help="kubernetes, or a YAML file of objects to try the plan on.")
+    ] = "kubernetes"
+    kubeconfig: Kubeconfig = None
+    status: Annotated[
+        str, typer.Option("--status", help="namespace/name of the controller's ConfigMap: what its law remembers.")
+    ] = "gputally/gputally-fairshare"
+
+    @property
+    def status_object(self) -> StatusObject:
+        return StatusObject.named(self.status)
+
+    def open(self) -> Cluster:
+        """Raises Unavailable or FileFault."""
+        return composition.open_cluster(self.cluster, self.kubeconfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions(ClusterOptions):
+    """The same, and how Run:ai is reached, which is no part of the cluster."""
+
+    runai_credentials: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="GPUTALLY_FAIRSHARE_RUNAI_CREDENTIALS", help="Folder with client-id and client-secret for Run:ai."
+        ),
+    ] = None
+    runai_ca_file: Annotated[
+        Path | None,
+        typer.Option(envvar="GPUTALLY_FAIRSHARE_RUNAI_CA_FILE", help="Authorities (PEM) trusted for Run:ai."),
+    ] = None
+
+    @contextmanager
+    def targets(self, policy: Policy) -> Iterator[tuple[Cluster, Mapping[str, Objects]]]:
+        """The cluster, and the objects of the targets that are not in it."""
+        cluster = self.open()
+        with opened(
+            policy, cluster, self.runai_credentials, self.runai_ca_file, self.status_object, SystemClock()
+        ) as elsewhere:
+            yield cluster, elsewhere
+
+
+def tried_cycle(
+    policy: Policy, client: AccountantApi, others: OtherClusters, on: TargetOptions
+) -> tuple[CycleReport, Sequence[Pod]]:
+    """One cycle as the controller would do it now, which writes nothing and tells the accountant nothing; and the pods
+    that it saw. The API server is asked in dry-run, so conflicts and refusals are known."""
+    with on.targets(policy) as (cluster, elsewhere):
+        pods = pods_of(cluster)
+        report = Controller(
+            policies.only_try(policy),
+            client,
+            cluster,
+            SystemClock(),
+            clusters=elsewhere,
+            silent=True,
+            pods=lambda: pods,
+            memory=_remembered(cluster, on.status_object),
+            others=others,
+        ).cycle()
+    return report, pods
+
+
+def _remembered(cluster: Cluster, where: StatusObject) -> dict[str, Memory]:
+    """What the controller's law remembers of each target, as far as its ConfigMap says it."""
+    try:
+        return status_conditions.memories(cluster.get(CONFIG_MAP, where.name, where.namespace))
+    except ClusterError:
+        return {}
 
 
 def pods_of(cluster: Cluster) -> tuple[Pod, ...]:

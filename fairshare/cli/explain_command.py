@@ -19,26 +19,8 @@ from rich.text import Text
 
 from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_models import BudgetState
-from fairshare import composition
-from fairshare.cli.command_options import (
-    DEFAULT_STATUS,
-    DEFAULT_URL,
-    AccountantsPath,
-    CaPath,
-    ClusterName,
-    Kubeconfig,
-    LedgerName,
-    PolicyOrInForce,
-    Printed,
-    RunaiCa,
-    RunaiCredentials,
-    StatusName,
-    TokenPath,
-    Url,
-    pods_of,
-)
+from fairshare.cli.command_options import FleetOptions, PolicyOrInForce, Printed, TargetOptions, tried_cycle
 from fairshare.controller import policy_file as policies
-from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.core.model import UNLIMITED, Gang, Pod
 from fairshare.explain.plan_tables import indented, lost_words, number
@@ -51,16 +33,13 @@ from fairshare.explain.queue_explanation import (
     find_pods,
     speaks_of,
 )
-from fairshare.laws.feedback_laws import Memory
-from fairshare.targets import ADAPTERS, status_conditions
-from fairshare.targets.runai import opened
-from fairshare.targets.status_conditions import StatusObject
-from fairshare.usage.accountant_client import AccountantApi, other_clusters
+from fairshare.targets import ADAPTERS
+from fairshare.usage.accountant_client import AccountantApi
 from fairshare.usage.cluster_windows import OtherClusters
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show
-from gputally.base.errors import AccountantUnavailable, ClusterError, FairshareError
-from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Objects
+from gputally.base.errors import AccountantUnavailable, FairshareError
+from gputally.base.option_groups import with_option_groups
 from gputally.server.config_models import parse_duration
 
 MOST_GANGS = 8
@@ -278,31 +257,22 @@ class _ExplanationInput:
     modes: Mapping[str, str]
 
 
+@with_option_groups
 def explain(
     subject: Annotated[str, typer.Argument(help="A queue of the policy, or a pod: NAME or NAMESPACE/NAME.")],
     policy: PolicyOrInForce = None,
-    accountant: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    cluster_name: LedgerName = "",
-    accountants: AccountantsPath = None,
-    cluster: ClusterName = "kubernetes",
-    kubeconfig: Kubeconfig = None,
-    status_object: StatusName = DEFAULT_STATUS,
-    runai_credentials: RunaiCredentials = None,
-    runai_ca_file: RunaiCa = None,
     since: Annotated[str, typer.Option(help="How far back to look for decisions about it.")] = "1d",
     output: Printed = "table",
+    *,
+    at: FleetOptions,
+    on: TargetOptions,
 ) -> None:
     """The arithmetic in words and numbers: why does it wait, why was it preempted, what share is left."""
     back_s = duration(since, "--since")
-    there = composition.open_cluster(cluster, kubeconfig)
-    with AccountantApi(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client:
-        others = other_clusters(accountants, cluster_name)
+    others = at.others()
+    with at.client() as client:
         given = policies.load(policy, others)[0] if policy is not None else client.policy()
-        where = StatusObject.named(status_object)
-        with opened(given, there, runai_credentials, runai_ca_file, where, SystemClock()) as elsewhere:
-            scene = _explanation_input(client, there, elsewhere, given, status_object, back_s, others)
+        scene = _explanation_input(client, given, back_s, others, on)
     if subject in {queue.name for queue in scene.policy.queues}:
         queues = explain_queue(
             scene.policy, scene.report, subject, modes=scene.modes, budgets=scene.budgets, past=scene.past
@@ -315,16 +285,6 @@ def explain(
     _print([pod_json(pod)], [pod_view(pod)], output)
 
 
-def remembered(cluster: Cluster, status_object: str) -> dict[str, Memory]:
-    """What the controller's law remembers of each target, as far as its ConfigMap says it."""
-    namespace, _, name = status_object.rpartition("/")
-    try:
-        standing = cluster.get(CONFIG_MAP, name, namespace)
-    except ClusterError:
-        return {}
-    return status_conditions.memories(standing)
-
-
 def duration(text: str, option: str) -> int:
     """Seconds. Raises ExplainError naming the option."""
     try:
@@ -334,21 +294,10 @@ def duration(text: str, option: str) -> int:
 
 
 def _explanation_input(
-    client: AccountantApi,
-    cluster: Cluster,
-    elsewhere: Mapping[str, Objects],
-    policy: Policy,
-    status_object: str,
-    back_s: int,
-    others: OtherClusters,
+    client: AccountantApi, policy: Policy, back_s: int, others: OtherClusters, on: TargetOptions
 ) -> _ExplanationInput:
-    clock = SystemClock()
-    pods = pods_of(cluster)
-    report = Controller(
-        policies.only_try(policy), client, cluster, clock, clusters=elsewhere, silent=True, pods=lambda: pods,
-        memory=remembered(cluster, status_object), others=others,
-    ).cycle()  # fmt: skip
-    now_ms = clock.wall_ms()
+    report, pods = tried_cycle(policy, client, others, on)
+    now_ms = SystemClock().wall_ms()
     try:
         past = [d for d in client.decisions(now_ms - back_s * 1000, now_ms + 1) if d.subject != "*"]
         budgets = client.budgets() if policy.budgets else []
@@ -387,6 +336,3 @@ def _why_nothing(report: CycleReport) -> str:
 
 def _print(plain: list[dict[str, object]], views: Sequence[RenderableType], output: Output) -> None:
     show(output, lambda: Group(*views), plain if len(plain) > 1 else plain[0], plain)
-
-
-__all__ = ["ExplainError", "QueueAccount", "duration", "explain", "remembered"]

@@ -9,23 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fairshare import composition
-from fairshare.cli.command_options import (
-    DEFAULT_STATUS,
-    DEFAULT_URL,
-    AccountantsPath,
-    CaPath,
-    ClusterName,
-    Kubeconfig,
-    LedgerName,
-    PolicyPath,
-    Printed,
-    StatusName,
-    TokenPath,
-    Url,
-    console,
-    pods_of,
-)
+from fairshare.cli.command_options import ClusterOptions, FleetOptions, PolicyPath, Printed, pods_of
 from fairshare.controller import policy_file as policies
 from fairshare.explain import plan_tables
 from fairshare.preemption.latency_objectives import prometheus_latency
@@ -33,13 +17,13 @@ from fairshare.preemption.preemption_cycle import by_hand, measured
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.target_preemption import PreemptionReport
 from fairshare.targets import ADAPTERS
-from fairshare.targets.status_conditions import StatusObject
-from fairshare.usage.accountant_client import AccountantApi, other_clusters
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import show
+from gputally.base.command_output import draw, show
+from gputally.base.option_groups import with_option_groups
 from gputally.server.config_models import parse_seconds
 
 
+@with_option_groups
 def preempt(
     policy: PolicyPath,
     job: Annotated[str, typer.Option("--for", help="NAMESPACE/NAME of the workload that needs room.")],
@@ -51,35 +35,29 @@ def preempt(
         str, typer.Option(envvar="GPUTALLY_FAIRSHARE_PROMETHEUS", help="Prometheus that knows the latency.")
     ] = "",
     gpus: Annotated[float, typer.Option(min=0, help="GPUs to free if nothing of it waits.")] = 0.0,
-    accountant: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    cluster_name: LedgerName = "",
-    accountants: AccountantsPath = None,
-    cluster: ClusterName = "kubernetes",
-    kubeconfig: Kubeconfig = None,
-    status_object: StatusName = DEFAULT_STATUS,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show who would give way.")] = False,
     output: Printed = "table",
+    *,
+    at: FleetOptions,
+    on: ClusterOptions,
 ) -> None:
     """Make room for one workload now, by the policy's rules and limits, and say who gives way and why."""
-    others, clock = other_clusters(accountants, cluster_name), SystemClock()
+    others, clock = at.others(), SystemClock()
     wanted = policies.load(policy, others)[0]
-    namespace, _, name = status_object.partition("/")
-    with AccountantApi(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client:
+    with at.client() as client:
         asked = prometheus_latency(prometheus) if prometheus else None
         why = measured(wanted, job, _seconds(threshold), query, asked, clock.wall_ms())
         if why is None and output != "table":
             show(output, Group, [])
             return
         if why is None:
-            console().print(f"the latency of {job} is not above {threshold}: no workload has to give way")
+            draw(Text(f"the latency of {job} is not above {threshold}: no workload has to give way"))
             return
-        there = composition.open_cluster(cluster, kubeconfig)
+        there = on.open()
         call = PreemptionCall("", job, why, gpus, "by hand")
         mode: Literal["dry-run", "enforce"] = "dry-run" if dry_run else "enforce"
-        where = StatusObject(namespace, name)
-        report = by_hand(wanted, client, there, clock, ADAPTERS, pods_of(there), call, mode, where, others)
+        pods = pods_of(there)
+        report = by_hand(wanted, client, there, clock, ADAPTERS, pods, call, mode, on.status_object, others)
     show(output, lambda: view(report), plan_tables.preemption(report), plan_tables.stops(report))
     if any(verdict.outcome == "denied" for verdict in report.verdicts):
         raise typer.Exit(1)

@@ -22,16 +22,16 @@ from rich.table import Table
 from rich.text import Text
 
 from accountant.wire.policy_models import Decision, Policy
-from fairshare.cli.command_options import DEFAULT_URL, CaPath, LedgerName, Printed, TokenPath, Url
+from fairshare.cli.command_options import AccountantOptions, Printed
 from fairshare.controller import cycle_report
 from fairshare.controller.cycle_report import EVERYTHING, INPUTS, plain, with_change
 from fairshare.laws.weight_calculation import WeightResult
 from fairshare.laws.weight_change import WeightChange
 from fairshare.preemption import preemption_types, target_preemption
 from fairshare.preemption.preemption_types import Verdict
-from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.command_output import show
 from gputally.base.errors import FairshareError
+from gputally.base.option_groups import with_option_groups
 from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE, MS_PER_SECOND
 
 
@@ -172,19 +172,18 @@ class ReplayError(FairshareError):
     """There is nothing to replay under what was given."""
 
 
+@with_option_groups
 def replay(
     when: Annotated[str, typer.Argument(metavar="DATE|DECISION", help="2026-11-21, 2026-11-21T10:00Z, or an id.")],
-    accountant: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    cluster_name: LedgerName = "",
     output: Printed = "table",
+    *,
+    at: AccountantOptions,
 ) -> None:
     """Compute past weights and preemptions again from their recorded inputs; exit 1 where anything comes out otherwise.
 
     A date is a day, a time a minute, in UTC unless it says otherwise."""
     start_ms, end_ms, wanted = _span(when)
-    with AccountantApi(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client:
+    with at.client() as client:
         found = list(client.decisions(start_ms, end_ms))
         policies = {each.version: each.policy for each in client.policies()}
     chosen = [d for d in found if wanted in (None, d.id, d.inputs.get("cycle")) or d.id == _cycle_of(found, wanted)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from math import fsum
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from accountant.wire.policy_models import Policy
-from fairshare.cli.command_options import DEFAULT_URL, CaPath, LedgerName, TokenPath, Url, console
+from fairshare.cli.command_options import AccountantOptions
 from fairshare.cli.explain_command import duration
 from fairshare.controller import policy_file as policies
 from fairshare.explain import what_if as comparing
@@ -39,10 +39,10 @@ from fairshare.simulator import comparison, job_traces, kai_scenario_file, sched
 from fairshare.simulator.comparison import Result, players
 from fairshare.simulator.job_traces import teams_of
 from fairshare.simulator.simulation_model import Record, Workload, columns
-from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show
 from gputally.base.errors import DivisionError, FairshareError
+from gputally.base.option_groups import with_option_groups
 from gputally.base.terminal import Terminal
 from gputally.base.untrusted_text import for_cell
 from gputally.base.yaml_file import read
@@ -101,10 +101,18 @@ def simulate(
     for table in comparison.tables(comparison.summarise(results)):
         console.print(table)
     if output is not None:
-        _write_simulation(output, comparison.HEADER, comparison.rows(results))
+        _write_csv(output, comparison.HEADER, comparison.rows(results))
     if plots is not None:
         for path in comparison.draw(results, plots):
             console.print(f"wrote {path}")
+
+
+def _progress_bar() -> Progress:
+    """Shown only while a person watches."""
+    return Progress(
+        TextColumn("{task.description:18}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
+        console=Terminal(stderr=True), transient=True, disable=not sys.stderr.isatty(),
+    )  # fmt: skip
 
 
 def _run(
@@ -114,11 +122,7 @@ def _run(
     stretches: Sequence[comparison.Window],
     sizes: Sequence[tuple[float, int]],
 ) -> list[Result]:
-    bar = Progress(
-        TextColumn("{task.description:18}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
-        console=Terminal(stderr=True), transient=True, disable=not sys.stderr.isatty(),
-    )  # fmt: skip
-    with bar, players(comparison.TaskRunner(workload, parts)) as replays:
+    with _progress_bar() as bar, players(comparison.TaskRunner(workload, parts)) as replays:
         task = bar.add_task("replaying", total=1.0)
         return comparison.compare(
             names, stretches, sizes, replays, lambda name, part: bar.update(task, completed=part, description=name)
@@ -160,12 +164,10 @@ def _kai(path: Path, law: str, output: Path | None) -> None:
         say(f"  {queue.name:20} {mean:8.2f} {due[queue.name]:8.2f} {off:>8}")
     say(f"  evictions            {record.evictions:8}")
     if output is not None:
-        _write_simulation(
-            output, ("Time", "QueueID", "Allocation", "FairShare"), kai_scenario_file.csv_rows(scenario, record)
-        )
+        _write_csv(output, ("Time", "QueueID", "Allocation", "FairShare"), kai_scenario_file.csv_rows(scenario, record))
 
 
-def _write_simulation(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     try:
         with path.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.writer(stream, lineterminator="\n")
@@ -193,6 +195,7 @@ def _loads(text: str) -> list[float]:
     return loads
 
 
+@with_option_groups
 def what_if(
     policy: Annotated[Path, typer.Argument(help="The other policy (YAML).")],
     against: Annotated[
@@ -201,13 +204,11 @@ def what_if(
     since: Annotated[str, typer.Option(help="How far back to look.")] = "30d",
     trace: Annotated[Path | None, typer.Option(help="Jobs of a file (docs/traces.md) instead of the books.")] = None,
     capacity: Annotated[int | None, typer.Option(min=1, help="GPUs; with --trace it has to be said.")] = None,
-    accountant: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    cluster_name: LedgerName = "",
     format: Annotated[Output, typer.Option("--format", help="How to print it.")] = "table",
     output: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for the figure.")] = None,
+    *,
+    at: AccountantOptions,
 ) -> None:
     """Replay history under another policy: GPU-hours, waits and preemptions of every queue, against what was."""
     if plots is not None:
@@ -219,9 +220,7 @@ def what_if(
         now = policies.load(against)[0]
         past = of_trace(trace, other, capacity)
     else:
-        with AccountantApi(
-            accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name, timeout_s=300.0
-        ) as client:
+        with at.client(timeout_s=300.0) as client:
             now = policies.load(against)[0] if against is not None else client.policy()
             past = of_books(client, other, duration(since, "--since"), capacity, SystemClock().wall_ms())
     leaves = comparing.leaves(other)
@@ -235,15 +234,11 @@ def what_if(
         _write_comparison(output, rows)
     if plots is not None:
         path = _draw(plots, leaves, past, before, after, policy.name)
-        console().print(f"wrote {path}", soft_wrap=True)
+        Terminal().print(f"wrote {path}", soft_wrap=True)
 
 
 def _replay(policy: Policy, past: ReplayHistory, name: str) -> Record:
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
-        console=Terminal(stderr=True), transient=True, disable=not sys.stderr.isatty(),
-    )  # fmt: skip
-    with bar:
+    with _progress_bar() as bar:
         task = bar.add_task(f"replaying {name}", total=1.0)
         return comparing.replayed(policy, past, lambda part: bar.update(task, completed=part))
 
@@ -295,15 +290,10 @@ def _write_comparison(path: Path, rows: Sequence[ComparedQueue]) -> None:
         "had_gpu_h",
         *(f"{when}_{what}" for when in ("now", "then") for what in ReplayedQueue.__slots__[1:]),
     )
-    try:
-        with path.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow(header)
-            for row in rows:
-                figures_ = [list(asdict(each).values())[1:] for each in (row.now, row.then)]
-                writer.writerow((for_cell(row.queue), "" if row.had is None else row.had, *figures_[0], *figures_[1]))
-    except OSError as error:
-        raise WhatIfError(f"{path}: {error.strerror or error}") from error
+    cells = (
+        (row.queue, "" if row.had is None else row.had, *astuple(row.now)[1:], *astuple(row.then)[1:]) for row in rows
+    )
+    _write_csv(path, header, cells)
 
 
 def _draw(folder: Path, leaves: Sequence[str], past: ReplayHistory, before: Record, after: Record, name: str) -> Path:

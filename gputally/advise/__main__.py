@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from accountant.cli.connection_options import Server, connected
+from accountant.cli.connection_options import Server
 from accountant.core.periods import parse_instant, zone
 from gputally.advise import advice_output as shown
 from gputally.advise.advice_output import LedgerQuestions, Window
@@ -22,6 +22,7 @@ from gputally.advise.recommendations import spot_advice as spots
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show
 from gputally.base.errors import AccountantError
+from gputally.base.option_groups import with_option_groups
 from gputally.base.untrusted_text import for_terminal
 from gputally.server.config_models import parse_duration
 
@@ -39,7 +40,7 @@ Printed = Annotated[Output, typer.Option("--output", help="How to print it.")]
 
 
 @app.command()
-@connected
+@with_option_groups
 def autoscaler(
     days: Days = 28,
     until: Until = None,
@@ -72,7 +73,7 @@ def autoscaler(
 
 
 @app.command()
-@connected
+@with_option_groups
 def spot(
     days: Days = 28,
     until: Until = None,
@@ -96,7 +97,7 @@ def spot(
 
 
 @app.command()
-@connected
+@with_option_groups
 def sharing(
     days: Days = 28, until: Until = None, timezone: Zone = "UTC", output: Printed = "table", *, at: Server
 ) -> None:
