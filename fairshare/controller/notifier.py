@@ -59,7 +59,7 @@ class Notifier:
         for outcome in outcomes:
             held = observation.held.get(outcome.apply.queue)
             reason = _WARNINGS.get(outcome.result)
-            if held is None or held.kind is None or reason is None:
+            if held is None or reason is None:
                 continue
             said = self._said.get((target, outcome.apply.queue))
             if said is None or said[1] != outcome.result:
@@ -71,7 +71,7 @@ class Notifier:
         for outcome in target.outcomes:
             queue = outcome.apply.queue
             held, change = observation.held.get(queue), target.changes.get(queue)
-            if outcome.result != "applied" or change is None or held is None or held.kind is None:
+            if outcome.result != "applied" or change is None or held is None:
                 continue
             text = with_change(outcome.apply.why, change, weights.get(queue))
             yield Event(held.kind, held.name, held.namespace, held.uid, "Normal", "WeightChanged", text, now_ms)

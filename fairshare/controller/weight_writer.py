@@ -220,13 +220,12 @@ def adopt(
             there = (clusters or {}).get(adapter.name, cluster)
             observation = look_at(adapter, policy, there)
             for name, held in sorted(observation.held.items()):
-                if queue in (None, name) and held.kind is not None and held.weight is not None:
+                if queue in (None, name) and held.weight is not None:
                     found += _take_over(adapter, there, name, held, dry_run)
     return tuple(found)
 
 
 def _take_over(adapter: Adapter, cluster: Objects, queue: str, held: TargetQueue, dry_run: bool) -> Iterator[Adoption]:
-    assert held.kind is not None
     standing = cluster.get(held.kind, held.name, held.namespace)
     annotations = standing["metadata"].get("annotations") or {}
     ours = {key: text for key, text in annotations.items() if key.startswith(OURS)}

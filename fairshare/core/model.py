@@ -278,7 +278,7 @@ class TargetQueue:
     """One queue object of a target, with what its field shows and what we noted on it (`fairshare.core.queue_objects`).
 
     weight None: unset. published None: never touched by us; base is then meaningless. base None: the
-    operator had left the field unset. kind None: the adapter's only one. static: the scheduler keeps
+    operator had left the field unset. static: the scheduler keeps
     history for this object itself, so that it gets the configured weight. field: which of the
     object's fields this is, where there are several. path: the object's place in the target's tree. default: the value
     that the target's schema fills in where none is given. unset: what the scheduler takes where the field is
@@ -288,11 +288,11 @@ class TargetQueue:
     uid: str
     version: str
     weight: Value | None
+    kind: Kind
     published: Value | None = None
     base: Value | None = None
     changed_ms: int | None = None
     direction: int = 0
-    kind: Kind | None = None
     namespace: str = ""
     static: bool = False
     field: str = ""

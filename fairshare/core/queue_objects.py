@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import isfinite
+from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.core.model import Condition, Issue, Value
-from gputally.kubernetes.objects import Object
+from fairshare.core.model import Condition, Issue, Standing, TargetQueue, Value
+from gputally.kubernetes.objects import Kind, Object
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +178,53 @@ def read(annotations: Mapping[str, str], *, text: bool = False) -> WeightAnnotat
     )
 
 
-def carries_annotations(obj: Object) -> bool:
-    """Whether we have written on an object."""
-    return PUBLISHED in (obj["metadata"].get("annotations") or {})
+def target_queue(obj: Object, kind: Kind, weight: Value | None, *, text: bool = False, **more: Any) -> TargetQueue:
+    """An object of a target with what we noted on it. weight: what its field shows; text: that is text. more: further
+    fields of the TargetQueue."""
+    metadata = obj["metadata"]
+    noted = read(metadata.get("annotations") or {}, text=text)
+    return TargetQueue(
+        metadata["name"],
+        metadata.get("uid", ""),
+        metadata.get("resourceVersion", ""),
+        weight,
+        kind,
+        noted.published if noted else None,
+        noted.base if noted else None,
+        noted.changed_ms if noted else None,
+        noted.direction if noted else 0,
+        metadata.get("namespace", ""),
+        **more,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadQueues:
+    """The objects of a target as far as they can be read; held, standings, left: see `Observation`."""
+
+    held: Mapping[str, TargetQueue]
+    standings: Mapping[str, Standing]
+    issues: tuple[Issue, ...]
+    left: Mapping[str, TargetQueue]
+
+
+def read_queues(found: QueueMatch, read: Callable[[str, Object], tuple[TargetQueue, Standing] | Issue]) -> ReadQueues:
+    """read: one object of a queue of the policy, "" for an object that no queue is tied to."""
+    held: dict[str, TargetQueue] = {}
+    standings: dict[str, Standing] = {}
+    issues = list(found.issues)
+    for name, obj in sorted(found.found.items()):
+        one = read(name, obj)
+        if isinstance(one, Issue):
+            issues.append(one)
+        else:
+            held[name], standings[name] = one
+    left: dict[str, TargetQueue] = {}
+    for obj in found.strangers:
+        if PUBLISHED in (obj["metadata"].get("annotations") or {}) and not isinstance(one := read("", obj), Issue):
+            namespace = f"{one[0].namespace}/" if one[0].namespace else ""
+            left[f"{namespace}{one[0].name}"] = one[0]
+    return ReadQueues(held, standings, tuple(issues), left)
 
 
 def instant(at_ms: int) -> str:

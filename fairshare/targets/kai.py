@@ -16,10 +16,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import fsum, isfinite
-from typing import Any, Literal
+from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.core import queue_objects
 from fairshare.core.model import (
     Condition,
     Eviction,
@@ -31,11 +30,10 @@ from fairshare.core.model import (
     Standing,
     TargetQueue,
     Value,
-    Weight,
 )
 from fairshare.core.pods import CHECKPOINT, by_gang, in_order, millis, named, with_pods
-from fairshare.core.queue_objects import differences, in_sync, match, owners, sum_up
-from fairshare.targets.weight_plan import ObjectQuery, Seen
+from fairshare.core.queue_objects import differences, in_sync, match, owners, read_queues, sum_up, target_queue
+from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.kubernetes.objects import EVENT, GPU, NODE, PRIORITY_CLASS, Kind, Object, gpus, look, node_up, quantity
 
 QUEUE = Kind("scheduling.run.ai/v2", "Queue", "queues")
@@ -77,8 +75,8 @@ _METRICS = {
 """What KAI asks for unless `extraParams` say otherwise: all that the accountant's endpoint answers."""
 
 
-class KaiAdapter:
-    """`fairshare.targets.weight_plan.Adapter` for KAI."""
+class KaiAdapter(Adapter):
+    """The adapter for KAI."""
 
     name = "kai"
     prefixes = (PREFIX,)
@@ -95,10 +93,6 @@ class KaiAdapter:
             *evictions,
         )
 
-    def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
-        target = policy.targets.kai
-        return target.apply if target.mode != "off" else "off"
-
     def publishes(self, policy: Policy) -> bool:
         return policy.targets.kai.mode == "weight"
 
@@ -106,60 +100,35 @@ class KaiAdapter:
         """Queues of the policy with their KAI Queue. Queues that no ref names are left alone."""
         owner = owners(policy, PREFIX)
         found = match(seen.get(QUEUE, ()), owner, lambda obj: f"{PREFIX}:{obj['metadata']['name']}", "KAI queue")
-        issues = list(found.issues)
-        held: dict[str, TargetQueue] = {}
-        standings: dict[str, Standing] = {}
+        queues = read_queues(found, lambda _name, obj: read_queue(obj))
         differing: list[str] = []
         for queue in sorted(policy.queues, key=lambda queue: queue.name):
-            if queue.name in found.found:
-                obj = found.found[queue.name]
-                read = read_queue(obj)
-                if isinstance(read, Issue):
-                    issues.append(read)
-                    continue
-                held[queue.name], standings[queue.name] = read
-                differing += _differences(queue, obj, owner)
+            if queue.name in queues.held:
+                differing += _differences(queue, found.found[queue.name], owner)
         shards = seen.get(SHARD, ())
         endpoint, config = policy.targets.kai.endpoint, next(iter(seen.get(CONFIG, ())), None)
         acts = effective(shards) if self.publishes(policy) else usage_read(shards, endpoint, config)
         sized = _sized(pods, seen.get(NODE, ()))
-        standings = _with_memory(policy, owner, standings, sized)
+        standings = _with_memory(policy, owner, queues.standings, sized)
         key = str(look(config or {}, ("spec", "global", "nodePoolLabelKey")) or POOL_LABEL)
         labels = {name: _pool_of(obj, key) for name, obj in found.found.items()}
         values = None if SHARD not in seen or not shards else [_value(shard) for shard in shards]
         apart, unserved = _shards(policy, key, labels, values, seen.get(NODE, ()), sized)
-        issues += unserved
         if any(shard.nodes is not None for shard in apart):
             sized = _bound_to_pools(sized, key, owner, labels)
         gangs = _gangs(owner, seen.get(POD_GROUP, ()), sized, seen.get(PRIORITY_CLASS))
         taken = tuple(_evictions(owner, seen.get(POD_GROUP, ()), seen.get(EVENT, ())))
-        behind = {o["metadata"]["name"]: read_queue(o) for o in found.strangers if queue_objects.carries_annotations(o)}
-        left = {name: read[0] for name, read in behind.items() if not isinstance(read, Issue)}
-        return Observation(held, standings, tuple(issues), (acts, in_sync(differing)), gangs, taken, left, shards=apart)
+        issues = (*queues.issues, *unserved)
+        conditions = (acts, in_sync(differing))
+        return Observation(queues.held, standings, issues, conditions, gangs, taken, queues.left, shards=apart)
 
-    def express(
-        self, _policy: Policy, weights: Sequence[Weight], _observation: Observation, _gpus: float
-    ) -> Mapping[str, Value]:
-        """KAI takes the law's weights as they are: they only matter relative to siblings'."""
-        return {weight.queue: weight.value for weight in weights}
-
-    def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
-        """The uid keeps the write from making a queue that has gone meanwhile."""
-        metadata: dict[str, Any] = {"name": held.name}
-        if held.uid:
-            metadata["uid"] = held.uid
-        if annotations:
-            metadata["annotations"] = dict(annotations)
-        patch: dict[str, Any] = {"apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": metadata}
-        if value is not None:
-            patch["spec"] = {"resources": {"gpu": {"overQuotaWeight": value}}}
-        return patch
+    def spec(self, _held: TargetQueue, value: Value) -> Object:
+        return {"resources": {"gpu": {"overQuotaWeight": value}}}
 
 
 def read_queue(obj: Object) -> tuple[TargetQueue, Standing] | Issue:
     """One Queue object. Unset quantities of its status are zero: nothing runs, nothing waits."""
-    metadata = obj["metadata"]
-    name = metadata["name"]
+    name = obj["metadata"]["name"]
     gpu = look(obj, ("spec", "resources", "gpu")) or {}
     weight = gpu.get("overQuotaWeight")
     if weight is not None and not (isinstance(weight, int | float) and isfinite(weight) and weight >= 0):
@@ -171,13 +140,9 @@ def read_queue(obj: Object) -> tuple[TargetQueue, Standing] | Issue:
             return Issue(name, f"status.{key}[{GPU}] is {text!r}, not a quantity")
         amounts.append(_gpus(look(obj, ("status", key))))
     requested, allocated = max(amounts), amounts[1]
-    noted = queue_objects.read(metadata.get("annotations") or {})
     value = None if weight is None else float(weight)
-    identity = (name, metadata.get("uid", ""), metadata.get("resourceVersion", ""), value)
-    if noted is None:
-        return TargetQueue(*identity, kind=QUEUE), Standing(requested, allocated, value)
-    held = TargetQueue(*identity, noted.published, noted.base, noted.changed_ms, noted.direction, QUEUE)
-    return held, Standing(requested, allocated, value, noted.changed_ms, noted.direction)
+    held = target_queue(obj, QUEUE, value)
+    return held, Standing(requested, allocated, value, held.changed_ms, held.direction)
 
 
 def _gpus(amounts: object) -> float:

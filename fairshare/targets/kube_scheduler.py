@@ -7,21 +7,20 @@ which the scheduler's own configuration has to name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
 
 from accountant.wire.policy_models import Policy
-from fairshare.core.model import Condition, Eviction, Observation, Pod, Standing, TargetQueue, Value, Weight
+from fairshare.core.model import Condition, Eviction, Observation, Pod, Standing, TargetQueue, Value
 from fairshare.core.pods import LABELLED, amounts, labelled, queue_namer
 from fairshare.core.queue_objects import owners
-from fairshare.targets.weight_plan import ObjectQuery, Seen
+from fairshare.targets.weight_plan import Adapter, Mode, ObjectQuery, Seen
 from gputally.kubernetes.objects import EVENT, Object
 
 NAME = "kube-scheduler"
 
 
-class KubeSchedulerAdapter:
-    """`fairshare.targets.weight_plan.Adapter` for the default scheduler: all reading, no writing."""
+class KubeSchedulerAdapter(Adapter):
+    """The adapter for the default scheduler: all reading, no writing."""
 
     name = NAME
     prefixes = (LABELLED,)
@@ -29,7 +28,7 @@ class KubeSchedulerAdapter:
     def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:
         return (ObjectQuery((EVENT,), fields="reason=Preempted"),) if policy.law == "deficit" else ()
 
-    def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
+    def mode(self, policy: Policy) -> Mode:
         return "off" if policy.targets.kube_scheduler.mode == "off" else "enforce"
 
     def publishes(self, _policy: Policy) -> bool:
@@ -45,13 +44,8 @@ class KubeSchedulerAdapter:
         acts = Condition("Effective", "Unknown", "AsksTheExtender", text)
         return Observation({}, standings, (), (acts,), gangs, taken)
 
-    def express(
-        self, _policy: Policy, _weights: Sequence[Weight], _observation: Observation, _gpus: float
-    ) -> Mapping[str, Value]:
-        return {}
-
-    def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
-        raise AssertionError(f"nothing is ever written for {held.name}: {value}, {annotations}")
+    def spec(self, held: TargetQueue, value: Value) -> Object:
+        raise AssertionError(f"nothing is ever written for {held.name}: {value}")
 
 
 def _evictions(policy: Policy, events: Sequence[Object], pods: Sequence[Pod]) -> Iterator[Eviction]:

@@ -35,10 +35,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum, inf
-from typing import Any, Literal
+from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.core import queue_objects
 from fairshare.core.model import (
     UNLIMITED,
     Condition,
@@ -54,9 +53,9 @@ from fairshare.core.model import (
     Weight,
 )
 from fairshare.core.pods import CHECKPOINT, amounts, by_gang, in_order, millis, named, request, with_pods
-from fairshare.core.queue_objects import differences, in_sync, match, owners, say
+from fairshare.core.queue_objects import differences, in_sync, match, owners, read_queues, say, target_queue
 from fairshare.core.quotas import Quotas, capacity
-from fairshare.targets.weight_plan import ObjectQuery, Seen
+from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed_point, gpus, look, quantity
 
@@ -157,8 +156,8 @@ _FOR_WORKLOAD = re.compile(r"\(UID: ([^,)\s]+)")
 _FOR_QUEUE = re.compile(r"preemptor path: \S*/([^/;\s]+)")
 
 
-class KueueAdapter:
-    """`fairshare.targets.weight_plan.Adapter` for Kueue."""
+class KueueAdapter(Adapter):
+    """The adapter for Kueue."""
 
     name = "kueue"
     prefixes = (QUEUE_PREFIX, COHORT_PREFIX)
@@ -173,13 +172,6 @@ class KueueAdapter:
             ObjectQuery((CONFIG_MAP,), namespace=namespace, name=name),
         )
 
-    def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
-        target = policy.targets.kueue
-        return target.apply if target.mode != "off" else "off"
-
-    def publishes(self, _policy: Policy) -> bool:
-        return True
-
     def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
         queues = {obj["metadata"]["name"]: obj for obj in _objects(seen, CLUSTER_QUEUES)}
         cohorts = {obj["metadata"]["name"]: obj for obj in _objects(seen, COHORTS)}
@@ -193,43 +185,37 @@ class KueueAdapter:
         quotas = Quotas(nodes)
         gangs, stopped = _gangs(owner, workloads, locals_, queues, nodes, pods)
         asked = amounts(policy, gangs)
-        issues = list(found.issues)
-        held: dict[str, TargetQueue] = {}
-        standings: dict[str, Standing] = {}
-        carried: dict[str, Object] = {}
-        for name, obj in sorted(found.found.items()):
-            kind = _kind_of(obj)
+
+        def read(name: str, obj: Object) -> tuple[TargetQueue, Standing] | Issue:
             weight = look(obj, ("spec", "fairSharing", "weight"))
             number = None if weight is None else quantity(weight)
             if weight is not None and number is None:
-                issues.append(Issue(obj["metadata"]["name"], f"spec.fairSharing.weight is {weight!r}"))
-                continue
-            carried[name] = obj
-            held[name] = noted = _target_queue(obj, kind, number, _keeps_history(obj, kind, queues, configuration))
-            own = _own(obj)
-            demand = asked.get(name, Standing(own, own))
+                return Issue(obj["metadata"]["name"], f"spec.fairSharing.weight is {weight!r}")
+            kind = _kind_of(obj)
+            static = _keeps_history(obj, kind, queues, configuration)
+            held = target_queue(obj, kind, number, static=static, unset=UNSET)
+            demand = asked.get(name, Standing(_own(obj), _own(obj)))
             most = quotas.most(_pool(obj))
-            standings[name] = Standing(
+            return held, Standing(
                 demand.requested,
                 demand.allocated,
                 UNSET if number is None else number,
-                noted.changed_ms,
-                noted.direction,
+                held.changed_ms,
+                held.direction,
                 most=UNLIMITED if most == inf else most,
             )
+
+        known = read_queues(found, read)
+        carried = {name: found.found[name] for name in known.held}
         conditions = (
             _effective(policy, configuration, carried, queues),
             _in_sync(policy, owner, carried, quotas, stopped),
         )
         taken = tuple(_evictions(gangs, owner, workloads))
-        left = {
-            _ref(obj).partition(":")[2]: _target_queue(obj, _kind_of(obj), quantity(weight), False)
-            for obj in found.strangers
-            if queue_objects.carries_annotations(obj)
-            and (weight := look(obj, ("spec", "fairSharing", "weight"))) is not None
-        }
         can_give = capacity(quotas, map(_pool, carried.values()))
-        return Observation(held, standings, tuple(issues), conditions, gangs, taken, left, nodes, can_give)
+        return Observation(
+            known.held, known.standings, known.issues, conditions, gangs, taken, known.left, nodes, can_give
+        )
 
     def express(
         self, _policy: Policy, weights: Sequence[Weight], observation: Observation, _gpus: float
@@ -241,23 +227,12 @@ class KueueAdapter:
             if held is None:
                 continue
             wanted = weight.configured if held.static else weight.value
-            local = held.kind is not None and held.kind.kind == "LocalQueue"
+            local = held.kind.kind == "LocalQueue"
             values[weight.queue] = 0.0 if wanted == 0 and not local else max(LEAST, round(wanted, 6))
         return values
 
-    def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
-        assert held.kind is not None, "every object of Kueue is shown with its kind"
-        metadata: dict[str, Any] = {"name": held.name}
-        if held.namespace:
-            metadata["namespace"] = held.namespace
-        if held.uid:
-            metadata["uid"] = held.uid
-        if annotations:
-            metadata["annotations"] = dict(annotations)
-        patch: dict[str, Any] = {"apiVersion": held.kind.api_version, "kind": held.kind.kind, "metadata": metadata}
-        if value is not None:
-            patch["spec"] = {"fairSharing": {"weight": fixed_point(float(value))}}
-        return patch
+    def spec(self, _held: TargetQueue, value: Value) -> Object:
+        return {"fairSharing": {"weight": fixed_point(float(value))}}
 
 
 def _evictions(
@@ -344,25 +319,6 @@ def _cohort(obj: Object) -> str:
 def _title(obj: Object) -> str:
     namespace = obj["metadata"].get("namespace")
     return f"{obj['kind']} {namespace + '/' if namespace else ''}{obj['metadata']['name']}"
-
-
-def _target_queue(obj: Object, kind: Kind, weight: float | None, static: bool) -> TargetQueue:
-    metadata = obj["metadata"]
-    noted = queue_objects.read(metadata.get("annotations") or {})
-    return TargetQueue(
-        metadata["name"],
-        metadata.get("uid", ""),
-        metadata.get("resourceVersion", ""),
-        weight,
-        noted.published if noted else None,
-        noted.base if noted else None,
-        noted.changed_ms if noted else None,
-        noted.direction if noted else 0,
-        kind,
-        metadata.get("namespace", ""),
-        static,
-        unset=UNSET,
-    )
 
 
 def _own(obj: Object) -> float:

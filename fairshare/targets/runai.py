@@ -33,17 +33,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 import httpx2
 
 from accountant.wire.policy_models import Policy
 from fairshare.core import queue_objects
-from fairshare.core.model import Condition, Issue, Observation, Pod, Standing, TargetQueue, Value, Weight
-from fairshare.core.queue_objects import has_ref, match, owners
+from fairshare.core.model import Condition, Issue, Observation, Pod, Standing, TargetQueue, Value
+from fairshare.core.queue_objects import has_ref, match, owners, read_queues, target_queue
 from fairshare.targets.status_conditions import StatusObject
-from fairshare.targets.weight_plan import ObjectQuery, Seen, same
+from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base import http_calls
 from gputally.base.clock import Clock
 from gputally.base.errors import Conflict, FairshareError, NotFound, Refused, Unavailable
@@ -235,8 +235,8 @@ PROJECT_PREFIX, DEPARTMENT_PREFIX = "runai", "runai-department"
 NAME = "runai"
 
 
-class RunaiAdapter:
-    """`fairshare.targets.weight_plan.Adapter` for Run:ai."""
+class RunaiAdapter(Adapter):
+    """The adapter for Run:ai."""
 
     name = NAME
     prefixes = (PROJECT_PREFIX, DEPARTMENT_PREFIX)
@@ -244,56 +244,29 @@ class RunaiAdapter:
     def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:
         return (ObjectQuery((PROJECT,), required=True), ObjectQuery((DEPARTMENT,)), ObjectQuery((NODE_POOL,)))
 
-    def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
-        target = policy.targets.runai
-        return target.apply if target.mode != "off" else "off"
-
-    def publishes(self, _policy: Policy) -> bool:
-        return True
-
     def observe(self, policy: Policy, seen: Seen, _pods: Sequence[Pod] = ()) -> Observation:
         default = policy.targets.runai.node_pool
         owner = {_full(ref, default): queue for ref, queue in owners(policy, *self.prefixes).items()}
         units = [obj for kind in UNITS for obj in seen.get(kind, ())]
         found = match(units, owner, ref_of, "Run:ai unit")
-        issues = list(found.issues)
-        held: dict[str, TargetQueue] = {}
-        standings: dict[str, Standing] = {}
-        for name, obj in sorted(found.found.items()):
+
+        def read(_name: str, obj: Object) -> tuple[TargetQueue, Standing] | Issue:
             number = look(obj, WEIGHT)
             weight = None if number is None else quantity(number)
             if number is not None and weight is None:
-                issues.append(Issue(obj["metadata"]["name"], f"overQuotaWeight is {number!r}"))
-                continue
-            held[name] = _target_queue(obj, weight)
-            noted = held[name]
+                return Issue(obj["metadata"]["name"], f"overQuotaWeight is {number!r}")
+            held = target_queue(obj, _kind(obj), weight)
             allocated = quantity(look(obj, ("status", "allocated"))) or 0.0
             requested = max(allocated, quantity(look(obj, ("status", "requested"))) or 0.0)
-            standings[name] = Standing(requested, allocated, weight, noted.changed_ms, noted.direction)
+            return held, Standing(requested, allocated, weight, held.changed_ms, held.direction)
+
+        known = read_queues(found, read)
         pools = {str(look(obj, ("spec", "nodePool"))) for obj in found.found.values()}
-        left = {
-            obj["metadata"]["name"]: _target_queue(obj, quantity(number))
-            for obj in found.strangers
-            if queue_objects.carries_annotations(obj) and (number := look(obj, WEIGHT)) is not None
-        }
         acts = effective(seen.get(NODE_POOL, ()), pools)
-        return Observation(held, standings, tuple(issues), (acts,), left=left)
+        return Observation(known.held, known.standings, known.issues, (acts,), left=known.left)
 
-    def express(
-        self, _policy: Policy, weights: Sequence[Weight], _observation: Observation, _gpus: float
-    ) -> Mapping[str, Value]:
-        """A number, as Run:ai has it; weights matter only relative to siblings'."""
-        return {weight.queue: weight.value for weight in weights}
-
-    def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
-        assert held.kind is not None, "every unit of Run:ai is shown with its kind"
-        metadata: dict[str, Any] = {"name": held.name, "uid": held.uid}
-        if annotations:
-            metadata["annotations"] = dict(annotations)
-        patch: dict[str, Any] = {"apiVersion": held.kind.api_version, "kind": held.kind.kind, "metadata": metadata}
-        if value is not None:
-            patch["spec"] = {"gpu": {"overQuotaWeight": value}}
-        return patch
+    def spec(self, _held: TargetQueue, value: Value) -> Object:
+        return {"gpu": {"overQuotaWeight": value}}
 
 
 def ref_of(obj: Object) -> str:
@@ -320,16 +293,6 @@ def effective(pools: Sequence[Object], used: set[str]) -> Condition:
 
 def _full(ref: str, default: str) -> str:
     return ref if "/" in ref else f"{ref}/{default}"
-
-
-def _target_queue(obj: Object, weight: float | None) -> TargetQueue:
-    metadata = obj["metadata"]
-    kind = next(kind for kind in UNITS if kind.kind == obj["kind"])
-    identity = (metadata["name"], metadata.get("uid", ""), metadata.get("resourceVersion", ""), weight)
-    noted = queue_objects.read(metadata.get("annotations") or {})
-    if noted is None:
-        return TargetQueue(*identity, kind=kind)
-    return TargetQueue(*identity, noted.published, noted.base, noted.changed_ms, noted.direction, kind)
 
 
 ELSEWHERE = "run.ai"
@@ -477,9 +440,6 @@ def _ids(uid: str) -> tuple[str, str]:
 def _key(kind: Kind, uid: str) -> str:
     """The key of a ConfigMap for this object."""
     return f"{kind.kind}.{uid.replace('/', '.')}"
-
-
-__all__ = ["RunaiApi", "RunaiCluster"]
 
 
 class RunaiFault(FairshareError):

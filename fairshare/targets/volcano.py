@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import fsum, inf
-from typing import Any, Literal
+from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.core import queue_objects
@@ -36,9 +36,9 @@ from fairshare.core.model import (
     Weight,
 )
 from fairshare.core.pods import CHECKPOINT, amounts, by_gang, in_order, millis, named, request, with_pods
-from fairshare.core.queue_objects import match, owners
+from fairshare.core.queue_objects import match, owners, read_queues, target_queue
 from fairshare.laws.division import divide
-from fairshare.targets.weight_plan import ObjectQuery, Seen, same
+from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed_point, gpus, look, quantity
 
@@ -64,8 +64,8 @@ _PLUGIN = {"weight": "proportion", "deserved": "capacity", "hierarchy": "drf"}
 _LIVE = frozenset({"Pending", "Inqueue", "Running", "Unknown", ""})
 
 
-class VolcanoAdapter:
-    """`fairshare.targets.weight_plan.Adapter` for Volcano."""
+class VolcanoAdapter(Adapter):
+    """The adapter for Volcano."""
 
     name = "volcano"
     prefixes = (PREFIX,)
@@ -79,44 +79,29 @@ class VolcanoAdapter:
             ObjectQuery((CONFIG_MAP,), namespace=namespace, name=name),
         )
 
-    def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
-        target = policy.targets.volcano
-        return target.apply if target.mode != "off" else "off"
-
-    def publishes(self, _policy: Policy) -> bool:
-        return True
-
     def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
         owner = owners(policy, PREFIX)
         mode = policy.targets.volcano.mode
         objects = seen.get(QUEUE, ())
         found = match(objects, owner, lambda o: f"{PREFIX}:{o['metadata']['name']}", "Volcano queue")
         parents = {obj["metadata"]["name"]: look(obj, ("spec", "parent")) for obj in objects}
-        issues = list(found.issues)
         gangs = _gangs(owner, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods)
         asked = amounts(policy, gangs)
-        held: dict[str, TargetQueue] = {}
-        standings: dict[str, Standing] = {}
-        for name, obj in sorted(found.found.items()):
-            read = _target_queue(obj, mode, parents)
-            if isinstance(read, Issue):
-                issues.append(read)
-                continue
-            held[name], weight = read
+
+        def read(name: str, obj: Object) -> tuple[TargetQueue, Standing] | Issue:
+            one = _target_queue(obj, mode, parents)
+            if isinstance(one, Issue):
+                return one
+            held, weight = one
             own = gpus(look(obj, ("status", "allocated")))
             demand = asked.get(name, Standing(own, own))
-            standings[name] = Standing(
-                max(demand.requested, own), max(demand.allocated, own), weight, read[0].changed_ms, read[0].direction
-            )
+            requested, allocated = max(demand.requested, own), max(demand.allocated, own)
+            return held, Standing(requested, allocated, weight, held.changed_ms, held.direction)
+
+        known = read_queues(found, read)
         config = policy.targets.volcano.config
         conditions = (_effective(mode, config, seen.get(CONFIG_MAP, ()), found.strangers),)
-        behind = {
-            o["metadata"]["name"]: _target_queue(o, mode, parents)
-            for o in found.strangers
-            if queue_objects.carries_annotations(o)
-        }
-        left = {name: read[0] for name, read in behind.items() if not isinstance(read, Issue)}
-        return Observation(held, standings, tuple(issues), conditions, gangs, left=left)
+        return Observation(known.held, known.standings, known.issues, conditions, gangs, left=known.left)
 
     def express(
         self, policy: Policy, weights: Sequence[Weight], observation: Observation, gpus: float
@@ -140,21 +125,16 @@ class VolcanoAdapter:
             if name in shares
         }
 
+    def spec(self, held: TargetQueue, value: Value) -> Object:
+        if held.field == "deserved":
+            return {"deserved": {GPU: fixed_point(float(value))}}
+        return {"weight": round(float(value))}
+
     def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
-        metadata: dict[str, Any] = {"name": held.name}
-        if held.uid:
-            metadata["uid"] = held.uid
-        noted = dict(annotations)
-        patch: dict[str, Any] = {"apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": metadata}
-        if value is not None and held.field == "hierarchy":
-            noted[HIERARCHY_WEIGHTS] = str(value)
-        elif value is not None and held.field == "deserved":
-            patch["spec"] = {"deserved": {GPU: fixed_point(float(value))}}
-        elif value is not None:
-            patch["spec"] = {"weight": round(float(value))}
-        if noted:
-            metadata["annotations"] = noted
-        return patch
+        """In mode `hierarchy` the value is an annotation."""
+        if value is None or held.field != "hierarchy":
+            return super().patch(held, value, annotations)
+        return super().patch(held, None, {**annotations, HIERARCHY_WEIGHTS: str(value)})
 
 
 def _target_queue(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[TargetQueue, float | None] | Issue:
@@ -174,22 +154,18 @@ def _target_queue(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[T
     else:
         number = look(obj, ("spec", "weight"))
         value = None if number is None else quantity(number)
-    noted = queue_objects.read(annotations, text=mode == "hierarchy")
-    held = TargetQueue(
-        name,
-        metadata.get("uid", ""),
-        metadata.get("resourceVersion", ""),
-        value,
-        noted.published if noted else None,
-        noted.base if noted else None,
-        noted.changed_ms if noted else None,
-        noted.direction if noted else 0,
+    hierarchy = mode == "hierarchy"
+    held = target_queue(
+        obj,
         QUEUE,
+        value,
+        text=hierarchy,
         field=mode,
-        path=annotations.get(HIERARCHY, "") if mode == "hierarchy" else _path(name, parents),
+        path=annotations.get(HIERARCHY, "") if hierarchy else _path(name, parents),
         default=_DEFAULT_WEIGHT if mode == "weight" else None,
         unset=_DEFAULT_WEIGHT if mode == "weight" else 0.0,
     )
+    noted = queue_objects.read(annotations, text=hierarchy)
     ours = noted is not None and same(value, noted.published)
     return held, noted.weight if noted is not None and ours else None
 

@@ -11,10 +11,11 @@ with ownership then makes that a conflict, which is reported and never forced.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.model import Condition, Observation, Pod, TargetQueue, Value, Weight
@@ -45,38 +46,51 @@ class ObjectQuery:
     fields: str = ""
 
 
-class Adapter(Protocol):
-    """One scheduler: its objects to our model and back. Pure."""
+class Adapter(ABC):
+    """One scheduler: its objects to our model and back. Pure. What most schedulers have in common is done here.
 
-    @property
-    def name(self) -> str: ...
+    prefixes: what the refs of its queues begin with."""
 
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        """What the refs of its queues begin with."""
-        ...
+    name: str
+    prefixes: tuple[str, ...]
 
-    def reads(self, policy: Policy, /) -> tuple[ObjectQuery, ...]: ...
+    @abstractmethod
+    def reads(self, policy: Policy, /) -> tuple[ObjectQuery, ...]:
+        """What `observe` needs to see."""
 
-    def mode(self, policy: Policy) -> Mode: ...
-
-    def publishes(self, policy: Policy, /) -> bool:
-        """False: history reaches this target in another way, its weights are left alone."""
-        ...
-
+    @abstractmethod
     def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
         """The target as it stands. pods: of the whole cluster, those that ask for GPUs."""
-        ...
+
+    @abstractmethod
+    def spec(self, held: TargetQueue, value: Value) -> Object:
+        """The part of an object's spec that holds the value."""
+
+    def mode(self, policy: Policy) -> Mode:
+        target = getattr(policy.targets, self.name)
+        mode: Mode = "off" if target.mode == "off" else target.apply
+        return mode
+
+    def publishes(self, _policy: Policy, /) -> bool:
+        """False: history reaches this target in another way, its weights are left alone."""
+        return True
 
     def express(
-        self, policy: Policy, weights: Sequence[Weight], observation: Observation, gpus: float, /
+        self, _policy: Policy, weights: Sequence[Weight], _observation: Observation, _gpus: float, /
     ) -> Mapping[str, Value]:
-        """What each queue's field should show for its weight, in the target's own terms. gpus: of the cluster, > 0."""
-        ...
+        """What each queue's field should show for its weight, in the target's own terms. gpus: of the cluster, > 0.
+        Here the law's weights as they are: they only matter relative to siblings'."""
+        return {weight.queue: weight.value for weight in weights}
 
     def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
-        """The fields we own, for server-side apply. value None: leave it unset."""
-        ...
+        """The fields we own, for server-side apply. value None: leave it unset. The uid keeps the write from making an
+        object that has gone meanwhile."""
+        given = {"namespace": held.namespace, "uid": held.uid, "annotations": dict(annotations)}
+        metadata = {"name": held.name, **{key: each for key, each in given.items() if each}}
+        patch: dict[str, Any] = {"apiVersion": held.kind.api_version, "kind": held.kind.kind, "metadata": metadata}
+        if value is not None:
+            patch["spec"] = self.spec(held, value)
+        return patch
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +148,7 @@ def _behind(name: str, held: TargetQueue) -> str:
     )
 
 
-ObjectKey = tuple[Kind | None, str, str, str]
+ObjectKey = tuple[Kind, str, str, str]
 """Kind, namespace, name and field: which field of which object."""
 
 
@@ -247,7 +261,6 @@ def show(value: Value | None) -> str:
 
 
 def _event(held: TargetQueue, reason: str, message: str, now_ms: int) -> Event:
-    assert held.kind is not None, "an adapter says the kind of every object it shows"
     return Event(held.kind, held.name, held.namespace, held.uid, "Normal", reason, message, now_ms)
 
 

@@ -14,7 +14,7 @@ from fairshare.core import queue_objects
 from fairshare.core.model import Issue, Pod, TargetQueue
 from fairshare.core.pods import read_pod
 from fairshare.preemption.victim_candidates import bundles
-from fairshare.targets.kai import POD_GROUP, SHARD, KaiAdapter, effective, read_queue, usage_read
+from fairshare.targets.kai import POD_GROUP, QUEUE, SHARD, KaiAdapter, effective, read_queue, usage_read
 from fairshare.targets.weight_plan import look_at
 from gputally.kubernetes.objects import GPU, quantity
 from tests.fairshare.builders import cluster_of, policy_of, queue_object, shard_object
@@ -74,14 +74,14 @@ def test_what_cannot_be_read_is_an_issue(change: dict[str, Any], reason: str) ->
 
 
 def test_only_the_weight_and_our_annotations_are_patched() -> None:
-    patch = KaiAdapter().patch(TargetQueue("a", "u-1", "7", 1.0), 2.5, {queue_objects.BASE: "1"})
+    patch = KaiAdapter().patch(TargetQueue("a", "u-1", "7", 1.0, QUEUE), 2.5, {queue_objects.BASE: "1"})
     assert patch == {
         "apiVersion": "scheduling.run.ai/v2",
         "kind": "Queue",
         "metadata": {"name": "a", "uid": "u-1", "annotations": {queue_objects.BASE: "1"}},
         "spec": {"resources": {"gpu": {"overQuotaWeight": 2.5}}},
     }
-    assert "spec" not in KaiAdapter().patch(TargetQueue("a", "", "7", 1.0), None, {})
+    assert "spec" not in KaiAdapter().patch(TargetQueue("a", "", "7", 1.0, QUEUE), None, {})
 
 
 def test_queues_find_their_objects_and_the_rest_is_left_alone(seen_of: Make) -> None:

@@ -20,7 +20,7 @@ from fairshare.targets.status_conditions import StatusObject
 from fairshare.targets.volcano import QUEUE as VOLCANO_QUEUE
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import Cluster
+from gputally.kubernetes.objects import Cluster, Object
 from tests.fairshare.builders import policy_of, queue_object
 from tests.fairshare.conftest import Accountant
 
@@ -29,6 +29,10 @@ SAYS = (
     "a carries our weight 0.5 (its own: 1) and belongs to no queue of the policy:"
     " `gputally fairshare release --left-behind` gives it its own back (`--other FILE`: not of that policy)"
 )
+
+
+def carries_annotations(obj: Object) -> bool:
+    return queue_objects.PUBLISHED in (obj["metadata"].get("annotations") or {})
 
 
 def test_what_a_policy_lets_go_of_is_said_and_given_back_alone(
@@ -55,7 +59,7 @@ def test_what_a_policy_lets_go_of_is_said_and_given_back_alone(
     before = weights()
     assert [o.result for o in release_weights(policies[-1], cluster, left_behind=True)] == ["applied"]
     assert weights() == {**before, "a": 1}
-    assert not queue_objects.carries_annotations(cluster.get(QUEUE, "a"))
+    assert not carries_annotations(cluster.get(QUEUE, "a"))
     assert release_weights(policies[-1], cluster, left_behind=True) == ()
     clock.advance(60_000)
     assert {c.status for c in controller.cycle().targets[0].conditions if c.type == "Mapped"} == {"True"}
@@ -97,7 +101,7 @@ def test_another_policys_weights_stay_where_it_is_named(
     smaller = policy_of([{"name": "b", "refs": ("kai:b",)}])
 
     def carrying() -> list[str]:
-        return sorted(o["metadata"]["name"] for o in cluster.list(QUEUE) if queue_objects.carries_annotations(o))
+        return sorted(o["metadata"]["name"] for o in cluster.list(QUEUE) if carries_annotations(o))
 
     assert carrying() == ["a", "b", "x", "y"]
     release_weights(smaller, cluster, left_behind=True, others=[second])
