@@ -1,1 +1,1 @@
-"""Defines the ledger's protocols for writing, reading and maintenance, independent of the storage."""
+"""Defines the ledger's protocols for writing, reading and maintenance, independent of the database that stores it."""

@@ -1,8 +1,9 @@
-"""Defines the journal: numbered acts with who, when and why.
+"""Defines the journal: numbered acts, each with its time, author and reason.
 
-Everything beside the metered time is a fold over this list: which prices were in force, which months are closed,
-which corrections and credits stand. An act is recorded only after the number its author has seen, so
-two people cannot close one month, and no act is decided on books that have moved meanwhile.
+Everything in the ledger besides the metered time is derived from this list: which prices were in force, which months
+are closed, which corrections and credits apply. To record an act, the caller passes the number of the last act it has
+seen; if another act was recorded since then, the call fails. So two people cannot close the same month, and no act is
+based on an outdated state.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 
 class BooksMoved(AccountantError):
-    """Another act was recorded in between: read again, then decide again."""
+    """Another act was recorded in between. Read the journal again, decide again and retry."""
 
     def __init__(self, seen: int, last: int) -> None:
         super().__init__(
@@ -39,7 +40,8 @@ class BooksMoved(AccountantError):
 
 @dataclass(frozen=True, slots=True)
 class NewAct:
-    """subject: the month, price book version or invoice it is about. content: JSON, by kind."""
+    """An act that is not recorded yet. subject: the month, price book version or invoice it is about. content: JSON,
+    whose fields depend on `kind`."""
 
     at_ms: int
     kind: ActKind
@@ -51,44 +53,44 @@ class NewAct:
 
 @dataclass(frozen=True, slots=True)
 class Act(NewAct):
-    """number: 1, 2, 3, … in the order of recording. digest: SHA-256 over the previous act's digest and this
-    act, so that one that is taken out or changed afterwards shows."""
+    """A recorded act. number: 1, 2, 3, … in the order of recording. digest: SHA-256 over the digest of the previous act
+    and the content of this one, so that a later removal or change is detected."""
 
     number: int = 0
     digest: str = ""
 
 
 class Journal(Protocol):
-    """Where acts are kept."""
+    """Stores acts."""
 
     def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
-        """In the order of recording; without a kind, all."""
+        """Returns the acts in the order of recording; if no kinds are given, all of them."""
         ...
 
     def trail(self, after: int, limit: int) -> list[Act]:
-        """At most `limit` acts with a number above `after`, in the order of recording."""
+        """Returns at most `limit` acts with a number above `after`, in the order of recording."""
         ...
 
     def last_act(self) -> int:
-        """The number of the newest, 0 where there is none."""
+        """Returns the number of the newest act, or 0 if there is none."""
         ...
 
     def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:
-        """All of them or none, durably. Raises BooksMoved unless `seen` is the last number, and
-        accountant.core.errors.LedgerUnavailable when nothing was stored."""
+        """Records all acts durably, or none. Raises BooksMoved unless `seen` is the last number, and
+        accountant.core.errors.LedgerUnavailable if nothing was stored."""
         ...
 
 
 BESIDE: Final[frozenset[ActKind]] = frozenset(
     {"invoiced", "pods", "delivery", "imported", "retired", "redated", "moved"}
 )
-"""Acts that decide nothing about the books: what was decided before they came stands."""
+"""Kinds of acts that never invalidate a decision made before them, such as the progress of an import."""
 _TRIES = 20
 
 
 def record(journal: Journal, acts: Sequence[NewAct], seen: int | None) -> list[Act]:
-    """`Journal.record`, also where nothing but acts of `BESIDE` came after `seen`: an import records one a minute.
-    seen None: the acts stand by themselves, whatever came. Raises BooksMoved."""
+    """Like `Journal.record`, but also succeeds if only acts of the kinds in `BESIDE` were recorded after `seen` (an
+    import records one a minute). seen: None if the acts do not depend on earlier ones. Raises BooksMoved."""
     known = journal.last_act() if seen is None else seen
     for _ in range(_TRIES):
         last = journal.last_act()
@@ -101,8 +103,8 @@ def record(journal: Journal, acts: Sequence[NewAct], seen: int | None) -> list[A
 
 
 def retry_when_books_moved(decide: Callable[P, T]) -> Callable[P, T]:
-    """Decides again where the books moved meanwhile; it looks at them itself. Raises BooksMoved where they never stand
-    still."""
+    """Decorator that calls `decide` again if it raises BooksMoved; `decide` must read the journal itself. Raises
+    BooksMoved after the last attempt."""
 
     @wraps(decide)
     def deciding(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -115,11 +117,12 @@ def retry_when_books_moved(decide: Callable[P, T]) -> Callable[P, T]:
 
 
 FIRST_DIGEST = "0" * 64
-"""What stands before the first act."""
+"""The digest that precedes the first act."""
 
 
 def numbered(acts: Iterable[NewAct], last: int, digest: str) -> list[Act]:
-    """The acts after act `last` with `digest` (0 and FIRST_DIGEST: after none)."""
+    """Turns new acts into recorded ones that follow act number `last` with `digest` (0 and FIRST_DIGEST: no act
+    precedes them)."""
     found = []
     for number, act in enumerate(acts, start=last + 1):
         text = json.dumps([number, act.at_ms, act.kind, act.subject, act.who, act.reason, act.content])
@@ -131,7 +134,8 @@ def numbered(acts: Iterable[NewAct], last: int, digest: str) -> list[Act]:
 
 
 def broken_at(acts: Iterable[Act], last: int = 0, digest: str = FIRST_DIGEST) -> int | None:
-    """The first number that is missing or not what was recorded; None where the chain is whole."""
+    """Returns the first number that is missing or whose act was changed after recording; None if the chain is
+    intact."""
     for act in acts:
         (expected,) = numbered([act], last, digest)
         if expected != act:

@@ -1,13 +1,12 @@
-"""Declares what the rest may ask of the ledger (reader, writer, journal, maintenance), and its values.
+"""Declares the protocols of the ledger (reader, writer, inventory) and the values they exchange.
 
-The one primitive behind usage, cost, statements and reports is `usage`: integers per group over a
-span. A caller that needs prices or policies that change inside the span cuts it at those instants (`cuts`) and asks
-once per piece, inside which everything is constant. Parts of an interval are taken by `gputally.base.units.prorate`, so
-pieces add up exactly.
+Usage, cost, statements and reports are all computed from `usage`, which returns integers per group over a span. A
+caller that needs prices or policies that change inside the span splits it at those instants and calls `usage` once per
+piece. Intervals that reach over an edge are divided by `gputally.base.units.prorate`, so the pieces add up exactly.
 
-A report is one instant, named by job and epoch; several about the same epoch are one, of which the earliest
-instant counts, so it does not matter how often or in what order they come. What an epoch cost is worked out from
-the ledger (accountant.billing.job_costs); nothing that is billed depends on a report.
+An epoch report is one instant, identified by job and epoch number. If several reports name the same epoch, the earliest
+instant counts, so neither their number nor their order matters. The cost of an epoch is computed from the ledger
+(accountant.billing.job_costs); bills do not depend on these reports.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from agent.wire import Ack, Batch, PodFacts
 from gputally.server.config_models import Model
 
 EPOCH_KEY: Final = "gputally.dev/epoch"
-"""Annotation of a pod: the number of the last epoch its job ended, `12` or `12@2026-10-01T13:45:00Z`."""
+"""Annotation of a pod: the number of the last epoch that its job completed, `12` or `12@2026-10-01T13:45:00Z`."""
 MOST_EPOCHS: Final = 10_000
-"""Epochs that one job may report; later ones are refused."""
+"""Epochs that one job may report; further ones are refused."""
 HIGHEST_EPOCH: Final = 2**31 - 1
 _WORD = re.compile(r"[A-Za-z0-9._-]")
 _WORDS = re.compile(r"[A-Za-z0-9._-]*")
@@ -38,7 +37,7 @@ _ESCAPED = re.compile(r"=([0-9A-F]{2})")
 
 
 class JobKey(NamedTuple):
-    """A job by its names. job: `Kind/name` (accountant.inventory.pod_facts), `Pod/name` for a pod that stands alone."""
+    """Identifies a job. job: `Kind/name` (accountant.inventory.pod_facts), or `Pod/name` for a pod without an owner."""
 
     cluster: str
     namespace: str
@@ -46,14 +45,14 @@ class JobKey(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The key as it stands in an address: `prod~vision~Job~train`; other bytes than letters, digits and ._- as
-        =XX."""
+        """The key in the form used in URLs: `prod~vision~Job~train`. Bytes other than letters, digits, `.`, `_` and `-`
+        are written as =XX."""
         kind, _, name = self.job.partition("/")
         return "~".join(_escaped(part) for part in (self.cluster, self.namespace, kind, name))
 
     @classmethod
     def parse(cls, text: str) -> JobKey:
-        """The key that has this id. Raises ValueError."""
+        """Parses the form that `id` returns. Raises ValueError."""
         parts = text.split("~")
         if len(parts) != len(("cluster", "namespace", "kind", "name")):
             raise ValueError(f"not the id of a job: {text[:200]!r} (write CLUSTER~NAMESPACE~KIND~NAME)")
@@ -69,7 +68,7 @@ class JobKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """Job `key` ended epoch number `epoch` at `at_ms`. who: reported it."""
+    """Job `key` ended epoch number `epoch` at `at_ms`. who: the caller that reported it."""
 
     key: JobKey
     epoch: int
@@ -78,10 +77,10 @@ class EpochReport:
 
 
 def annotated(annotations: Mapping[str, str], seen_ms: int, written_ms: int | None = None) -> tuple[int, int] | None:
-    """Epoch and instant that a pod's annotation tells; without one of its own, the instant it was written at, or, where
-    that is unknown, seen at.
+    """Returns the epoch number and its instant from a pod's annotation. If the annotation has no instant, it is the
+    time when the annotation was written or, if that is unknown, first seen.
 
-    None without the annotation, or where it says neither (a pod's owner may write anything there)."""
+    Returns None without the annotation, or if it cannot be parsed (a pod's owner may write anything there)."""
     number, _, instant = annotations.get(EPOCH_KEY, "").strip().partition("@")
     if not (number.isascii() and number.isdigit()) or len(number) > len(str(HIGHEST_EPOCH)):
         return None
@@ -112,12 +111,12 @@ def _plain(text: str) -> str:
 
 
 OF_HOLDERS: Final = frozenset[Dimension](("team", "queue", "namespace", "job", "pod", "container", "user"))
-"""Dimensions of who holds a GPU; time without a holder has none of them."""
+"""Dimensions that depend on the holder of a GPU; time without a holder has no value for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """A span in which a node could not be used: end_ms None = still."""
+    """A span in which a node could not be used. end_ms: None while it lasts."""
 
     start_ms: int
     end_ms: int | None
@@ -126,7 +125,7 @@ class Down:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node with its whole known history of being unusable. deleted_ms: its GPUs stop being capacity."""
+    """A node with its complete history of down times. deleted_ms: from when on its GPUs are no capacity."""
 
     cluster: str
     name: str
@@ -138,22 +137,22 @@ class NodeFacts:
     deleted_ms: int | None = None
     instance_type: str = ""
     gpu_model: str = ""
-    """The model in the node's labels; usage goes by what the device says of itself."""
+    """The GPU model in the node's labels. Usage does not use it, but the model that the device reports."""
     since_ms: int | None = None
-    """From when on its labels hold; None: from when they are first read."""
+    """The instant from which the labels are valid; None: from when they are first read."""
     shard: str = ""
-    """The scheduling shard that the node belongs to (KAI's label kai.scheduler/node-pool); "": of none."""
+    """The scheduling shard of the node (KAI's label kai.scheduler/node-pool); "" if it is in none."""
     provider_id: str = ""
-    """The machine as its cloud names it (`spec.providerID` of the Node); "": not known."""
+    """The cloud provider's name of the machine (`spec.providerID` of the Node); "" if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceFacts:
-    """Who pays for a namespace where the queue does not say.
+    """Which team pays for a namespace if the queue does not determine the team.
 
-    team: from a namespace label, annotation or map. label, teams: a pod whose label `label` has one of
-    these values is that team's instead; without them pod labels count for nothing. since_ms: from when
-    on this holds; None: from when it is first read."""
+    team: from a namespace label, an annotation or the configured map. label, teams: if a pod has the label `label` with
+    one of the values in `teams`, that team pays instead; if they are empty, pod labels are ignored. since_ms: the
+    instant from which this is valid; None: from when it is first read."""
 
     cluster: str
     name: str
@@ -165,7 +164,8 @@ class NamespaceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """GPUs that were taken out for good: these, or all of a node. cluster "": the only one there is."""
+    """GPUs that were removed permanently: the listed ones, or all of a node. cluster: may be "" if there is only
+    one."""
 
     cluster: str = ""
     node: str = ""
@@ -173,7 +173,7 @@ class Retirement:
 
 
 class RetiredDevice(Model):
-    """A GPU that is no capacity from `end_ms` on. last_ms: the end of its newest record."""
+    """A GPU that is no longer capacity from `end_ms` on. last_ms: the end of its newest record."""
 
     cluster: str
     node: str
@@ -185,8 +185,8 @@ class RetiredDevice(Model):
 
 @dataclass(frozen=True, slots=True)
 class GpuMove:
-    """GPUs that an admin gives to another node of their cluster. cluster "": the only one there is. from_ms: from when
-    on; None: from the newest record of each one's present owner on."""
+    """GPUs that an administrator assigns to another node of their cluster. cluster: may be "" if there is only one.
+    from_ms: from when on; None: from the end of the newest record of each GPU's present owner."""
 
     node: str
     gpus: tuple[str, ...]
@@ -196,7 +196,7 @@ class GpuMove:
 
 class GpuOwner(Model):
     """A GPU belongs to `node` from `from_ms` until `until_ms`; null: it is the present owner. recorded_ms: when the
-    accountant learned it. confirmed_by: the admin who moved it there; "" where records showed it."""
+    accountant learned it. confirmed_by: the administrator who confirmed the move; "" if it was derived from records."""
 
     node: str
     from_ms: int
@@ -206,8 +206,8 @@ class GpuOwner(Model):
 
 
 class GpuClaim(Model):
-    """Another node reported the GPU, and its records were quarantined. records: how many; newest_ms: when the newest
-    one arrived."""
+    """A node other than the owner reported the GPU, and its records were quarantined. records: how many; newest_ms:
+    when the newest one arrived."""
 
     node: str
     records: int
@@ -215,9 +215,9 @@ class GpuClaim(Model):
 
 
 class GpuOwnership(Model):
-    """Which node a GPU belonged to when, oldest first. The first owner also has all time before its first record.
-    last_ms: the end of the present owner's newest record, or the start of its ownership where it has none. claims: of
-    the newest 10,000 quarantined records of foreign GPUs."""
+    """The nodes that a GPU belonged to, oldest first. The first owner also owns all time before its first record.
+    last_ms: the end of the present owner's newest record, or the start of its ownership if it has no record. claims:
+    taken from the newest 10,000 quarantined records of GPUs that belong to another node."""
 
     cluster: str
     gpu_uuid: str
@@ -228,7 +228,7 @@ class GpuOwnership(Model):
 
     @property
     def nodes(self) -> frozenset[str]:
-        """That ever had it or claim it."""
+        """The nodes that ever owned or claimed the GPU."""
         return frozenset({owner.node for owner in self.owners} | {claim.node for claim in self.claims})
 
 
@@ -236,8 +236,8 @@ MisdatedKind = Literal["records", "policies", "pods", "decisions", "registers", 
 
 
 class MisdatedRecords(Model):
-    """Things of one kind that are dated later than now. count: how many; first_ms, last_ms: their dates; named: some of
-    them; healing: what becomes of them."""
+    """Stored items of one kind whose dates lie in the future. count: how many; first_ms, last_ms: the range of their
+    dates; named: some examples; healing: how they are corrected."""
 
     kind: MisdatedKind
     count: int
@@ -248,8 +248,9 @@ class MisdatedRecords(Model):
 
 
 class ClockReport(Model):
-    """doubt: why nothing is dated now; "" where all is well. wall_ms: the clock of the machine; told_ms: what is taken
-    for the time. senders: agents that told the time lately; agreeing: with the clock of the machine."""
+    """The state of the clock check. doubt: why no item is given a timestamp at present, "" if the clock is trusted.
+    wall_ms: the machine's clock; told_ms: the time that the accountant uses. senders: agents that recently reported
+    their time; agreeing: how many of them agree with the machine's clock."""
 
     doubt: str
     wall_ms: int
@@ -261,35 +262,36 @@ class ClockReport(Model):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One reading of an inventory. Later readings replace what they name and leave the rest.
+    """One reading of an inventory. A later reading replaces the facts it names and leaves the others unchanged.
 
-    What a node or a namespace is changes from the reading on; before it, usage keeps the labels it had.
-    Only what was unknown until then is known for all open time."""
+    Changed facts of a node or namespace are valid from the reading on; earlier usage keeps the labels it had. A fact
+    that was unknown before is applied to all time that is not in a closed month."""
 
     nodes: tuple[NodeFacts, ...] = ()
     namespaces: tuple[NamespaceFacts, ...] = ()
     pods: tuple[tuple[str, PodFacts], ...] = field(default=())
-    """(cluster, facts): what the agents could not see, or saw late."""
+    """Pairs (cluster, facts) of pods that the agents did not see, or saw late."""
     epochs: tuple[EpochReport, ...] = ()
-    """What pods say of their jobs' progress."""
+    """Epochs reported in annotations of pods."""
 
 
 class Inventory(Protocol):
-    """Where node, namespace and pod facts come from: YAML, the simulator, Kubernetes."""
+    """Source of node, namespace and pod facts: YAML files, the simulator, Kubernetes."""
 
     def read(self, now_ms: int) -> Facts:
-        """Everything known now; of pods, at least what was not `taken` yet. Raises
+        """Reads all current facts; of pods, at least those not confirmed by `taken` yet. Raises
         accountant.core.errors.InventoryError with the place and the reason."""
         ...
 
     def taken(self) -> None:
-        """The last reading is in the ledger."""
+        """Confirms that the last reading is stored in the ledger."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class IdlePhases:
-    """How much of a group's `allocated_idle` was start-up: bound but nothing running, or waiting for its gang."""
+    """The part of a group's `allocated_idle` that was start-up: bound without a running process, or waiting for the
+    rest of its gang."""
 
     key: dict[str, str]
     starting_us: int
@@ -298,7 +300,8 @@ class IdlePhases:
 
 @dataclass(frozen=True, slots=True)
 class LentTime:
-    """What an account of a group gains (or, below zero, loses) when borrowed time is billed to who used it."""
+    """The change of one account of a group, negative for a loss, when borrowed time is billed to the pods that used
+    it."""
 
     key: dict[str, str]
     account: str
@@ -307,7 +310,7 @@ class LentTime:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of one batch, after the commit."""
+    """The result of one batch after the commit."""
 
     ack: Ack
     stored: int
@@ -317,15 +320,15 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Imports:
-    """marks: by node and epoch of an import, the highest contiguous number committed. metered: by node, the span in
-    which agents booked records."""
+    """State of a cluster's imports. marks: the highest contiguous number committed, by node and epoch of an import.
+    metered: the span in which agents booked records, by node."""
 
     marks: Mapping[str, Mapping[str, int]]
     metered: Mapping[str, Span]
 
 
 class Questions(Protocol):
-    """Spans are [start_ms, end_ms), UTC milliseconds. Answers are sorted by key and deterministic."""
+    """Read access. Spans are [start_ms, end_ms) in UTC milliseconds. Answers are sorted by key and deterministic."""
 
     def usage(
         self,
@@ -335,84 +338,88 @@ class Questions(Protocol):
         where: Mapping[Dimension, Collection[str]] | None = None,
         timezone: str = "UTC",
     ) -> list[UsageLine]:
-        """Accounts per group. Time without a holder has team and queue IDLE; held time that nothing assigns
-        has UNASSIGNED; any other missing name is "". `day` and `hour` are local to `timezone`
+        """Returns the accounts per group. Time without a holder has team and queue IDLE; held time without an assigned
+        team or queue has UNASSIGNED; any other missing name is "". `day` and `hour` are local to `timezone`
         (2026-10-01, 2026-10-01T13)."""
         ...
 
     def usage_columns(
         self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC"
     ) -> list[UsageColumns]:
-        """What `usage` and `idle_phases` say by each of the cuts and PRICED_BY, in each stretch between two
-        neighbouring edges, which ascend."""
+        """Returns the content of `usage` and `idle_phases` as columns: one UsageColumns per grouping in `cuts`, each
+        grouped by its dimensions and by PRICED_BY, for every span between two neighbouring `edges` (ascending)."""
         ...
 
     def idle_phases(
         self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
     ) -> list[IdlePhases]:
-        """The part of `allocated_idle` that was start-up, per group that has some; the rest is `running_idle`."""
+        """Returns the start-up part of `allocated_idle` per group, for groups that have some; the rest is
+        `running_idle`."""
         ...
 
     def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[LentTime]:
-        """Changes of accounts that add up to 0, if busy time beyond a holder's share is billed to it."""
+        """Returns the changes of accounts, which add up to 0, if busy time beyond a holder's share is billed to that
+        holder."""
         ...
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
-        """Those in force in the span, oldest first. Before the first policy its mapping is used."""
+        """Returns the policies in force in the span, oldest first. The mapping of the first policy also applies before
+        it."""
         ...
 
     def coverage(self, start_ms: int, end_ms: int) -> float | None:
-        """Metered share of the capacity without `down`, 0..1; None where there is no capacity."""
+        """Returns the metered share of the capacity without `down` time, 0..1; None if there was no capacity."""
         ...
 
     def extent(self) -> Span:
-        """From the first booked start to the newest booked end; (0, 0) where nothing is booked."""
+        """Returns the span from the first booked start to the newest booked end; (0, 0) if nothing is booked."""
         ...
 
     def newest_by_cluster(self) -> Mapping[str, int]:
-        """End of the newest booked record of each cluster that agents report from and that has a GPU in service."""
+        """Returns the end of the newest booked record of each cluster that agents report from and that has a GPU in
+        service."""
         ...
 
 
 class Ledger(Questions, Protocol):
-    """What is asked, and what is written. To ask several questions about the same instant, ask a snapshot."""
+    """Read and write access. To put several questions to the same state, open a snapshot."""
 
     def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
-        """Book batches in one transaction, one result per batch in the same order.
+        """Books batches in one transaction and returns one result per batch, in the same order.
 
-        A batch the protocol refuses (a hole before first_seq) gives accountant.core.errors.SequenceGap with
-        the Ack to rewind to; bad intervals are quarantined, not refused. Raises
-        accountant.core.errors.LedgerUnavailable when nothing was stored."""
+        If records before first_seq are missing, the result is accountant.core.errors.SequenceGap with the Ack to rewind
+        to. Invalid intervals are quarantined, not refused. Raises accountant.core.errors.LedgerUnavailable if nothing
+        was stored."""
         ...
 
     def imports(self, cluster: str) -> Imports:
-        """How far the imports of a cluster came, and what they must leave alone."""
+        """Returns how far the imports of a cluster have come, and the spans that agents metered themselves."""
         ...
 
     def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
-        """Take in a reading. closed_ms: no label of time before it changes any more. act: of the caller, recorded in
-        the same transaction."""
+        """Stores an inventory reading. closed_ms: labels of time before it are not changed any more. act: an act of the
+        caller that is recorded in the same transaction."""
         ...
 
     def retire(
         self, asked: Retirement, at_ms: int, now_ms: int, who: str, reason: str, closed_ms: int = 0
     ) -> tuple[RetiredDevice, ...]:
-        """From `at_ms` on these GPUs are no capacity, until they report again; by node and GPU. An act of `who`,
-        recorded with it. closed_ms: what was capacity before it stays so. Raises
+        """Ends the capacity of these GPUs at `at_ms`, until they report again, and records an act of `who`. Returns the
+        GPUs by node and UUID. closed_ms: capacity before it is not changed. Raises
         accountant.core.errors.CannotRetire."""
         ...
 
     def gpu_owners(self) -> tuple[GpuOwnership, ...]:
-        """The register of which node each GPU belonged to, by cluster and UUID."""
+        """Returns which nodes each GPU belonged to, sorted by cluster and UUID."""
         ...
 
     def move_gpus(self, asked: GpuMove, now_ms: int, who: str, reason: str) -> tuple[GpuOwnership, ...]:
-        """The GPUs belong to another node from then on, all or none; an act of `who`, recorded with it. Raises
+        """Assigns the GPUs to another node, all or none, and records an act of `who`. Raises
         accountant.core.errors.CannotMove."""
         ...
 
     def nodes(self) -> tuple[NodeFacts, ...]:
-        """Every node as last read, by cluster and name."""
+        """Returns every node as last read, by cluster and name."""
         ...
 
     def window(
@@ -426,33 +433,34 @@ class Ledger(Questions, Protocol):
         shard: str | None = None,
         cluster: str | None = None,
     ) -> UsageWindow:
-        """book: prices of measure cost. shard, cluster: of its nodes alone. Raises
-        accountant.core.errors.UnsupportedQuestion."""
+        """Returns one usage window. book: prices, for measure cost. shard, cluster: restrict it to the nodes of one.
+        Raises accountant.core.errors.UnsupportedQuestion."""
         ...
 
     def watermark(
         self, at_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
     ) -> int | None:
-        """That of every window that ends at `at_ms`: the latest instant up to which so much of what is in service is
-        metered; None where nothing is."""
+        """Returns the watermark of all windows that end at `at_ms`: the latest instant up to which at least the share
+        `min_coverage` of the GPUs in service is metered; None if no GPU is in service."""
         ...
 
     def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
-        """How long all GPUs, or those of one cluster, were capacity in the span: what a question about it adds up.
-        Costs next to nothing."""
+        """Returns for how long all GPUs, or those of one cluster, were capacity in the span. Measures the size of a
+        query at almost no cost."""
         ...
 
     def clusters(self) -> Collection[str]:
-        """Those that anything was booked of."""
+        """Returns the clusters that have booked records."""
         ...
 
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
-        """Idempotent: the version already in force is answered unchanged. A new one is an act of `who`,
-        recorded with it (accountant.ledger.journal); "": without a caller, and not recorded."""
+        """Puts a policy in force. Idempotent: if it is already in force, its version is returned unchanged. A new one
+        is recorded as an act of `who` (accountant.ledger.journal); "" records no act."""
         ...
 
     def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
-        """Idempotent by job and epoch, the earliest instant counts; how many said something new."""
+        """Stores epoch reports. Idempotent by job and epoch (the earliest instant counts); returns how many were
+        new."""
         ...
 
     def job_of(self, cluster: str, uid: str) -> JobKey | None:
@@ -460,7 +468,7 @@ class Ledger(Questions, Protocol):
         ...
 
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
-        """Idempotent by cluster and id; returns how many were new."""
+        """Stores decisions. Idempotent by cluster and id; returns how many were new."""
         ...
 
     def decisions(
@@ -474,9 +482,9 @@ class Ledger(Questions, Protocol):
         gang: Collection[str] | None = None,
         cluster: str | None = None,
     ) -> list[Decision]:
-        """Newest first. kind, subject: only those of it. gang: only of subjects `<kind>/<one of
-        them>…`: of pods and workloads whose namespace/name begins so. cluster: of its controller, or of one that
-        names none."""
+        """Returns decisions, newest first. kind, subject: only those with this value. gang: only decisions whose
+        subject begins with `<kind>/<namespace/name>` for one of these names of pods or workloads. cluster: only those
+        of its controller, or of a controller that names no cluster."""
         ...
 
     def checkpoint(self) -> None: ...
@@ -486,7 +494,7 @@ class Ledger(Questions, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A record that was not booked, and why. content: the record as JSON."""
+    """A record that was not booked, with the reason. content: the record as JSON."""
 
     cluster: str
     node: str

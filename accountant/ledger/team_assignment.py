@@ -1,15 +1,13 @@
-"""Determines the queue and the team of a pod from queue, namespace and labels.
+"""Determines the queue and the team of a pod from its queue reference, namespace and labels.
 
-The queue comes from the pod's queue_ref; the team from the queue or its nearest ancestor that has
-one, then from the namespace, where a label of the pod may choose among the teams the namespace allows.
-What nothing assigns is UNASSIGNED: never guessed. Pure.
+The queue comes from the pod's queue_ref. The team comes from the queue or its nearest ancestor that has one, otherwise
+from the namespace, where a label of the pod may choose among the teams that the namespace allows. A pod without any of
+these is UNASSIGNED; nothing is guessed.
 
-A queue decides first (gputally.base.pod_queue_labels, accountant.ledger.team_assignment), because a scheduler
-enforces it; then the namespace, which only its administrator can label. A pod is labelled by its user, and users must
-not choose who
-pays: its labels count only where the namespace allows, only with the values that it allows, and only as
-they were when the pod was first seen, early in its life. A label set later changes nothing, so nothing
-that is booked is ever paid by another team on a user's word.
+The queue takes precedence because a scheduler enforces it; the namespace comes second because only its administrator
+can label it. Users label their own pods and must not choose who pays. So pod labels count only if the namespace allows
+it, only with the values that it allows, and only as they were when the pod was first seen, early in its life. A label
+that is set later has no effect, so it cannot move booked time to another team.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ from agent.wire import PodFacts
 from gputally.base.units import MS_PER_HOUR
 
 OWN_SCHEME = "policy:"
-"""A queue_ref that names a queue of the policy itself."""
+"""Prefix of a queue_ref that names a queue of the policy itself."""
 
 _KUEUE, _COHORT = "kueue:", "kueue-cohort:"
 
 
 class Assignment:
-    """The mapping of one policy; without a policy only namespaces assign."""
+    """Assigns pods by the mapping of one policy; without a policy only namespaces assign teams."""
 
     def __init__(self, version: PolicyVersion | None) -> None:
         self.version = version
@@ -41,7 +39,7 @@ class Assignment:
 
     @property
     def since_ms(self) -> int:
-        """From when on it is in force."""
+        """The instant from which the policy is in force."""
         return self.version.effective_ms if self.version is not None else 0
 
     @cached_property
@@ -50,12 +48,13 @@ class Assignment:
         return self.version.policy.counting() if self.version is not None else None
 
     def mapping(self) -> object:
-        """What decides: two policies with equal mapping assign alike."""
+        """Returns the part of the policy that determines the assignment; policies with equal mappings assign alike."""
         return tuple(sorted((q.name, q.parent or "", q.team or "", q.refs) for q in self.queues.values()))
 
     def queue(self, queue_ref: str) -> str:
-        """UNASSIGNED for one that no queue has. Of `kueue:NAMESPACE/NAME@CLUSTERQUEUE^COHORT^PARENT` the LocalQueue
-        counts before the ClusterQueue it leads to, and that before its cohorts, nearest first."""
+        """Returns the queue of a queue_ref, UNASSIGNED if no queue has it. For
+        `kueue:NAMESPACE/NAME@CLUSTERQUEUE^COHORT^PARENT` the LocalQueue takes precedence over its ClusterQueue, and
+        that over its cohorts, nearest first."""
         found = self._owner.get(queue_ref)
         if found is None and queue_ref.startswith(_KUEUE) and "@" in queue_ref:
             local, _, leads = queue_ref.partition("@")
@@ -65,8 +64,8 @@ class Assignment:
         return found or UNASSIGNED
 
     def team(self, queue: str, space: NamespaceFacts | None, labels: Mapping[str, str]) -> str:
-        """Who pays: the queue or its nearest ancestor with a team, then the pod's label where the namespace
-        lets it choose among some teams, then the namespace's own team."""
+        """Returns the team that pays: that of the queue or its nearest ancestor with a team, otherwise the one the
+        pod's label chooses if the namespace allows it, otherwise the namespace's own team."""
         for name in self.lineage(queue):
             team = self.queues[name].team
             if team:
@@ -77,7 +76,7 @@ class Assignment:
         return chosen if chosen and chosen in space.teams else space.team or UNASSIGNED
 
     def lineage(self, queue: str) -> list[str]:
-        """The queue and its ancestors, nearest first; nothing for an unknown one."""
+        """Returns the queue and its ancestors, nearest first; empty for an unknown queue."""
         names = []
         at: str | None = queue if queue in self.queues else None
         while at is not None:
@@ -90,10 +89,10 @@ NO_POLICY = Assignment(None)
 
 
 def in_force(policies: Sequence[Assignment], start_ms: int, end_ms: int) -> list[tuple[int, int, Assignment]]:
-    """The span cut where the mapping changes: (start, end, rules), ascending.
+    """Splits the span where the mapping changes and returns (start, end, assignment) in ascending order.
 
-    `policies` ascends by since_ms. Before the first one, the first one is used. Of versions that assign
-    alike the last stands for all."""
+    policies: ascending by since_ms. The first one also applies before its start. Consecutive versions with the same
+    mapping are merged; the last one stands for them."""
     current = policies[0] if policies else NO_POLICY
     pieces: list[tuple[int, int, Assignment]] = []
     at = start_ms
@@ -111,17 +110,18 @@ def in_force(policies: Sequence[Assignment], start_ms: int, end_ms: int) -> list
 TEAM_KEY = "gputally.dev/team"
 """Annotation or label of a namespace that names its team."""
 LABEL_KEY = "gputally.dev/team-label"
-"""Annotation of a namespace that names the pod label which may name a team …"""
+"""Annotation of a namespace that names the pod label by which pods may choose a team."""
 TEAMS_KEY = "gputally.dev/teams"
-"""… and the teams it may name, comma-separated."""
+"""Annotation of a namespace with the teams that this label may name, comma-separated."""
 USER_KEY = "gputally.dev/user"
-"""Label or annotation of a pod that names who runs it. It names a person in a table and decides nothing."""
+"""Label or annotation of a pod that names the user who runs it. It appears in reports only and does not affect who
+pays."""
 LATE_MS = MS_PER_HOUR
-"""Labels of a pod that is first seen later than this after its start count for nothing."""
+"""If a pod is first seen later than this after its start, its labels are ignored."""
 
 
 def labels_count(fact: PodFacts) -> bool:
-    """Whether labels as of this observation may name a team: seen within LATE_MS of the pod's start."""
+    """Returns whether the labels in this observation may name a team: it was made within LATE_MS of the pod's start."""
     begun = next((at for at in (fact.started_ms, fact.scheduled_ms, fact.created_ms) if at is not None), None)
     return bool(fact.labels.keys() - {USER_KEY}) and begun is not None and fact.observed_ms <= begun + LATE_MS
 
@@ -133,7 +133,8 @@ def namespace_facts(
     annotations: Mapping[str, str],
     keys: Collection[str] = (),
 ) -> NamespaceFacts:
-    """What a namespace says about who pays. keys: further label keys that name the team, best first."""
+    """Returns what a namespace's labels and annotations say about its team. keys: further label keys that name the
+    team, best first."""
     found = [annotations.get(TEAM_KEY), labels.get(TEAM_KEY), *(labels.get(key) for key in keys)]
     teams = tuple(sorted({team.strip() for team in annotations.get(TEAMS_KEY, "").split(",")} - {""}))
     label = annotations.get(LABEL_KEY, "") if teams else ""

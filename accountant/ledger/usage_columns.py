@@ -1,6 +1,6 @@
-"""Holds usage as columns of whole numbers: all accounts by key and place, held time by job, and held time by hour.
+"""Holds usage as integer columns: accounts by key and place, held time by job, and held time by hour.
 
-One row is one group over one stretch of the queried span. Objects are made of the few rows that are shown.
+A row is one group over one piece of the queried span. Python objects are created only for the rows that are displayed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Whole: TypeAlias = "npt.NDArray[np.int64]"
 JobName: TypeAlias = tuple[str, str, str, str]
 """Team, namespace, job, cluster."""
 PRICED_BY: Final[tuple[Dimension, ...]] = ("gpu_model", "pool", "region", "capacity_type")
-"""What a price may depend on."""
+"""The dimensions that a price may depend on."""
 
 
 class Place(NamedTuple):
-    """PRICED_BY's values of one GPU; "" where not known."""
+    """The values of PRICED_BY of one GPU; "" if unknown."""
 
     gpu_model: str
     pool: str
@@ -36,20 +36,21 @@ class Place(NamedTuple):
 COLUMNS: Final = (
     "busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down", "starting", "gang_waiting",
 )  # fmt: skip
-"""The accounts in their order, then the parts of `allocated_idle` that were start-up."""
+"""The accounts in their order, followed by the start-up parts of `allocated_idle`."""
 MEMOS: Final = (
     "node_down", "borrowed_busy", "unattributed_busy", "memory_mib_s", "memory_unknown", "energy_uj", "energy_unknown",
 )  # fmt: skip
-"""What `UsageLine` shows beside the accounts, and the capacity whose energy is unknown."""
+"""Further values of a `UsageLine` besides the accounts, and the capacity whose energy is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageColumns:
-    """All accounts by key, place and stretch of a span.
+    """All accounts by key, place and piece of a span.
 
-    keys, places: what the numbers of the rows point into; each ascends and holds nothing twice. stretch, key, place:
+    keys, places: sorted, unique values; the arrays `key` and `place` hold indices into them. stretch, key, place:
     int64, shape (rows,). gpu_us: GPU-microseconds, int64, shape (rows, len(COLUMNS)). No two rows have the same
-    stretch, key and place. memos: int64, shape (rows, len(MEMOS)), in the units of `UsageLine`; None: not asked for."""
+    stretch, key and place. memos: int64, shape (rows, len(MEMOS)), in the units of `UsageLine`; None if not
+    requested."""
 
     keys: Sequence[tuple[str, ...]]
     places: Sequence[Place]
@@ -62,23 +63,25 @@ class UsageColumns:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most of any one local hour, in GPU-µs; of one that the clocks repeat, the mean (`repeated`)."""
+    """The maximum over the local hours, in GPU-µs. An hour that occurs twice because clocks go back counts with its
+    mean (`repeated`)."""
 
     held_us: int = 0
     busy_us: int = 0
 
 
 def repeated(start_ms: int, end_ms: int, timezone: str) -> dict[str, int]:
-    """Local hours of a span that are longer than one, as the clocks went back in them, with their length in ms: what
-    was held in them says how many GPUs only once it is divided by that."""
+    """Returns the local hours of a span that last longer than an hour because clocks go back in them, with their length
+    in ms. GPU time of such an hour must be divided by this length to get a number of GPUs."""
     found = hours(start_ms, end_ms, zone(timezone)) if start_ms < end_ms else {}
     return {name: length_ms for name, length_ms in found.items() if length_ms > MS_PER_HOUR}
 
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """What was held by local hour, team and queue. hours: their names, 2026-10-01T13, which ascend; capacity_us: of
-    each, without what was down. owners: team and queue; owner, hour: what the rows' numbers point into."""
+    """Held time by local hour, team and queue. hours: names of the hours, such as 2026-10-01T13, ascending;
+    capacity_us: capacity of each hour without down time. owners: (team, queue) pairs; the columns `owner` and `hour` of
+    the rows are indices into `owners` and `hours`."""
 
     hours: Sequence[str]
     capacity_us: Sequence[int]
