@@ -1,4 +1,4 @@
-"""Stores the ledger in DuckDB. Only `accountant.storage.duckdb_engine` imports the engine."""
+"""Stores the ledger in DuckDB."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Makes, verifies, lists, prunes and restores backups, in a folder or in an object store.
 
-A backup is `NAME.duckdb` with `NAME.json` beside it, which says when it was made, how many rows it has and its
-SHA-256; it exists only once the second is there. Restoring never writes over a ledger. What came after the backup
-comes from the archive, if there is one, and from the agents.
+A backup is `NAME.duckdb` with `NAME.json` beside it, which holds its time, number of rows and SHA-256; the backup
+counts as existing only once its .json file is there. Restoring never overwrites a ledger. Records newer than the backup
+come from the archive, if there is one, and from the agents.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from gputally.server.config_models import Model
 
 _NAME: Final = r"ledger-\d{8}T\d{9}Z"
 _HIDDEN: Final = re.compile(rf"\.{_NAME}\..+")
-"""What an earlier release, or a note that was being written, leaves behind."""
+"""Temporary files of earlier releases, or of a .json file that was being written."""
 _COPY: Final = re.compile(rf"(?P<name>{_NAME})\.duckdb")
 _making = threading.Lock()
-"""A backup is made at a time: else one would remove the halves of another."""
+"""Only one backup is made at a time; otherwise one would remove the unfinished files of the other."""
 
 
 class Backup(Model):
@@ -43,19 +43,19 @@ class Backup(Model):
 
 
 class CopyableLedger(Protocol):
-    """A ledger that can be copied while it is written (accountant.storage.DuckLedger)."""
+    """A ledger that can be copied while it is being written (accountant.storage.DuckLedger)."""
 
     def copy_to(self, path: Path) -> int:
-        """A verified copy in a new file; its rows."""
+        """Writes a verified copy to a new file and returns its number of rows."""
         ...
 
 
 class NoBackup(AccountantError):
-    """There is none of that name, or the place cannot take a restored one."""
+    """There is no backup of that name, or the target of a restore is not empty."""
 
 
 class KeptBackups:
-    """An accountant's own backups: where they are, and how many are kept. Thread-safe."""
+    """The accountant's own backups: where they are and how many are kept. Thread-safe."""
 
     def __init__(self, store: FileStore, keep: int) -> None:
         self.store = store
@@ -63,29 +63,31 @@ class KeptBackups:
         self._known: list[Backup] | None = None
 
     def make(self, ledger: CopyableLedger, now_ms: int) -> tuple[Backup, list[Backup]]:
-        """Make one more, and remove the oldest beyond those that are kept; it and those removed. Raises as `make`."""
+        """Makes a backup and removes the oldest ones beyond `keep`; returns the new one and the removed ones. Raises as
+        `make`."""
         made = make(ledger, self.store, now_ms)
         gone = prune(self.store, self._keep)
         self.listed()
         return made, gone
 
     def listed(self) -> list[Backup]:
-        """All of them, newest first. Raises LedgerUnavailable or LedgerDamaged."""
+        """All backups, newest first. Raises LedgerUnavailable or LedgerDamaged."""
         self._known = list_backups(self.store)
         return self._known
 
     def remembered(self) -> list[Backup]:
-        """The same; of an object store as they were when it was asked last: this is for what is asked often."""
+        """Like `listed`, but for an object store returns the cached result of the last listing; for frequent callers
+        such as /metrics."""
         if self.store.folder is not None or self._known is None:
             return self.listed()
         return self._known
 
 
 def make(ledger: CopyableLedger, store: FileStore, now_ms: int) -> Backup:
-    """Copy, verify, sync and only then name it. A second one of the same instant is the first. What a process that
-    was killed in the middle of a backup left behind is removed first.
+    """Copies the ledger, verifies and syncs the copy, and only then writes its .json file. A second call for the same
+    instant returns the existing backup. First removes what a killed process left of an unfinished backup.
 
-    Raises LedgerUnavailable or LedgerDamaged; nothing is left then."""
+    Raises LedgerUnavailable or LedgerDamaged, and then leaves no files."""
     with _making:
         return _make(ledger, store, now_ms)
 
@@ -107,7 +109,7 @@ def _make(ledger: CopyableLedger, store: FileStore, now_ms: int) -> Backup:
 
 
 def _sweep(store: FileStore) -> None:
-    """Remove copies whose note was never written, and halves."""
+    """Removes copies without a .json file, and temporary files."""
     names = store.names()
     for name in names:
         copy = _COPY.fullmatch(name)
@@ -116,7 +118,7 @@ def _sweep(store: FileStore) -> None:
 
 
 def list_backups(store: FileStore) -> list[Backup]:
-    """Those in a store, newest first."""
+    """The backups in a store, newest first."""
     notes = [name for name in store.names() if name.startswith("ledger-") and name.endswith(".json")]
     found = [_read(store, name) for name in notes]
     return sorted(found, key=lambda backup: (backup.at_ms, backup.name), reverse=True)
@@ -130,24 +132,24 @@ def named(store: FileStore, name: str) -> Backup:
 
 
 def content(store: FileStore, backup: Backup) -> Iterator[bytes]:
-    """The ledger file of a backup, piece by piece."""
+    """The ledger file of a backup, in chunks."""
     return store.chunks(f"{backup.name}.duckdb")
 
 
 def prune(store: FileStore, keep: int) -> list[Backup]:
-    """Remove all but the newest `keep`; those removed."""
+    """Removes all but the newest `keep` backups; returns the removed ones."""
     gone = list_backups(store)[keep:]
     for backup in gone:
-        # The note first: without it the file is no backup.
+        # The .json file first: without it the other file is no backup.
         store.delete(f"{backup.name}.json")
         store.delete(f"{backup.name}.duckdb")
     return gone
 
 
 def restore(store: FileStore, file: str, ledger: Path) -> Backup:
-    """Put a backup (its .duckdb file in the store) in the place of a ledger that is not there, verified.
+    """Restores a backup (its .duckdb file in the store) to a path where no ledger exists, and verifies it.
 
-    Raises NoBackup where there is something in the place, LedgerDamaged where the backup is not what was made."""
+    Raises NoBackup if the path exists, LedgerDamaged if the file does not match the backup's SHA-256."""
     note = f"{file.removesuffix('.duckdb')}.json"
     if not store.exists(file) or not store.exists(note):
         raise NoBackup(f"{store}/{file}: no backup (a .duckdb file with its .json beside it)")

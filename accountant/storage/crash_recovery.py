@@ -1,20 +1,21 @@
-"""Checks the write-ahead log before opening, and restores blocks that a broken checkpoint left.
+"""Checks the write-ahead log before opening, and restores blocks that an interrupted checkpoint damaged.
 
-The engine (1.5) silently drops every commit after certain damages, and refuses to open after a
-harmless one (zeros appended by a power cut). So the log is judged first: a torn tail is copied
-aside and cut at the last whole commit; damage before whole commits is left to a person. A header
-that is not known here says nothing about damage: the engine judges such a log, after the file and
-the log were copied aside, since an engine that does not know it either may drop it.
+After certain kinds of damage DuckDB 1.5 silently drops every commit of the log, and after a harmless one (zeros
+appended by a power cut) it refuses to open. So the log is checked first. An incomplete entry at the end is copied aside
+and the log is cut after the last complete commit. Damage before complete commits needs a person to decide. If the
+header is of an unknown version, this module cannot judge the log; the file and the log are copied aside and DuckDB
+decides, since it may drop a log whose header it does not know.
 
-Framing: a header entry, then entries of u64 size, u64 checksum, payload; a commit ends with a
-constant marker entry. Source: measured on DuckDB 1.5.5 and 2.0.0 against nine kinds of damage.
+Framing: a header entry, then entries of u64 size, u64 checksum, payload; a commit ends with a constant marker entry.
+Source: measured on DuckDB 1.5.5 and 2.0.0 against nine kinds of damage.
 
-The engine (1.5) writes data into free blocks and then turns its header, so that a crash leaves the old state or the
-new one. But for its own metadata: a block of them has 64 parts, and where some are free the whole block is written
-anew, in place, while the present header needs its other parts still. A process killed in the middle of that leaves a
-block that is neither, and a file that does not open (met once in some thousand kills). So these blocks go into
-`<ledger>.blocks` before every checkpoint, with the headers they belong to. Put back they are right as long as the
-file has these very headers; other headers mean that the checkpoint ended. Another file in the place is not touched.
+DuckDB 1.5 writes data into free blocks and then switches its header, so that after a crash either the old or the new
+state is valid. The exception is its metadata: a metadata block has 64 parts, and when some are free DuckDB overwrites
+the whole block in place, although the current header still refers to the other parts. If the process is killed during
+that write, the block is corrupt and the file does not open (seen once in some thousand kills). So before every
+checkpoint these blocks are copied to `<ledger>.blocks`, with the headers of the file. They are restored only while the
+file still has the saved headers; other headers show that the checkpoint was completed. A file other than the one they
+were copied from is not changed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ COMMIT = bytes.fromhex("0500000000000000e7fe7d722fed3d5e640064ffff")
 _MAGIC = b"\x64\x00\x62\x65\x00\x02"
 _END = b"\xff\xff"
 _IDENTIFIER = 102
-"""Header field that holds a list of bytes (the database's id); the others hold one number."""
+"""Header field that holds a list of bytes (the database's id); the other fields hold one number."""
 
 
 class Verdict(Enum):
@@ -48,9 +49,10 @@ class Verdict(Enum):
 
 
 def judge_log(log: bytes | mmap.mmap) -> tuple[Verdict, int]:
-    """Judge a log; also the offset of the end of its last whole commit.
+    """Judges a log; also returns the offset of the end of its last complete commit.
 
-    Damage inside a payload reads CLEAN: the engine's checksum finds it. A header that is not known is UNKNOWN."""
+    Damage inside a payload counts as CLEAN, because the engine's checksum finds it. A header of an unknown version is
+    UNKNOWN."""
     try:
         at = commit = _header_end(log)
     except (IndexError, ValueError):
@@ -92,9 +94,9 @@ def _varint(log: bytes | mmap.mmap, at: int) -> tuple[int, int]:
 
 
 def prepare_log(database: Path) -> Verdict | None:
-    """Make the log beside `database` safe to open; None where there is none (a clean stop).
+    """Makes the log beside `database` safe to open; returns None if there is no log (after a clean stop).
 
-    Raises LedgerDamaged where opening would lose acknowledged rows without a word."""
+    Raises LedgerDamaged if opening would silently lose acknowledged rows."""
     log = database.with_name(database.name + ".wal")
     if not log.exists() or log.stat().st_size == 0:
         return None
@@ -120,9 +122,9 @@ def prepare_log(database: Path) -> Verdict | None:
 
 
 def _keep_both(database: Path, log: Path) -> None:
-    """Copy the file and its log, which belong together, before the engine opens them; once for each log.
+    """Copies the file and its log before the engine opens them; once per log.
 
-    Raises LedgerUnavailable where they cannot be copied."""
+    Raises LedgerUnavailable if they cannot be copied."""
     ending = f".unknown-{log.stat().st_mtime_ns}"
     copies = [place.with_name(place.name + ending) for place in (database, log)]
     if not copies[-1].exists():
@@ -144,13 +146,13 @@ def _keep_both(database: Path, log: Path) -> None:
 
 
 HEADERS = 3 * 4096
-"""Bytes before the first block: of the file, and two of the database that take turns."""
+"""Bytes before the first block: the file header and two database headers that are used in turn."""
 BLOCK = 262_144
 IN_PLACE = "SELECT block_id FROM pragma_metadata_info() WHERE free_blocks > 0 ORDER BY ALL"
 
 
 class _SavedBlocks(msgspec.Struct):
-    """file: its number in the file system."""
+    """file: the inode number of the database file."""
 
     file: int
     headers: bytes
@@ -161,14 +163,15 @@ _kept = msgspec.msgpack.Decoder(_SavedBlocks)
 
 
 def block_copy_path(database: Path) -> Path:
-    """Where the blocks of `database` are kept."""
+    """The path of the saved blocks of `database`."""
     return database.with_name(database.name + ".blocks")
 
 
 def keep(database: Path, file: int, numbers: Iterable[int]) -> None:
-    """Copy these blocks, durably; they replace the ones that were kept before. Raises OSError.
+    """Saves these blocks durably, replacing those saved before. Raises OSError.
 
-    file: descriptor that stays open as long as the engine has the database: closing any would drop its lock."""
+    file: a descriptor that stays open as long as the engine has the database open, since closing any descriptor would
+    release its lock."""
     kept = _SavedBlocks(
         os.fstat(file).st_ino,
         os.pread(file, HEADERS, 0),
@@ -181,18 +184,18 @@ def keep(database: Path, file: int, numbers: Iterable[int]) -> None:
         out.flush()
         os.fsync(out.fileno())
     fresh.replace(place)
-    sync(place.parent)  # or older blocks might stand here after a power failure, beside newer headers
+    sync(place.parent)  # otherwise older blocks could be there after a power failure, beside newer headers
 
 
 def restore_blocks(database: Path) -> int:
-    """Put back what a checkpoint that did not end has written over, before the engine opens it; how many blocks.
+    """Restores the blocks that an unfinished checkpoint overwrote, before the engine opens the file; returns how many.
 
     Raises OSError."""
     try:
         kept = _kept.decode(block_copy_path(database).read_bytes())
         file = database.open("rb+")
     except (FileNotFoundError, msgspec.DecodeError):
-        return 0  # nothing to go by: it was never kept, or by a release that does it in another way
+        return 0  # nothing was saved, or a release with another format saved it
     with file:
         if (os.fstat(file.fileno()).st_ino, file.read(HEADERS)) != (kept.file, kept.headers):
             return 0

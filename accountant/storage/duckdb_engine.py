@@ -1,8 +1,8 @@
-"""Runs SQL and turns engine errors into the accountant's; with `invoice_file` the only importer of duckdb.
+"""Runs SQL and translates engine errors; with `invoice_file` the only module that imports duckdb.
 
-One cursor per call, results always read to the end, rows in through Arrow, statements from `sql/`.
-Errors of the engine leave as the accountant's own: `LedgerFailed` where the process has to end,
-`LedgerUnavailable` for the rest. Knows nothing of what the tables mean.
+Each call uses a cursor of its own and reads the result to the end. Rows are passed in through Arrow; statements are in
+`sql/`. Engine errors become `LedgerFailed` if the process has to end, otherwise `LedgerUnavailable`. This module does
+not know what the tables mean.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 DUPLICATE = "duplicate"
-"""Name of a database that a copy is written into."""
+"""Name under which the file of a copy is attached."""
 Row = tuple[Any, ...]
 Parameters = Mapping[str, object] | Sequence[object] | None
 
@@ -38,17 +38,17 @@ _PART = re.compile(r"\{(\w+)\}")
 
 @cache
 def _template(name: str) -> tuple[str, frozenset[str]]:
-    """The text of sql/<name>.sql without its comments, and the names of its parts."""
+    """The text of sql/<name>.sql without its comments, and the names of its placeholders."""
     text = (resources.files("accountant.storage") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
     code = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("--"))
     return code, frozenset(_PART.findall(code))
 
 
 def statement(name: str, **parts: str) -> str:
-    """The text of sql/<name>.sql with a part of SQL in place of each `{name}`. Parts are SQL of the ledger's own: other
-    statements, and names of tables and columns. Values are parameters.
+    """The text of sql/<name>.sql with each `{name}` replaced by a piece of SQL. The pieces are SQL from this package:
+    other statements, and names of tables and columns; values are passed as parameters.
 
-    Raises ValueError where the statement has other parts than those given."""
+    Raises ValueError if the placeholders of the statement differ from those given."""
     text, wanted = _template(name)
     if wanted != parts.keys():
         raise ValueError(f"sql/{name}.sql has the parts {sorted(wanted)}, given are {sorted(parts)}")
@@ -56,7 +56,7 @@ def statement(name: str, **parts: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The engine's message without its pictures and stack."""
+    """The first line of the engine's message, without its illustrations and stack."""
     return str(error).split("\n", 1)[0].strip() or type(error).__name__
 
 
@@ -67,14 +67,15 @@ def _translated(error: duckdb.Error) -> AccountantError:
 
 
 def streamed(table: pa.Table) -> Any:
-    """The table as a stream, for a statement that names it in one place, outside WITH: it can be read once; reading it
-    twice would end the process. It costs the engine half of what a small table does, of any size two thirds."""
+    """The table as a stream, which a statement may name in one place only and outside WITH: a stream can be read once,
+    and reading it twice would end the process. It halves the engine's time for small tables; for others it saves a
+    third."""
     return None if table is None else table.__arrow_c_stream__()
 
 
 class Cursor:
-    """One connection of one call. Named statements; a statement may name the tables it is given `incoming`,
-    `payers` and `kinds`."""
+    """A connection used by one call. Runs named statements; a statement may refer to the tables passed to it as
+    `incoming`, `payers` and `kinds`."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
@@ -88,7 +89,7 @@ class Cursor:
         payers: pa.Table = None,
         kinds: pa.Table = None,
     ) -> list[Row]:
-        """Run sql/<name>.sql and fetch everything."""
+        """Runs sql/<name>.sql and fetches all rows."""
         return self.run(statement(name), parameters, incoming, payers, kinds)
 
     def run(
@@ -106,8 +107,8 @@ class Cursor:
             raise _translated(error) from error
 
     def plainly(self, sql: str, parameters: Parameters = None) -> list[Row]:
-        """`run` for what leaves nothing to optimise, such as rows that are only added or are looked up in one column:
-        a small statement costs a quarter less. Not for whatever joins tables, nor for a view."""
+        """Like `run`, without the optimiser, for statements with nothing to optimise, such as adding rows or looking
+        them up by one column: saves a quarter of a small statement's time. Not for joins or views."""
         try:
             self._optimise(False)
             return self._connection.execute(sql, parameters).fetchall()
@@ -115,7 +116,7 @@ class Cursor:
             raise _translated(error) from error
 
     def insert(self, table: str, rows: pa.Table) -> None:
-        """Append rows, whose columns are those of the table in its order."""
+        """Appends rows, whose columns are those of the table in its order."""
         try:
             self._optimise(False)
             self._connection.from_arrow(streamed(rows)).insert_into(table)
@@ -135,7 +136,7 @@ class Cursor:
         payers: pa.Table = None,  # noqa: ARG002
         kinds: pa.Table = None,  # noqa: ARG002
     ) -> Mapping[str, Any]:
-        """The answer as numpy arrays by name, for many rows of numbers."""
+        """The result as numpy arrays by column name, for many rows of numbers."""
         try:
             self._optimise(True)
             found: Mapping[str, Any] = self._connection.execute(sql, parameters).fetchnumpy()
@@ -144,14 +145,14 @@ class Cursor:
         return found
 
     def attach(self, path: Path) -> None:
-        """Add the file at `path` as the database `DUPLICATE`; the engine takes no parameter there."""
+        """Attaches the file at `path` as the database `DUPLICATE`; ATTACH takes no parameters."""
         if any(not character.isprintable() for character in str(path)):
             raise LedgerUnavailable(f"{str(path)!r}: a path with control characters cannot be written to")
         literal = str(path).replace("'", "''")
         self.run(f"ATTACH '{literal}' AS {DUPLICATE}")
 
     def rollback(self) -> None:
-        """End a transaction that failed; that there is none any more is no further failure."""
+        """Ends a failed transaction. It is no error if the engine has already ended it."""
         try:
             self._connection.execute("ROLLBACK")
         except duckdb.TransactionException:
@@ -164,7 +165,7 @@ class Cursor:
 
 
 def fingerprints(cursor: Cursor) -> dict[str, tuple[int, int]]:
-    """For each table, how many rows it has and a sum over them that does not depend on their order."""
+    """For each table, its number of rows and a sum over them that does not depend on their order."""
     tables = cursor.run(
         "SELECT table_name FROM information_schema.tables WHERE table_catalog = current_database() "
         "AND table_schema = 'main' AND table_type = 'BASE TABLE' ORDER BY ALL"
@@ -174,10 +175,10 @@ def fingerprints(cursor: Cursor) -> dict[str, tuple[int, int]]:
 
 
 class Database:
-    """The open file. Raises LedgerLocked, LedgerUnavailable or LedgerDamaged with the place and the reason.
+    """The open database file. Raises LedgerLocked, LedgerUnavailable or LedgerDamaged with the place and the reason.
 
-    threads: of the engine. With 1 a query runs in the thread that asks, so readers still run side by
-    side; a small commit costs half the CPU it costs with a pool."""
+    threads: of the engine. With 1, a query runs in the calling thread, so readers still run in parallel, and a small
+    commit takes half the CPU time that it takes with a thread pool."""
 
     def __init__(self, path: Path, memory_limit: str = "2GB", threads: int | None = 1) -> None:
         self.path = path
@@ -186,7 +187,8 @@ class Database:
         try:
             crash_recovery.prepare_log(path)
             crash_recovery.restore_blocks(path)
-            # The engine's own checkpoint is a backstop: ours run between transactions, and are told.
+            # The engine's automatic checkpoint is only a fallback: ours run between transactions and update
+            # `checkpointed`.
             settings: dict[str, Any] = {"checkpoint_threshold": "1GB", "memory_limit": memory_limit}
             if threads is not None:
                 settings["threads"] = threads
@@ -201,7 +203,7 @@ class Database:
         self._migrate()
 
     def reach(self, files: AbstractFileSystem | None) -> None:
-        """Let statements name files of an object store by their URLs. None: there is no such store."""
+        """Lets statements name files of an object store by their URLs. None: no such store is configured."""
         if files is not None:
             self._connection.register_filesystem(files)
 
@@ -216,7 +218,8 @@ class Database:
                     f"{self.path}: written by a newer release (schema {max(done)}, known {len(steps)}):"
                     " start that release, or restore the backup from before the upgrade"
                 )
-            # All in one: after a crash the file is of the old schema or of the new one, and a sync is paid once.
+            # All in one transaction: after a crash the file has the old schema or the new one, and only one sync is
+            # needed.
             if todo := [number for number in range(1, len(steps) + 1) if number not in done]:
                 cursor.run("BEGIN")
                 for number in todo:
@@ -226,11 +229,12 @@ class Database:
                     [todo, [steps[number - 1][0] for number in todo]],
                 )
                 cursor.run("COMMIT")
-            # Never leave schema changes and rows in one write-ahead log, and start with an empty one.
+            # Never leave schema changes and rows in the same write-ahead log; start with an empty one.
             self.checkpoint(cursor)
 
     def checkpoint(self, cursor: Cursor) -> None:
-        """Fold the write-ahead log into the file. Killed in the middle, the next opening goes on from before it."""
+        """Writes the log into the file. If the process is killed during it, the next opening restores the state before
+        it."""
         try:
             crash_recovery.keep(
                 self.path, self._file.fileno(), (number for (number,) in cursor.run(crash_recovery.IN_PLACE))
@@ -258,14 +262,15 @@ class Database:
             return 0
 
     def free_bytes(self) -> int:
-        """Space left for us on the ledger's file system."""
+        """Free space for this process on the ledger's file system."""
         space = os.statvfs(self.path.parent)
         return space.f_bavail * space.f_frsize
 
     def duplicate(self, cursor: Cursor) -> dict[str, tuple[int, int]]:
-        """Write everything that `cursor`'s snapshot shows into a new file and end it; the fingerprint of every table.
+        """Copies everything in `cursor`'s snapshot to the attached new file and detaches it; returns the fingerprint of
+        every table.
 
-        Writers go on meanwhile. (Copying the file itself would drop the engine's own lock.)"""
+        Writers can continue meanwhile. (Copying the file itself would release the engine's lock.)"""
         source = cursor.run("SELECT current_database()")[0][0]
         cursor.run(f'COPY FROM DATABASE "{source}" TO {DUPLICATE}')
         found = fingerprints(cursor)
@@ -274,7 +279,7 @@ class Database:
 
     @contextmanager
     def duplicating(self, path: Path) -> Iterator[None]:
-        """A new, empty file to `duplicate` into; one at a time."""
+        """Attaches a new, empty file for `duplicate`; one at a time."""
         if path.exists():
             raise LedgerUnavailable(f"{path}: exists already")
         with self.cursor() as cursor:
@@ -285,20 +290,21 @@ class Database:
                 cursor.run(f"DETACH {DUPLICATE}")
 
     def close(self) -> None:
-        """Checkpoint and let go of the file. Idempotent."""
-        # The engine's own checkpoint at the end is not told to us: ours comes before, where there is anything to do.
+        """Runs a checkpoint and closes the file. Idempotent."""
+        # The engine's own checkpoint at closing does not update `checkpointed`, so ours runs first if there is anything
+        # to write.
         with suppress(AccountantError), self.cursor() as cursor:
             if self.wal_bytes():
                 self.checkpoint(cursor)
         self._connection.close()
         self._file.close()
-        if not self.wal_bytes():  # else its last checkpoint did not end
+        if not self.wal_bytes():  # otherwise the last checkpoint was not completed
             crash_recovery.block_copy_path(self.path).unlink(missing_ok=True)
         self._lock.close()
 
 
 def _lock(path: Path) -> IO[bytes]:
-    """Own `path` against every other process, and against a second opening in this one."""
+    """Locks `path` against every other process, and against a second opening in this one."""
     place = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,14 @@
-"""Implements the ledger's protocols on DuckDB: every write, the opening of snapshots, copies and archive runs.
+"""Implements the ledger's protocols on DuckDB: all writes, snapshots, copies and archive runs.
 
-How transactions begin and end is `accountant.storage.transactions`, what leaves the volume
-`accountant.storage.duckdb_ledger`.
+Transactions are in `accountant.storage.transactions`; copies and the archive are in class `Offsite` below. They read
+from a snapshot, so the writer continues meanwhile; only their changes to the ledger's own tables take the writer's
+lock, briefly.
 
-Copies and parts of the archive are taken from a reader's snapshot: the writer goes on meanwhile. Only what they
-change in the ledger's own tables takes the writer's lock, briefly.
-
-Records dated later than now were dated by a clock that was ahead. They go into quarantine with that reason, so that
-their time is unmetered; policies, observations and decisions get a date that is not in the future; acts stay as they
-are, since their digests chain: the act that heals names them. The archive keeps what it was told: a ledger that is
-rebuilt from it heals again where it meets that act (`healings`), before it takes over what was recorded after it.
+Records with a date in the future come from a clock that was ahead. `redate` quarantines them with that reason, so that
+their time is unmetered, and gives policies, observations and decisions a date that is not in the future. Acts are not
+changed, since their digests form a chain; the act that records the correction names them. Archive parts are never
+rewritten. When a ledger is rebuilt from them, it repeats each correction where it meets the act of that correction
+(`redatings_in`), before it replays later records.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ _HEALING: Mapping[MisdatedKind, str] = {
 
 
 def find(cursor: Cursor, now_ms: int) -> tuple[MisdatedRecords, ...]:
-    """Misdated records by kind; only kinds that exist."""
+    """The misdated items, by kind; only kinds with any."""
     found = []
     for kind, healing in _HEALING.items():
         rows = cursor.run(statement(f"misdated_{kind}"), {"limit": now_ms + SKEW_MS})
@@ -97,7 +96,8 @@ def find(cursor: Cursor, now_ms: int) -> tuple[MisdatedRecords, ...]:
 
 
 def redate_records(cursor: Cursor, now_ms: int, days: DailySums) -> None:
-    """In the caller's transaction. Raises CannotRedate where records lie in the archive alone."""
+    """Corrects misdated items in the caller's transaction. Raises CannotRedate if such records are only in the
+    archive."""
     limit = {"limit": now_ms + SKEW_MS}
     frozen = cursor.run("SELECT count(*) FROM frozen WHERE at_ms >= $limit", limit)[0][0]
     if frozen:
@@ -110,7 +110,7 @@ def redate_records(cursor: Cursor, now_ms: int, days: DailySums) -> None:
 
 
 def redatings_in(cursor: Cursor, acts_file: str) -> list[int]:
-    """When the healings of an archived part were done that this ledger does not have yet, in order."""
+    """The instants of the corrections recorded in an archive part that this ledger does not have yet, in order."""
     found = cursor.run(
         "SELECT p.at_ms FROM read_parquet(?) p WHERE p.kind = 'redated' "
         "AND NOT EXISTS (SELECT 1 FROM act t WHERE t.number = p.number) ORDER BY p.number",
@@ -120,7 +120,7 @@ def redatings_in(cursor: Cursor, acts_file: str) -> list[int]:
 
 
 def misdating_act(found: Sequence[MisdatedRecords], now_ms: int, who: str, reason: str) -> NewAct:
-    """What is recorded of it."""
+    """The act that records a correction."""
     content = json.dumps([one.model_dump() for one in found], sort_keys=True)
     said = ", ".join(f"{one.count} {one.kind}" for one in found)
     return NewAct(now_ms, "redated", utc(now_ms), who, f"{reason} ({said})", content)
@@ -137,7 +137,7 @@ def _quarantine(cursor: Cursor, now_ms: int, days: DailySums) -> None:
     cursor.rows("drop_sums", incoming=incoming)
     daily.drop(cursor, days.touching(hours))
     cursor.run("DELETE FROM unfolded WHERE at_ms IN (SELECT unnest($hours))", {"hours": sorted(hours)})
-    # What is left of these hours, those of now, is summed from its rows.
+    # The rest of these hours, with records up to now, is summed from the rows.
     cursor.run(
         "INSERT INTO unfolded SELECT DISTINCT start_ms - start_ms % $hour AS hour_ms FROM present "
         "WHERE start_ms - start_ms % $hour IN (SELECT unnest($hours))",
@@ -146,7 +146,8 @@ def _quarantine(cursor: Cursor, now_ms: int, days: DailySums) -> None:
 
 
 def _redate_policies(cursor: Cursor, now_ms: int) -> None:
-    """In their order; each from when its act was recorded, where that is not in the future itself."""
+    """Changes the policies in their order; each is in force from the time of its act, or from now if that is in the
+    future."""
     acts = "SELECT subject, max(at_ms) FROM act WHERE kind = 'policy' AND at_ms <= $now GROUP BY subject"
     put: dict[str, int] = dict(cursor.run(acts, {"now": now_ms}))
     before = 0
@@ -162,11 +163,11 @@ def _redate_policies(cursor: Cursor, now_ms: int) -> None:
 
 
 class Offsite(Transactions):
-    """The part of the ledger that knows of other volumes."""
+    """The part of the ledger that handles copies and the archive."""
 
     def copy_to(self, path: Path) -> int:
-        """A consistent copy of the whole ledger in a new file, read back and held against what was copied; how many
-        rows it has. Raises LedgerUnavailable, or LedgerDamaged where the copy is not what was copied."""
+        """Writes a consistent copy of the ledger to a new file and compares it with the original; returns its number of
+        rows. Raises LedgerUnavailable, or LedgerDamaged if the copy differs."""
         with self._copying:
             with self._database.duplicating(path), self._snapshot() as (cursor, _):
                 here = self._database.duplicate(cursor)
@@ -183,16 +184,16 @@ class Offsite(Transactions):
             return sum(count for count, _ in here.values())
 
     def archive(self, now_ms: int) -> ArchivePart | None:
-        """Write what came since the last part into the next; None where nothing did, or there is no archive.
+        """Writes the records since the last part into a new part; None if there are none, or no archive.
 
-        Raises LedgerUnavailable; then nothing is archived that was not before."""
+        Raises LedgerUnavailable, and then nothing more is archived than before."""
         if self._archive is None:
             return None
         with self._copying:
-            self._require_space()  # the part could not be entered
+            self._require_space()  # otherwise the part could not be recorded in the ledger
             if not self._news:
                 return None
-            self.adopt(now_ms)  # a part that was written, and whose entry failed
+            self.adopt(now_ms)  # a part that was written but not recorded in the ledger
             with self._swap:
                 self._news, (pods, self._pods) = False, (self._pods, set())
             try:
@@ -207,13 +208,13 @@ class Offsite(Transactions):
             return part
 
     def parts(self) -> int:
-        """How many parts of the archive are of this ledger."""
+        """The number of archive parts that this ledger has recorded."""
         return self._state.parts
 
     @contextmanager
     def _acting(self, now_ms: int) -> Iterator[None]:
-        """Write an act within; where acts are wanted in the archive at once, it is there at the end. Raises
-        LedgerUnavailable where it is not: the act is recorded all the same."""
+        """Encloses the writing of an act. If acts must be archived at once, the act is in the archive at the end.
+        Raises LedgerUnavailable if it could not be archived; it is recorded in the ledger nevertheless."""
         with self._writing:
             yield
         if self._acts_at_once:
@@ -223,17 +224,17 @@ class Offsite(Transactions):
                 raise LedgerUnavailable(f"recorded, and not yet in the archive: {error}") from error
 
     def archived_act(self) -> int:
-        """The number of the newest act that the archive has; 0 where it has none, or there is no archive."""
+        """The number of the newest act in the archive; 0 if it has none, or there is no archive."""
         return 0 if self._archive is None else self._state.archived_registers.get("act", 0)
 
     def adopt(self, now_ms: int) -> int:
-        """Take over what the archive has beyond this ledger; how many parts that were. Raises LedgerDamaged."""
+        """Replays the archive parts that this ledger lacks; returns how many. Raises LedgerDamaged."""
         if self._archive is None:
             return 0
         with self._writing:
             parts = self._archive.parts(self._state.parts)
             for position, part in enumerate(parts):
-                # A ledger that lacks the part before is older than this one, also where the part has no rows.
+                # A ledger that lacks the preceding part is older than this part, even if the part has no rows.
                 self._adopt(self._archive, part, now_ms, behind=position > 0)
             if parts:
                 self.checkpoint()
@@ -254,7 +255,7 @@ class Offsite(Transactions):
         self._reread()
 
     def _heal(self, archive: Archive, part: ArchivePart) -> None:
-        """What the archive has before the part is as it was before the healings that the part tells of."""
+        """Repeats the corrections of misdated records that the part's acts name, before the part is replayed."""
         (acts,) = archive.files([part.number], "act")
         with self._database.cursor() as reading:
             healings = redatings_in(reading, acts)
@@ -265,7 +266,7 @@ class Offsite(Transactions):
             self._reread()
 
     def _enter(self, cursor: Cursor, part: ArchivePart, marks: dict[Stream, int]) -> None:
-        """The part is of this ledger from now on; `marks` are in the archive."""
+        """Records in the ledger that it has the part; `marks`: up to which number each outbox is archived."""
         ids = self._names.stream.resolve(cursor, marks)
         cursor.run(
             "INSERT INTO archive_part VALUES (?, ?, ?, ?, ?)",
@@ -284,7 +285,8 @@ class Offsite(Transactions):
         self._commit(cursor, after, news=False)
 
     def freeze(self, before_ms: int) -> int:
-        """Let rows of hours before an instant leave the file, as far as the archive has them; how many hours."""
+        """Removes rows of hours before an instant from the file if the archive has them; returns the number of
+        hours."""
         if self._archive is None:
             return 0
         total = 0
@@ -303,7 +305,7 @@ class DuckLedger(Offsite):
     # --- writing ------------------------------------------------------------------------------
 
     def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
-        """Book batches in one transaction. Counts of a Receipt are intervals; facts are not counted."""
+        """Books batches in one transaction. The counts of a Receipt are intervals; facts are not counted."""
         with self._writing:
             before = self._state
             behind = before.fleet.newest_end_ms - now_ms - SKEW_MS
@@ -321,7 +323,7 @@ class DuckLedger(Offsite):
             if group.changes:
                 self._book(group)
             if self._database.wal_bytes() >= WAL_BYTES:
-                with suppress(LedgerUnavailable):  # what is committed is committed; the next one tries again
+                with suppress(LedgerUnavailable):  # the commit is done; the next append tries the checkpoint again
                     self.checkpoint()
             return [self._result(batch, tally, now_ms) for batch, tally in zip(batches, tallies, strict=True)]
 
@@ -357,7 +359,7 @@ class DuckLedger(Offsite):
             if known and known[-1].version == policy.version():
                 return known[-1]
             self._require_clock()
-            # Dated after its predecessor even if the clock stepped back.
+            # Dated after the preceding policy even if the clock was set back.
             effective = max(now_ms, known[-1].effective_ms + 1) if known else now_ms
             version = PolicyVersion(version=policy.version(), effective_ms=effective, policy=policy)
             with self._transaction() as cursor:
@@ -372,7 +374,7 @@ class DuckLedger(Offsite):
             return version
 
     def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
-        """How many said something new (accountant.storage.write.reference_tables)."""
+        """Returns how many reports were new (accountant.storage.write.reference_tables)."""
         with self._writing:
             self._require_clock()
             with self._transaction() as cursor:
@@ -395,7 +397,7 @@ class DuckLedger(Offsite):
             return new
 
     def remove_decisions(self, before_ms: int) -> int:
-        """Remove decisions dated before an instant, where there is an archive only those that it has; how many."""
+        """Removes decisions dated before an instant, with an archive only those that it has; returns how many."""
         total = 0
         while True:
             with self._writing, self._transaction() as cursor:
@@ -462,12 +464,12 @@ class DuckLedger(Offsite):
         return self._state.fleet.newest_end_ms
 
     def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
-        """What is dated later than `now_ms`, by kind."""
+        """The items dated later than `now_ms`, by kind."""
         with self._snapshot() as (cursor, _):
             return find(cursor, now_ms)
 
     def redate(self, now_ms: int, who: str, reason: str) -> tuple[MisdatedRecords, ...]:
-        """Heal what is dated later than `now_ms`; the act that says so. Raises CannotRedate."""
+        """Corrects items dated later than `now_ms` and records it as an act. Raises CannotRedate."""
         with self._writing:
             self._require_clock()
             with self._transaction() as cursor:
@@ -488,7 +490,7 @@ class DuckLedger(Offsite):
         return {stream[2]: self._ack(stream) for stream in sorted(found)}
 
     def imports(self, cluster: str) -> Imports:
-        """How far the imports of a cluster came, and what they must leave alone."""
+        """How far the imports of a cluster have come, and the spans that agents metered themselves."""
         state = self._state
         marks: dict[str, dict[str, int]] = {}
         for of_cluster, node, epoch in sorted(state.marks):
@@ -499,9 +501,10 @@ class DuckLedger(Offsite):
 
     @contextmanager
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[Snapshot]:
-        """Every question inside is answered from the same commit, whatever is written meanwhile.
+        """A snapshot: all its answers come from the same commit, whatever is written meanwhile.
 
-        start_ms, end_ms: where stretches begin or end inside an hour, so that rows are needed that may be archived."""
+        start_ms, end_ms: a span whose rows may be needed because queries begin or end inside an hour; they may be
+        archived."""
         with self._snapshot(start_ms, end_ms) as (cursor, state):
             yield Snapshot(cursor, state)
 
@@ -517,7 +520,7 @@ class DuckLedger(Offsite):
             return Snapshot(cursor, state).usage(start_ms, end_ms, by, where, timezone)
 
     def clusters(self) -> frozenset[str]:
-        """Those that anything was booked of."""
+        """The clusters with booked records."""
         return self._state.fleet.clusters
 
     def nodes(self) -> tuple[NodeFacts, ...]:
@@ -538,7 +541,7 @@ class DuckLedger(Offsite):
             return Snapshot(cursor, state).pods(start_ms, end_ms, of=of, waiting=waiting, placed=placed)
 
     def teams(self) -> frozenset[str]:
-        """Every team that a queue or a namespace names now."""
+        """Every team that a queue or a namespace names at present."""
         queues = self._state.policies[-1].queues.values() if self._state.policies else ()
         spaces = self._state.fleet.namespaces.values()
         named = {q.team for q in queues if q.team} | {s.team for s in spaces} | {t for s in spaces for t in s.teams}
@@ -573,7 +576,7 @@ class DuckLedger(Offsite):
     ) -> UsageWindow:
         priced = book if measure == "cost" else None
         lens = Lens.of(book=priced, gpu_weights=spec.gpu_weights, shard=shard, cluster=cluster)
-        # Mostly all that is needed is cached: no transaction then.
+        # Usually everything needed is cached, so no transaction is opened.
         answer = self._windows.window(None, self._state, spec, at_ms, measure, min_coverage, lens)
         if answer is None:
             with self._snapshot(*self._windows.bounds(spec, at_ms)) as (cursor, state):
@@ -596,8 +599,8 @@ class DuckLedger(Offsite):
         return self._windows.watermark(self._state.fleet, at_ms, min_coverage, shard, cluster)
 
     def mark(self, start_ms: int, end_ms: int) -> Mark:
-        """A mark of the span's content: while it is equal, every question about the span has the same answer
-        (accountant.storage.ledger_state)."""
+        """A value that changes with the span's content: while it is equal, every query about the span has the same
+        answer (accountant.storage.ledger_state)."""
         state = self._state
         return state.changes.mark(start_ms, end_ms, state.fleet.census)
 
@@ -636,11 +639,11 @@ class DuckLedger(Offsite):
         return coverage(self.usage(start_ms, end_ms, ()))
 
     def imbalance(self, start_ms: int, end_ms: int) -> int:
-        """Microseconds by which the books break the law of conservation; 0 means that they balance."""
+        """Microseconds by which the accounts deviate from the capacity; 0 if they balance."""
         return self.examine(start_ms, end_ms).total_us
 
     def examine(self, start_ms: int, end_ms: int) -> Imbalance:
-        """`imbalance`, with every difference in words."""
+        """Like `imbalance`, with a description of every difference."""
         with self._snapshot(start_ms, end_ms) as (cursor, state):
             return imbalance(cursor, state, start_ms, end_ms)
 
@@ -650,7 +653,7 @@ class DuckLedger(Offsite):
             return quarantine(cursor, limit)
 
     def holes(self, limit: int = 1000) -> list[Hole]:
-        """Numbers that will never come, by node, the newest of each first."""
+        """Sequence numbers that will never arrive, by node, newest first."""
         with self._snapshot() as (cursor, _):
             return holes(cursor, limit)
 
@@ -673,7 +676,7 @@ def open_ledger(
     acts_at_once: bool = False,
     gpu_move_after_ms: int = MOVE_AFTER_MS,
 ) -> DuckLedger:
-    """Open or create the ledger; what the archive has beyond it is taken over first. month_zone: of calendar
+    """Opens or creates the ledger and first replays what the archive has beyond it. month_zone: time zone of calendar
     windows. doubt, fence, acts_at_once: see `Transactions`. gpu_move_after_ms: silence about a GPU after which another
     node may report it.
 

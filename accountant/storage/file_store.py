@@ -1,7 +1,7 @@
-"""Keeps files in a folder, or under a prefix of an object store (`s3://`, `gs://`, `abfs://`).
+"""Stores files in a folder, or under a prefix of an object store (`s3://`, `gs://`, `abfs://`).
 
-A file that says what others are (`create`) appears whole or not at all and is never written over; what it does not
-name is a leftover of a writer that ended too early. The engine reads and writes files by their `url`.
+A file written with `create` appears completely or not at all and is never overwritten. Such files list the other files;
+a file that none of them lists is a leftover of an interrupted writer. The engine reads and writes files by their `url`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 PROTOCOL: Final = "archive"
-"""Of the URLs by which the engine knows files of an object store."""
+"""URL scheme by which the engine knows files of an object store."""
 _CHUNK: Final = 2**20
 
 
 class FileStore:
     """A folder or a prefix. Names are relative to it, with slashes. Every method raises LedgerUnavailable, with the
-    place and the reason, where the store cannot be reached.
+    place and the reason, if the store cannot be reached.
 
-    address: as in the settings. files: a file system with `address` as its root. staging: a folder of this machine for
-    files that are on their way. folder: the place, where it is on this machine."""
+    address: as in the settings. files: a file system whose root is `address`. staging: a local folder for files before
+    their upload. folder: the store's folder if it is local, otherwise None."""
 
     def __init__(self, address: str, files: arrow_files.FileSystem, staging: Path, folder: Path | None = None) -> None:
         self.address = address
@@ -46,7 +46,7 @@ class FileStore:
         return self.address
 
     def names(self, folder: str = "") -> list[str]:
-        """The files and folders in a folder, sorted; none where it is not there."""
+        """The files and folders in a folder, sorted; empty if the folder does not exist."""
         with self._reachable():
             found = self._files.get_file_info(arrow_files.FileSelector(folder, allow_not_found=True))
         return sorted(info.base_name for info in found)
@@ -56,7 +56,7 @@ class FileStore:
             return bool(self._files.get_file_info(name).type == arrow_files.FileType.File)
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The content of a file, piece by piece."""
+        """The content of a file, in chunks."""
         with self._reachable(), self._files.open_input_stream(name, compression=None) as file:
             while chunk := file.read(_CHUNK):
                 yield chunk
@@ -71,16 +71,16 @@ class FileStore:
         return digest.hexdigest()
 
     def url(self, name: str) -> str:
-        """What the engine calls a file."""
+        """The name by which the engine opens a file."""
         return f"{PROTOCOL}://{name}" if self.folder is None else str(self.folder / name)
 
     def engine_files(self) -> AbstractFileSystem | None:
-        """What the engine reads and writes `url` through; None where it does so by itself."""
+        """The file system through which the engine opens `url`; None if it opens it directly."""
         return None if self.folder is not None else _engine_files(self._files)
 
     def create(self, name: str, content: bytes) -> None:
-        """Write a small file, whole or not at all. Raises LedgerUnavailable where it is there already. In an object
-        store two writers of the same instant are not kept apart: a lease has to do that."""
+        """Writes a small file, completely or not at all. Raises LedgerUnavailable if it exists. In an object store two
+        writers at the same moment are not detected; use a lease to prevent them."""
         if self.exists(name):
             raise LedgerUnavailable(f"{self.address}/{name}: exists already, and is not written over")
         with self._reachable():
@@ -91,7 +91,7 @@ class FileStore:
                 fresh.unlink(missing_ok=True)
                 try:
                     atomic_file.write(fresh, content)
-                    os.link(fresh, place)  # unlike a renaming, refuses to replace one that came meanwhile
+                    os.link(fresh, place)  # unlike rename, link fails if the file was created meanwhile
                 finally:
                     fresh.unlink(missing_ok=True)
                 atomic_file.sync(place.parent)
@@ -100,7 +100,7 @@ class FileStore:
 
     @contextmanager
     def staged(self, name: str) -> Iterator[Path]:
-        """An empty folder of this machine for files that are then `put`; it is gone afterwards."""
+        """An empty local folder for files that are then `put`; it is removed at the end."""
         with self._reachable():
             fresh = (self.folder or self._staging) / f".{name}"
             shutil.rmtree(fresh, ignore_errors=True)
@@ -111,7 +111,7 @@ class FileStore:
             shutil.rmtree(fresh, ignore_errors=True)
 
     def put(self, source: Path, name: str) -> None:
-        """Move a file of this machine into the store, durably; one of that name gives way."""
+        """Moves a local file into the store, durably; replaces a file of that name."""
         with self._reachable():
             if self.folder is not None:
                 place = self.folder / name
@@ -128,7 +128,7 @@ class FileStore:
             source.unlink()
 
     def delete(self, name: str) -> None:
-        """Remove a file; that it is gone already is no failure."""
+        """Removes a file; it is no error if it does not exist."""
         with self._reachable():
             if self._files.get_file_info(name).type != arrow_files.FileType.NotFound:
                 self._files.delete_file(name)
@@ -148,20 +148,20 @@ class FileStore:
 
 
 def in_folder(folder: Path) -> FileStore:
-    """A folder of this machine. It need not be there yet."""
+    """The store in a local folder, which need not exist yet."""
     place = folder.absolute()
     files = arrow_files.SubTreeFileSystem(str(place), arrow_files.LocalFileSystem())
     return FileStore(str(folder), files, place, place)
 
 
 def open_store(address: str, storage: ObjectStorage, staging: Path) -> FileStore:
-    """The store at an address (`accountant.core.settings.StoreAddress`). storage: how an object store is reached.
-    staging: see `FileStore`.
+    """The store at an address (`accountant.core.settings.StoreAddress`). storage: access to the object store. staging:
+    see `FileStore`.
 
-    Raises LedgerUnavailable where the settings do not lead to one."""
+    Raises LedgerUnavailable if the settings do not lead to a store."""
     if "://" not in address:
         return in_folder(Path(address))
-    # A third of a second and 40 MiB that an accountant without an object store does not spend.
+    # Imported only here: it takes a third of a second and 40 MiB.
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
     try:
@@ -185,7 +185,7 @@ def _engine_files(files: arrow_files.FileSystem) -> AbstractFileSystem:
     class EngineFiles(ArrowFSWrapper):  # type: ignore[misc]
         """The store's files by their URLs."""
 
-        cachable = False  # two stores are never one
+        cachable = False  # otherwise fsspec would reuse the instance for another store
         protocol = PROTOCOL
 
         @classmethod

@@ -1,22 +1,22 @@
-"""Knows which GPUs were in service when, on which node, when they were down or retired.
+"""Determines when each GPU was in service, on which node, and when it was down or retired; and the register of owners.
 
-A GPU is capacity from its first booked record until its node is deleted, or until it has been
-unlisted for 24 h while its node still reported others, or until it is retired by command. One that only
-an import ever told of is capacity up to its last record: no source says that it still exists. All of it is a
-function of what was booked and of the inventory, never of the order in which either came.
+A GPU is capacity from its first booked record until its node is deleted, until it has been missing from its node's
+reports for 24 h, or until it is retired by command. A GPU known only from an import is capacity up to its last record,
+because no source says that it still exists. All this depends only on the booked records and the inventory, not on the
+order in which they arrived.
 
-Immutable: every commit that changes it makes a new one, so a reader keeps the one of its snapshot.
+Retiring by command is for machines that were switched off for good and are in no cluster or inventory file: without it
+their time would be `unmetered` forever. A retired GPU that reports again is capacity again, and the time in between is
+unmetered.
 
-No other source says it of a machine that was switched off for good and that no cluster or inventory file ever knew:
-without records its time would be `unmetered` for ever. A GPU that reports again is capacity again, with what lay
-between unmetered (accountant.storage.gpu_lifetimes).
+`Fleet` is immutable: every commit that changes it creates a new one, so a reader keeps that of its snapshot.
 
-The GPUs in service in each quarter-hour of a window are counted without listing them. Of ten thousand GPUs nearly all
-are alike: they came with their rack, and their newest record ends at the last minute. So a question costs what
-different GPUs there are, not how many; a commit carries the count forward by what it changed. GPUs whose nodes were
-ever down, or that may be gone unseen, are few and kept one by one.
+`GpuCensus` counts the GPUs in service without listing them. Of ten thousand GPUs nearly all are alike: they were
+installed with their rack, and their newest record ends in the last minute. So a query takes time in proportion to the
+number of different lifetimes, and each commit updates the counts. GPUs that were ever down, or may have disappeared,
+are few and stored individually.
 
-The register says which node each GPU belonged to: as stored, as shown, and what an admin may move.
+The register says which node each GPU belonged to (`read_owners`, `shown`) and which GPUs an administrator may move.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE
 
 FOREVER = 2**62
 UNLISTED_MS = MS_PER_DAY
-"""A GPU without a record for so long, on a node that reports others, is gone."""
+"""A GPU without a record for so long, on a node that still reports other GPUs, is gone."""
 
 
 class Life(NamedTuple):
-    """One GPU's time as capacity. end_ms is FOREVER while it is. home: the node of its newest record.
-    nodes: where it stood, ascending and without holes from start_ms on. down: spans of its nodes being
-    unusable, inside its life."""
+    """The time during which one GPU is capacity. end_ms is FOREVER while it is. home: the node of its newest record.
+    nodes: where it was, ascending and without holes from start_ms on. down: times within its life when its node was
+    unusable."""
 
     start_ms: int
     end_ms: int
@@ -69,7 +69,7 @@ class Life(NamedTuple):
     down: tuple[Span, ...]
 
     def node_at(self, at_ms: int) -> str:
-        """The node at an instant; before its first record, the first one."""
+        """The node at an instant; before the first record, the node of the first record."""
         name = self.nodes[0][1]
         for since, node in self.nodes:
             if since <= at_ms:
@@ -84,8 +84,8 @@ LifeOf = Callable[[int], Life]
 
 @dataclass(frozen=True, slots=True)
 class GpuCensus:
-    """alike: how many GPUs. apart: those told one by one, by id. until_ms: as long as no record ends here or later,
-    none of `alike` can have gone unseen."""
+    """Counts GPUs by lifetime. alike: number of GPUs per lifetime. apart: GPUs stored individually, by id. until_ms:
+    while no record ends here or later, none of `alike` can have disappeared unnoticed."""
 
     alike: Mapping[Alike, int]
     apart: Mapping[int, Life]
@@ -93,7 +93,7 @@ class GpuCensus:
 
     @classmethod
     def of(cls, gpus: Iterable[int], life: LifeOf, newest_ms: int) -> GpuCensus:
-        """newest_ms: end of the newest record of the fleet."""
+        """Counts these GPUs. newest_ms: end of the newest record of the fleet."""
         alike: Counter[Alike] = Counter()
         apart: dict[int, Life] = {}
         for gpu in gpus:
@@ -107,8 +107,8 @@ class GpuCensus:
     def changed(
         self, gpus: Iterable[int], before_of: Mapping[int, Life], life: LifeOf, newest_ms: int
     ) -> GpuCensus | None:
-        """After a commit that brought records of these GPUs. before_of: lives as they were. None where all have to be
-        counted anew."""
+        """The counts after a commit with records of these GPUs. before_of: their lives before it. None if all GPUs must
+        be counted again."""
         if newest_ms >= self.until_ms:
             return None
         alike, apart = dict(self.alike), dict(self.apart)
@@ -130,7 +130,7 @@ class GpuCensus:
         return GpuCensus(alike, apart, _until(alike))
 
     def lives(self) -> Mapping[Span, int]:
-        """How many GPUs were capacity from when to when."""
+        """The number of GPUs that were capacity, by span."""
         found: Counter[Span] = Counter()
         for (start, end, _), count in self.alike.items():
             found[start, end] += count
@@ -144,10 +144,10 @@ class GpuCensus:
                 yield gpu, span
 
     def watermark(self, end_ms: int, min_coverage: float) -> int | None:
-        """The latest instant, at most end_ms, up to which the records of at least `min_coverage` of the GPUs
-        in service at end_ms reach; None where nothing is in service.
+        """The latest instant, at most end_ms, up to which the records of at least `min_coverage` of the GPUs in service
+        at end_ms reach; None if no GPU is in service.
 
-        Holes further back do not move it (they lower `coverage`): it says how old the news are."""
+        Gaps further back do not lower it (they lower `coverage`): it says how recent the records are."""
         reached: Counter[int] = Counter()
         for (start, end, last), count in self.alike.items():
             if start < end_ms <= end:
@@ -168,7 +168,7 @@ def _stands_apart(life: Life, newest_ms: int) -> bool:
 
 
 def _may_be_gone(life: Life, newest_ms: int) -> bool:
-    """Whether records of others may show that it is unlisted."""
+    """Whether records of other GPUs of its node may show that it is gone."""
     return life.last_ms + UNLISTED_MS <= newest_ms and life.last_ms + UNLISTED_MS < life.end_ms
 
 
@@ -177,20 +177,21 @@ def _until(alike: Iterable[Alike]) -> int:
 
 
 LINGER_MS = MS_PER_HOUR
-"""Records up to so long after their node's deletion are its last words; later ones are a new node."""
+"""A record that begins at most this long after its node's deletion still belongs to the deleted node; a later one shows
+a new node."""
 
 NodeKey = tuple[str, str]
 """(cluster, node name)."""
 
 
 class Tenure(NamedTuple):
-    """first_ms: start of the GPU's first booked record on a node. last_ms: end of its newest."""
+    """first_ms: start of the GPU's first booked record on a node. last_ms: end of the newest one."""
 
     first_ms: int
     last_ms: int
 
     def with_(self, other: Tenure | None) -> Tenure:
-        """Around both."""
+        """The span that covers both."""
         if other is None:
             return self
         return Tenure(min(self.first_ms, other.first_ms), max(self.last_ms, other.last_ms))
@@ -205,9 +206,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Fleet:
-    """gpus: by id. tenures: gpu id -> node -> Tenure. own: of the GPUs that an import told of, what agents metered of
-    them, without the import. retired: gpu id -> instant. placed, charged: the histories of nodes and namespaces that
-    are not what they have always been."""
+    """All GPUs and nodes. gpus: by id. tenures: gpu id -> node -> Tenure. own: for GPUs that an import named, their
+    tenures by agents' records alone. retired: gpu id -> instant. placed, charged: the histories of nodes and namespaces
+    whose facts changed."""
 
     gpus: Mapping[int, Gpu] = field(default_factory=dict)
     tenures: Mapping[int, Mapping[str, Tenure]] = field(default_factory=dict)
@@ -218,10 +219,10 @@ class Fleet:
     placed: Mapping[NodeKey, Timeline[NodeFacts]] = field(default_factory=dict)
     charged: Mapping[NodeKey, Timeline[NamespaceFacts]] = field(default_factory=dict)
     _newest: Mapping[NodeKey, int] = field(default_factory=dict, repr=False, compare=False)
-    """End of the newest booked record per node. Made from `tenures` unless given with them."""
+    """End of the newest booked record per node; derived from `tenures` unless given."""
     _lives: dict[int, Life] = field(default_factory=dict, init=False, repr=False, compare=False)
     _censuses: dict[str | None, GpuCensus] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The census of each cluster, None: of all. Made when it is first asked for; commits then carry it forward."""
+    """The census of each cluster, None: of all. Created on first use; commits then update it."""
 
     def __post_init__(self) -> None:
         if not self._newest:
@@ -232,7 +233,7 @@ class Fleet:
 
     @cached_property
     def newest_end_ms(self) -> int:
-        """End of the newest booked record of all; 0 where there is none."""
+        """End of the newest booked record of all; 0 if there is none."""
         return max(self._newest.values(), default=0)
 
     @cached_property
@@ -249,35 +250,35 @@ class Fleet:
 
     @cached_property
     def extent(self) -> Span:
-        """From the first booked start to the newest booked end; (0, 0) where nothing is booked."""
+        """From the first booked start to the newest booked end; (0, 0) if nothing is booked."""
         starts = [tenure.first_ms for nodes in self.tenures.values() for tenure in nodes.values()]
         return (min(starts), self.newest_end_ms) if starts else (0, 0)
 
     @property
     def team_labels(self) -> frozenset[str]:
-        """The labels by which pods of some namespace may name a team, now or in the past."""
+        """The labels by which pods of some namespace can choose a team, now or in the past."""
         past = (space for history in self.charged.values() for _, space in history.steps)
         return frozenset(space.label for space in (*self.namespaces.values(), *past) if space.label)
 
     def node_history(self, key: NodeKey) -> Timeline[NodeFacts]:
-        """What a node was labelled, without its down time."""
+        """The labels of a node over time, without its down times."""
         return self.placed.get(key) or Timeline.always(self.nodes.get(key) or NodeFacts(*key))
 
     def namespace_history(self, key: NodeKey) -> Timeline[NamespaceFacts]:
         return self.charged.get(key) or Timeline.always(self.namespaces.get(key) or NamespaceFacts(*key))
 
     def namespace_at(self, key: NodeKey, at_ms: int) -> NamespaceFacts | None:
-        """Who paid for a namespace at an instant; None where nothing is known of it."""
+        """The payer of a namespace at an instant; None if the namespace is unknown."""
         history = self.charged.get(key)
         return history.at(at_ms) if history is not None else self.namespaces.get(key)
 
     def node_at(self, key: NodeKey, at_ms: int) -> NodeFacts | None:
-        """What a node was labelled at an instant; None where nothing is known of it."""
+        """The labels of a node at an instant; None if the node is unknown."""
         history = self.placed.get(key)
         return history.at(at_ms) if history is not None else self.nodes.get(key)
 
     def metered(self, cluster: str) -> dict[str, Tenure]:
-        """From the first to the newest record that an agent booked on each node of a cluster."""
+        """For each node of a cluster, the span from the first to the newest record that an agent booked."""
         found: dict[str, Tenure] = {}
         for gpu, tenures in self.tenures.items():
             if self.gpus[gpu].cluster == cluster:
@@ -286,7 +287,7 @@ class Fleet:
         return dict(sorted(found.items()))
 
     def last_ms(self, gpu: int) -> int:
-        """End of a GPU's newest booked record; 0 where there is none."""
+        """End of a GPU's newest booked record; 0 if there is none."""
         return max((t.last_ms for t in self.tenures.get(gpu, {}).values()), default=0)
 
     def life(self, gpu: int) -> Life:
@@ -298,16 +299,16 @@ class Fleet:
 
     @cached_property
     def clusters(self) -> frozenset[str]:
-        """That anything was booked of."""
+        """The clusters with booked records."""
         return frozenset(cluster for cluster, _ in self._newest)
 
     @property
     def census(self) -> GpuCensus:
-        """All GPUs, counted."""
+        """The census of all GPUs."""
         return self.census_of(None)
 
     def census_of(self, cluster: str | None) -> GpuCensus:
-        """The GPUs of a cluster, counted; None: of all."""
+        """The census of a cluster's GPUs; None: of all."""
         found = self._censuses.get(cluster)
         if found is None:
             mine = [gpu for gpu in self.tenures if cluster is None or self.gpus[gpu].cluster == cluster]
@@ -317,7 +318,7 @@ class Fleet:
         return found
 
     def _unlisted(self, gpu: int, life: Life) -> bool:
-        """Whether its node has reported others for long enough since."""
+        """Whether its node has reported other GPUs for long enough since its last record."""
         return self._newest[self.gpus[gpu].cluster, life.home] >= life.last_ms + UNLISTED_MS
 
     def _live(self, gpu: int) -> Life:
@@ -348,7 +349,8 @@ class Fleet:
     def booked(
         self, changes: Mapping[int, tuple[Gpu, Mapping[str, Tenure]]], own: Mapping[int, Mapping[str, Tenure]]
     ) -> Fleet:
-        """With the GPUs of a transaction: their names and all their tenures; own: see the class."""
+        """The fleet after a transaction. changes: its GPUs with their names and all their tenures; own: see the
+        class."""
         fresh = {gpu: named for gpu, (named, _) in changes.items() if self.gpus.get(gpu) != named}
         newest = dict(self._newest)
         for named, nodes in changes.values():
@@ -373,8 +375,8 @@ class Fleet:
         return after
 
     def _only_goes_on(self, gpu: int, before: Life) -> bool:
-        """Whether new records of a GPU change nothing about its life but how far it is known: what working
-        it out anew, for every GPU of every commit, would find."""
+        """Whether new records of a GPU change nothing about its life except how far it is known. Saves computing the
+        life of every GPU in every commit."""
         nodes, facts = self.tenures[gpu], self.nodes.get((self.gpus[gpu].cluster, before.home))
         return (
             before.end_ms == FOREVER
@@ -391,7 +393,7 @@ def _advance(newest: dict[NodeKey, int], cluster: str, nodes: Mapping[str, Tenur
 
 
 def blank(node: NodeFacts) -> NodeFacts:
-    """The same node with nothing known of it."""
+    """The same node without any facts."""
     return NodeFacts(node.cluster, node.name)
 
 
@@ -403,14 +405,14 @@ def changes_between(
 
 
 REPORTING_MS = 15 * MS_PER_MINUTE
-"""The longest interval: a GPU with a record so new may have an agent that goes on."""
+"""The longest interval: a GPU with a record newer than this may have a running agent."""
 
 
 def retiring(fleet: Fleet, asked: Retirement, at_ms: int, now_ms: int, closed_ms: int) -> dict[int, int]:
-    """The instant from which each GPU is no capacity, by its id: `at_ms`, or the end of its newest record if that is
-    later.
+    """For each GPU, by id, the instant from which it is no capacity: `at_ms`, or the end of its newest record if that
+    is later.
 
-    closed_ms: what was capacity before it stays so. Raises CannotRetire, and then none is to be retired."""
+    closed_ms: capacity before it is not changed. Raises CannotRetire; then none is retired."""
     if at_ms > now_ms:
         raise CannotRetire(f"{utc(at_ms)} is yet to come")
     if at_ms < closed_ms:
@@ -451,7 +453,7 @@ def _only(fleet: Fleet) -> str:
 
 
 def retired_devices(fleet: Fleet, ends: Mapping[int, int]) -> tuple[RetiredDevice, ...]:
-    """What is done by it, by node and GPU."""
+    """The retired GPUs as shown to callers, by node and GPU."""
     made = (
         RetiredDevice(
             cluster=fleet.gpus[gpu].cluster,
@@ -467,7 +469,7 @@ def retired_devices(fleet: Fleet, ends: Mapping[int, int]) -> tuple[RetiredDevic
 
 
 def retirement_act(found: Sequence[RetiredDevice], now_ms: int, who: str, reason: str) -> NewAct:
-    """What the journal keeps of it."""
+    """The journal act of a retirement."""
     nodes = sorted({one.node for one in found})
     content = [{"node": one.node, "gpu": one.gpu_uuid, "end_ms": one.end_ms} for one in found]
     return NewAct(now_ms, "retired", f"{found[0].cluster}/{','.join(nodes)}", who, reason, json.dumps(content))
@@ -475,15 +477,15 @@ def retirement_act(found: Sequence[RetiredDevice], now_ms: int, who: str, reason
 
 @dataclass(frozen=True, slots=True)
 class InService:
-    """GPUs that were capacity, by piece. whole: all of it. parts: how many over which part of a piece."""
+    """GPUs that were capacity, by piece. whole: how many during all of it. parts: how many during which part of it."""
 
     whole: Sequence[int]
     parts: Mapping[int, Mapping[Span, int]]
 
 
 def in_service(lives: Mapping[Span, int], pieces: Sequence[Span]) -> InService:
-    """How many GPUs are in service in each piece; pieces ascend, follow each other without a hole and are not empty.
-    lives: how many GPUs."""
+    """The number of GPUs in service in each piece. pieces: ascending, adjacent and not empty. lives: number of GPUs by
+    span."""
     parts: dict[int, dict[Span, int]] = {}
     starts = [start for start, _ in pieces]
     changes = [0] * (len(pieces) + 1)
@@ -504,7 +506,7 @@ def in_service(lives: Mapping[Span, int], pieces: Sequence[Span]) -> InService:
 
 
 def lives_in(fleet: Fleet, pieces: Sequence[Span], gpus: Iterable[int]) -> list[dict[Span, int]]:
-    """Per piece, how many of these GPUs were capacity over which part of it. Pieces ascend and do not overlap."""
+    """Per piece, how many of these GPUs were capacity during which part of it. pieces: ascending, without overlap."""
     found: list[dict[Span, int]] = [{} for _ in pieces]
     alike = Counter((life.start_ms, life.end_ms) for life in map(fleet.life, gpus))
     starts = [start for start, _ in pieces]
@@ -515,7 +517,7 @@ def lives_in(fleet: Fleet, pieces: Sequence[Span], gpus: Iterable[int]) -> list[
 
 
 def gpus_at(fleet: Fleet, start_ms: int, end_ms: int) -> dict[tuple[str, str], int]:
-    """How many GPUs each node had as capacity, by cluster and node, for a part of [start_ms, end_ms)."""
+    """The number of GPUs that each node had as capacity in any part of [start_ms, end_ms), by cluster and node."""
     found: Counter[tuple[str, str]] = Counter()
     for gpu in fleet.tenures:
         life = fleet.life(gpu)
@@ -530,7 +532,7 @@ def gpus_at(fleet: Fleet, start_ms: int, end_ms: int) -> dict[tuple[str, str], i
 
 
 def down_in(census: GpuCensus, pieces: Sequence[Span]) -> list[TaggedSpan]:
-    """The down time of each GPU in each piece, tagged with the piece. Pieces ascend and do not overlap."""
+    """The down time of each GPU in each piece, tagged with the piece. pieces: ascending, without overlap."""
     starts = [start for start, _ in pieces]
     return [
         TaggedSpan(tag, low, high, gpu)
@@ -540,7 +542,7 @@ def down_in(census: GpuCensus, pieces: Sequence[Span]) -> list[TaggedSpan]:
 
 
 def _inside(span: Span, pieces: Sequence[Span], starts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(tag, start_ms, end_ms) of what each piece has of the span."""
+    """(tag, start_ms, end_ms) of the part of the span in each piece."""
     start, end = span
     for tag in range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end)):
         low, high = max(start, pieces[tag][0]), min(end, pieces[tag][1])
@@ -549,8 +551,8 @@ def _inside(span: Span, pieces: Sequence[Span], starts: Sequence[int]) -> Iterat
 
 
 def read_owners(cursor: Cursor, fleet: Fleet) -> dict[GpuName, OwnedGpu]:
-    """The owner of each GPU. What the table lacks, in ledgers of earlier releases and those rebuilt from an archive,
-    the records tell: a node that reported a GPU after all records of its owner took it over."""
+    """The owner of each GPU. Ledgers of earlier releases, and those rebuilt from an archive, may lack rows; these are
+    derived from the records: a node that reported a GPU after all records of its owner took it over."""
     stored: dict[GpuName, list[Ownership]] = defaultdict(list)
     rows = cursor.run("SELECT cluster, gpu_uuid, node, from_ms, at_ms, who FROM gpu_owner ORDER BY from_ms, at_ms")
     for cluster, uuid, node, from_ms, at_ms, who in rows:
@@ -575,7 +577,7 @@ def read_owners(cursor: Cursor, fleet: Fleet) -> dict[GpuName, OwnedGpu]:
 
 
 CLAIMS = 10_000
-"""Quarantined records, the newest, that are searched for claims of other nodes."""
+"""Number of quarantined records, the newest ones, that are searched for claims of other nodes."""
 
 
 def read_claims(cursor: Cursor) -> dict[GpuName, tuple[GpuClaim, ...]]:
@@ -589,7 +591,7 @@ def read_claims(cursor: Cursor) -> dict[GpuName, tuple[GpuClaim, ...]]:
 def shown(
     owned: Mapping[GpuName, OwnedGpu], claims: Mapping[GpuName, Sequence[GpuClaim]], fleet: Fleet
 ) -> tuple[GpuOwnership, ...]:
-    """The register for people and programs, by cluster and UUID."""
+    """The register in the form that the API shows, by cluster and UUID."""
     models = {(gpu.cluster, gpu.uuid): gpu.model for gpu in fleet.gpus.values()}
     return tuple(
         GpuOwnership(
@@ -615,8 +617,7 @@ def _owners(steps: Sequence[Ownership]) -> Iterable[GpuOwner]:
 def movable_gpus(
     owned: Mapping[GpuName, OwnedGpu], nodes: Collection[NodeKey], asked: GpuMove, now_ms: int
 ) -> list[GpuName]:
-    """The GPUs that are to be moved. nodes: all that the accountant knows. Raises CannotMove, and then none is to be
-    moved."""
+    """The GPUs to be moved. nodes: all nodes that the accountant knows. Raises CannotMove; then none is moved."""
     cluster = asked.cluster or _only_cluster({gpu[0] for gpu in owned})
     if (cluster, asked.node) not in nodes:
         raise CannotMove(
@@ -642,7 +643,7 @@ def movable_gpus(
 def owner_act(
     before: Mapping[GpuName, OwnedGpu], after: Mapping[GpuName, OwnedGpu], now_ms: int, who: str, reason: str
 ) -> NewAct:
-    """What the journal keeps of a move."""
+    """The journal act of a move."""
     content = [
         {"gpu": gpu[1], "from_node": before[gpu].owner.node, "node": one.owner.node, "from_ms": one.owner.from_ms}
         for gpu, one in sorted(after.items())

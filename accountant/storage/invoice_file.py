@@ -1,12 +1,12 @@
-"""Reads a provider's invoice (FOCUS or AWS CUR, CSV or Parquet).
+"""Reads a provider's invoice (FOCUS or AWS CUR, CSV or Parquet, also `.csv.gz`).
 
-Read in a database of its own that takes little memory, line by line; amounts are exact decimals and never pass
-through a float. Rows are summed per kind of item, so a month of millions of lines becomes a few. Which kind of file it
-is, its columns say. A file may be compressed (`.csv.gz`). Taxes are an item of their own: they are no price of a GPU.
+A separate database with little memory reads the file; amounts are exact decimals and never become floats. Rows are
+summed per kind of item, so a month of millions of lines becomes a few items. The columns of the file determine its
+format. Taxes are an item of their own, because they are not part of a GPU's price.
 
-A charge is of the month in which the middle of its period lies: a provider's days and months are those of UTC, and a
-month here may begin some hours before or after them. Of one of more than a month (paid for a year) it is the middle of
-its first day.
+A charge belongs to the month that contains the middle of its charge period, because the provider's days and months are
+in UTC and the accountant's months may begin some hours earlier or later. A charge for more than a month (such as a year
+paid in advance) belongs to the month that contains the middle of its first day.
 
 Sources: FOCUS specification (BilledCost, BillingCurrency, ChargeCategory, ChargePeriodStart, ChargePeriodEnd, RegionId,
 PricingCategory, SkuId, SkuPriceDetails.InstanceType); AWS CUR data dictionary (line_item_*, product_*, pricing_term).
@@ -28,12 +28,12 @@ from gputally.base.units import MS_PER_SECOND
 
 
 class InvoiceUnreadable(AccountantError):
-    """The file is no invoice that is known here: the place and the reason."""
+    """The file is not a readable invoice of a known format; the message has the place and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class InvoiceItem:
-    """What one kind of item cost in the span. instance: the machine's type, or the provider's own id of the item."""
+    """The cost of one kind of item in the span. instance: the machine type, or the provider's id of the item."""
 
     instance: str
     region: str
@@ -70,10 +70,11 @@ _CAPACITY = {
 
 _DAY_S: Final = 86_400
 _MONTH_S: Final = 32 * _DAY_S
-"""None is longer, whatever the clocks do."""
+"""No month is longer, even with a clock change."""
 _MODEST: dict[str, str | bool | int | float | list[str]] = {"memory_limit": "256MB", "threads": 1}
 _CSV = "read_csv($path, all_varchar = true, header = true, delim = ',', quote = '\"', escape = '\"')"
-"""Said, not guessed from the beginning of the file: a comma or a quote may first appear in its last line."""
+"""Set explicitly, because detection looks only at the first lines, and a comma or a quote may first appear in the last
+one."""
 
 
 def read_invoice(path: Path, start_ms: int, end_ms: int) -> list[InvoiceItem]:
@@ -84,7 +85,7 @@ def read_invoice(path: Path, start_ms: int, end_ms: int) -> list[InvoiceItem]:
     try:
         with duckdb.connect(config=_MODEST) as connection:
             connection.execute("SET TimeZone = 'UTC'")
-            connection.execute("SET enable_progress_bar = false")  # of a long reading, into the command's output
+            connection.execute("SET enable_progress_bar = false")  # DuckDB would print it into the command's output
             described = connection.execute(f"DESCRIBE FROM {source}", {"path": str(path)}).fetchall()
             query = _query(path, {_plain(str(row[0])): str(row[0]) for row in described}, source)
             bounds = {"path": str(path), "start": start_ms / MS_PER_SECOND, "end": end_ms / MS_PER_SECOND}
@@ -122,7 +123,7 @@ def _query(path: Path, columns: Mapping[str, str], source: str) -> str:
 
 
 def _filled(text: str, columns: Mapping[str, str]) -> str:
-    """The expression over the file's own column names; a column that it does not have is null."""
+    """The expression with the file's own column names; a missing column is null."""
     parts = text.split("{")
     found = [parts[0]]
     for part in parts[1:]:
@@ -134,5 +135,5 @@ def _filled(text: str, columns: Mapping[str, str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """`lineItem/UnblendedCost` and `line_item_unblended_cost` are one column."""
+    """Normalises a column name: `lineItem/UnblendedCost` and `line_item_unblended_cost` are the same column."""
     return "".join(char for char in name.lower() if char.isalnum())

@@ -1,13 +1,13 @@
-"""Holds what readers and the writer know without asking a table: one immutable value per commit.
+"""Holds what readers and the writer know without reading a table: one immutable `State` per commit.
 
-`Changes` records which spans of time each commit changed, so that cached results of other spans stay valid. A cached
-answer is stored with its mark, and compared with the current mark: an equal mark says that nothing was
-committed that could change it. A span that is over keeps its mark however much comes in after it.
+`Changes` records which spans of time each commit changed, so that cached answers about other spans stay valid. A cached
+answer is stored with the span's mark; if the current mark is equal, no commit has changed the answer. The mark of a
+span in the past stays the same while later records arrive.
 
-Devices that a question cannot tell apart are grouped, so that sums are as small as the answer. Usage is summed by the
-engine per kind of device that the question can see: of all together, of those that are alike in what it asks (model,
-pool, node …), or of each. A month by job and model is then as long as its jobs, not as its jobs times their GPUs. A
-GPU that was of several kinds, because it moved or changed its name, is told apart.
+`DeviceKinds` groups devices that a query does not distinguish, so that the engine returns few sums: one for all
+devices, one per group with equal values of the queried dimensions (model, pool, node …), or one per device. The result
+by job and model then has as many rows as jobs and models, not jobs times GPUs. A GPU that belonged to several groups,
+because it moved or was renamed, is kept separate.
 """
 
 from __future__ import annotations
@@ -35,27 +35,28 @@ from gputally.base.units import MS_PER_DAY
 OF_NODES: frozenset[Dimension] = frozenset({"pool", "region", "zone", "instance_type", "capacity_type"})
 _OF_EACH: frozenset[Dimension] = frozenset({"gpu", "mig_profile"})
 Shown = tuple[int, DeviceName]
-"""A GPU and a device that have what the question asks of all of a kind."""
+"""A GPU and a device that represent a group: their values of the queried dimensions are those of all its members."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """of: device id -> kind. table: the same for the engine, made once: it is as long as there are devices."""
+    """of: device id -> kind. table: the same as an Arrow table for the engine, built once because it has a row per
+    device."""
 
     of: Mapping[int, int]
     table: pa.Table
 
     @classmethod
     def told(cls, of: Mapping[int, int]) -> Kinds:
-        """With its table."""
+        """Builds the table."""
         return cls(of, record_columns.column_table(record_columns.KIND, of.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceKinds:
-    """kinds: of devices, for the engine; None where it sums all or each. shown, member: by what the engine
-    answers as the device; a member is one GPU, or all that are alike. of_gpu: the member each GPU belongs to.
-    shared: what is shown of members that are several."""
+    """How a query groups devices. kinds: of the devices, for the engine; None if it sums all or each. shown, member: by
+    the number that the engine returns as the device; a member is one GPU, or a group of equal ones. of_gpu: the member
+    of each GPU. shared: the representative of members with several GPUs."""
 
     by_device: bool
     kinds: Kinds | None
@@ -66,19 +67,19 @@ class DeviceKinds:
 
 
 class DeviceKindsCache:
-    """What questions tell apart, remembered from one commit to the next as long as no device, node or GPU is new or
-    another. Thread-safe."""
+    """Caches `device_kinds` from one commit to the next, until a device, node or GPU is new or changed. Thread-safe."""
 
     def __init__(self) -> None:
         self._known: dict[frozenset[Dimension], tuple[tuple[object, ...], int, DeviceKinds]] = {}
 
     def read(self, fleet: Fleet, devices: Mapping[int, DeviceName], asked: frozenset[Dimension]) -> DeviceKinds:
-        """`apart` of these."""
+        """`device_kinds`, from the cache if possible."""
         made_of = (fleet.gpus, fleet.nodes, fleet.placed, devices)
         known = self._known.get(asked)
         if known is not None:
             before, gpus, found = known
-            # The very same, not equal ones: every change makes new ones, and comparing them would take as long.
+            # Identity, not equality: every change creates new objects, and comparing the content would take as long as
+            # computing it.
             if gpus == len(fleet.tenures) and all(a is b for a, b in zip(before, made_of, strict=True)):
                 return found
         found = device_kinds(fleet, devices, asked)
@@ -87,7 +88,7 @@ class DeviceKindsCache:
 
 
 def device_kinds(fleet: Fleet, devices: Mapping[int, DeviceName], asked: Collection[Dimension]) -> DeviceKinds:
-    """asked: the dimensions of devices in the question."""
+    """Groups the devices. asked: the dimensions of devices in the query."""
     if not asked:
         every = {0: (EVERY_GPU, NO_DEVICE)}
         return DeviceKinds(False, None, every, {0: EVERY_GPU}, dict.fromkeys(fleet.tenures, EVERY_GPU), every)
@@ -119,7 +120,7 @@ def _alike(fleet: Fleet, devices: Mapping[int, DeviceName], asked: Collection[Di
         alone = len(of_gpu[name.gpu]) > 1
         kind = kinds[number] = numbers.setdefault(("alone", number) if alone else looks[number], len(numbers) + 1)
         shown.setdefault(kind, (name.gpu, name))
-        # Numbers of kinds and of GPUs must not meet.
+        # Negative, so that numbers of kinds and of GPUs do not collide.
         member[kind] = name.gpu if alone else -kind
         if not alone:
             shared[-kind] = shown[kind]
@@ -128,7 +129,7 @@ def _alike(fleet: Fleet, devices: Mapping[int, DeviceName], asked: Collection[Di
 
 
 def _look_of_node(fleet: Fleet, key: tuple[str, str], asked: Collection[Dimension]) -> Hashable:
-    """What a question sees of a node; a node that was something else before is like no other."""
+    """The values of a node that the query uses; a node whose labels changed equals no other."""
     if "node" in asked or (OF_NODES & set(asked) and key in fleet.placed):
         return key
     facts = fleet.nodes.get(key)
@@ -141,25 +142,26 @@ Mark = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """days: the commit that last changed rows of a day (of UTC, by number). onward: the commit that last told
-    something about all time from a day on."""
+    """days: the commit that last changed rows of a day (UTC day number). onward: by day, the commit that last changed
+    all time from that day on."""
 
     days: Mapping[int, int] = field(default_factory=dict)
     onward: Mapping[int, int] = field(default_factory=dict)
 
     def with_rows(self, instants: Iterable[int], version: int) -> Changes:
-        """Rows of these instants changed."""
+        """After a commit that changed rows at these instants."""
         touched = {at // MS_PER_DAY for at in instants}
         return Changes({**self.days, **dict.fromkeys(touched, version)}, self.onward) if touched else self
 
     def since(self, at_ms: int, version: int) -> Changes:
-        """Something is told about all time from this instant on; 0: about everything."""
+        """After a commit that may change all time from this instant on; 0: everything."""
         day = at_ms // MS_PER_DAY
         later = {other: known for other, known in self.onward.items() if other < day}
         return Changes(self.days, {**later, day: version})
 
     def mark(self, start_ms: int, end_ms: int, census: GpuCensus) -> Mark:
-        """The mark of [start_ms, end_ms). census: how long each GPU was capacity, which records of others may tell."""
+        """The mark of [start_ms, end_ms). census: for how long each GPU was capacity, which can change with records of
+        other times."""
         first, last = start_ms // MS_PER_DAY, max(start_ms, end_ms - 1) // MS_PER_DAY
         rows = max((version for day, version in self.days.items() if first <= day <= last), default=0)
         told = max((version for day, version in self.onward.items() if day <= last), default=0)
@@ -179,12 +181,12 @@ UTC = ZoneInfo("UTC")
 
 @dataclass(frozen=True)
 class State:
-    """marks: durable number per outbox. policies: ascending by since_ms. unfolded: starts of the
-    hours that are summed from their rows; days: those that have sums; frozen: starts of hours whose rows are in
-    the archive alone. archived: the number per outbox up to which everything lies there, parts: the newest part.
-    acts, decisions: the number of the last. archived_registers: by register that only grows, the number up to which
-    the archive has it. version: counts the commits of this process; changes: what they touched. devices:
-    what every state since the last `load` remembers of them; aparts: and of what questions tell apart."""
+    """The state after a commit. marks: durable number per outbox. policies: ascending by since_ms. unfolded: starts of
+    the hours that are summed from their rows; days: those with sums; frozen: starts of hours whose rows are only in the
+    archive. archived: the number per outbox up to which everything is archived; parts: the newest part. acts,
+    decisions: the number of the last one. archived_registers: by append-only register, the number up to which it is
+    archived. version: counts the commits of this process; changes: what they touched. devices, aparts: caches of device
+    names and of device groups, shared by all states since the last `load`."""
 
     marks: Mapping[Stream, int] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet)
@@ -204,18 +206,18 @@ class State:
     _device_names: list[Mapping[int, DeviceName]] = field(default_factory=list, init=False, compare=False, repr=False)
 
     def apart(self, cursor: Cursor, asked: frozenset[Dimension]) -> DeviceKinds:
-        """How far a question about these dimensions of devices tells them apart."""
+        """The groups of devices for a query with these dimensions."""
         return self.aparts.read(self.fleet, self.device_names(cursor), asked)
 
     def device_names(self, cursor: Cursor) -> Mapping[int, DeviceName]:
-        """The devices of this state's snapshot, looked up once."""
+        """The devices of this state's snapshot, read once."""
         if not self._device_names:
             self._device_names.append(self.devices.read(cursor))
         return self._device_names[0]
 
 
 def load(cursor: Cursor, zone: ZoneInfo = UTC) -> State:
-    """Read it from the tables, which are the truth. zone: of days."""
+    """Reads the state from the tables. zone: time zone of the daily sums."""
     marks = {(cluster, node, epoch): seq for cluster, node, epoch, seq in cursor.rows("marks")}
     gpus: dict[int, Gpu] = {}
     tenures: dict[int, dict[str, Tenure]] = {}

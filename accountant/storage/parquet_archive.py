@@ -1,21 +1,20 @@
-"""Writes received records to Parquet parts on another volume, and replays them into a ledger that is behind.
+"""Writes received records to Parquet parts in another store, and replays them into a ledger that lacks them.
 
-A part holds every record above the marks of the part before (rows with their names, numbers of facts, holes,
-quarantined records), the pods of which something came, and the registers: of those that only grow what is new since
-the part before, each other one whole where it changed since. A register that did not change is named with the part
-that has it.
+A part holds every record above the marks of the previous part (rows with their names, numbers of facts, gaps,
+quarantined records), the pods with new facts, and the registers. For append-only registers it holds only the rows that
+are new since the previous part; every other register is written in full if it changed. An unchanged register is listed
+with the number of the part that holds it.
 
-A part is written from one snapshot on this machine and then moved to its place, its `part.json` last, and only then
-entered in the ledger. A part that lies there and is not entered (the accountant was killed between the two, or the
-ledger is an older copy of itself) is never written over: it is taken over. A folder without `part.json` is what a
-writer left that was killed. Parts are never changed and never deleted.
+A part is written locally from one snapshot, then moved to the archive with `part.json` as the last file, and only then
+recorded in the ledger. If a part exists that the ledger has not recorded (the accountant was killed between the two
+steps, or the ledger was restored from a backup), the part is never overwritten; its records are replayed into the
+ledger. A folder without `part.json` is a leftover of a killed writer. Parts are never changed or deleted.
 
-Parts are in a folder or in an object store (`accountant.storage.file_store`), as Parquet (zstd), readable by anything;
-`part.json` says what is in them and its SHA-256.
+Parts are Parquet files (zstd) in a folder or in an object store (`accountant.storage.file_store`); `part.json` lists
+them with their SHA-256.
 
-Rows go through the same booking as when they came, so what is rebuilt equals what was. Idempotent: what is at or
-below a mark is there already, everything else is only added where it is missing. Nothing here knows how
-transactions begin and end.
+Replayed rows are booked like rows from agents, so a rebuilt ledger equals the original. Replaying is idempotent: rows
+at or below a mark are skipped, everything else is added only if it is missing. Transactions are the caller's task.
 """
 
 from __future__ import annotations
@@ -41,16 +40,17 @@ from agent.wire import Gap, Holder, Sharing, Slice, UsageInterval
 
 RECORDS = ("rows", "facts", "holes", "quarantine", "marks")
 GROWING = ("act", "decision", "progress")
-"""Registers whose rows are numbered in the order in which they came."""
+"""Append-only registers: their rows are numbered in the order of arrival."""
 REGISTERS = ("policy", "node", "namespace", "past", "retired", "gpu_owner")
-"""Registers that are written whole."""
+"""Registers that are written in full."""
 MANIFEST = "part.json"
 
 
 class ArchivePart(msgspec.Struct, frozen=True):
-    """One part. low_ms, high_ms: around its rows, equal where there are none. files: name to SHA-256. unchanged: by
-    file that is as an earlier part has it, the number of that part. registers: by register that only grows, the number
-    up to which the parts up to this one have it; empty in parts of earlier releases, which have all of each."""
+    """The manifest of one part. low_ms, high_ms: the span of its rows, equal if it has none. files: name to SHA-256.
+    unchanged: for each file that equals that of an earlier part, the number of that part. registers: by append-only
+    register, the number up to which the parts up to this one contain it; empty in parts of earlier releases, which
+    contain each register in full."""
 
     number: int
     at_ms: int
@@ -67,16 +67,16 @@ _part = msgspec.json.Decoder(ArchivePart)
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The parts in a store. Raises LedgerUnavailable where it cannot be read or written."""
+    """The parts in a store. Methods raise LedgerUnavailable if it cannot be read or written."""
 
     store: FileStore
 
     def newest(self) -> int:
-        """The number of the newest whole part; 0 where there is none."""
+        """The number of the newest complete part; 0 if there is none."""
         return max(self._numbers(), default=0)
 
     def parts(self, after: int) -> list[ArchivePart]:
-        """Whole parts numbered above `after`, ascending. Raises LedgerDamaged where one is missing between them."""
+        """The complete parts numbered above `after`, ascending. Raises LedgerDamaged if one is missing in between."""
         found = [self.part(number) for number in self._numbers() if number > after]
         missing = {part.number for part in found} ^ set(range(after + 1, after + 1 + len(found)))
         if missing:
@@ -84,7 +84,7 @@ class Archive:
         return found
 
     def part(self, number: int) -> ArchivePart:
-        """What a part says of itself. Raises LedgerDamaged where it does not."""
+        """The manifest of a part. Raises LedgerDamaged if it is missing or unreadable."""
         place = f"{_place(number)}/{MANIFEST}"
         if not self.store.exists(place):
             raise LedgerDamaged(f"{self.store}/{place}: missing")
@@ -94,7 +94,7 @@ class Archive:
             raise LedgerDamaged(f"{self.store}/{place}: cannot be read: {error}") from error
 
     def _numbers(self) -> list[int]:
-        """Numbers of parts, ascending; without the last where it has no manifest: its writer was killed."""
+        """Numbers of parts, ascending; without the last one if it has no manifest because its writer was killed."""
         names = self.store.names()
         numbers = sorted(int(name[5:]) for name in names if name.startswith("part-") and name[5:].isdecimal())
         if numbers and not self.store.exists(f"{_place(numbers[-1])}/{MANIFEST}"):
@@ -102,7 +102,7 @@ class Archive:
         return numbers
 
     def verify(self, part: ArchivePart) -> None:
-        """Raises LedgerDamaged where a file of the part, or one that it names, is not what was written."""
+        """Raises LedgerDamaged if a file of the part, or one that it refers to, does not match its SHA-256."""
         for name, digest in part.files.items():
             self._verify(part.number, name, digest)
         for name, number in part.unchanged.items():
@@ -114,7 +114,7 @@ class Archive:
             raise LedgerDamaged(f"{self.store}/{place}: missing, or not what was written")
 
     def tables(self, part: ArchivePart) -> dict[str, str]:
-        """The file of each table that the part has or names, by the table's name."""
+        """The file of each table that the part contains or refers to, by the table's name."""
         numbers = {**part.unchanged, **dict.fromkeys(part.files, part.number)}
         return {
             name.removesuffix(".parquet"): self.store.url(f"{_place(number)}/{name}")
@@ -127,8 +127,8 @@ class Archive:
     def write(
         self, cursor: Cursor, number: int, at_ms: int, pods: Collection[PodKey] | None, registers: Mapping[str, int]
     ) -> ArchivePart:
-        """Everything above the marks in the snapshot behind `cursor`. pods: of which something came, None: all.
-        registers: by register that only grows, the number up to which the archive has it."""
+        """Writes a part with everything above the marks in the snapshot of `cursor`. pods: those with new facts, None:
+        all. registers: by append-only register, the number up to which it is archived."""
         before, place = self._before(number), _place(number)
         if self.store.exists(f"{place}/{MANIFEST}"):
             raise LedgerUnavailable(f"{self.store}/{place}: exists already, and is not written over")
@@ -149,7 +149,8 @@ class Archive:
         registers: Mapping[str, int],
         before: Mapping[str, ArchivePart],
     ) -> ArchivePart:
-        """Write a part's files into a folder of this machine. before: by file of a register, the part that has it."""
+        """Writes a part's files into a local folder. before: by file of a register, the part that holds its last
+        version."""
         for name in RECORDS:
             _copy(cursor, statement(f"archive_{name}"), fresh / f"{name}.parquet")
         through = {}
@@ -176,8 +177,8 @@ class Archive:
         return ArchivePart(number, at_ms, low, high, rows, files, unchanged, through)
 
     def _before(self, number: int) -> dict[str, ArchivePart]:
-        """For each file of a register, the part that has it as the part before `number` does; empty where that part, or
-        one that it names, cannot be read: everything is written then."""
+        """For each file of a register, the part that holds its version before part `number`; empty if a needed manifest
+        cannot be read, so that everything is written."""
         try:
             last = self.part(number - 1)
             named = {name: self.part(source) for name, source in last.unchanged.items()}
@@ -198,28 +199,29 @@ def _copy(
 
 
 def rows_of(cursor: Cursor, files: Collection[str]) -> str:
-    """A query for rows in parts' files, as `received` has them; for this cursor, until it is told of other files."""
+    """A query for the rows in the files of parts, with the columns of `received`; valid for this cursor until the next
+    call."""
     cursor.run("SET VARIABLE archived = ?", [list(files)])
     return statement("archived_rows", rows=parts_rows("getvariable('archived')"))
 
 
 def parts_rows(files: str) -> str:
-    """A query for rows as the parts have them. files: how the statement names their files."""
+    """A query for the rows as the parts store them. files: SQL expression for the list of files."""
     return statement("parts_rows", files=files)
 
 
 ROWS_AT_ONCE = 50_000
-"""Rows of one transaction, unless one outbox has more."""
+"""Rows of one transaction, unless a single outbox has more."""
 _gaps = msgspec.json.Decoder(list[Gap])
 _facts = msgspec.json.Decoder(ObservedPod)
 _WHOLE = ("node", "namespace", "past", "retired")
-"""Registers that are as they are, not histories."""
+"""Registers that hold the present state; the others are histories."""
 
 
 def groups(
     cursor: Cursor, archive: Archive, part: ArchivePart, marks: Mapping[Stream, int], now_ms: int
 ) -> Iterator[GroupCommit]:
-    """The rows of a part above `marks`, some outboxes at a time; together with their marks."""
+    """The rows of a part above `marks`, as one group of outboxes per transaction, with their marks."""
     rows, last = archive.files([part.number])[0], marks_of(cursor, archive, part)
     counts = cursor.run("SELECT cluster, node, epoch, count(*) FROM read_parquet(?) GROUP BY ALL ORDER BY ALL", [rows])
     sizes = {(cluster, node, epoch): count for cluster, node, epoch, count in counts}
@@ -238,7 +240,7 @@ def groups(
 
 
 def marks_of(cursor: Cursor, archive: Archive, part: ArchivePart) -> dict[Stream, int]:
-    """For each outbox, the number up to which the archive has everything."""
+    """For each outbox, the number up to which everything is archived."""
     file = archive.files([part.number], "marks")[0]
     found = cursor.run("SELECT cluster, node, epoch, seq FROM read_parquet(?)", [file])
     return {(cluster, node, epoch): seq for cluster, node, epoch, seq in found}
@@ -258,7 +260,7 @@ def _group(
         [pa.array(part, pa.string()) for part in zip(*streams, strict=True)], ["cluster", "node", "epoch"]
     )
     source = parts_rows("[?]")
-    rows = cursor.run(  # the names of the files are a parameter
+    rows = cursor.run(  # the file names are a parameter
         "SELECT cluster, node, epoch, set_seq, digest, seq, start_ms, end_ms, gpu_uuid, gpu_model, profile, gi, ci, "  # noqa: S608
         "compute, compute_of, memory_mib, memory_of_mib, kind, uid, namespace, name, container, sharing, replicas, "
         "health, method, capacity_us, allocated_us, measured_busy_us, sm_active_us, tensor_active_us, gaps, "
@@ -281,7 +283,7 @@ def _group(
 
 
 def _row(found: Row) -> UsageInterval:
-    """The interval as it was sent, as far as the ledger keeps it."""
+    """The interval as it was sent, as far as the ledger stores it."""
     (seq, start, end, uuid, model, profile, gi, ci, compute, compute_of, memory, memory_of) = found[5:17]
     (kind, uid, namespace, name, container, sharing, replicas, health, method) = found[17:26]
     (capacity, allocated, busy, sm, tensor, gaps, held_memory, energy, blind, memory_blind) = found[26:36]
@@ -308,7 +310,7 @@ def _row(found: Row) -> UsageInterval:
 
 
 def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart, *, behind: bool) -> None:
-    """Everything but rows. behind: the ledger had less than the part, so its registers are the older ones."""
+    """Replays everything except rows. behind: the ledger had less than the part, so its registers are older."""
     files = archive.tables(part)
     named = "JOIN stream s ON s.cluster = p.cluster AND s.node = p.node AND s.epoch = p.epoch"
     for table, key, values in (
@@ -334,10 +336,10 @@ def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart, *, behind: bo
             [files[table]],
         )
     _take_numbered(cursor, "decision", files["decision"], "id, at_ms", numbered=bool(part.registers))
-    if "progress" in files:  # parts of earlier releases have none
+    if "progress" in files:  # parts of earlier releases lack it
         key = "cluster, namespace, job, epoch, at_ms, received_ms, who"
         _take_numbered(cursor, "progress", files["progress"], key, numbered=bool(part.registers))
-    if "gpu_owner" in files:  # the same; rows are only ever added
+    if "gpu_owner" in files:  # as above; its rows are only ever added
         cursor.run("INSERT INTO gpu_owner FROM read_parquet(?) EXCEPT FROM gpu_owner", [files["gpu_owner"]])
     if behind:
         for table in _WHOLE:
@@ -346,8 +348,8 @@ def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart, *, behind: bo
 
 
 def _take_numbered(cursor: Cursor, table: str, file: str, key: str, *, numbered: bool) -> None:
-    """Add the rows of a register whose `key` is not in the ledger. numbered: they have their numbers; parts of earlier
-    releases have none, and get the numbers after the last one."""
+    """Adds the rows of a register whose `key` is not in the ledger. numbered: whether the rows have numbers; rows of
+    earlier releases have none and get the numbers after the last one."""
     new = f"FROM read_parquet($file) WHERE ({key}) NOT IN (SELECT ({key}) FROM {table})"  # noqa: S608
     if not numbered:
         after = f"(SELECT coalesce(max(number), 0) FROM {table})"  # noqa: S608

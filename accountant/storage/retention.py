@@ -1,10 +1,10 @@
 """Moves raw rows older than the retention period to the archive, keeps their sums, and brings them back when a late
 record needs them.
 
-An hour is either wholly in the file or, where it is *frozen*, wholly in the archive; its sums stay. Only an hour of
-which every row counts as it came is frozen, so that the archive need not know what was cut. A question that needs
-rows of a frozen hour reads them from the archive (`show`); a late set of one brings the hour back first (`thaw`), so
-that booking never has to know of any of this.
+The rows of an hour are either all in the file or, if the hour is *frozen*, only in the archive; its sums stay. Only an
+hour in which every row counts as received is frozen, so the archive need not store which parts were cut. A query that
+needs rows of a frozen hour reads them from the archive (`show`). A late record for such an hour first brings its rows
+back (`thaw`), so booking needs no special case.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ _CELLS = (
     "memory_blind_us"
 )
 HOURS_AT_ONCE = 4
-"""Hours of one transaction: the writer waits while they are compared."""
+"""Hours of one transaction: the writer waits while they are compared with the archive."""
 
 
 def freeze_hours(cursor: Cursor, archive: Archive, before_ms: int) -> frozenset[int]:
-    """Hours before an instant that may leave the file, oldest first, at most `HOURS_AT_ONCE`; they are gone then.
+    """Removes the rows of hours before an instant from the file, oldest first, at most `HOURS_AT_ONCE`; returns the
+    hours.
 
-    Raises LedgerDamaged, and nothing is gone, where the archive does not say the same as the file."""
+    Raises LedgerDamaged, and removes nothing, if the archive's rows differ from the file's."""
     hours = [row[0] for row in cursor.rows("freezable", {"before": before_ms})][:HOURS_AT_ONCE]
     if not hours:
         return frozenset()
@@ -47,7 +48,7 @@ def freeze_hours(cursor: Cursor, archive: Archive, before_ms: int) -> frozenset[
 
 
 def touched_hours(incoming: Incoming | None, frozen: Collection[int]) -> frozenset[int]:
-    """Frozen hours that rows may have to be settled against."""
+    """The frozen hours whose rows may overlap these rows."""
     if incoming is None or not frozen:
         return frozenset()
     reach = 2 * MAX_INTERVAL_MS
@@ -60,7 +61,7 @@ def touched_hours(incoming: Incoming | None, frozen: Collection[int]) -> frozens
 
 
 def thaw(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> None:
-    """Bring the rows of frozen hours back into the file."""
+    """Brings the rows of frozen hours back into the file."""
     ordered = sorted(hours)
     source = _archived(cursor, archive_of(archive), ordered)
     cursor.run(f"INSERT INTO received FROM ({source}) WHERE {_inside(ordered)}")
@@ -68,7 +69,7 @@ def thaw(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> Non
 
 
 def show(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> None:
-    """Let `entry` mean the file and the frozen hours, for whatever else this cursor asks."""
+    """Makes the view `entry` of this cursor include the rows of the frozen hours."""
     ordered = sorted(hours)
     source = _archived(cursor, archive_of(archive), ordered)
     cursor.run(
@@ -88,7 +89,7 @@ def frozen_digests(cursor: Cursor, archive: Archive | None, stream: Stream, seqs
 
 
 def archive_of(archive: Archive | None) -> Archive:
-    """Raises LedgerUnavailable where rows are in an archive that is not configured."""
+    """Raises LedgerUnavailable if rows are in an archive that is not configured."""
     if archive is None:
         raise LedgerUnavailable("rows that are needed are in the archive alone, and no archive is set (archive.to)")
     return archive
@@ -99,13 +100,13 @@ def _archived(cursor: Cursor, archive: Archive, hours: Collection[int]) -> str:
 
 
 def _numbers(cursor: Cursor, low_ms: int, high_ms: int) -> list[int]:
-    """Parts with rows in the span."""
+    """Numbers of the parts with rows in the span."""
     asked = "SELECT number FROM archive_part WHERE rows > 0 AND low_ms < ? AND high_ms > ? ORDER BY number"
     return [row[0] for row in cursor.run(asked, [high_ms, low_ms])]
 
 
 def _inside(hours: Collection[int]) -> str:
-    """Rows that begin in one of the hours, as ranges, which the files' own statistics understand."""
+    """An SQL condition for rows that begin in one of the hours, as ranges, which let Parquet statistics skip blocks."""
     ordered = sorted(hours)
     starts = [ordered[0], *(b for a, b in pairwise(ordered) if b - a != MS_PER_HOUR)]
     ends = [*(a for a, b in pairwise(ordered) if b - a != MS_PER_HOUR), ordered[-1]]

@@ -1,7 +1,7 @@
-"""Answers all questions of one reader from one moment of the ledger, and checks that the ledger balances.
+"""Answers all queries of one reader from the same commit, and checks that the ledger balances.
 
-A report asks many questions; between two of them others write. What one question found, the next may be answered
-from (accountant.storage.query.grouping). Not thread-safe: it is one cursor.
+A report runs many queries while others write. Results are cached within the snapshot, so that a later query can reuse
+them (accountant.storage.query.grouping). Not thread-safe, because it uses one cursor.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from accountant.wire.policy_models import PolicyVersion
 from accountant.wire.usage_models import Dimension, UsageLine, coverage
 
 _FEW = 500
-"""Jobs that the engine is told by name."""
+"""Up to this many jobs are passed to the engine by name."""
 Extent = tuple[int, int]
-"""[first, last) of holding anything, in UTC ms; rounded outwards to the hour where that is over."""
+"""[first, last) of a job's held time, in UTC ms; rounded outwards to the hour for hours that only have sums."""
 
 
 def extents(
     cursor: Cursor, state: State, keys: Collection[JobKey], memory: ResultCache | None = None
 ) -> Mapping[JobKey, Extent]:
-    """The extents of these jobs over all time; one that never held anything is not in it. memory: of the moment."""
+    """The extents of these jobs over all time; jobs that never held a GPU are missing. memory: the snapshot's cache."""
     of = _held_for(cursor, keys, memory)
     table = record_columns.column_table(record_columns.ID, [(number,) for number in sorted(of)])
     found: dict[JobKey, Extent] = {}
@@ -51,7 +51,7 @@ def extents(
 
 
 def _held_for(cursor: Cursor, keys: Collection[JobKey], memory: ResultCache | None) -> dict[int, JobKey]:
-    """The jobs by the holders that were of them."""
+    """The holders of these jobs, with the job of each."""
     wanted = frozenset(keys)
     if memory is not None and len(wanted) <= _FEW:
         few = memory.named(cursor, {key.job for key in wanted}, (), ())
@@ -68,7 +68,7 @@ def _held_for(cursor: Cursor, keys: Collection[JobKey], memory: ResultCache | No
 
 
 def jobs_in(cursor: Cursor, cluster: str, namespace: str) -> frozenset[str]:
-    """Jobs (`Kind/name`) that pods of the namespace belonged to."""
+    """The jobs (`Kind/name`) of a namespace's pods."""
     rows = cursor.rows("jobs_in", {"cluster": cluster, "namespace": namespace})
     return frozenset(job for (job,) in rows)
 
@@ -97,10 +97,10 @@ def pods(
     waiting: bool = False,
     placed: bool = False,
 ) -> list[KnownPod]:
-    """Those that existed in the span, by cluster and uid. A pod whose creation was not seen is not among them, unless
-    placed: then it counts from when it was placed, as imported pods do.
+    """The pods that existed in the span, by cluster and uid. A pod whose creation was not seen is left out, unless
+    `placed` is set: then it counts from its placement, as imported pods do.
 
-    of: only those of these jobs. waiting: only those without a known placement or end."""
+    of: only pods of these jobs. waiting: only those without a known placement or end."""
     asked: dict[str, Any] = {"low": start_ms, "high": end_ms}
     tables = {"pod": "pod", "seen": "pod_seen"}
     if of is not None:
@@ -124,7 +124,7 @@ def pods(
 
 
 class Snapshot:
-    """accountant.ledger.protocols.Questions, and pods, jobs and epochs."""
+    """Read access to one commit: accountant.ledger.protocols.Questions, and pods, jobs and epochs."""
 
     def __init__(self, cursor: Cursor, state: State) -> None:
         self._cursor = cursor
@@ -142,7 +142,7 @@ class Snapshot:
         return usage(self._cursor, self._state, start_ms, end_ms, by, where, timezone, self._memory)
 
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
-        """What `usage` says by team, queue and hour, as columns."""
+        """The held time by team, queue and hour, as columns."""
         return hours(self._cursor, self._state, start_ms, end_ms, timezone)
 
     def usage_columns(
@@ -153,7 +153,7 @@ class Snapshot:
     def peaks(
         self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
     ) -> dict[JobName, Peak]:
-        """The most that these jobs, by namespace and name, held and used in any one hour."""
+        """The maximum that these jobs, by namespace and name, held and used in one hour."""
         return hourly_peaks(self._cursor, self._state, start_ms, end_ms, jobs, timezone, self._memory)
 
     def idle_phases(
@@ -180,15 +180,15 @@ class Snapshot:
         waiting: bool = False,
         placed: bool = False,
     ) -> list[KnownPod]:
-        """Pods that existed in the span, by cluster and uid. of, waiting, placed: see accountant.storage.snapshot."""
+        """Pods that existed in the span, by cluster and uid. of, waiting, placed: see `pods` above."""
         return pods(self._cursor, self._state, start_ms, end_ms, of=of, waiting=waiting, placed=placed)
 
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
-        """Jobs (`Kind/name`) that pods of the namespace belonged to."""
+        """The jobs (`Kind/name`) of a namespace's pods."""
         return jobs_in(self._cursor, cluster, namespace)
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """How many GPUs each node had for a part of the span, by cluster and node."""
+        """The number of GPUs of each node for any part of the span, by cluster and node."""
         return gpus_at(self._state.fleet, start_ms, end_ms)
 
     def usage_between(
@@ -198,19 +198,19 @@ class Snapshot:
         where: Mapping[Dimension, Collection[str]] | None = None,
         timezone: str = "UTC",
     ) -> list[list[UsageLine]]:
-        """`usage` of each stretch between two neighbouring edges, which ascend."""
+        """`usage` of each span between two neighbouring edges, which ascend."""
         return usage_between(self._cursor, self._state, edges, by, where, timezone, self._memory)
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, Extent]:
-        """When these jobs held anything; see accountant.storage.snapshot."""
+        """When these jobs held GPUs; see the function `extents`."""
         return extents(self._cursor, self._state, keys, self._memory)
 
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:
-        """That these jobs reported, by job and instant."""
+        """The epochs that these jobs reported, by job and instant."""
         return read_epochs(self._cursor, keys)
 
     def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
-        """That ended in the span, by job and instant."""
+        """The epochs that ended in the span, by job and instant."""
         return epochs_between(self._cursor, start_ms, end_ms)
 
     def extent(self) -> tuple[int, int]:
@@ -220,18 +220,18 @@ class Snapshot:
         return self._state.fleet.newest_by_cluster
 
     def recent_span(self, until_ms: int, length_ms: int) -> tuple[int, int]:
-        """Exactly this length: any span can be asked about."""
+        """The span of exactly this length that ends at `until_ms`; the ledger can answer about any span."""
         return until_ms - length_ms, until_ms
 
     @property
     def newest_ms(self) -> int:
-        """End of the newest record; 0 where nothing is booked."""
+        """End of the newest record; 0 if nothing is booked."""
         return self._state.fleet.newest_end_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Imbalance:
-    """total_us: sum of all absolute differences, 0 when the books balance. lines: one per difference."""
+    """total_us: sum of all absolute differences, 0 if the ledger balances. lines: one per difference."""
 
     total_us: int
     lines: tuple[str, ...]
@@ -239,7 +239,7 @@ class Imbalance:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Numbers of an outbox that will never come: skipped by the agent, or lost before they were sent."""
+    """Sequence numbers of an outbox that will never arrive: skipped by the agent, or lost before they were sent."""
 
     cluster: str
     node: str
@@ -250,8 +250,8 @@ class Hole:
 
 
 def imbalance(cursor: Cursor, state: State, start_ms: int, end_ms: int) -> Imbalance:
-    """Three differences: accounts from the capacity of each GPU, negative accounts, and the daily,
-    hourly and quarter-hourly sums from what they stand for (over the whole ones inside the span)."""
+    """Three kinds of differences: accounts against the capacity of each GPU, negative accounts, and the daily, hourly
+    and quarter-hourly sums against the rows they summarise (for buckets entirely inside the span)."""
     total = 0
     lines: list[str] = []
     capacity: dict[tuple[str, str], int] = defaultdict(int)
@@ -284,5 +284,5 @@ def quarantine(cursor: Cursor, limit: int) -> list[Quarantined]:
 
 
 def holes(cursor: Cursor, limit: int) -> list[Hole]:
-    """Missing records by node, the newest of each first."""
+    """Missing records by node, newest first."""
     return [Hole(*row) for row in cursor.rows("holes", {"limit": limit})]

@@ -1,7 +1,7 @@
 """Splits a span into days, hours, quarter-hours and edges.
 
-Pure arithmetic on [start_ms, end_ms). Whole days are answered by the daily sums, whole hours by the hourly ones, whole
-quarter-hours by the quarter-hourly ones, as far as there are any, and what is left by the rows themselves.
+Pure arithmetic on [start_ms, end_ms). Whole days, hours and quarter-hours are read from the sums of that size if they
+exist; the rest is read from the rows.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from zoneinfo import ZoneInfo
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 EVERY_GPU = 0
-"""A TaggedSpan's gpu where all are meant; ids start at 1."""
+"""Value of a TaggedSpan's gpu that means all GPUs; ids start at 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedSpan:
-    """Time asked for, of one GPU or of all; the tag comes back with the answer."""
+    """A queried span of one GPU or of all; its tag is returned with the result."""
 
     tag: int
     start_ms: int
@@ -35,8 +35,8 @@ _NO_DAY = (2**62, 2**62)
 
 @dataclass(slots=True)
 class SpanPlan:
-    """days: (tag, gpu, start) of kept days; hours, quarters: (tag, gpu, bucket start) of folded hours;
-    raw_hours, raw_quarters: of the others. edges: spans inside one quarter-hour."""
+    """How a query reads its spans. days: (tag, gpu, start) of days with sums; hours, quarters: (tag, gpu, bucket start)
+    of folded hours; raw_hours, raw_quarters: of hours without sums. edges: spans inside one quarter-hour."""
 
     days: list[Bucket] = field(default_factory=list)
     hours: list[Bucket] = field(default_factory=list)
@@ -49,9 +49,9 @@ class SpanPlan:
 def plan_spans(
     spans: Iterable[TaggedSpan], unfolded: Collection[int], kept: Sequence[tuple[int, int]] = ()
 ) -> SpanPlan:
-    """Cut each span into kept days, whole hours, whole quarter-hours and edges; together they are the span.
+    """Splits each span into days with sums, whole hours, whole quarter-hours and edges, which together equal the span.
 
-    unfolded: starts of hours without sums. kept: days that have sums, ascending."""
+    unfolded: starts of hours without sums. kept: days with sums, ascending."""
     found = SpanPlan()
     starts = [start for start, _ in kept]
     for span in spans:
@@ -80,8 +80,8 @@ def plan_spans(
 
 
 def near(spans: Iterable[TaggedSpan], most: int = 4) -> list[list[TaggedSpan]]:
-    """Spans in groups that lie close together, so that each group's range of time is small; all in one
-    group where there would be more than `most`."""
+    """Groups spans that are close together, so that each group covers a short range of time; one group if there would
+    be more than `most`."""
     ordered = sorted(spans, key=lambda span: span.start_ms)
     groups: list[list[TaggedSpan]] = []
     for span in ordered:
@@ -93,12 +93,12 @@ def near(spans: Iterable[TaggedSpan], most: int = 4) -> list[list[TaggedSpan]]:
 
 
 def next_quarter(at_ms: int) -> int:
-    """The first quarter-hour edge after an instant."""
+    """The first quarter-hour boundary after an instant."""
     return at_ms - at_ms % BUCKET_MS + BUCKET_MS
 
 
 def quarters(start_ms: int, end_ms: int) -> list[tuple[int, int]]:
-    """A span cut at quarter-hours."""
+    """The span, split at quarter-hours."""
     first, last = next_quarter(start_ms), end_ms - end_ms % BUCKET_MS
     if end_ms <= first:
         return [(start_ms, end_ms)] if start_ms < end_ms else []
@@ -112,7 +112,7 @@ _DAY, _HOUR = len("2026-10-01"), len("2026-10-01T13")
 
 @dataclass(frozen=True, slots=True)
 class LocalHour:
-    """A stretch of one local hour and its names, `2026-10-01` and `2026-10-01T13`."""
+    """A part of one local hour with its names, such as `2026-10-01` and `2026-10-01T13`."""
 
     start_ms: int
     end_ms: int
@@ -122,7 +122,7 @@ class LocalHour:
 
 @lru_cache(maxsize=16)
 def local_hours(start_ms: int, end_ms: int, zone: ZoneInfo) -> tuple[LocalHour, ...]:
-    """The span cut where the local day or hour changes. Zones shift by multiples of a quarter-hour."""
+    """The span, split where the local day or hour changes. Time zones differ by multiples of a quarter-hour."""
     starts: list[tuple[int, str]] = []
     for begin, _ in quarters(start_ms, end_ms):
         local = (_EPOCH + timedelta(milliseconds=begin)).astimezone(zone)
@@ -134,5 +134,5 @@ def local_hours(start_ms: int, end_ms: int, zone: ZoneInfo) -> tuple[LocalHour, 
 
 
 def edges_inside(start_ms: int, end_ms: int, instants: Sequence[int]) -> list[int]:
-    """Sorted instants strictly inside the span."""
+    """The sorted instants strictly inside the span."""
     return sorted({at for at in instants if start_ms < at < end_ms})

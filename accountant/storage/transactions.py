@@ -1,8 +1,8 @@
-"""Runs one writer and many readers.
+"""Runs transactions of one writer beside many readers.
 
-The writer holds `_writing` for a whole transaction and `_swap` only while it commits and publishes
-the new `State`; a reader takes `_swap` only to pin its snapshot together with the state that belongs
-to it. So a reader never sees rows of one commit with the GPUs of another.
+The writer holds `_writing` for a whole transaction and `_swap` only while it commits and publishes the new `State`. A
+reader holds `_swap` only while it opens its snapshot and takes the state that belongs to it. So a reader never sees the
+rows of one commit with the GPUs of another.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR
 
 WAL_BYTES = 64 * 2**20
-"""Size of the write-ahead log at which the writer checkpoints by itself."""
+"""Size of the write-ahead log at which the writer runs a checkpoint."""
 FLOOR_BYTES = 64 * 2**20
-"""Free space, beyond the size of the write-ahead log, below which nothing is taken in: a checkpoint that runs out of
-space ends the process."""
+"""Free space, beyond the size of the write-ahead log, below which ingestion stops, because a checkpoint that runs out
+of space ends the process."""
 
 
 class Transactions:
-    """Owns the file and the state. Thread-safe."""
+    """Owns the database file and the state. Thread-safe."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class Transactions:
         acts_at_once: bool = False,
         gpu_move_after_ms: int = MOVE_AFTER_MS,
     ) -> None:
-        """doubt: why nothing may be dated now (accountant.runtime.guarded_clock); "" where the clock is trusted.
-        fence: why nothing may be committed (accountant.runtime.leadership); "" where this process leads. acts_at_once:
-        an act is answered when the archive has it. gpu_move_after_ms: silence about a GPU after which another node may
-        report it."""
+        """doubt: returns why the clock is not trusted, so that nothing may be given a timestamp; "" if it is trusted
+        (accountant.runtime.guarded_clock). fence: returns why nothing may be committed; "" if this process is the
+        leader (accountant.runtime.leadership). acts_at_once: acknowledge an act only when it is archived.
+        gpu_move_after_ms: silence about a GPU after which another node may report it."""
         self._clock = clock
         self._doubt = doubt
         self._fence = fence
@@ -78,17 +78,17 @@ class Transactions:
             self._owners = GpuOwners(gpu_move_after_ms)
             self._owners.load(read_owners(cursor, self._state.fleet))
         self._pod_nodes = PodNodes(self._database.cursor)
-        # Opening folds the log into the file, so everything durable is checkpointed.
+        # Opening writes the log into the file, so everything durable is checkpointed.
         self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)
         self._copying = threading.Lock()
-        """Copies have one name in the engine, and parts of the archive one number: one after the other."""
+        """Copies share one name in the engine and archive parts one numbering, so only one is made at a time."""
         self._news = True
-        """Something may have been committed since the last part of the archive."""
+        """Whether something may have been committed since the last archive part."""
         self._pods: set[PodKey] | None = None
-        """Pods of which something came since the last part of the archive; None: it is unknown."""
+        """Pods with new facts since the last archive part; None: unknown."""
 
     def checkpoint(self) -> None:
-        """Fold the write-ahead log into the file; what was durable is `checkpointed` from now on."""
+        """Writes the log into the file; the `checkpointed` mark then advances to what was durable before."""
         with self._writing:
             if self._database.wal_bytes() == 0:
                 return
@@ -106,21 +106,21 @@ class Transactions:
         return self._database.wal_bytes()
 
     def room_bytes(self) -> int:
-        """Free space left before nothing is taken in any more; negative where that is so."""
+        """Free disk space above the limit at which ingestion stops; negative if ingestion is stopped."""
         return self._free_bytes() - self._database.wal_bytes() - FLOOR_BYTES
 
     def close(self) -> None:
-        """Let go of the file; the engine folds its log in. Idempotent."""
+        """Closes the file; the engine writes its log into it. Idempotent."""
         with self._writing, self._swap:
             self._database.close()
 
     @contextmanager
     def _snapshot(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[tuple[Cursor, State]]:
-        """start_ms, end_ms: the span of which rows may be asked for."""
+        """start_ms, end_ms: the span whose rows may be needed."""
         with self._database.cursor() as cursor:
             with self._swap:
                 cursor.run("BEGIN")
-                cursor.run("FROM mark LIMIT 1")  # the engine pins the snapshot at the first read
+                cursor.run("FROM mark LIMIT 1")  # the engine fixes the snapshot at the first read
                 state = self._state
             try:
                 frozen = {hour for hour in state.frozen if start_ms < hour + MS_PER_HOUR and hour < end_ms}
@@ -132,9 +132,9 @@ class Transactions:
 
     @contextmanager
     def _transaction(self) -> Iterator[Cursor]:
-        """Begins one; the caller commits. After any failure the tables are believed, not memory.
+        """Begins a transaction, which the caller commits. After a failure the state is read again from the tables.
 
-        Raises LedgerUnavailable where the disk has too little space for it, whatever is to be written."""
+        Raises LedgerUnavailable if the disk has too little free space."""
         self._require_space()
         with self._database.cursor() as cursor:
             try:
@@ -147,7 +147,7 @@ class Transactions:
                 raise
 
     def _book(self, group: GroupCommit) -> None:
-        """Write a group, in a transaction of its own."""
+        """Writes a group in a transaction of its own."""
         with self._transaction() as cursor:
             before = self._state
             thawed = retention.touched_hours(group.incoming, before.frozen)
@@ -177,7 +177,8 @@ class Transactions:
         news: bool = True,
         beside: bool = False,
     ) -> None:
-        """news: whether the archive has to be told. beside: no answer about usage can have changed."""
+        """Commits and publishes the new state. news: whether the archive lacks something now. beside: no answer about
+        usage can have changed."""
         if why := self._fence():
             raise LedgerUnavailable(why)
         additions = {} if booked is None else self._windows.sums.additions(booked)
@@ -189,14 +190,15 @@ class Transactions:
             changes = after.changes if beside or not news else _changes(after.changes, booked, version)
             published = replace(after, version=version, changes=changes)
             if booked is not None:
-                # First what is remembered, which knows its version: a reader of the state before looks into the tables.
+                # Update the cache first: it knows versions, and a reader of the previous state falls back to the
+                # tables.
                 self._windows.sums.take(booked, additions, version)
                 if self._pods is not None:
                     self._pods.update((cluster, fact.uid) for cluster, fact in booked.pods)
             self._state = published
 
     def _reread(self) -> None:
-        """A commit may be durable although the call failed."""
+        """Reads the state again, because a commit may be durable although the call failed."""
         with self._swap, self._database.cursor() as cursor:
             version = self._state.version + 1
             self._state = replace(
@@ -208,7 +210,7 @@ class Transactions:
             self._news, self._pods = True, None
 
     def _stored(self, stream: Stream, seqs: Sequence[int]) -> Mapping[int, frozenset[int]]:
-        """The digests of what is stored under numbers, in the file or in the archive alone."""
+        """The digests stored under these numbers, in the file or in the archive."""
         with self._database.cursor() as cursor:
             found = dict(stored_digests(cursor, stream, seqs))
             archived = self._state.archived.get(stream, 0)
@@ -227,7 +229,7 @@ class Transactions:
         )
 
     def _require_clock(self) -> None:
-        """Nothing is dated by a clock that is doubted. Raises LedgerUnavailable."""
+        """Raises LedgerUnavailable if the clock is not trusted, because nothing may be given a timestamp then."""
         if why := self._doubt():
             raise LedgerUnavailable(why)
 
@@ -238,7 +240,8 @@ class Transactions:
 
 
 def _changes(before: Changes, booked: BookedChanges | None, version: int) -> Changes:
-    """What a commit touched: rows, what a pod was from its making on, or, where that is not told, everything."""
+    """What a commit changed: its rows, all time since the creation of a pod with new facts, or everything if
+    unknown."""
     if booked is None or not (booked.touched or booked.fleet):
         return before.since(0, version)
     after = before.with_rows(booked.touched, version)

@@ -1,1 +1,1 @@
-"""Answers questions about usage and windows from the stored rows."""
+"""Answers queries about usage and usage windows from the stored rows and sums."""

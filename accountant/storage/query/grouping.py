@@ -1,14 +1,15 @@
-"""Groups holders and devices by the dimensions that a question names, between the instants at which these change.
+"""Groups holders and devices by the dimensions of a query, for spans in which the values of these dimensions are
+constant.
 
-Usage is summed by the engine per class of holders, so that an answer by team and hour costs what it is
-long, not what the cluster's pods are many.
+Holders with equal values of the queried dimensions form one class, and DuckDB sums per class. So the cost of an answer
+grows with its number of rows, not with the number of pods.
 
-A span is cut where a policy, a label of a node or a namespace, or the local day or hour changes, as far as these are
-asked for. Inside a piece every value of a dimension follows from the holder, the device and the piece alone.
+A span is split (`pieces_of`) where a policy, a label of a node or a namespace, or the local day or hour changes, as far
+as the query uses them. Within a piece every value of a dimension is determined by the holder, the device and the piece.
 
-`ResultCache` keeps results of questions for one snapshot. A page asks a dozen questions about the same job, or the same
-quarter of an hour. Who its holders are is found once, and what was summed finely is not summed again coarsely. Sums are
-of whole numbers, so an answer that is added up from a finer one is the engine's own, to the last digit.
+`ResultCache` caches results for one snapshot, because a page runs a dozen queries about the same job or the same
+quarter-hour. The holders of a job are looked up once, and a coarser grouping is derived from a cached finer one. Sums
+are integers, so the derived answer is exactly that of the engine.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine, known_memory
 
 MOST_NAMED: Final = 1_000
-"""Holders that are told apart here; of more the engine does it."""
+"""Up to this many holders are grouped here; more are grouped by the engine."""
 MOST_LINES: Final = 20_000
-"""Lines of an answer that is kept to derive coarser ones from."""
+"""Answers with more lines are not cached."""
 
 
 class _UsageQuestion(NamedTuple):
-    """A question of usage but for what it is told apart by."""
+    """A usage query without its grouping."""
 
     start_ms: int
     end_ms: int
@@ -46,7 +47,7 @@ class _UsageQuestion(NamedTuple):
 
 @dataclass(slots=True)
 class ResultCache:
-    """Results within a bound of holders and lines, for one cursor. Not thread-safe."""
+    """Cached holders and usage lines of one snapshot, limited in number. Not thread-safe."""
 
     _holders: dict[Hashable, Mapping[int, HolderName] | None] = field(default_factory=dict)
     _usage: dict[_UsageQuestion, list[tuple[tuple[Dimension, ...], list[UsageLine]]]] = field(default_factory=dict)
@@ -54,8 +55,8 @@ class ResultCache:
     def named(
         self, cursor: Cursor, jobs: Collection[str], pods: Collection[str], labels: Collection[str]
     ) -> Mapping[int, HolderName] | None:
-        """Holders that may be of these jobs, or are pods of these names, with their labels and users; the caller looks
-        again. None: there are too many to tell apart here."""
+        """Holders that may belong to these jobs or be these pods, with their labels and users; the caller checks them
+        exactly. None if there are more than MOST_NAMED."""
         key = (frozenset(jobs), frozenset(pods), frozenset(labels))
         if key not in self._holders:
             names = {*pods, *(job.partition("/")[2] or job for job in jobs)}
@@ -76,7 +77,7 @@ class ResultCache:
         timezone: str,
         find: Callable[[], list[UsageLine]],
     ) -> list[UsageLine]:
-        """What `find` would answer; without asking it where a finer answer is at hand."""
+        """The usage lines by `by`: derived from a cached answer with a finer grouping, or else computed by `find`."""
         chosen = frozenset((name, frozenset(values)) for name, values in (where or {}).items())
         known = self._usage.setdefault(_UsageQuestion(start_ms, end_ms, chosen, timezone), [])
         for finer, lines in known:
@@ -91,7 +92,7 @@ class ResultCache:
 
 
 def coarser_lines(lines: Sequence[UsageLine], by: Sequence[Dimension]) -> list[UsageLine]:
-    """Lines of `usage` as they would be by fewer dimensions, all of which they have."""
+    """Sums lines of `usage` to a grouping by fewer dimensions, which all lines have."""
     groups: dict[tuple[str, ...], list[UsageLine]] = {}
     for line in lines:
         groups.setdefault(tuple([line.key[name] for name in by]), []).append(line)
@@ -121,26 +122,27 @@ def _together(key: dict[str, str], lines: Sequence[UsageLine]) -> UsageLine:
 
 ASSIGNED: frozenset[Dimension] = frozenset({"team", "queue"})
 OF_FEW: frozenset[Dimension] = frozenset({"job", "pod"})
-"""Dimensions whose values few holders share."""
+"""Dimensions whose values are shared by few holders."""
 UNHELD = 0
-"""The id of no holder, and the class of it."""
+"""The holder id of unheld time, and its class."""
 
 
 @dataclass(frozen=True, slots=True)
 class HolderClasses:
-    """of: holder id -> class; who is not in it is not asked for. names: by class, what the question asks of it."""
+    """of: holder id -> class; holders that are not in it do not match the filter. names: by class, the values of its
+    dimensions."""
 
     of: Mapping[int, int]
     names: Mapping[int, HolderName]
 
     def only(self, asked: Callable[[HolderName], bool]) -> HolderClasses:
-        """Without the holders of classes that are not asked for."""
+        """Keeps only the classes for which `asked` is true."""
         names = {number: name for number, name in self.names.items() if asked(name)}
         return HolderClasses({holder: number for holder, number in self.of.items() if number in names}, names)
 
 
 def asks_for_unheld_time(where: Mapping[Dimension, Collection[str]]) -> bool:
-    """Whether time without a payer passes the filter, as far as that concerns holders."""
+    """Whether the filter on holder dimensions lets time without a payer pass."""
     return all(
         (IDLE if dimension in ASSIGNED else "") in allowed
         for dimension, allowed in where.items()
@@ -157,10 +159,10 @@ def classes(
     labels: Collection[str] = (),
     memory: ResultCache | None = None,
 ) -> HolderClasses:
-    """The classes of the holders in [start_ms, end_ms), by what `asked` tells apart. labels: those that may name a
-    team.
+    """The classes of the holders in [start_ms, end_ms), by the dimensions in `asked`. labels: the pod labels that can
+    name a team.
 
-    memory: of the moment; where some jobs or pods are asked for, their holders of all time are looked up there."""
+    memory: the snapshot's cache; for a filter by job or pod, all holders ever seen of them are looked up in it."""
     wanted = told_apart(asked)
     if memory is not None and OF_FEW & where.keys():
         few = memory.named(cursor, where.get("job", ()), where.get("pod", ()), labels)
@@ -180,7 +182,7 @@ def classes(
 
 
 def of_all(found: Mapping[int, HolderName]) -> HolderClasses:
-    """Every holder a class of its own."""
+    """A class of its own for every holder."""
     return HolderClasses({number: number for number in found}, found)
 
 
@@ -202,7 +204,8 @@ def _of_few(
 
 
 def told_apart(asked: Collection[Dimension]) -> tuple[str, ...]:
-    """Columns of `holder_class` that the dimensions need: a team may come from the namespace of a cluster."""
+    """Columns of `holder_class` that the dimensions need; a team, for example, may depend on the cluster's
+    namespace."""
     needed = {name for dimension in asked for name in _NEEDED.get(dimension, ())}
     return tuple(name for name in _QUOTED if name in needed) or ("cluster",)
 
@@ -215,7 +218,7 @@ def make_holder_classes(
     where: Mapping[Dimension, Collection[str]],
     labels: Collection[str] = (),
 ) -> None:
-    """Make the table holder_class of the holders in [start_ms, end_ms), with these columns."""
+    """Creates the table holder_class with the holders in [start_ms, end_ms) and these columns."""
     filters = {name: sorted(where[dimension]) for dimension, name in _NAMED.items() if dimension in where}
     by_label = "labels" in wanted and bool(labels)
     by_user = "user" in wanted or "user" in filters
@@ -238,7 +241,7 @@ def make_holder_classes(
 
 
 def named(told: Mapping[str, Any], labels: Collection[str]) -> HolderName:
-    """With only what was asked of it."""
+    """A HolderName with only the given columns set."""
     found = dict.fromkeys(("cluster", "namespace", "name", "queue_ref", "job"), "") | dict(told)
     values = found.pop("labels", None) or ()
     kept = frozenset((key, value) for key, value in zip(sorted(labels), values, strict=False) if value is not None)
@@ -248,7 +251,7 @@ def named(told: Mapping[str, Any], labels: Collection[str]) -> HolderName:
 _NAMED: Mapping[Dimension, str] = {
     "namespace": "namespace", "job": "job", "pod": "name", "container": "container", "user": "user",
 }  # fmt: skip
-"""Dimensions that the holder decides alone, and the attribute of its name they are."""
+"""Dimensions that depend on the holder alone, with the attribute of its name."""
 _NEEDED: Mapping[Dimension, Sequence[str]] = {
     **{dimension: (name,) for dimension, name in _NAMED.items()},
     "queue": ("queue_ref",), "team": ("cluster", "namespace", "queue_ref", "labels"),
@@ -263,8 +266,8 @@ OF_TIME: frozenset[Dimension] = frozenset({"day", "hour"})
 
 @dataclass(frozen=True, slots=True)
 class ConstantSpan:
-    """A stretch in which policy, labels of nodes and namespaces, local day and local hour are constant, as
-    far as they are asked for. era: pieces of one differ in day and hour alone."""
+    """A span in which policy, labels of nodes and namespaces, local day and local hour are constant, as far as the
+    query uses them. era: pieces with the same era differ only in day and hour."""
 
     start_ms: int
     end_ms: int
@@ -277,7 +280,8 @@ class ConstantSpan:
 def pieces_of(
     state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimension], zone: ZoneInfo
 ) -> list[ConstantSpan]:
-    """Those of [start_ms, end_ms) for these dimensions, in order and without gaps. zone: of days and hours."""
+    """Splits [start_ms, end_ms) into ConstantSpans for these dimensions, in order and without gaps. zone: of days and
+    hours."""
     pieces = [ConstantSpan(start_ms, end_ms, NO_POLICY)]
     if wanted & ASSIGNED:
         pieces = [ConstantSpan(*found) for found in in_force(state.policies, start_ms, end_ms)]
@@ -317,7 +321,7 @@ def key_of(
     device: DeviceName,
     holder: HolderName | None,
 ) -> tuple[str, ...]:
-    """The values of the dimensions. holder None: it had no holder."""
+    """The values of the dimensions. holder: None for unheld time."""
     return tuple(_value(dimension, fleet, piece, gpu, device, holder) for dimension in wanted)
 
 

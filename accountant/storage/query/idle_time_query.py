@@ -1,13 +1,13 @@
-"""Answers how much idle time was start-up, and how much time was borrowed on shared GPUs.
+"""Computes how much idle time was start-up, and how much time was borrowed on shared GPUs.
 
-A breakdown of `allocated_idle`, asked for beside `usage` because only statements and reports need it.
-However many pods the span has, they are looked at in parts, and rows are summed by the engine. Hourly sums say who
-left anything idle in which hour: rows are read only of hours in which a phase ended, of hours at the ends of the
-span, and of those that are not folded. The answer is that of reading them all.
+Start-up time (`idle_phases`) is a part of `allocated_idle`; it is separate from `usage` because only statements and
+reports need it. Holders are processed in batches and the engine sums the rows. The hourly sums show which holder left
+GPUs idle in which hour. So rows are read only for hours in which a phase ended, for the hours at the ends of the span,
+and for hours without sums; the result equals that of reading all rows.
 
-Worked out per GPU and quarter-hour (cut where a span ends inside one), and only where something was borrowed at
-all. Borrowers are taken in the order of their names, so the answer does not depend on who was seen first. However
-long the span, only some hours of it are held in memory.
+Borrowed time (`lent_time`) is computed per GPU and quarter-hour (split where the span ends inside one), and only for
+hours in which something was borrowed. Borrowers are sorted by name, so the result does not depend on the order of
+arrival. Only a limited number of hours is held in memory at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from accountant.wire.usage_models import Dimension
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 MOST_HOLDERS = 50_000
-"""Holders looked at together: some 50 MiB."""
+"""Holders processed together; they take about 50 MiB."""
 _GANG = pa.schema([("cluster", pa.string()), ("namespace", pa.string()), ("workload", pa.string())])
 _PHASE = pa.schema([("holder", pa.int32()), ("phase", pa.string()), ("start_ms", pa.int64()), ("end_ms", pa.int64())])
 
@@ -51,8 +51,8 @@ def idle_phases(
     timezone: str,
     most: int = MOST_HOLDERS,
 ) -> list[IdlePhases]:
-    """See accountant.ledger.protocols.Ledger.idle_phases. most: holders that are held in memory at one time, about (a
-    gang stays together)."""
+    """See accountant.ledger.protocols.Ledger.idle_phases. most: approximate number of holders held in memory at a time
+    (a gang is not split)."""
     if start_ms >= end_ms:
         return []
     pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
@@ -71,7 +71,7 @@ def idle_phases(
 
 
 class IdleTime(NamedTuple):
-    """What a holder left idle of a device in a phase, inside one of the pieces that are asked for, by its number."""
+    """Idle time of a holder on a device in a start-up phase, within one piece. piece: index into the pieces."""
 
     piece: int
     gpu: int
@@ -84,7 +84,7 @@ class IdleTime(NamedTuple):
 def idle_time(
     cursor: Cursor, state: State, pieces: Sequence[ConstantSpan], most: int = MOST_HOLDERS
 ) -> Iterator[list[IdleTime]]:
-    """Part by part of the holders; pieces ascend and leave nothing out between the first and the last."""
+    """The idle start-up time, one list per batch of holders. pieces: ascending and adjacent."""
     start_ms, end_ms = pieces[0].start_ms, pieces[-1].end_ms
     ((holding,),) = cursor.run(
         f"SELECT count(*) FROM ({statement('payers')})",  # noqa: S608 - our own text
@@ -103,7 +103,7 @@ def idle_time(
 
 
 def _inside(cursor: Cursor, state: State, start_ms: int, end_ms: int, part: Mapping[str, int]) -> list[PhaseSpan]:
-    """The phases of one part of the holders in which they left anything idle."""
+    """The phases of one batch of holders in which they left GPUs idle."""
     rows = cursor.rows("launches", {**_held_in(start_ms - BUCKET_MS, end_ms, state.unfolded), **part})
     idle = {row[0] for row in rows}
     gangs = sorted({row[1:4] for row in rows if in_gangs(row[3])})
@@ -123,7 +123,7 @@ def _inside(cursor: Cursor, state: State, start_ms: int, end_ms: int, part: Mapp
 
 
 def _held_in(low_ms: int, high_ms: int, unfolded: Collection[int]) -> dict[str, int]:
-    """What `launches` has to know of (low_ms, high_ms): the whole hours inside, and those without sums."""
+    """Parameters of `launches` for (low_ms, high_ms): the whole hours inside, and those without sums."""
     first = min(low_ms - low_ms % MS_PER_HOUR + MS_PER_HOUR, high_ms)
     last = max(first, high_ms - high_ms % MS_PER_HOUR)
     raw = {f"raw_{name}": at for name, at in row_range(unfolded).items()}
@@ -131,7 +131,7 @@ def _held_in(low_ms: int, high_ms: int, unfolded: Collection[int]) -> dict[str, 
 
 
 def _within(spans: Iterable[PhaseSpan], start_ms: int, end_ms: int, unfolded: Collection[int]) -> list[PhaseSpan]:
-    """What of the spans lies in [start_ms, end_ms) and in hours that are not folded."""
+    """The parts of the spans inside [start_ms, end_ms) and inside hours without sums."""
     raw = [(max(low, start_ms), min(high, end_ms)) for low, high in union((at, at + MS_PER_HOUR) for at in unfolded)]
     cut = (
         span._replace(start_ms=max(span.start_ms, low), end_ms=min(span.end_ms, high))
@@ -142,7 +142,7 @@ def _within(spans: Iterable[PhaseSpan], start_ms: int, end_ms: int, unfolded: Co
 
 
 def _by_piece(spans: Iterable[PhaseSpan], pieces: Sequence[ConstantSpan]) -> list[list[PhaseSpan]]:
-    """The spans, all of which lie in the pieces, cut to each of them; pieces ascend."""
+    """The spans, split by piece; all lie inside the pieces, which ascend."""
     starts = [piece.start_ms for piece in pieces]
     found: list[list[PhaseSpan]] = [[] for _ in pieces]
     for span in spans:
@@ -154,7 +154,8 @@ def _by_piece(spans: Iterable[PhaseSpan], pieces: Sequence[ConstantSpan]) -> lis
 
 
 def _idle(cursor: Cursor, spans: Iterable[PhaseSpan], unfolded: Collection[int]) -> list[Row]:
-    """GPU, device, holder, phase and idle microseconds inside the spans: whole folded hours from their sums."""
+    """GPU, device, holder, phase and idle microseconds inside the spans; whole folded hours are read from their
+    sums."""
     whole: list[PhaseSpan] = []
     rest: list[PhaseSpan] = []
     for span in spans:
@@ -176,7 +177,7 @@ def _table(spans: Iterable[PhaseSpan]) -> pa.Table:
 
 
 MOST_QUARTERS = 50_000
-"""Quarter-hours of GPUs looked at together: some 100 MiB."""
+"""Quarter-hours of GPUs processed together; they take about 100 MiB."""
 
 
 def lent_time(
@@ -188,8 +189,8 @@ def lent_time(
     timezone: str,
     most: int = MOST_QUARTERS,
 ) -> list[LentTime]:
-    """See accountant.ledger.protocols.Ledger.lent. most: quarter-hours of GPUs that are held in memory at one time
-    (all of an hour at least)."""
+    """See accountant.ledger.protocols.Ledger.lent. most: quarter-hours of GPUs held in memory at a time (at least those
+    of one hour)."""
     sums: dict[tuple[tuple[str, ...], str], int] = defaultdict(int)
     for begin, end in _stretches(cursor, start_ms, end_ms, most):
         _lend_in(cursor, state, begin, end, by, timezone, sums)
@@ -201,7 +202,8 @@ def lent_time(
 
 
 def _stretches(cursor: Cursor, start_ms: int, end_ms: int, most: int) -> list[tuple[int, int]]:
-    """[start_ms, end_ms) in parts of whole hours in which so much was borrowed; none where nothing was."""
+    """Splits [start_ms, end_ms) into parts of whole hours with at most `most` borrowed quarter-hours each; empty if
+    nothing was borrowed."""
     edges: list[int] = []
     taken = 0
     for hour, count in cursor.run(
@@ -244,7 +246,7 @@ def _lend_in(
     timezone: str,
     sums: dict[tuple[tuple[str, ...], str], int],
 ) -> None:
-    """Add what was lent in [start_ms, end_ms)."""
+    """Adds the time lent in [start_ms, end_ms) to `sums`."""
     borrowed = cursor.rows("borrowed", {"low": start_ms - BUCKET_MS, "high": end_ms})
     pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
     spans, of = _spans(borrowed, pieces, start_ms, end_ms)
@@ -273,7 +275,7 @@ def _lend_in(
         )
         unheld = [found for found in group if found.cells.unheld_us]
         span = spans[tag]
-        # Unheld time while the node was down is down time, and nothing to lend.
+        # Unheld time of a node that is down is down time, which cannot be lent.
         down = any(start < span.end_ms and end > span.start_ms for start, end in state.fleet.life(gpu).down)
         unallocated = 0 if down else sum(found.cells.unheld_us for found in unheld)
         free, parts = lend(unallocated, [Share(found.cells.idle_us, found.cells.borrowed_us) for found in held])

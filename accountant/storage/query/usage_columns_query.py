@@ -1,11 +1,10 @@
-"""Answers usage and held time as columns, for several groupings at once.
+"""Computes usage and held time as columns, for several groupings at once.
 
-The engine sums by holder and kind of device; names are looked up once each, and who pays is worked out for the few
-queues and namespaces there are. It says what `usage` says by team, namespace, job, user, cluster and PRICED_BY.
+The engine sums by class of holders and kind of device; names are looked up once per class and kind, and the paying team
+once per queue and namespace. The figures equal those of `usage` with the same grouping.
 
-The engine sums by class of holders and kind of device, as for `usage`; a name is looked up once per class and kind,
-not once per line. Start-up time, which costs a look at every pod, is found once for all cuts. Memory is that of the
-answers: their keys, and some hundred bytes a row.
+Start-up time, which requires reading every pod, is computed once for all groupings. Memory grows with the results:
+their keys, and some hundred bytes per row.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ V = TypeVar("V", str, Place, tuple[str, str], JobName)
 
 
 def hours(cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: str) -> Hours:
-    """What `usage` says by team, queue and hour."""
+    """The held time by team, queue and local hour."""
     asked: tuple[Dimension, ...] = ("team", "queue", "hour")
     fleet = state.fleet
     pieces = pieces_of(state, start_ms, end_ms, frozenset(asked), ZoneInfo(timezone)) if start_ms < end_ms else []
@@ -101,7 +100,7 @@ def hourly_peaks(
     timezone: str,
     memory: ResultCache | None = None,
 ) -> dict[JobName, Peak]:
-    """The most of any local hour of these jobs, as `usage` tells them apart."""
+    """The maximum of any local hour for these jobs, by team, namespace, job and cluster."""
     if not jobs or start_ms >= end_ms:
         return {}
     fleet = state.fleet
@@ -120,7 +119,7 @@ def hourly_peaks(
         return team, name.namespace, name.job, name.cluster
 
     found, job = _lookup_sorted(np.array([piece.era for piece in pieces], dtype=np.int64)[tag], payer, job_of)
-    # A local hour may be several pieces.
+    # A local hour may consist of several pieces.
     number = {name: place for place, name in enumerate(dict.fromkeys(piece.hour for piece in pieces))}
     hour = np.array([number[piece.hour] for piece in pieces], dtype=np.int64)[tag]
     cells, cell = np.unique(job * len(number) + hour, return_inverse=True)
@@ -135,7 +134,7 @@ def hourly_peaks(
 
 
 def _lookup_sorted(tags: Whole, looks: Whole, of: Callable[[int, int], V]) -> tuple[list[V], Whole]:
-    """What each pair gives, ascending and each once, and its number by row."""
+    """The distinct results of `of` for the pairs, sorted, and for each row the index of its result."""
     pairs, row = np.unique(np.stack([tags, looks], axis=1), axis=0, return_inverse=True)
     values = [of(tag, look) for tag, look in pairs.tolist()]
     listed = sorted(set(values))
@@ -158,8 +157,8 @@ def usage_columns(
     *,
     memos: bool = False,
 ) -> list[UsageColumns]:
-    """Usage of each stretch between two neighbouring edges, which ascend: an answer for each cut, whose dimensions are
-    told apart beside PRICED_BY."""
+    """Usage of each span between two neighbouring edges, which ascend: one UsageColumns per grouping in `cuts`, each
+    grouped by its dimensions and by PRICED_BY."""
     zone = ZoneInfo(timezone)
     tables = [_Table.of(cursor, state, edges, by, zone, memos=memos) for by in cuts]
     if edges[0] >= edges[-1]:
@@ -177,7 +176,7 @@ def usage_columns(
 def _cut(
     state: State, edges: Sequence[int], asked: frozenset[Dimension], zone: ZoneInfo
 ) -> tuple[list[int], list[ConstantSpan]]:
-    """The pieces of all stretches, and the stretch of each."""
+    """The pieces of all spans between edges, and for each piece the index of its span."""
     stretch_of: list[int] = []
     pieces: list[ConstantSpan] = []
     for number, (start, end) in enumerate(pairwise(edges)):
@@ -188,7 +187,7 @@ def _cut(
 
 @dataclass(slots=True)
 class _Numbers(Generic[H]):
-    """What is told apart, numbered as it is first seen."""
+    """Numbers values in the order in which they are first seen."""
 
     of: dict[H, int] = field(default_factory=dict)
 
@@ -196,7 +195,7 @@ class _Numbers(Generic[H]):
         return self.of.setdefault(value, len(self.of))
 
     def ascending(self) -> tuple[list[H], Whole]:
-        """The values in order, and by number the place of each."""
+        """The sorted values, and for each number its position among them."""
         values = sorted(self.of)  # type: ignore[type-var]  # tuples of names
         place = np.zeros(len(values), dtype=np.int64)
         place[[self.of[value] for value in values]] = np.arange(len(values))
@@ -205,9 +204,9 @@ class _Numbers(Generic[H]):
 
 @dataclass(slots=True)
 class _Table:
-    """One cut's rows while they are collected. Keys are put together of what a class of holders, a kind of device and
-    a piece of time say, each of which is looked up once: pieces of one era differ in day and hour alone, which holders
-    and devices do not look at. stretch_of, era: by piece; of_era: a piece of each."""
+    """The rows of one grouping while they are collected. A key combines values of a class of holders, a kind of device
+    and a piece of time, each looked up once; pieces of one era differ only in day and hour, which do not depend on
+    holders and devices. stretch_of, era: by piece; of_era: one piece of each era."""
 
     state: State
     by: tuple[Dimension, ...]
@@ -249,11 +248,11 @@ class _Table:
 
     @property
     def width(self) -> int:
-        """Columns of a row: COLUMNS, and MEMOS where they are asked for."""
+        """Columns of a row: COLUMNS, and MEMOS if requested."""
         return _WIDTH + len(MEMOS) * self.memos
 
     def add_sums(self, cursor: Cursor) -> None:
-        """What the ledger's rows and sums say, and what no row tells."""
+        """Adds the ledger's rows and sums, and the unmetered and down time, for which there are no rows."""
         told, state = self.told, self.state
         spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(self.pieces)]
         found = accounts(
@@ -269,7 +268,7 @@ class _Table:
             columns += [none, borrowed, unattributed, memory, memory_blind, energy, energy_blind]
         held = np.stack(columns, axis=1)
         self._add(tag, device, payer, held)
-        # What a holder's row has beyond its allocation has no holder.
+        # The unheld part of a holder's row has no holder.
         rest = np.flatnonzero(of_holder & (unheld > 0))
         loose = np.zeros((len(rest), self.width), dtype=np.int64)
         loose[:, _UNALLOCATED] = unheld[rest]
@@ -277,7 +276,7 @@ class _Table:
         self._add_unseen(cursor, tag, device, busy + idle + unknown + unheld + down)
 
     def add_phases(self, rows: Sequence[IdleTime], finest: Sequence[ConstantSpan]) -> None:
-        """rows: of pieces at least as fine as these."""
+        """Adds start-up time. rows: their pieces are at least as fine as those of this table."""
         starts = [piece.start_ms for piece in self.pieces]
         at = np.searchsorted(starts, [piece.start_ms for piece in finest], side="right") - 1
         kinds, of_class = self.told.kinds, self.known.of
@@ -335,7 +334,7 @@ class _Table:
             self.rows.append((told, np.array(cells, dtype=np.int64)))
 
     def _add(self, tag: Whole, device: Whole, payer: Whole, cells: Whole) -> None:
-        """Rows of pieces, kinds of devices and classes of holders."""
+        """Adds rows given by piece, kind of device and class of holders."""
         if not len(tag):
             return
         fleet, shown, names = self.state.fleet, self.told.shown, self.known.names
@@ -375,7 +374,7 @@ def _arranged(values: tuple[str, ...], put: Sequence[int]) -> tuple[str, ...]:
 
 
 def _distinct(*columns: Whole) -> tuple[Whole, Whole]:
-    """The different rows of some columns, and the number of each row's."""
+    """The distinct rows of some columns, and for each row the index of its distinct row."""
     code = columns[0]
     for column in columns[1:]:
         code = code * (int(column.max()) + 1) + column
@@ -386,7 +385,7 @@ def _distinct(*columns: Whole) -> tuple[Whole, Whole]:
 def _lookup_columns(
     eras: Whole, looks: Whole, of: Callable[[int, int], tuple[str, ...]]
 ) -> tuple[list[tuple[str, ...]], Whole]:
-    """What each pair gives, each once, and its number by row."""
+    """The distinct results of `of` for the pairs, and for each row the index of its result."""
     shift = int(looks.min())
     pairs, row = _distinct(eras, looks - shift)
     numbers: _Numbers[tuple[str, ...]] = _Numbers()

@@ -1,8 +1,8 @@
-"""Answers usage per group over any span, with unmetered and down time.
+"""Computes usage per group over any span, including unmetered and down time.
 
-Sums come from the daily, hourly and quarter-hourly tables, the edges from the rows. What no row tells
-(unmetered time) and what the inventory says (nodes down) is worked out per GPU on top, so that the
-accounts of every GPU add up to its capacity exactly.
+Whole days, hours and quarter-hours are read from their sums, the edges from rows. Unmetered time, for which there are
+no rows, and down time, which comes from the inventory, are computed per GPU and added, so that the accounts of every
+GPU add up to its capacity exactly.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ Where = Mapping[Dimension, Collection[str]]
 _OF_PLACES: tuple[Dimension, ...] = ("cluster", "node", "gpu")
 _NO_PAYER = -1
 MOST_APART = 1_000
-"""GPUs that are looked at by themselves; of more, all are summed and what is not asked for is left out."""
+"""If a filter selects at most this many GPUs, only these are summed; otherwise all are summed and the others are
+dropped."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """What a group has collected; unmetered is not among the cells of rows."""
+    """Collects one group; unmetered time is not part of the rows' cells."""
 
     cells: AccountVector
     unmetered_us: int = 0
@@ -62,7 +63,7 @@ def usage(
     timezone: str = "UTC",
     memory: ResultCache | None = None,
 ) -> list[UsageLine]:
-    """See accountant.ledger.protocols.Ledger.usage. memory: of the moment, where several questions are asked of it."""
+    """See accountant.ledger.protocols.Ledger.usage. memory: the snapshot's cache."""
     if start_ms >= end_ms:
         return []
 
@@ -81,7 +82,7 @@ def usage_between(
     timezone: str = "UTC",
     memory: ResultCache | None = None,
 ) -> list[list[UsageLine]]:
-    """`usage` of each stretch between two neighbouring edges, which ascend: one reading, however many they are."""
+    """`usage` of each span between two neighbouring edges, which ascend, in one pass over the rows."""
     where = where or {}
     wanted = [*dict.fromkeys([*by, *where])]
     asked, zone = frozenset(wanted), ZoneInfo(timezone)
@@ -133,7 +134,7 @@ def _answer(by: Sequence[Dimension], key: tuple[str, ...], line: _Line) -> Usage
 
 
 Contribution = tuple[int, tuple[str, ...], AccountVector, int, int]
-"""Number of the piece, key, cells of rows, unmetered and node-down microseconds."""
+"""Index of the piece, key, cells of rows, unmetered and node-down microseconds."""
 
 
 def _contributions(
@@ -155,7 +156,7 @@ def _contributions(
     if asked & OF_HOLDERS:
         short = pieces[-1].end_ms - pieces[0].start_ms <= MS_PER_HOUR
         if (short or gpus is not None) and not OF_HOLDERS & where.keys():
-            # Who held anything for so long, or of a few GPUs, is found with what they held.
+            # For a long span or a few GPUs, the holders are taken from the sums themselves.
             sums = _scan(cursor, spans, state, told, gpus, by_payer=True)
             payers = {found.payer for found in sums} - {UNHELD}
             known = of_all(holders(cursor, payers, labels, users="user" in asked))
@@ -187,7 +188,7 @@ def _contributions(
     if not asks_for_unheld_time(where):
         return
     if OF_HOLDERS & where.keys():
-        # Holders that are not asked for are missing from the sums, but were metered all the same.
+        # Holders excluded by the filter are missing from the sums, but their time was metered.
         metered = defaultdict(int)
         for found in _scan(cursor, spans, state, told, gpus):
             metered[found.tag, told.member[found.device]] += found.cells.capacity_us
@@ -195,7 +196,7 @@ def _contributions(
 
 
 def _at(piece: ConstantSpan, key: tuple[str, ...], timed: Sequence[tuple[int, bool]]) -> tuple[str, ...]:
-    """The key of another piece of its era, here."""
+    """The key of another piece of the same era, with this piece's day and hour."""
     if not timed:
         return key
     values = list(key)
@@ -205,13 +206,13 @@ def _at(piece: ConstantSpan, key: tuple[str, ...], timed: Sequence[tuple[int, bo
 
 
 def _looked_at(cursor: Cursor, state: State, where: Where) -> tuple[Mapping[int, DeviceName], frozenset[int] | None]:
-    """The devices that a question about some nodes or GPUs can see, and their GPUs; None where it may see all.
+    """The devices that a filter by node or GPU can match, and their GPUs; None if all must be read.
 
-    A GPU that moved is looked at with all that it was: of its time elsewhere the filter takes nothing."""
+    A GPU that moved is included with all its devices; the filter later drops its time elsewhere."""
     if "node" not in where and "gpu" not in where:
-        return {}, None  # a cluster is mostly all there is
+        return {}, None  # a filter by cluster alone selects most GPUs
     fleet = state.fleet
-    # A GPU that moved has other devices, on other nodes.
+    # A GPU that moved has devices on other nodes too.
     devices = state.device_names(cursor)
     near = state.devices.on(where["node"], devices) if "node" in where else devices
     asked = {dimension: where[dimension] for dimension in _OF_PLACES if dimension in where}
@@ -243,7 +244,7 @@ def _scan(
 
 
 def _held_and_rest(found: Sum) -> tuple[AccountVector | None, AccountVector | None]:
-    """What the holder pays, and what has no payer."""
+    """The cells that the holder pays, and those without a payer."""
     cells = found.cells
     if not found.payer:
         return None, cells
@@ -262,7 +263,7 @@ def unseen(
     told: DeviceKinds,
     gpus: Collection[int] | None,
 ) -> Iterable[Contribution]:
-    """Unmetered time, and what a node's being down makes of unheld and missing time."""
+    """Unmetered time, and the unheld and missing time that counts as down because the node was down."""
     fleet = state.fleet
     spans = down_in(fleet.census, [(piece.start_ms, piece.end_ms) for piece in pieces])
     down_us: dict[tuple[int, int], int] = defaultdict(int)
@@ -272,7 +273,7 @@ def unseen(
         down_us[span.tag, told.of_gpu[span.gpu]] += full_us(span.end_ms - span.start_ms)
     for found in _scan(cursor, spans, state, told, gpus):
         down_us[found.tag, told.member[found.device]] -= found.cells.capacity_us
-        # The unheld rows of a node that is down: out of `unallocated`, into `down`.
+        # Unheld time of a node that is down moves from `unallocated` to `down`.
         if found.cells.unheld_us:
             key = key_of(wanted, fleet, pieces[found.tag], *told.shown[found.device], None)
             yield found.tag, key, AccountVector(unheld_us=-found.cells.unheld_us), 0, found.cells.unheld_us
@@ -287,7 +288,7 @@ def unseen(
 def _lives(
     fleet: Fleet, pieces: Sequence[ConstantSpan], told: DeviceKinds, gpus: Collection[int] | None
 ) -> Iterable[tuple[int, int, int, DeviceName, int]]:
-    """(tag, member, a GPU of it, its last device, microseconds) of what was capacity in a piece."""
+    """(tag, member, a GPU of it, its last device, microseconds) of the capacity in each piece."""
     alike: dict[int, list[int]] = defaultdict(list)
     for gpu in fleet.tenures if gpus is None else gpus:
         member = told.of_gpu[gpu]

@@ -1,10 +1,11 @@
 """Sums usage over any span from day, hour and quarter-hour sums and from rows.
 
-Days that have sums, whole hours and quarter-hours come from their tables, or from the rows while their hour is not
-folded. Inside an edge, rows that lie wholly inside are summed by the engine; a set that reaches over an edge is cut by
-`accountant.core.accounts.part`. Sums of time leave the engine as 64-bit integers, which hold 292,000 GPU-years and
-cost a third of its 128-bit ones to fetch; energy may need more, and one that did not fit would be an error, never
-another number.
+Days with sums, whole hours and whole quarter-hours are read from their tables, or from the rows if their hour is not
+folded. At the edges the engine sums rows that lie entirely inside; a set that reaches over the edge is cut by
+`accountant.core.accounts.part`.
+
+Time leaves the engine as 64-bit integers, which hold 292,000 GPU-years and are three times as cheap to fetch as 128-bit
+ones. Energy may need more and is not converted. A value that does not fit raises an error.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from accountant.storage.write import record_columns
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 _FEW = 1_000
-"""Payers that the engine is told by number."""
+"""Up to this many payers are listed in the statement."""
 Key = tuple[int, int, int, int]
 Whole = npt.NDArray[np.int64]
 P = TypeVar("P")
 _ACCOUNTS = ", ".join(f"sum({name})::BIGINT AS {name}" for name in CELLS[:ACCOUNTS])
 _CELLS = ", ".join(f"sum({name})::BIGINT AS {name}" for name in CELLS)
 _FIGURES = ", ".join(f"sum({name})" + "::BIGINT" * (name != "energy_uj") for name in CELLS)
-"""Energy may need more than 64 bits."""
+"""Without a cast, because energy may need more than 64 bits."""
 _PAYERS = pa.schema([("id", pa.int32()), ("class", pa.int32())])
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """payer: the class of holders, 0 without one. gpu and device are 0 where devices were not told apart; where
-    kinds of them were, gpu is 0 and device the kind."""
+    """A sum of one group. payer: the class of holders, 0 without one. gpu, device: 0 if devices are not distinguished;
+    if they are grouped by kind, gpu is 0 and device is the kind."""
 
     tag: int
     gpu: int
@@ -62,12 +63,14 @@ def scan(
     by_payer: bool = False,
     gpus: Collection[int] | None = None,
 ) -> list[Sum]:
-    """Per tag and, if asked, GPU and device, or kind of device. Spans of one tag and GPU must not overlap.
+    """Sums per tag and, depending on the arguments, per GPU and device or per kind of device. Spans with the same tag
+    and GPU must not overlap.
 
-    kept: days that have sums, ascending. kinds: of every device; then they are told apart no further.
+    kept: days with sums, ascending. kinds: the kind of every device; if given, results are by kind instead of by
+    device.
 
-    payers: class by holder id, 0 without one; holders without a class are left out. None: all, as class 1;
-    by_payer: or by their ids. gpus: those that are looked at, of spans of every GPU too. None: all."""
+    payers: class by holder id, 0 for time without a holder; holders without a class are left out. None: all holders, as
+    class 1, or with by_payer each by its id. gpus: the only GPUs that count, also in spans of every GPU; None: all."""
     totals = summed(
         cursor, spans, unfolded, kept, by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=gpus
     )
@@ -86,7 +89,8 @@ def summed(
     by_payer: bool = False,
     gpus: Collection[int] | None = None,
 ) -> Mapping[Key, Sequence[int]]:
-    """`scan`, as cells by the fields of a Sum: where there are many, making them costs as much as adding them up."""
+    """Like `scan`, with plain sequences of cells by the fields of a Sum, because creating many Sum objects takes as
+    long as summing."""
     totals: dict[Key, Sequence[int]] = {}
     apart = _Grouping.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=gpus)
     for rows in _parts(cursor, plan_spans(spans, unfolded, kept), kept, apart, _rows(cursor)):
@@ -106,8 +110,7 @@ def accounts(
     by_payer: bool = False,
     memos: bool = False,
 ) -> Whole:
-    """`scan` as columns, where there are very many: tag, device, payer and the accounts of the cells; with memos: all
-    cells."""
+    """Like `scan` as columns, for very many results: tag, device, payer and the accounts; with memos, all cells."""
     apart = _Grouping.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=None)
     parts = _parts(
         cursor, plan_spans(spans, unfolded, kept), kept, apart, _columns(cursor, _CELLS if memos else _ACCOUNTS)
@@ -123,7 +126,7 @@ def accounts(
 def _parts(
     cursor: Cursor, asked: SpanPlan, kept: Sequence[tuple[int, int]], apart: _Grouping, ask: _SumQuery[P]
 ) -> Iterator[P | list[Row]]:
-    """The sums of everything that is asked for, piece by piece, as `ask` fetches them."""
+    """The sums of all parts of the plan, as `ask` fetches them."""
     if apart.gpus is not None and not apart.gpus:
         return
     of_all = not apart.by_device and apart.kinds is None and apart.gpus is None
@@ -154,7 +157,7 @@ def _parts(
 
 @dataclass(frozen=True, slots=True)
 class _SumQuery(Generic[P]):
-    """figures: what is added up. fetch: runs a statement over a range of time, with the spans that are asked for."""
+    """figures: the summed expressions. fetch: runs a statement over a range of time, joined with the queried spans."""
 
     figures: str
     fetch: Callable[[str, Mapping[str, int], pa.Table, _Grouping], P]
@@ -179,8 +182,8 @@ def _columns(cursor: Cursor, figures: str) -> _SumQuery[Whole]:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where sums of whole buckets come from. width_ms: None of days. at: the start of a row's bucket; of: the column
-    that is looked for in a range, which is the bucket's start or no earlier."""
+    """A table with sums of whole buckets. width_ms: size of a bucket, None for days. at: the start of a row's bucket;
+    of: the column that is compared with the range, at or after the bucket's start."""
 
     table: str
     width_ms: int | None
@@ -199,10 +202,11 @@ _ROW_QUARTERS = _Source("present", BUCKET_MS, f"e.start_ms - e.start_ms % {BUCKE
 
 @dataclass(frozen=True, slots=True)
 class _Grouping:
-    """What is told apart, as columns and joins: a join with an empty table costs a small question as much as its sums.
+    """The columns and joins of the grouping. Unneeded joins are left out, because joining an empty table costs a small
+    query as much as its sums.
 
-    only: a condition that leaves the GPUs, and of few payers the payers, that are looked at; only_sets: one that leaves
-    the sets with any of these. kinds, payers: the tables that are joined, None for none."""
+    only: a condition on the GPUs and, if they are few, on the payers; only_sets: a condition that keeps the sets with
+    any matching row. kinds, payers: the joined tables, None for no join."""
 
     gpu: str
     device: str
@@ -233,7 +237,7 @@ class _Grouping:
             device, joins = "k.kind", "JOIN kinds k ON k.id = e.device"
         if payers is not None:
             payer, joins = "p.class", f"{joins} JOIN payers p ON p.id = e.payer"
-        # Numbers in the text, not a joined table: the engine skips whole blocks of rows by them.
+        # GPU numbers are written into the statement, so that the engine can skip whole blocks of rows.
         only = only_sets = "" if gpus is None else f"AND e.gpu IN ({_listed(gpus)})"
         if payers is not None and len(payers) <= _FEW:
             few = _listed(payers) or "NULL"
@@ -250,7 +254,7 @@ class _Grouping:
         return None if self.payers is None else record_columns.column_table(_PAYERS, self.payers.items())
 
     def group(self, payer: int) -> int | None:
-        """The class of a payer; None where it is not asked for."""
+        """The class of a payer; None if it is not among the queried ones."""
         if self.payers is None:
             return payer if self.by_payer else min(payer, 1)
         return self.payers.get(payer)
@@ -266,7 +270,8 @@ def _listed(numbers: Iterable[int]) -> str:
 def _of_buckets(
     ask: _SumQuery[P], source: _Source, buckets: Sequence[Bucket], apart: _Grouping, kept: Sequence[tuple[int, int]]
 ) -> P:
-    """The sums of buckets; where they are all of a stretch, of every GPU and under one tag, of the stretch."""
+    """The sums of buckets; if they are all buckets of a contiguous range, of every GPU and with one tag, they are read
+    as one range."""
     low, last = min(at for _, _, at in buckets), max(at for _, _, at in buckets)
     if source.width_ms is None:
         high, there = last + 1, sum(low <= start <= last for start, _ in kept)
@@ -308,11 +313,11 @@ def _merge(totals: dict[Key, Sequence[int]], rows: Sequence[Row]) -> None:
 
 
 def _straddlers(rows: Sequence[Row], payers: Collection[int] | None, gpus: Collection[int] | None) -> list[Row]:
-    """The parts of sets inside the span they straddle (columns of straddling.sql), of sets that matter."""
+    """The parts of sets that reach over an edge of the span (columns of straddling.sql), if they match the filter."""
     found: list[Row] = []
     for (tag, low, high, _, _, start, end, gpu), group in groupby(rows, key=lambda row: row[:8]):
         members = list(group)
-        # A set is cut as a whole, or its parts would not add up.
+        # A set is cut as a whole, otherwise its parts would not add up.
         if (gpus is not None and gpu not in gpus) or (
             payers is not None and not any(row[9] in payers for row in members)
         ):

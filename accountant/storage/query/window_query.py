@@ -1,11 +1,11 @@
-"""Answers a usage window: usage per queue, capacity, coverage and watermark.
+"""Computes a usage window: usage per queue, capacity, coverage and watermark.
 
-The window is cut where a quarter-hour ends, where the mapping of queues changes, and where places change. Every slice's
-sums come from accountant.storage.query.window_sums, mostly cached; capacity comes from the lives of the GPUs. Sums of
-places that weigh the same are added up as whole numbers, decayed by the age of their slice, combined, and multiplied
-once by their weight (accountant.storage.query.window_weights).
+The window is split into slices at every quarter-hour and where the mapping of queues or the place of a GPU changes. The
+sums of each slice come from accountant.storage.query.window_sums, mostly from its cache; the capacity comes from the
+lifetimes of the GPUs. Sums of places with equal weight are added as integers, decayed by the age of their slice,
+combined, and multiplied once by the weight (accountant.storage.query.window_weights).
 
-Down time is no capacity, whether a node's or a lost GPU's, and counts once where both are.
+Down time, of a node or of a lost GPU, is not capacity; time when both are down counts once.
 """
 
 from __future__ import annotations
@@ -69,14 +69,16 @@ MEASURED: Mapping[Measure, int] = {
     "energy": Figures._fields.index("energy"),
     "cost": Figures._fields.index("allocated"),
 }
-"""The column of `Figures` that a measure adds up; a cost is that of allocated time, or hoarding would be free."""
+"""The column of `Figures` that each measure sums. A cost is that of allocated time; otherwise holding idle GPUs would
+be free."""
 _LOST, _ENERGY = Figures._fields.index("lost"), Figures._fields.index("energy")
 _START, _END, _PLACE, _QUEUE = range(4)
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """One window. slices: what it is cut into; policies: of each; pieces: runs of slices in which nothing moves."""
+    """One window query. slices: the parts of the window; policies: the policy of each slice; pieces: runs of slices
+    during which no GPU changes its place."""
 
     spec: WindowSpec
     at_ms: int
@@ -89,11 +91,12 @@ class _Question:
 
     @property
     def half_life_s(self) -> int | None:
-        """The half-life by which sums of slices are decayed; Slurm decays whole slices only."""
+        """The half-life that decays the sums within slices; None for Slurm's decay, which applies to whole slices
+        only."""
         return None if self.spec.decay == "slurm" else self.spec.half_life
 
     def ages(self) -> Sequence[float] | None:
-        """The weight of each slice by its age; None where nothing decays."""
+        """The weight of each slice by its age; None without decay."""
         if self.spec.decay == "slurm":
             return slurm_weights((start for start, _ in self.slices), self.at_ms, self.spec.half_life)
         references = (one.reference_ms(self.half_life_s) for one in self.slices)
@@ -102,7 +105,8 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Slices [first, last) of the window, in which nothing moves. gpus: of each place that the lens sees."""
+    """Slices [first, last) of the window, during which no GPU changes its place. gpus: the GPUs of each place that the
+    lens includes."""
 
     first: int
     last: int
@@ -112,7 +116,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Gpus:
-    """lives: how many GPUs were in service from when to when. down: their down time, tagged with the slice."""
+    """lives: number of GPUs in service, by span. down: their down time, tagged with the slice."""
 
     lives: Mapping[Span, int]
     down: Sequence[TaggedSpan]
@@ -120,8 +124,8 @@ class _Gpus:
 
 @dataclass(slots=True)
 class _SliceSums:
-    """What the slices hold: a line per slice, place and queue, in the order of the slices; and what of it lies in down
-    time, by the number of the slice."""
+    """The sums of all slices, one line per slice, place and queue, in the order of the slices; and the part of them
+    inside down time, by the number of the slice."""
 
     number: npt.NDArray[np.int64]
     keys: npt.NDArray[np.int64]
@@ -145,7 +149,7 @@ class _SliceSums:
 
 
 class Windows:
-    """Answers windows from cached sums. Thread-safe. month_zone: of calendar windows."""
+    """Computes windows from cached sums. Thread-safe. month_zone: time zone of calendar windows."""
 
     def __init__(self, month_zone: ZoneInfo) -> None:
         self._zone = month_zone
@@ -158,7 +162,7 @@ class Windows:
     def watermark(
         self, fleet: Fleet, end_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
     ) -> int | None:
-        """That of every window that ends at `end_ms`."""
+        """The watermark of every window that ends at `end_ms`."""
         if shard is None:
             census = fleet.census_of(_only(fleet, cluster))
         else:
@@ -175,9 +179,9 @@ class Windows:
         min_coverage: float,
         lens: Lens,
     ) -> UsageWindow | None:
-        """See accountant.ledger.protocols.Ledger.window. usage: own plus descendants, by queue name. The capacity of
-        measure `energy` is all energy recorded. cursor: of the snapshot of `state`; None: answer from the cache, or
-        None where that does not do. Raises UnsupportedQuestion."""
+        """See accountant.ledger.protocols.Ledger.window. usage includes descendants, by queue name. The capacity of
+        measure `energy` is all energy recorded. cursor: of the snapshot of `state`; None: use only the cache, and
+        return None if that is not enough. Raises UnsupportedQuestion."""
         if measure == "cost" and lens.book is None:
             raise UnsupportedQuestion("without a price book nothing has a cost: ask for allocated, busy or energy")
         if measure in ("cost", "energy") and lens.gpu_weights:
@@ -200,9 +204,9 @@ class Windows:
         return _Question(spec, at_ms, measure, min_coverage, lens, slices, policies, pieces)
 
     def _held(self, cursor: Cursor | None, state: State, question: _Question) -> _SliceSums | None:
-        """What the slices hold; None where that is not cached and there is no cursor."""
+        """The sums of the slices; None if they are not cached and there is no cursor."""
         if not any(piece.gpus for piece in question.pieces):
-            return _SliceSums.of({}, {})  # of a cluster that never reported, whatever its name, nothing is cached
+            return _SliceSums.of({}, {})  # an unknown cluster has no sums, and its name is not added to the cache
         view = View(question.half_life_s, question.lens.placing(state.fleet))
         gathering = _Gathering(self.sums, state, view, question.slices)
         for piece in question.pieces:
@@ -275,7 +279,7 @@ class Windows:
 
 
 class _Gathering:
-    """Gathers the sums of slices from the cache, and reads from the ledger what is missing there."""
+    """Takes the sums of slices from the cache, and reads missing ones from the ledger."""
 
     def __init__(self, cache: SumsCache, state: State, view: View, slices: Sequence[TimeSlice]) -> None:
         self._cache = cache
@@ -286,11 +290,11 @@ class _Gathering:
         self.found: dict[int, Parts] = {}
         self.down: dict[int, Sums] = {}
         self.missing: dict[int, _Missing] = {}
-        """What is not cached, by the number of the piece's first slice."""
+        """The slices that are not cached, by the number of the piece's first slice."""
         self._collapsed: list[tuple[int, SumsPart, Sums]] = []
 
     def gather(self, piece: _Piece) -> None:
-        """Take what is cached of a piece's slices and note the rest."""
+        """Takes the cached sums of a piece's slices and notes the missing ones."""
         lacking = _Missing(piece)
         begin = self._slices[piece.first].start_ms
         for number in range(piece.first, piece.last):
@@ -327,7 +331,7 @@ class _Gathering:
         self._collapsed = []
 
     def read(self, cursor: Cursor, *, profiles: bool) -> None:
-        """Read what is missing from the snapshot behind `cursor`. profiles: whether MIG profiles are told apart."""
+        """Reads the missing sums from the snapshot of `cursor`. profiles: whether MIG profiles are distinguished."""
         rows = cursor.run("SELECT id, gpu, node, gpu_model, if(?, profile, '') FROM device", [profiles])
         devices = [Device(*row) for row in rows]
         reader = Reader(cursor, self._state, self._view.half_life_s, self._cache.queues)
@@ -356,7 +360,7 @@ class _Gathering:
         self._cache.remember(self._view, self._state.version, read)
 
     def _without_spans(self, bucket: int, known: Mapping[SumsPart, Parts]) -> Parts | None:
-        """All of a quarter-hour, from what is cached by spans."""
+        """The sums of a whole quarter-hour, added up from cached sums by row span; None if these are not cached."""
         by_span = known.get(SumsPart(by_span=True))
         if by_span is None:
             return None
@@ -365,7 +369,7 @@ class _Gathering:
         return (whole,)
 
     def _inside(self, number: int, sums: Sums, lacking: _Missing) -> None:
-        """Takes what lies inside the slice from a quarter-hour by spans."""
+        """Takes the part inside the slice from a quarter-hour's sums by row span."""
         start, end = self._slices[number]
         starts, ends = sums.keys[:, _START], sums.keys[:, _END]
         inside = (starts >= start) & (ends <= end)
@@ -374,7 +378,7 @@ class _Gathering:
             lacking.over.append(number)
 
     def _all_of(self, number: int, *, bucket: bool = False) -> RowSpan:
-        """Everything in a slice, or, by the spans of the rows, in its quarter-hour."""
+        """The rows to read for a slice or, with bucket, for its whole quarter-hour by row span."""
         one = self._slices[number]
         if bucket:
             end = one.bucket + BUCKET_MS
@@ -382,7 +386,7 @@ class _Gathering:
         return RowSpan(number, EVERY_GPU, *one, one.reference_ms(self._view.half_life_s), 0)
 
     def _down_time(self, reader: Reader, lacking: _Missing, places: Mapping[int, int]) -> Iterator[tuple[int, Sums]]:
-        """What the rows hold inside down time, by slice."""
+        """The sums of the rows inside down time, by slice."""
         asked: list[RowSpan] = []
         of_span: list[int] = []
         for number, part in lacking.down.items():
@@ -406,8 +410,9 @@ class _Gathering:
 
 @dataclass(slots=True)
 class _Missing:
-    """Numbers of slices that are not cached. whole: quarter-hours. spans: of quarter-hours by spans. cut: others, read
-    as they are. over: those with rows that reach over an edge. down: with down time."""
+    """Numbers of slices that are not cached. whole: whole quarter-hours. spans: slices to be cut from their
+    quarter-hour's sums by row span. cut: slices that are read directly. over: slices with rows that reach over their
+    edge. down: slices with down time."""
 
     piece: _Piece
     whole: list[int] = field(default_factory=list)
@@ -421,7 +426,7 @@ class _Missing:
 
 
 class _Total:
-    """Adds up places of equal weight as whole numbers, by slice, and multiplies at the end, exactly."""
+    """Adds places of equal weight as integers, by slice, and multiplies by the weight at the end, exactly."""
 
     def __init__(self, question: _Question, held: _SliceSums) -> None:
         self._question = question
@@ -431,12 +436,12 @@ class _Total:
         self.working = 0
         self.metered = 0
         self.lost: list[int] = []
-        """Numbers of slices in which a GPU was lost."""
+        """Numbers of slices during which a GPU was lost."""
 
     def add(self, piece: _Piece, place: Place, number: int, lines: npt.NDArray[np.int64]) -> None:
-        """Add a place of a piece. number: its number; lines: of `held`.
+        """Adds a place of a piece. number: the number of the place; lines: lines of `held`.
 
-        Time without a weight is neither usage nor capacity, and not covered."""
+        Time without a weight counts neither as usage nor as capacity, and lowers the coverage."""
         question, held, first = self._question, self._held, piece.first
         slices = question.slices[first : piece.last]
         by_slice = np.zeros((len(slices), len(Figures._fields)), dtype=held.values.dtype)
@@ -460,9 +465,9 @@ class _Total:
         available[first : piece.last] = map(sum, zip(available[first : piece.last], of_slices, strict=True))
 
     def leaves(self, queue_refs: Sequence[str | None], ages: Sequence[float] | None) -> dict[str, int]:
-        """Usage of each queue itself, in the window's unit; what belongs to none as UNASSIGNED.
+        """Usage of each queue without its descendants, in the window's unit; usage outside all queues as UNASSIGNED.
 
-        queue_refs: what pods asked for, by number."""
+        queue_refs: the queue references of pods, by number."""
         queues, held = self._queues(queue_refs), self._held
         column = held.values[:, MEASURED[self._question.measure]]
         usage: dict[str, Fraction] = defaultdict(Fraction)
@@ -492,7 +497,7 @@ class _Total:
         return _Queues(list(numbers), of_line)
 
     def capacity(self, ages: Sequence[float] | None) -> int:
-        """In the window's unit. A unit of rounding is no negative capacity."""
+        """The capacity in the window's unit. A negative value, which can only come from rounding, becomes 0."""
         parts = (
             weight * combine(enumerate(max(0, value) for value in values), ages)
             for weight, values in self._available.items()
@@ -502,7 +507,7 @@ class _Total:
 
 @dataclass(frozen=True, slots=True)
 class _Queues:
-    """names: of queues. of_line: the number of each line's queue; -1 without a payer."""
+    """names: of the queues. of_line: the queue number of each line; -1 without a payer."""
 
     names: Sequence[str]
     of_line: npt.NDArray[np.int64]
@@ -510,9 +515,9 @@ class _Queues:
 
 @dataclass(frozen=True, slots=True)
 class _Capacity:
-    """Time of GPUs in service without what their nodes were down. available: by slice, decayed; terms are
-    rounded, so where everything is lost it may be a unit below 0. working: plain, in all. down_unheld: of the plain
-    down time, rows without a holder."""
+    """In-service time of GPUs without their nodes' down time. available: by slice, decayed; terms are rounded, so it
+    may be slightly below 0 if everything is lost. working: total without decay. down_unheld: rows without a holder
+    during down time, without decay."""
 
     available: Sequence[int]
     working: int
@@ -527,8 +532,8 @@ def _capacity(
     first: int,
     half_life_s: int | None,
 ) -> _Capacity:
-    """first: the number of the first slice. rows_down: what rows hold inside down time, by slice from there on. lost:
-    time of lost GPUs in the rows, by slice."""
+    """first: the number of the first slice. rows_down: sums of the rows inside down time, by slice. lost: time of lost
+    GPUs in the rows, by slice."""
     down_us: dict[int, int] = defaultdict(int)
     working = 0
     for span in gpus.down:
@@ -537,7 +542,7 @@ def _capacity(
         down_us[span.tag - first] += term(full_us(span.end_ms - span.start_ms), weight)
         working -= full_us(span.end_ms - span.start_ms)
     for rows in rows_down.values():
-        # What was held or lost in a node's down time is counted there, not twice.
+        # Time that was held or lost during a node's down time is already part of it.
         working += rows.plain_allocated + rows.plain_lost
     here = in_service(gpus.lives, slices)
     available = []
@@ -556,7 +561,7 @@ def _capacity(
 
 
 def _of_place(down: Mapping[int, Sums], number: int, place: int) -> Figures | None:
-    """What the rows of a place hold in the down time of a slice."""
+    """The sums of a place's rows inside the down time of a slice."""
     sums = down.get(number)
     if sums is None or not (mine := sums.keys[:, _PLACE] == place).any():
         return None
@@ -564,7 +569,7 @@ def _of_place(down: Mapping[int, Sums], number: int, place: int) -> Figures | No
 
 
 def _metered(rows: Figures, capacity: _Capacity, measure: Measure) -> int:
-    """Plain microseconds that the measure can see; what it cannot see is not covered."""
+    """Microseconds, without decay, for which the measure is known; the rest lowers the coverage."""
     known = rows.plain_allocated + rows.plain_unheld - capacity.down_unheld
     return known - (rows.plain_unknown if measure == "busy" else rows.plain_blind if measure == "energy" else 0)
 
@@ -602,12 +607,12 @@ def _by_slice(piece: _Piece) -> Mapping[int, list[TaggedSpan]]:
 
 
 def _only(fleet: Fleet, cluster: str | None) -> str | None:
-    """The cluster that is told apart; None where it is all there is."""
+    """The cluster to select; None if it is the only one."""
     return None if cluster is None or fleet.clusters == {cluster} else cluster
 
 
 def _newest(slices: Iterable[Span], end_ms: int) -> int:
-    """End of the newest quarter-hour that holds one of them, or of the window; however finely these are cut."""
+    """End of the newest quarter-hour that contains one of the slices, at most the window's end."""
     return max((min(end_ms, -(-end // BUCKET_MS) * BUCKET_MS) for _, end in slices), default=0)
 
 
@@ -620,7 +625,8 @@ def _unit(measure: Measure, lens: Lens) -> str:
 def _slices(
     state: State, start_ms: int, end_ms: int, edges: Collection[int]
 ) -> tuple[list[TimeSlice], list[Assignment]]:
-    """The window cut at quarter-hours, where the mapping of queues changes, and at `edges`; per slice its policy."""
+    """The window split at quarter-hours, at changes of the queue mapping, and at `edges`; and the policy of each
+    slice."""
     slices: list[TimeSlice] = []
     policies: list[Assignment] = []
     for begin, end, rules in in_force(state.policies, start_ms, end_ms):
@@ -632,10 +638,10 @@ def _slices(
 
 
 def rolled_up(leaves: Mapping[str, int], policies: Sequence[Assignment]) -> tuple[dict[str, int], int]:
-    """Usage per queue, own plus descendants, and what belongs to none.
+    """Usage per queue including descendants, and the usage that belongs to no queue.
 
-    Of a queue that the policy no longer has, the usage goes with its refs: to the queue that has them now. Where none
-    or several do, it keeps it under its own name, and those above it that are still there keep it too."""
+    If a queue was removed from the policy, its usage goes to the queue that now has its refs. If no queue or several
+    have them, the usage stays under the old name, and also counts for its former ancestors that still exist."""
     current = policies[-1] if policies else NO_POLICY
     usage = dict.fromkeys(current.queues, 0)
     for queue, value in leaves.items():
@@ -647,7 +653,7 @@ def rolled_up(leaves: Mapping[str, int], policies: Sequence[Assignment]) -> tupl
 
 
 def _heirs(queue: str, policies: Sequence[Assignment], current: Assignment) -> list[str]:
-    """The queues that count the usage of one that the policy does not have, by the last policy that had it."""
+    """The queues that receive the usage of a removed one, by the last policy that contained it."""
     before = next((rules for rules in reversed(policies) if queue in rules.queues), None)
     if before is None:
         return [queue]

@@ -1,12 +1,12 @@
-"""Reads and caches the sums that usage windows are made of.
+"""Reads and caches the sums from which usage windows are computed.
 
-A window is cut into `TimeSlice`s, each inside one quarter-hour. What a slice holds is a table of sums (`Sums`), told
-apart by place (a cluster, or a kind of GPU in one surrounding) and by the queue that the payer's pod asked for. Sums of
-whole quarter-hours, and of quarter-hours by the spans of their rows, are cached by `View`. A commit adds its rows to
-what is cached of a quarter-hour, term by term as the engine would, or drops it. A reader uses only what no commit
-after its own snapshot changed.
+A window is split into `TimeSlice`s, each inside one quarter-hour. The sums of a slice (`Sums`) are grouped by place (a
+cluster, or GPUs of one model with equal labels) and by the queue reference of the payer's pod. Sums of whole
+quarter-hours, and sums of quarter-hours by the spans of their rows, are cached per `View`. A commit adds its rows to
+cached quarter-hours if it can, or else drops them. A reader uses only entries that no commit after its own snapshot has
+changed.
 
-Decayed terms are whole numbers: each row is decayed to the end of its quarter-hour and rounded there
+Decayed terms are integers: each row is decayed to the end of its quarter-hour and rounded there
 (accountant.core.window_decay), so sums do not depend on the order in which rows arrived.
 """
 
@@ -35,21 +35,21 @@ from accountant.storage.write.interval_writer import AddedRows, BookedChanges
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND
 
 MOST_LINES: Final = 1_000_000
-"""Lines of sums that are cached at once, over all views; the older half of the quarter-hours goes first."""
+"""Lines of sums in the cache, over all views; when it is full, the older half of the quarter-hours is dropped."""
 MOST_VIEWS: Final = 16
-"""Views that are cached at once: every commit is decayed for each. The least recently used one goes first."""
+"""Views in the cache, limited because every commit updates each; the least recently used one is dropped first."""
 _MOST_PARTS: Final = 64
-"""Additions of commits that are kept apart before they are added up."""
+"""Additions of commits that are kept in a list before they are summed."""
 _EXACT: Final = 2**62
 
 Numbers = npt.NDArray[Any]
-"""int64, or Python's integers where those do not fit."""
+"""int64 arrays, or Python integers where values do not fit."""
 N = TypeVar("N", bound=Hashable)
 
 
 class Figures(NamedTuple):
-    """GPU-microseconds and microjoules. The first four decayed, the rest as they are; working time
-    without energy is `blind`."""
+    """GPU-microseconds and microjoules. The first four are decayed, the rest not; `blind` is working time without
+    energy."""
 
     allocated: int = 0
     busy: int = 0
@@ -63,28 +63,28 @@ class Figures(NamedTuple):
 
 
 class TimeSlice(NamedTuple):
-    """Time inside one quarter-hour."""
+    """A span inside one quarter-hour."""
 
     start_ms: int
     end_ms: int
 
     @property
     def bucket(self) -> int:
-        """The start of the quarter-hour."""
+        """The start of its quarter-hour."""
         return self.start_ms - self.start_ms % BUCKET_MS
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of the quarter-hour."""
+        """Whether it is the whole quarter-hour."""
         return self.end_ms - self.start_ms == BUCKET_MS
 
     def reference_ms(self, half_life_s: int | None) -> int:
-        """The instant to which usage in it is decayed."""
+        """The instant to which its usage is decayed."""
         return reference_ms(self.start_ms, self.end_ms, half_life_s)
 
 
 class Numbering(Generic[N]):
-    """Numbers names in the order in which they are first met; a number never changes. Thread-safe."""
+    """Assigns numbers to names in the order in which they are first used; a number never changes. Thread-safe."""
 
     def __init__(self, *names: N) -> None:
         self.names: list[N] = list(names)
@@ -103,11 +103,12 @@ class Numbering(Generic[N]):
 
 
 NO_PAYER: Final = 0
-"""The number in place of a queue's without a payer."""
+"""The queue number of time without a payer."""
 
 
 class Sums(NamedTuple):
-    """keys: (n, 4), start_ms, end_ms (0 where spans are not told apart), place, queue. values: (n, 9), `Figures`."""
+    """keys: (n, 4): start_ms, end_ms (0 if spans are not distinguished), place, queue. values: (n, 9), the columns of
+    `Figures`."""
 
     keys: npt.NDArray[np.int64]
     values: Numbers
@@ -119,7 +120,7 @@ NO_SUMS: Final = Sums(np.zeros((0, 4), np.int64), np.zeros((0, len(Figures._fiel
 
 
 def added_up(parts: Sequence[Sums]) -> Sums:
-    """All of them together, equal keys summed exactly."""
+    """Adds sums, exactly, for equal keys."""
     if not parts:
         return NO_SUMS
     keys = np.concatenate([one.keys for one in parts])
@@ -128,7 +129,7 @@ def added_up(parts: Sequence[Sums]) -> Sums:
 
 
 def exact(values: Numbers) -> Numbers:
-    """The same numbers, in a form in which no sum of them overflows."""
+    """The same numbers as a type in which adding them cannot overflow."""
     if values.dtype != object and int(values.max(initial=0)) * len(values) >= _EXACT:
         return values.astype(object)
     return values
@@ -145,9 +146,9 @@ Down = tuple[tuple[int, int, int], ...]
 
 
 class SumsPart(NamedTuple):
-    """What is asked of a quarter-hour: everything, by the spans of the rows, or the rows inside down time.
+    """Identifies the kind of sums of a quarter-hour: all rows, rows by their spans, or rows inside down time.
 
-    since_ms: the instant as of which devices have their places, where that is not the quarter-hour's start."""
+    since_ms: the instant whose labels determine the places, if it is not the quarter-hour's start."""
 
     by_span: bool = False
     down: Down = ()
@@ -155,14 +156,15 @@ class SumsPart(NamedTuple):
 
 
 class View(NamedTuple):
-    """half_life_s: None where nothing decays. placing: what tells places apart; None: clusters alone."""
+    """Identifies a set of cached sums. half_life_s: None without decay. placing: determines the places; None: by
+    cluster only."""
 
     half_life_s: int | None
     placing: Hashable = None
 
     @property
     def steady(self) -> bool:
-        """Whether the terms of a row are the same wherever in its quarter-hour a slice begins or ends."""
+        """Whether the decayed terms of a row are the same wherever a slice begins or ends within its quarter-hour."""
         return reference_ms(0, 1, self.half_life_s) == BUCKET_MS
 
 
@@ -172,8 +174,8 @@ _BY_SPAN: Final = SumsPart(by_span=True)
 
 
 class SumsCache:
-    """Sums of quarter-hours by view. Thread-safe. places, queues: what the numbers in keys stand for; of queues, what
-    pods asked for."""
+    """Caches sums of quarter-hours by view. Thread-safe. places, queues: the names behind the numbers in keys; a queue
+    is the queue reference of a pod."""
 
     def __init__(self, most_lines: int = MOST_LINES) -> None:
         self.places: Numbering[Place] = Numbering()
@@ -185,7 +187,7 @@ class SumsCache:
         self._last_touched = self._cleared = 0
 
     def cached(self, view: View, version: int) -> Buckets:
-        """What the snapshot of `version` shows of a view, as far as it is cached."""
+        """The cached sums of a view that are valid for the snapshot of `version`."""
         with self._lock:
             known = self._known.setdefault(view, {})
             self._known.move_to_end(view)
@@ -198,7 +200,7 @@ class SumsCache:
             return {bucket: parts for bucket, parts in known.items() if self._touched.get(bucket, 0) <= version}
 
     def remember(self, view: View, version: int, found: Iterable[tuple[int, SumsPart, Sums]]) -> None:
-        """Cache what was read from the snapshot of `version`, where it still holds."""
+        """Caches sums read from the snapshot of `version`, unless a later commit changed them."""
         with self._lock:
             known = self._known.get(view)
             if known is None or self._cleared > version:
@@ -212,7 +214,7 @@ class SumsCache:
                         del of[old]
 
     def additions(self, booked: BookedChanges) -> Mapping[tuple[View, int], Sums]:
-        """What a commit adds to cached quarter-hours. Worked out before the commit, while readers go on."""
+        """The sums that a commit adds to cached quarter-hours, computed before the commit while readers continue."""
         with self._lock:
             wanted = [
                 (view, bucket)
@@ -224,7 +226,7 @@ class SumsCache:
         return {(view, bucket): self._added(booked.added[bucket](), bucket, view) for view, bucket in wanted}
 
     def _added(self, added: AddedRows, bucket: int, view: View) -> Sums:
-        """The sums of rows that are added to a quarter-hour."""
+        """The sums of the rows that are added to a quarter-hour."""
         spans = list(zip(added.start_ms.tolist(), added.end_ms.tolist(), strict=True))
         reference = bucket + BUCKET_MS
         weight_of = {span: factor(*span, reference, view.half_life_s) for span in set(spans)}
@@ -236,7 +238,8 @@ class SumsCache:
         return added_up([Sums(keys, values)])
 
     def take(self, booked: BookedChanges, additions: Mapping[tuple[View, int], Sums], version: int) -> None:
-        """The commit that makes `version` changed what `booked` says."""
+        """Updates the cache for the commit that makes `version`: adds its additions, drops other touched
+        quarter-hours."""
         with self._lock:
             if booked.requeued:
                 self._clear(version)
@@ -253,7 +256,7 @@ class SumsCache:
                         known[bucket] = _grown(before, sums)
 
     def forget_all(self, version: int) -> None:
-        """Nothing from before the commit that makes `version` holds."""
+        """Drops everything cached before the commit that makes `version`."""
         with self._lock:
             self._clear(version)
 
@@ -268,7 +271,7 @@ def _lines(of_bucket: Mapping[SumsPart, Parts]) -> int:
 
 
 def _grown(before: Mapping[SumsPart, Parts], sums: Sums) -> Mapping[SumsPart, Parts]:
-    """A quarter-hour with what came; what it holds in down time has to be read again."""
+    """A quarter-hour after an addition; its sums inside down time are dropped and must be read again."""
     grown = {}
     for asked, parts in before.items():
         if not asked.down:
@@ -278,7 +281,7 @@ def _grown(before: Mapping[SumsPart, Parts], sums: Sums) -> Mapping[SumsPart, Pa
 
 
 class RowSpan(NamedTuple):
-    """Rows inside a slice that are to be summed. gpu: of this one alone; 0: of all."""
+    """Rows inside a slice that are to be summed. gpu: one GPU, or 0 for all."""
 
     tag: int
     gpu: int
@@ -289,8 +292,8 @@ class RowSpan(NamedTuple):
 
 
 class Reader:
-    """Reads sums from the snapshot behind `cursor`, which is that of `state`. places: the number of every device's
-    place."""
+    """Reads sums from the snapshot of `cursor`, which belongs to `state`. The methods' `places`: the number of every
+    device's place."""
 
     def __init__(self, cursor: Cursor, state: State, half_life_s: int | None, queues: Numbering[str | None]) -> None:
         self._cursor = cursor
@@ -299,10 +302,10 @@ class Reader:
         self._queues = queues
 
     def quarters(self, buckets: Collection[int], places: Mapping[int, int]) -> dict[int, Sums]:
-        """Whole quarter-hours, by their starts."""
+        """The sums of whole quarter-hours, by their starts."""
         folded: list[int] = []
         if self._half_life_s is None:
-            # Sums of folded hours are at hand; decayed terms are told by the rows alone.
+            # Folded hours have quarter-hourly sums; decayed terms can only be computed from rows.
             folded = [at for at in buckets if at - at % MS_PER_HOUR not in self._state.unfolded]
         found = dict.fromkeys(buckets, NO_SUMS)
         if folded:
@@ -316,7 +319,7 @@ class Reader:
         return found
 
     def rows(self, asked: Sequence[RowSpan], places: Mapping[int, int]) -> dict[int, Sums]:
-        """What rows hold that lie inside, by tag."""
+        """The sums of rows that lie inside the spans, by tag."""
         found: dict[int, list[Sums]] = {one.tag: [] for one in asked}
         for group in near([TaggedSpan(number, one.start_ms, one.end_ms) for number, one in enumerate(asked)]):
             here = [asked[span.tag] for span in group]
@@ -327,7 +330,7 @@ class Reader:
         return {tag: added_up(several) for tag, several in found.items()}
 
     def reaching_over(self, asked: Sequence[RowSpan], places: Mapping[int, int]) -> dict[int, Sums]:
-        """What rows that reach over an edge of a span hold inside it, by tag; a set of rows is cut as a whole."""
+        """The parts inside a span of rows that reach over its edge, by tag; a set of rows is cut as a whole."""
         found: dict[int, list[Row]] = defaultdict(list)
         of_tag = {one.tag: one for one in asked}
         origins: dict[int, str | None] = {}
@@ -372,7 +375,7 @@ class Reader:
 
 
 def _rows(source: str) -> str:
-    """The figures of rows that a statement selects."""
+    """SQL for the figures of the rows that a statement selects."""
     return statement("window_rows", rows=statement(source), weight=statement("weight"), origins=_origins())
 
 
@@ -390,7 +393,7 @@ def figures(cells: AccountVector, weight: float) -> Figures:
 
 
 def _table(rows: Sequence[Row]) -> Sums:
-    """Rows of keys and values; the values may be of any size."""
+    """Sums from rows of keys and values; the values may exceed 64 bits."""
     whole = np.array(rows, dtype=object)
     values = whole[:, 4:]
     with suppress(OverflowError):

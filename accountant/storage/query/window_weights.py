@@ -1,11 +1,11 @@
-"""Tells GPUs apart by place, and says what time counts there: by price, GPU model, shard or cluster.
+"""Groups GPUs into places and weights their time by price, GPU model, shard or cluster.
 
-A lens leaves a place out, gives its time an exact weight, or says that it has none (time without a price). A window
-adds up whole microseconds per place and multiplies once, by exact fractions, so no order of arrival and no cut of time
-changes a digit.
+A `Lens` excludes a place, gives its time an exact weight, or declares it without weight (time without a price). A
+window sums microseconds per place and multiplies once by an exact fraction, so the result does not depend on the order
+of arrival or on how time is split.
 
-A cost is that of the price book's rows as they stood at the time, per whole GPU-hour: what a statement bills before
-commitments and billing policy, which depend on who came first and not on what was used. Pure.
+A cost uses the price book's rows at the time, per whole GPU-hour: the amount of a statement before commitments and
+billing policy, which depend on other users and not only on the usage.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from accountant.storage.gpu_lifetimes import Fleet, NodeKey, changes_between
 from gputally.base.units import US_PER_HOUR
 
 COST_UNIT_PLACES: Final = 9
-"""A cost is told in units of 10^-9 of its currency."""
+"""Costs are integers in units of 10^-9 of their currency."""
 _COST_UNITS_PER_US: Final = Fraction(10**COST_UNIT_PLACES, US_PER_HOUR)
 
 
 class Place(NamedTuple):
-    """A kind of GPU in one surrounding. profile: of a MIG instance where it matters, else "". Where only clusters are
-    told apart, everything else is ""."""
+    """GPUs that count alike: same model and labels. profile: of a MIG instance if it matters, else "". If only clusters
+    are distinguished, all other fields are ""."""
 
     cluster: str
     gpu_model: str = ""
@@ -44,8 +44,9 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Lens:
-    """book: count time at its prices. gpu_weights: by model, the most precise name first; others weigh 1. shard: look
-    at the nodes of this scheduling shard alone ("": at those of none). cluster: at those of this cluster alone."""
+    """What a window counts. book: count time at its prices. gpu_weights: by model, the most precise name first; other
+    models weigh 1. shard: only nodes of this scheduling shard ("": nodes without a shard). cluster: only nodes of this
+    cluster."""
 
     book: PriceBook | None = None
     gpu_weights: tuple[tuple[GpuModel, Fraction], ...] = ()
@@ -61,23 +62,23 @@ class Lens:
         shard: str | None = None,
         cluster: str | None = None,
     ) -> Lens:
-        """gpu_weights: by the name of a model, as a price book writes it."""
+        """gpu_weights: by model name, as in a price book."""
         named = [(parse_gpu_model(name), Fraction(weight)) for name, weight in (gpu_weights or {}).items()]
         named.sort(key=lambda pair: (-_precision(pair[0]), str(pair[0])))
         return cls(book, tuple(named), shard, cluster)
 
     @property
     def trivial(self) -> bool:
-        """It weighs everything alike, and looks at everything, be it of one cluster."""
+        """Whether all time weighs the same and nothing is excluded except by cluster."""
         return self.book is None and not self.gpu_weights and self.shard is None
 
     @property
     def tells_profiles(self) -> bool:
-        """Whether the MIG profile of an instance changes what its time counts."""
+        """Whether the MIG profile of an instance affects its weight."""
         return self.book is not None and self.book.mig_basis == "memory"
 
     def placing(self, fleet: Fleet) -> Hashable:
-        """What the places of devices depend on; None: on their clusters alone."""
+        """A value that determines the places of devices; None: they depend on the cluster only."""
         if self.trivial:
             return None
         labels = {
@@ -94,7 +95,7 @@ class Lens:
         return self.book.cuts(start_ms, end_ms) if self.book is not None else ()
 
     def weight(self, place: Place, at_ms: int) -> Fraction | None:
-        """What a GPU-microsecond there counts at that instant, in the window's unit; None where it is not known."""
+        """The weight of a GPU-microsecond at that place and instant, in the window's unit; None if unknown."""
         if self.book is not None:
             row = self.book.unit_price(place.gpu_model, at_ms, place.pool, place.region, place.capacity_type)
             share = memory_to_compute(place.profile, place.gpu_model)
@@ -110,7 +111,7 @@ def _precision(model: GpuModel) -> int:
 
 
 class Device(NamedTuple):
-    """A row of the ledger's devices. profile: "" where it does not matter."""
+    """A row of the ledger's devices. profile: "" if it does not matter."""
 
     id: int
     gpu: int
@@ -120,29 +121,29 @@ class Device(NamedTuple):
 
 
 class Capacity(NamedTuple):
-    """The GPUs of a place. lives: how many were in service from when to when. down: their down time, by GPU."""
+    """The GPUs of a place. lives: number in service, by span. down: their down time, by GPU."""
 
     lives: Mapping[Span, int]
     down: Sequence[tuple[int, Span]]
 
 
 class Placement(Protocol):
-    """Where everything was while nothing moved."""
+    """Finds the places of devices and GPUs for a time in which none changes."""
 
     def place(self, device: Device) -> Place:
-        """The place of a device that reported."""
+        """The place of a device in the records."""
         ...
 
     def capacity(self) -> Iterator[tuple[Place, Capacity]]:
-        """The GPUs of every place."""
+        """Every place with its GPUs."""
         ...
 
 
 class ByCluster:
-    """Tells clusters apart alone."""
+    """Distinguishes places by cluster only."""
 
     def __init__(self, fleet: Fleet, cluster: str | None) -> None:
-        """cluster: the only one that is looked at; None: all of them."""
+        """cluster: the only one that counts; None: all."""
         self._fleet = fleet
         self._cluster = cluster
 
@@ -157,7 +158,7 @@ class ByCluster:
 
 
 class BySurroundings:
-    """Tells models, profiles, nodes' labels and clusters apart, as they were at an instant."""
+    """Distinguishes places by model, profile, node labels and cluster, as of an instant."""
 
     def __init__(self, fleet: Fleet, at_ms: int) -> None:
         self._fleet = fleet
@@ -191,14 +192,14 @@ class BySurroundings:
 
 
 def placement_changes(fleet: Fleet, start_ms: int, end_ms: int) -> list[int]:
-    """Instants strictly inside the span at which a GPU changed its node, or a node what it was."""
+    """Instants strictly inside the span at which a GPU moved or a node's labels changed."""
     lives = (fleet.life(gpu) for gpu in fleet.tenures)
     moved = {since for life in lives if len(life.nodes) > 1 for since, _ in life.nodes if start_ms < since < end_ms}
     return sorted(moved | set(changes_between(fleet.placed.values(), start_ms, end_ms)))
 
 
 def shard_of(fleet: Fleet, shard: str, end_ms: int, cluster: str | None = None) -> list[int]:
-    """The GPUs that stand on nodes of a scheduling shard just before an instant. cluster: those of it alone."""
+    """The GPUs on nodes of a scheduling shard just before an instant. cluster: only those of this cluster."""
     found = []
     for gpu in fleet.tenures:
         of = fleet.gpus[gpu].cluster

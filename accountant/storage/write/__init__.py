@@ -1,1 +1,1 @@
-"""Turns batches from agents into stored rows: finds duplicates, quarantines bad rows and splits them by owner."""
+"""Turns batches from agents into stored rows: detects duplicates, quarantines invalid rows and resolves overlaps."""

@@ -1,16 +1,16 @@
 """Decides which records of a batch are new, replayed, missing or invalid.
 
-Collects batch by batch, judges the rows of all together once the last has come (`sort_out`);
-`accountant.storage.write.interval_writer` writes. Marks advance here only in the group's own overlay, so a
-transaction that fails leaves nothing behind.
+`GroupCommit` collects batches; once the last one has come, `sort_out` checks the rows of all together, and
+`accountant.storage.write.interval_writer` writes them. Marks advance only in the group until the commit, so a failed
+transaction leaves nothing behind.
 
-The protocol of the first arrow, and nothing else: pure, and the same for every engine. A batch that
-starts at or below the next number is accepted and what is already there dropped; one that starts
-above it is refused, unless the agent says that it has nothing older: then the numbers between are lost.
+`admit` implements the protocol between agent and accountant. A batch that starts at or below the next expected number
+is accepted, and records that are already stored are dropped. A batch that starts above it is refused, unless the agent
+says that it has no older records; then the numbers in between are lost.
 
-A set stands or falls whole: half a set would leave a GPU with holes or time twice. Nearly all sets are in order, and
-`beyond_doubt` tells so for a whole group at once; `fault` judges the others one by one, and alone says what is wrong.
-Pure; `now_ms` is an argument.
+A set (the rows of one GPU with equal span) is accepted or rejected as a whole: a partial set would leave a GPU with
+missing or double time. Nearly all sets are valid, and `beyond_doubt` confirms that for a whole group at once;
+`record_fault` checks the others individually and finds the fault.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ LARGEST_SEQ = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Numbers between the mark and the batch are missing and may still come."""
+    """Numbers between the mark and the batch are missing and may still arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCounts:
-    """fresh_*: above the mark. replayed_*: at or below it. lost: (first, last) that will never come.
-    durable_seq: the mark after this batch."""
+    """The records of a batch. fresh_*: above the mark. replayed_*: at or below it. lost: (first, last) that will never
+    arrive. durable_seq: the mark after this batch."""
 
     fresh_intervals: tuple[UsageInterval, ...]
     fresh_facts: tuple[PodFacts, ...]
@@ -67,7 +67,8 @@ class BatchCounts:
 
 
 def admit(batch: Batch, durable_seq: int) -> BatchCounts | Gap:
-    """Raises BadBatch where the batch does not number its records without a hole from first_seq on."""
+    """Compares a batch with the outbox's mark. Raises BadBatch unless its records are numbered from first_seq on
+    without a gap."""
     count = _numbering(batch)
     lost = None
     if batch.first_seq > durable_seq + 1:
@@ -92,7 +93,7 @@ def admit(batch: Batch, durable_seq: int) -> BatchCounts | Gap:
 
 
 def _numbering(batch: Batch) -> int:
-    """How many numbers the batch covers."""
+    """How many numbers the batch covers; raises BadBatch for a gap."""
     for name, text in (("cluster", batch.cluster), ("node", batch.node)):
         if not text or not is_name(text):
             raise BadBatch(
@@ -120,7 +121,7 @@ def _numbering(batch: Batch) -> int:
 
 
 def stored_digests(cursor: Cursor, stream: Stream, seqs: Sequence[int]) -> Mapping[int, frozenset[int]]:
-    """Digests of everything stored or quarantined under each number; numbers without any are left out."""
+    """The digests of everything stored or quarantined under each number; numbers without any are left out."""
     ids = cursor.run("SELECT id FROM stream WHERE cluster = ? AND node = ? AND epoch = ?", stream)
     if not ids:
         return {}
@@ -132,13 +133,13 @@ def stored_digests(cursor: Cursor, stream: Stream, seqs: Sequence[int]) -> Mappi
 
 
 SKEW_MS = 5 * MS_PER_MINUTE
-"""How far ahead of the accountant's clock a node's may be."""
+"""How far a node's clock may be ahead of the accountant's."""
 MAX_INTERVAL_MS = MS_PER_HOUR
-"""Longest span of a row. Agents close at least every quarter-hour; imports may be coarser."""
+"""The longest span of a row. Agents close rows at least every quarter-hour; imports may be coarser."""
 EPOCH_2020_MS = 1_577_836_800_000
-"""2020-01-01T00:00:00Z: a clock before it was never set."""
+"""2020-01-01T00:00:00Z: an earlier time shows that a clock was never set."""
 LARGEST = 10**15
-"""No honest figure of one row is above it, and sums of rows stay far inside 64 bits."""
+"""Largest plausible figure of a row; sums of such figures stay far below 64 bits."""
 LARGEST_SMALL = 2**31 - 1
 """Largest slice number, size in MiB and number of replicas."""
 
@@ -149,7 +150,7 @@ SetKey = tuple[str, int, int]
 
 
 def sets(rows: Iterable[UsageInterval]) -> list[tuple[UsageInterval, ...]]:
-    """The rows of one GPU with equal span together, in the order of their lowest number."""
+    """Groups rows of one GPU with equal span, in the order of their lowest number."""
     grouped: dict[SetKey, list[UsageInterval]] = {}
     for row in sorted(rows, key=attrgetter("seq")):
         grouped.setdefault((row.gpu_uuid, row.start_ms, row.end_ms), []).append(row)
@@ -163,7 +164,7 @@ _figures_of = attrgetter(*_FIGURES)
 
 
 def beyond_doubt(incoming: Incoming, now_ms: int) -> Truth:
-    """For each set, whether `fault` is certainly None. It may say no where `fault` is None."""
+    """For each set, whether it is certainly valid. False does not mean that `record_fault` finds a fault."""
     sets = incoming.sets
     span = sets.end_ms - sets.start_ms
     fine = (sets.start_ms >= EPOCH_2020_MS) & (sets.end_ms <= now_ms + SKEW_MS) & (span > 0) & (span <= MAX_INTERVAL_MS)
@@ -178,7 +179,7 @@ def beyond_doubt(incoming: Incoming, now_ms: int) -> Truth:
     fine_rows &= np.maximum.reduce(figures) <= LARGEST
     fine_rows &= (allocated <= capacity) & ((allocated == 0) | _each(incoming.holder, lambda held: held[1] is not None))
     fine_rows &= (capacity == 0) | ~_each(incoming.holder, lambda held: _is_unattributed(held[1]))
-    # Only figures that are fine are added up, so that no sum leaves 64 bits.
+    # Only valid figures are summed, so that no sum exceeds 64 bits.
     in_order = fine_rows[sets.places]
     whole = np.add.reduceat(np.where(in_order, capacity[sets.places], 0), sets.first) == span * US_PER_MS
     found: Truth = fine & whole & np.logical_and.reduceat(in_order, sets.first)
@@ -221,7 +222,7 @@ def _small_slice(part: Slice | None) -> bool:
 
 
 def record_fault(rows: Sequence[UsageInterval], now_ms: int) -> Fault | None:
-    """The first thing wrong with a set, or None."""
+    """The first fault of a set, or None."""
     first = rows[0]
     start, end = first.start_ms, first.end_ms
     if not (EPOCH_2020_MS <= start < end <= now_ms + SKEW_MS and end - start <= MAX_INTERVAL_MS):
@@ -274,7 +275,7 @@ def _row_fault(row: UsageInterval) -> Fault | None:
 
 
 def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
-    """A fact from the future would win over every later one."""
+    """The fault of a fact, or None. A fact dated in the future is rejected, since it would override every later one."""
     if not 0 <= fact.observed_ms <= now_ms + SKEW_MS:
         return Fault("future-dated", f"observed {fact.observed_ms - now_ms} ms after the accountant's clock")
     if not all(map(is_name, _names_in(fact))) or unprintable([fact.labels, fact.requests]):
@@ -285,13 +286,13 @@ def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
 
 
 def in_range(fact: PodFacts) -> bool:
-    """Whether all of a fact's numbers fit where they are compared with those of others."""
+    """Whether all numbers of a fact fit into the columns in which they are compared."""
     told = (fact.observed_ms, fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, fact.priority)
     return all(number is None or abs(number) <= LARGEST for number in told)
 
 
 Stored = Callable[[Stream, list[int]], Mapping[int, frozenset[int]]]
-"""The digests under which numbers of an outbox are stored or quarantined."""
+"""Returns the digests stored or quarantined under numbers of an outbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +306,7 @@ class Rejected:
 
 @dataclass(slots=True)
 class IntervalCounts:
-    """What became of the intervals of one batch; final once the group is sorted out."""
+    """What happened to the intervals of one batch; final after `sort_out`."""
 
     stored: int
     duplicates: int
@@ -313,52 +314,55 @@ class IntervalCounts:
 
 
 _Numbered = list[tuple[int, Section]]
-"""Sections, each with its place among those of the group."""
+"""Sections, each with its index in the group."""
 _FaultySet = tuple[int, Sequence[UsageInterval], Fault]
-"""The place of its section, its rows and what is wrong with them."""
+"""The index of its section, its rows and their fault."""
 
 
 @dataclass
 class GroupCommit:
-    """marks: the highest contiguous number per outbox, committed; `take` advances an overlay."""
+    """Batches that are committed together. marks: the highest contiguous number per outbox, committed; `take` advances
+    a copy."""
 
     marks: Mapping[Stream, int]
     stored: Stored
     now_ms: int
     gpus: GpuClaims | None = None
     pods: PodClaims | None = None
-    """What the group's nodes may report; None: of what was taken in before, which is not judged again."""
+    """Check which GPUs and pods a node may report; None for records that were accepted before and are not checked
+    again."""
     sections: list[Section] = field(default_factory=list)
     facts: list[tuple[Stream, PodFacts, int]] = field(default_factory=list)
     incoming: Incoming | None = None
-    """What is to be booked of `sections`: once it is sorted out, and where anything is."""
+    """The rows of `sections` to be booked, set by `sort_out`; None if there are none."""
     rejected: list[Rejected] = field(default_factory=list)
     holes: list[tuple[Stream, int, int, str]] = field(default_factory=list)
     advanced: dict[Stream, int] = field(default_factory=dict)
     _tallies: list[IntervalCounts] = field(default_factory=list)
     """Counts of the batches behind `sections`."""
     _digests: dict[tuple[Stream, int], set[int]] = field(default_factory=dict)
-    """Digests of what was looked up, and of the group itself as far as `_indexed`: most groups have no replay."""
+    """Digests that were looked up, and those of the group itself up to `_indexed`; filled only for replays, which most
+    groups lack."""
     _indexed: tuple[int, int, int] = (0, 0, 0)
 
     def durable(self, stream: Stream) -> int:
-        """The mark as it will stand after this group."""
+        """The mark after this group."""
         return self.advanced.get(stream, self.marks.get(stream, 0))
 
     @property
     def changes(self) -> bool:
-        """Whether there is anything to write: a group of replays has nothing."""
+        """Whether there is anything to write; a group of replays has nothing."""
         moved = any(seq != self.marks.get(stream, 0) for stream, seq in self.advanced.items())
         return moved or bool(self.rejected)
 
     def take(self, batch: Batch) -> IntervalCounts:
-        """Raises SequenceGap or BadBatch; the group is then as before."""
+        """Adds a batch. Raises SequenceGap or BadBatch; the group is then unchanged."""
         stream = (batch.cluster, batch.node, batch.epoch)
         intake = admit(batch, self.durable(stream))
         if isinstance(intake, Gap):
             raise SequenceGap(Ack(epoch=batch.epoch, durable_seq=self.durable(stream), checkpointed_seq=0))
         duplicates, contradicting = self._replays(stream, intake.replayed)
-        if intake.lost is not None and not is_import(batch.epoch):  # an import's numbers are times
+        if intake.lost is not None and not is_import(batch.epoch):  # an import's numbers are times, so gaps are normal
             self.holes.append((stream, *intake.lost, "lost"))
         self.holes += [(stream, skip.seq, skip.seq, skip.reason) for skip in intake.fresh_skipped]
         for fact in intake.fresh_facts:
@@ -371,7 +375,7 @@ class GroupCommit:
         return tally
 
     def sort_out(self) -> None:
-        """Set aside what cannot be true of all that was taken, and then what is not for its node to report."""
+        """Rejects invalid sets, and then those that their node may not report."""
         left = list(enumerate(self.sections))
         if left:
             left = self._without(left, self._untrue(Incoming(self.sections)))
@@ -385,7 +389,7 @@ class GroupCommit:
         self.incoming = Incoming([section for _, section in left]) if left else None
 
     def _without(self, sections: _Numbered, faulty: Iterable[_FaultySet]) -> _Numbered:
-        """The sections without the faulty sets, which are set aside."""
+        """The sections without the faulty sets, which are recorded as rejected."""
         refused: set[tuple[int, int]] = set()
         for number, rows, fault in faulty:
             stream, tally = self.sections[number].stream, self._tallies[number]
@@ -408,7 +412,7 @@ class GroupCommit:
                 yield number, rows, fault
 
     def _foreign(self, gpus: GpuClaims, sections: _Numbered) -> Iterator[_FaultySet]:
-        """Sets of GPUs that belong to another node; of each GPU in the order of time."""
+        """Sets of GPUs that belong to another node, each GPU's in order of time."""
         incoming = Incoming([section for _, section in sections])
         sets, records = incoming.sets, incoming.records
         for place, section in enumerate(sets.section.tolist()):
@@ -440,7 +444,8 @@ class GroupCommit:
                     yield number, members, found
 
     def _renamed(self, pods: PodClaims, sections: _Numbered) -> _Numbered:
-        """The sections with holders as they are booked: the digests stay those of what was sent."""
+        """The sections with the holders under which they are booked; the digests remain those of the records as
+        sent."""
         changed = False
         found: _Numbered = []
         for number, (stream, rows, _) in sections:
@@ -462,7 +467,7 @@ class GroupCommit:
         ]
 
     def _believed(self, pods: PodClaims) -> Iterator[tuple[Stream, PodFacts, int]]:
-        """The facts that the node of their pod told; the others are set aside."""
+        """The facts from the node of their pod; others are rejected."""
         for stream, fact, mark in self.facts:
             told = pods.fact(stream, fact)
             if isinstance(told, Fault):
@@ -479,7 +484,7 @@ class GroupCommit:
             self.rejected.append(Rejected(stream, fact.seq, mark, fault, content(fact)))
 
     def _replays(self, stream: Stream, records: tuple[UsageInterval | PodFacts, ...]) -> tuple[int, int]:
-        """Intervals that are there already, and those that contradict what is there."""
+        """The number of intervals that are already stored, and of those that contradict the stored ones."""
         if not records:
             return 0, 0
         self._index()
@@ -503,7 +508,7 @@ class GroupCommit:
         return duplicates, contradicting
 
     def _index(self) -> None:
-        """Digests of what the group took since the last time, for replays inside it."""
+        """Adds the digests of newly taken records, to find replays within the group."""
         sections, facts, rejected = self._indexed
         for section in self.sections[sections:]:
             for row in section.rows:
@@ -520,10 +525,10 @@ def _is_named(holder: Holder | None) -> TypeGuard[Holder]:
 
 
 def _doubtful(incoming: Incoming, now_ms: int) -> Iterator[tuple[int, Sequence[UsageInterval]]]:
-    """Section and rows of the sets that have to be looked at one by one."""
+    """Section and rows of the sets that must be checked individually."""
     try:
         sure = beyond_doubt(incoming, now_ms)
-    except OverflowError:  # a figure that no column holds: look at all
+    except OverflowError:  # a figure that does not fit its column: check all sets
         for number, section in enumerate(incoming.sections):
             for rows in sets(section.rows):
                 yield number, rows

@@ -1,13 +1,13 @@
 """Writes intervals and resolves their overlaps with stored ones.
 
-Rows go in as received. A set that follows everything known of its GPU and lies inside one quarter-hour
-counts as it is; any other is settled against its neighbours (`accountant.storage.write.interval_writer`). A statement
-costs a small commit more than its rows do, so nothing is written that the rows tell as well: sums are folded later
-(`accountant.storage.write.rollups`), and a tenure is written where it begins, not wherever it grows. What readers
-remember is told what came (`BookedChanges.added`), so that they need not ask for it.
+Rows are stored as received. A set that starts after everything known of its GPU and lies inside one quarter-hour counts
+as it is (`simple`); any other set is resolved against overlapping sets (`settle`). The result is computed from all sets
+that touch the region (accountant.core.claim_overlap), so the ledger does not depend on the order in which sets arrive.
 
-The rows as received stay; what counts is computed anew from all sets that touch the region
-(`accountant.core.claim_overlap`), so the books do not depend on the order in which sets came.
+In a small commit each SQL statement costs more than its rows. So nothing is written that can be derived from the rows:
+sums are computed later (`accountant.storage.write.rollups`), and the record that a node has a GPU is written when it
+begins, not each time it is extended. The caches of readers receive the added rows (`BookedChanges.added`) and need not
+read them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SetId = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class TouchedSpan:
-    """Time of one GPU in which a set arrived."""
+    """A span of one GPU in which a set arrived."""
 
     gpu: int
     start_ms: int
@@ -64,7 +64,7 @@ class TouchedSpan:
 
 @dataclass(frozen=True, slots=True)
 class _NeighbourSet:
-    """A set of the neighbourhood, as the table has it."""
+    """A stored set that overlaps a touched span, as in the table."""
 
     gpu: int
     id: SetId
@@ -73,7 +73,8 @@ class _NeighbourSet:
 
 
 def settle(cursor: Cursor, regions: Iterable[TouchedSpan]) -> set[int]:
-    """Settle everything that touches the regions; the starts of the quarter-hours that changed."""
+    """Resolves the overlaps of everything that touches the regions; returns the starts of the quarter-hours that
+    changed."""
     regions_of = _merged(regions)
     neighbours = _neighbours(cursor, [TouchedSpan(gpu, *span) for gpu, spans in regions_of.items() for span in spans])
     kept: dict[SetId, list[Span]] = {}
@@ -148,7 +149,7 @@ def _rewrite(cursor: Cursor, sets: dict[SetId, _NeighbourSet], kept: dict[SetId,
 
 
 def _pieces(rows: list[Row], kept: list[Span]) -> list[tuple[object, ...]]:
-    """Rows of PIECE for each kept span of one set (columns of set_cells.sql)."""
+    """Rows of PIECE for each remaining span of one set (columns of set_cells.sql)."""
     start, end = rows[0][2], rows[0][3]
     cells = [AccountVector(*row[8:]) for row in rows]
     made: list[tuple[object, ...]] = []
@@ -164,7 +165,7 @@ def _ids(sets: Iterable[SetId]) -> pa.Table:
 
 
 def _bounds(regions: Iterable[TouchedSpan], reach_ms: int) -> dict[str, int]:
-    """The range of start_ms that can matter: narrows the scan."""
+    """The range of start_ms that can matter, to limit the scan."""
     spans = [(r.start_ms, r.end_ms) for r in regions]
     return {"low": min(s for s, _ in spans) - reach_ms, "high": max(e for _, e in spans) + reach_ms}
 
@@ -174,12 +175,12 @@ Own = dict[int, Mapping[str, Tenure]]
 Changes = dict[int, tuple[Gpu, Mapping[str, Tenure]]]
 """GPU id -> its names and all its tenures."""
 _ABOVE_MS = 2**43
-"""Later than every row."""
+"""Later than the end of every row."""
 
 
 class AddedRows(NamedTuple):
-    """Rows of one quarter-hour that count as they came, column by column. queue: what queue the payer's pod asked for;
-    without a payer, `paid` is false. cluster: the sender's. pods: those that pay, each with its queue."""
+    """Rows of one quarter-hour that count as received, as columns. queue: the queue reference of the payer's pod;
+    `paid` is false without a payer. cluster: the sender's. pods: the paying pods with their queue references."""
 
     start_ms: Whole
     end_ms: Whole
@@ -190,7 +191,7 @@ class AddedRows(NamedTuple):
     pods: Mapping[PodKey, str]
 
     def only(self, places: Whole) -> AddedRows:
-        """The rows at these places; `pods` stay, more than pay for them."""
+        """Selects rows by index; `pods` is not reduced and may name pods without a selected row."""
         return AddedRows(
             self.start_ms[places],
             self.end_ms[places],
@@ -204,29 +205,29 @@ class AddedRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BookedChanges:
-    """What the transaction changed: for the caches of readers, once it is committed."""
+    """The changes of a transaction, for the readers' caches after the commit."""
 
     fleet: Changes
     touched: frozenset[int]
     """Starts of the quarter-hours whose rows changed."""
     added: Mapping[int, Callable[[], AddedRows]] = field(default_factory=dict)
-    """The added rows of each touched quarter-hour to which rows were only added."""
+    """The added rows of each touched quarter-hour in which nothing else changed."""
     fresh: frozenset[int] = frozenset()
     """Touched quarter-hours that had no row before."""
     unfolded: frozenset[int] = frozenset()
     """Hours that are no longer folded."""
     pods: tuple[tuple[str, PodFacts], ...] = ()
-    """(cluster, facts) that came."""
+    """New facts as (cluster, facts)."""
     requeued: bool = False
-    """A pod that holds something asked for another queue before."""
+    """Whether a pod that holds GPU time changed its queue."""
     own: Mapping[int, Mapping[str, Tenure]] = field(default_factory=dict)
-    """What agents metered of GPUs that imports told of (accountant.storage.gpu_lifetimes)."""
+    """Agents' own tenures of GPUs that imports named (accountant.storage.gpu_lifetimes)."""
 
 
 def book(
     cursor: Cursor, names: Dictionaries, group: GroupCommit, fleet: Fleet, unfolded: frozenset[int], days: DailySums
 ) -> BookedChanges:
-    """Write everything the group took. Raises LedgerUnavailable or LedgerFailed; then roll back."""
+    """Writes the records of the group. Raises LedgerUnavailable or LedgerFailed; the caller then rolls back."""
     streams = names.stream.resolve(cursor, group.advanced)
     pods = tuple((stream[0], fact) for stream, fact, _ in group.facts)
     requeued = False
@@ -304,11 +305,11 @@ def _book_rows(
 
 
 def simple(sets: IntervalSets, last_ms: Whole) -> Truth:
-    """For each set, whether it follows everything known of its GPU, also of those before it here, inside one
-    quarter-hour. last_ms: by GPU, the end of its newest booked record."""
+    """For each set, whether it lies inside one quarter-hour and starts after everything known of its GPU, including
+    earlier sets of the group. last_ms: by GPU, the end of its newest booked record."""
     by_gpu = np.argsort(sets.gpu, kind="stable")
     gpu, end = sets.gpu[by_gpu], sets.end_ms[by_gpu]
-    # The greatest so far, of each GPU for itself: those of the next one are all above it.
+    # The maximum so far per GPU: adding the GPU's offset keeps those of other GPUs apart.
     so_far = np.maximum.accumulate(gpu * _ABOVE_MS + end) - gpu * _ABOVE_MS
     before = np.where(np.diff(gpu, prepend=-1) == 0, np.concatenate(([0], so_far[:-1])), 0)
     last = np.empty(len(gpu), np.int64)
@@ -321,7 +322,7 @@ def simple(sets: IntervalSets, last_ms: Whole) -> Truth:
 def _added(
     incoming: Incoming, cells: Whole, parties: HolderColumns, booked: Truth
 ) -> dict[int, Callable[[], AddedRows]]:
-    """For each quarter-hour, the rows that count as they came."""
+    """For each quarter-hour, a function that returns the rows that count as received."""
     buckets = np.where(booked, incoming.start_ms - incoming.start_ms % BUCKET_MS, -1)
 
     def of(bucket: int) -> AddedRows:
@@ -335,8 +336,8 @@ def _added(
 
 
 def _book_tenures(cursor: Cursor, fleet: Fleet, changes: Changes, unsettled: Collection[tuple[int, str]]) -> None:
-    """Those that begin, or begin earlier. How far they reach is told by the rows of unfolded hours, but
-    for `unsettled` sets: one that was displaced whole unfolds nothing."""
+    """Writes tenures that begin, or begin earlier. Their ends follow from the rows of unfolded hours, except for
+    `unsettled` sets: a set that was displaced entirely unfolds no hour."""
     tenures = []
     for gpu, (_, nodes) in changes.items():
         before = fleet.tenures.get(gpu, {})
@@ -348,7 +349,7 @@ def _book_tenures(cursor: Cursor, fleet: Fleet, changes: Changes, unsettled: Col
 
 
 class _GpuExtent(NamedTuple):
-    """How far rows of a GPU on a node reach, those of imports and of agents apart."""
+    """The extent of a GPU's rows on a node, separately for imports and agents."""
 
     gpu: int
     name: GpuName
@@ -381,7 +382,7 @@ def _write_tenures(cursor: Cursor, tenures: Sequence[tuple[int, str, Tenure, boo
 
 
 def _own(fleet: Fleet, reached: Iterable[_GpuExtent], apart: Collection[int]) -> Own:
-    """What agents metered of the GPUs that imports told of, by now; of those alone that changed."""
+    """The agents' own tenures of GPUs that imports named, after this group; only those that changed."""
     found = {gpu: fleet.own.get(gpu, fleet.tenures.get(gpu, {})) for gpu in apart}
     for reach in reached:
         if not reach.imported:
@@ -391,7 +392,7 @@ def _own(fleet: Fleet, reached: Iterable[_GpuExtent], apart: Collection[int]) ->
 
 
 def _extended(fleet: Fleet, reached: Iterable[_GpuExtent]) -> Changes:
-    """The GPUs of the rows, their tenures stretched over them."""
+    """The GPUs of the rows with their tenures extended to cover them."""
     changes: Changes = {}
     for gpu, name, model, node, tenure, _ in reached:
         known, nodes = changes.get(gpu) or (fleet.gpus.get(gpu), fleet.tenures.get(gpu, {}))
@@ -407,8 +408,9 @@ def write_pods(
     table: Literal["pod", "pod_seen"] = "pod",
     unheard: Collection[PodKey] = (),
 ) -> None:
-    """Keep the newest observation of each pod: (cluster, facts); of its labels the earliest, of its queue the one
-    it was placed with. unheard: pods that are known to have no row; among those alone there is none to look for."""
+    """Stores the newest observation of each pod, given as (cluster, facts); but the earliest observed labels, and the
+    queue with which it was placed. unheard: pods known to have no row; if all given pods are among them, the lookup is
+    skipped."""
     newest: dict[PodKey, ObservedPod] = {}
     labels = set()
     for cluster, fact in facts:
@@ -428,7 +430,7 @@ def write_pods(
 
 
 class _PodRow(NamedTuple):
-    """A row of the tables of pods (columns.POD)."""
+    """A row of the pod tables (record_columns.POD)."""
 
     cluster: str
     uid: str

@@ -1,12 +1,10 @@
 """Maps names of GPUs, pods and queues to integer ids inside a transaction, and back.
 
-A `Dictionary` remembers names that are committed; what a transaction adds is staged and either
-`commit`ted or thrown away with the transaction. Names not remembered are looked up in the table, so
-memory stays bounded however many pods there ever were.
+A `Dictionary` caches committed ids. What a transaction adds is staged until `commit` or `forget`. Names that are not
+cached are looked up in the table, so memory stays bounded for any number of pods.
 
-A memory of the tables, like `accountant.storage.write.name_ids`: what a transaction learns is staged until it is
-committed, what is not cached is looked up, and between observations that contradict each other the
-table decides. The writer owns it.
+`PodQueues` caches the queue reference of each pod in the same way; if observations of a pod contradict each other, it
+reads the table again. Both belong to the writer.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ from accountant.storage.write.record_columns import DistinctColumn, GpuName, Inc
 from agent.wire import Holder, PodFacts, Slice
 
 Name = TypeVar("Name", bound=tuple[str | int, ...])
-"""The columns of a table behind its `id`, in order."""
+"""The columns of a table after its `id`, in order."""
 
 
 class Dictionary(Generic[Name]):
-    """Ids of one table whose first column is `id`. Not thread-safe: the writer owns it."""
+    """Ids of one table whose first column is `id`. Not thread-safe: used by the writer only."""
 
     def __init__(
         self, table: str, columns: tuple[str, ...], numeric: frozenset[str] = frozenset(), keep: int = 200_000
@@ -45,10 +43,10 @@ class Dictionary(Generic[Name]):
         self._staged: dict[Name, int] = {}
         self._next: int | None = None
         self._complete = False
-        """Every name of the table is remembered."""
+        """Whether every name of the table is cached."""
 
     def resolve(self, cursor: Cursor, names: Iterable[Name]) -> dict[Name, int]:
-        """The id of each name; new names get the next free one and a row in the table."""
+        """The id of each name; a new name gets the next free id and a row in the table."""
         if self._next is None:
             self._open(cursor)
         ids = {name: self._known.get(name, 0) or self._staged.get(name, 0) for name in names}
@@ -78,7 +76,7 @@ class Dictionary(Generic[Name]):
         return fresh
 
     def commit(self) -> None:
-        """The transaction is durable."""
+        """Keeps the staged ids after the commit."""
         if len(self._known) + len(self._staged) > self._keep:
             self._known.clear()
             self._complete = False
@@ -86,7 +84,7 @@ class Dictionary(Generic[Name]):
         self._staged.clear()
 
     def forget(self) -> None:
-        """The transaction failed, or its outcome is unknown: believe the table alone."""
+        """Drops the cache after a transaction failed or its outcome is unknown."""
         self._staged.clear()
         self._known.clear()
         self._next = None
@@ -110,7 +108,7 @@ KEEP = 200_000
 
 
 class PodQueues:
-    """queue_ref by pod; "" for a pod without a fact."""
+    """The queue_ref of each pod; "" for a pod without a fact."""
 
     def __init__(self, keep: int = KEEP) -> None:
         self._keep = keep
@@ -119,19 +117,19 @@ class PodQueues:
         self._unsure: set[PodKey] = set()
         self._opened = False
         self._complete = False
-        """Every pod of the tables is remembered, or in `_unsure`."""
+        """Whether every pod of the tables is cached or in `_unsure`."""
 
     def unheard(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> frozenset[PodKey]:
-        """The pods of these facts that no table has a row of, as far as that is known without asking."""
+        """The pods of these facts that certainly have no row; found in the cache, without a query."""
         self._open(cursor)
         if not self._complete:
             return frozenset()
-        # One by one: the difference of a set and a dictionary's keys goes through all of the dictionary.
+        # One by one, because a set difference would iterate over all of the dictionary.
         keys = ((cluster, fact.uid) for cluster, fact in facts)
         return frozenset(key for key in keys if not self._heard(key))
 
     def requeued(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> bool:
-        """Whether these facts, which are not written yet, may change the queue of a pod that holds something."""
+        """Whether these facts, before they are written, may change the queue of a pod that holds GPU time."""
         self._open(cursor)
         changed = [
             (cluster, fact.uid)
@@ -144,7 +142,7 @@ class PodQueues:
         return bool(cursor.run(held, incoming=record_columns.column_table(record_columns.POD_KEY, changed)))
 
     def learn(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> None:
-        """Facts that this transaction has written already: (cluster, facts)."""
+        """Updates the cache with facts that this transaction has written: (cluster, facts)."""
         self._open(cursor)
         for cluster, fact in facts:
             key = (cluster, fact.uid)
@@ -157,7 +155,7 @@ class PodQueues:
                 self._unsure.add(key)
 
     def resolve(self, cursor: Cursor, keys: Collection[PodKey]) -> Mapping[PodKey, str]:
-        """The queue_ref of each pod, this transaction's facts included."""
+        """The queue_ref of each pod, including this transaction's facts."""
         self._open(cursor)
         found: dict[PodKey, str] = {}
         missing: list[PodKey] = []
@@ -176,7 +174,7 @@ class PodQueues:
         return found
 
     def commit(self) -> None:
-        """The transaction is durable."""
+        """Keeps the staged queues after the commit."""
         if len(self._known) + len(self._staged) > self._keep:
             self._known.clear()
             self._complete = False
@@ -184,7 +182,7 @@ class PodQueues:
         self._staged.clear()
 
     def forget(self) -> None:
-        """The transaction failed, or its outcome is unknown: believe the tables alone."""
+        """Drops the cache after a transaction failed or its outcome is unknown."""
         self._known.clear()
         self._staged.clear()
         self._unsure.clear()
@@ -210,7 +208,7 @@ HolderKey = tuple[str, str, str, str, str, str]
 
 
 class Dictionaries:
-    """The names of the ledger, and what pods asked for."""
+    """The name caches of the writer: ids of all tables, and queues of pods."""
 
     def __init__(self) -> None:
         self.stream: Dictionary[Stream] = Dictionary("stream", ("cluster", "node", "epoch"))
@@ -236,19 +234,19 @@ class Dictionaries:
 
 
 class HolderColumns:
-    """The holders of the rows of a group, in their order. gpus: ids of all GPUs in them."""
+    """The holders of a group's rows, in their order. gpus: ids of all their GPUs."""
 
     def __init__(self, cursor: Cursor, names: Dictionaries, incoming: Incoming, gpus: Mapping[GpuName, int]) -> None:
         devices = [_device(gpus[gpu], node, *sort) for ((_, node), gpu), sort in incoming.device.values]
         self.device = _ids(cursor, names.device, devices)[incoming.device.of_row]
-        """Ids of devices, by row."""
+        """Device id by row."""
         self._held = incoming.holder.of_row
         found = [None if holder is None else _holder(cluster, holder) for cluster, holder in incoming.holder.values]
         known = [name for name in found if name is not None]
         holders = np.zeros(len(found), np.int64)
         holders[[name is not None for name in found]] = _ids(cursor, names.holder, known)
         self.holder = holders[self._held]
-        """Ids of holders, by row; 0 without a holder."""
+        """Holder id by row; 0 without a holder."""
         paying = np.array([name is not None and name[1] != "unattributed" for name in found])
         self.pays = paying[self._held] & ~incoming.lost
         """Whether the row has a payer; lost, unheld and unattributed time has none."""
@@ -257,17 +255,17 @@ class HolderColumns:
 
     @property
     def payer(self) -> Whole:
-        """Ids of holders who pay, by row; 0 without a holder."""
+        """Id of the paying holder by row; 0 without a payer."""
         return self.holder * self.pays
 
     @cached_property
     def queue(self) -> DistinctColumn[str]:
-        """What queue the pod of a row asked for."""
+        """The queue reference of each row's pod."""
         refs = distinct(["" if pod is None else self._refs[pod] for pod in self._pods])
         return DistinctColumn(refs.values, refs.of_row[self._held])
 
     def pods(self, places: Whole) -> dict[PodKey, str]:
-        """Those that pay for the rows at these places, each with the queue it asked for."""
+        """The pods that pay for the rows at these indices, with their queue references."""
         paid = places[self.pays[places]]
         pods = (self._pods[number] for number in np.unique(self._held[paid]).tolist())
         return {pod: self._refs[pod] for pod in pods if pod is not None}
@@ -310,8 +308,8 @@ NO_DEVICE = DeviceName("", "", "")
 
 @dataclass(frozen=True, slots=True)
 class HolderName:
-    """job: the workload the pod belongs to, else the holder itself, `Pod/<name>`. labels: of the pod when
-    it was first seen, as far as they were asked for. user: who runs it, if asked for and known."""
+    """The names of a holder. job: the workload of the pod, otherwise the holder itself, `Pod/<name>`. labels: the
+    requested labels of the pod as it was first seen. user: who runs it, if requested and known."""
 
     cluster: str
     namespace: str
@@ -324,16 +322,16 @@ class HolderName:
 
 
 class Devices:
-    """What each device is, remembered: a committed number never means anything else. Thread-safe.
+    """Caches the names of devices; a committed id never changes its meaning. Thread-safe.
 
-    Asked of snapshots alone: what a transaction has not committed may be forgotten again."""
+    Only for snapshots, since uncommitted ids may be rolled back."""
 
     def __init__(self) -> None:
         self._known: Mapping[int, DeviceName] = {}
         self._on_nodes: tuple[Mapping[int, DeviceName], Mapping[str, Sequence[int]]] = ({}, {})
 
     def read(self, cursor: Cursor) -> Mapping[int, DeviceName]:
-        """The devices of the cursor's snapshot, by number."""
+        """The devices of the cursor's snapshot, by id."""
         known = self._known
         ((there, newest),) = cursor.run("SELECT count(*), max(id) FROM device")
         if there == len(known) and (newest is None or newest in known):
@@ -344,7 +342,7 @@ class Devices:
         return found
 
     def on(self, nodes: Collection[str], found: Mapping[int, DeviceName]) -> Mapping[int, DeviceName]:
-        """The devices of `found`, which `read` answered, on nodes of these names."""
+        """Those of `found` (a result of `read`) that are on nodes of these names."""
         told_of, numbers = self._on_nodes
         if told_of is not found:
             by_node: dict[str, list[int]] = {}
@@ -366,7 +364,7 @@ def holders(
     *,
     users: bool = False,
 ) -> Mapping[int, HolderName]:
-    """labels: those to look up. users: whether to look up who runs it."""
+    """The names of holders by id. labels: those to look up. users: whether to look up their users."""
     if not ids:
         return {}
     asked = record_columns.column_table(record_columns.ID, [(i,) for i in sorted(ids)])

@@ -1,13 +1,12 @@
 """Registers which node each GPU and each pod belongs to, and checks records against it before they are booked.
 
-A GPU belongs to the node that first reported it. Another node takes it over once the owner has been silent about it for
-a set time, or once an administrator confirms the move, and from then on only: what lies before stays the former
-owner's.
+A GPU belongs to the node that first reported it. Another node takes it over after the owner has been silent about it
+for `move_after_ms`, or when an administrator confirms the move; earlier time stays with the former owner.
 
-The API server says which node a pod is bound to, and Slurm's accounting which nodes a job ran on. Where the accountant
-does not see it, the node counts whose row first named the pod, and until a row names it, the node that first told of
-it. What another node says of the pod is quarantined, or is kept under an identifier of that node's own, so that neither
-can change which team pays for the other's rows.
+A pod belongs to the node to which the API server bound it, or to the nodes of its job in Slurm's accounting. If neither
+is known, it belongs to the node whose row first named it, and before any row names it, to the node that first reported
+facts about it. What another node reports about the pod is quarantined, or stored under an identifier that only this
+node uses. So neither node can change which team pays for the other's rows.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from agent.wire import Holder, PodFacts
 from gputally.base.units import MS_PER_HOUR
 
 MOVE_AFTER_MS = MS_PER_HOUR
-"""Silence about a GPU after which another node may report it."""
+"""After silence about a GPU for this long another node may report it."""
 
 
 class Ownership(NamedTuple):
-    """A GPU belongs to a node from `from_ms` on, until its next Ownership. at_ms: the accountant's clock when the
-    register learned it. who: the administrator who confirmed the move; "" where records showed it."""
+    """A GPU belongs to a node from `from_ms` until its next Ownership begins. at_ms: when the register learned it, by
+    the accountant's clock. who: the administrator who confirmed the move; "" if it was derived from records."""
 
     node: str
     from_ms: int
@@ -46,9 +45,9 @@ class Ownership(NamedTuple):
 
 class OwnedGpu(NamedTuple):
     """All ownerships of a GPU, ascending. first_ms, last_ms: the first booked start of any node and the newest booked
-    end of the present owner. heard_ms: when the accountant last booked a record of an agent from the owner; None:
-    not since the process started. imported: only an import told of the present owner. stored: how many of `owners` the
-    table has; the others, always the last ones, were derived from records."""
+    end of the present owner. heard_ms: when the accountant last booked an agent's record from the owner; None: not
+    since the process started. imported: the present owner is known only from an import. stored: how many of `owners`
+    are in the table; the others, always the last ones, were derived from records."""
 
     owners: tuple[Ownership, ...]
     first_ms: int
@@ -59,26 +58,26 @@ class OwnedGpu(NamedTuple):
 
     @property
     def owner(self) -> Ownership:
-        """The present one."""
+        """The present owner."""
         return self.owners[-1]
 
     def moved(self, to: Ownership, *, imported: bool = False) -> OwnedGpu:
-        """With a new present owner, who has reported nothing yet."""
+        """A copy with a new present owner, who has reported nothing yet."""
         owners = (*self.owners, to)
         return OwnedGpu(owners, self.first_ms, to.from_ms, None, imported, len(owners))
 
 
 class GpuOwners:
-    """The register in the writer's memory. move_after_ms: see MOVE_AFTER_MS."""
+    """The writer's copy of the register. move_after_ms: see MOVE_AFTER_MS."""
 
     def __init__(self, move_after_ms: int = MOVE_AFTER_MS) -> None:
         self.move_after_ms = move_after_ms
         self.known: dict[GpuName, OwnedGpu] = {}
         self.listening_ms: int | None = None
-        """When this process first took records in: until then it could not hear an owner."""
+        """When this process first accepted records; before that it could not have heard from an owner."""
 
     def load(self, known: Mapping[GpuName, OwnedGpu]) -> None:
-        """Replace the register; when an owner was heard is kept, as far as that is known."""
+        """Replaces the register, but keeps the known times at which owners were heard."""
         heard = {gpu: (owned.owner.node, owned.heard_ms) for gpu, owned in self.known.items()}
         loaded = {}
         for gpu, owned in known.items():
@@ -87,7 +86,7 @@ class GpuOwners:
         self.known = loaded
 
     def claims(self, now_ms: int) -> GpuClaims:
-        """For the records of one transaction."""
+        """Starts the checks of one transaction."""
         if self.listening_ms is None:
             self.listening_ms = now_ms
         return GpuClaims(self, now_ms)
@@ -106,7 +105,8 @@ class OwnershipRow(NamedTuple):
 
 @dataclass
 class GpuClaims:
-    """What one transaction claims and changes. `commit` makes it known; dropped, it leaves nothing behind."""
+    """Checks and changes ownerships for one transaction. `commit` applies the changes to the register; without it they
+    are dropped."""
 
     register: GpuOwners
     now_ms: int
@@ -114,13 +114,14 @@ class GpuClaims:
     def __post_init__(self) -> None:
         self._changed: dict[GpuName, OwnedGpu] = {}
         self.rows: list[OwnershipRow] = []
-        """New ownerships, to be stored."""
+        """New ownerships to be stored."""
 
     def commit(self) -> None:
         self.register.known |= self._changed
 
     def fault(self, gpu: GpuName, stream: Stream, start_ms: int, end_ms: int) -> Fault | None:
-        """Why the outbox's node cannot have this span of the GPU; None: it can, and the register knows that it has."""
+        """Why the outbox's node may not report this span of the GPU; None if it may, and then the register is
+        updated."""
         _, node, epoch = stream
         imported = is_import(epoch)
         owned = self._changed.get(gpu) or self.register.known.get(gpu)
@@ -129,7 +130,7 @@ class GpuClaims:
             self._change(gpu, owned, Ownership(node, start_ms, self.now_ms))
         elif not owns_span(owned.owners, node, start_ms, end_ms):
             if imported and end_ms <= owned.first_ms:
-                return None  # history from before the first record of all: it displaces nothing and owns nothing
+                return None  # time before the first record of all: it does not change the owner
             free_ms = self._free_ms(owned)
             if node == owned.owner.node or start_ms < free_ms or self._silent_until_ms(owned) > self.now_ms:
                 return _foreign_gpu(gpu[1], owned, node, start_ms, end_ms, self.register.move_after_ms)
@@ -145,8 +146,8 @@ class GpuClaims:
         return None
 
     def move(self, gpu: GpuName, node: str, who: str, from_ms: int = 0) -> OwnedGpu:
-        """The GPU belongs to the node from `from_ms` on, at the earliest from the newest record of its present owner.
-        The silence of the new owner counts from now."""
+        """Assigns the GPU to the node from `from_ms` on, at the earliest from the end of its present owner's newest
+        record. The silence of the new owner counts from now."""
         owned = self.register.known[gpu]
         begin = max(owned.last_ms, owned.owner.from_ms + 1, from_ms)
         self._change(gpu, owned, Ownership(node, begin, self.now_ms, who))
@@ -160,21 +161,21 @@ class GpuClaims:
             self.rows.append(OwnershipRow(*gpu, one.node, one.from_ms, one.at_ms, one.who))
 
     def _silent_until_ms(self, owned: OwnedGpu) -> int:
-        """When the owner will have been silent for long enough."""
+        """The time until which the owner must stay silent before another node may take over."""
         if owned.imported:
             return 0
         heard = owned.heard_ms if owned.heard_ms is not None else self.register.listening_ms
         return (heard or 0) + self.register.move_after_ms
 
     def _free_ms(self, owned: OwnedGpu) -> int:
-        """From when on another node may have the GPU: all that may still come of the owner's past lies before."""
+        """From when another node may own the GPU, so that late records of the owner still lie before it."""
         if owned.imported:
             return owned.last_ms
         return max(owned.last_ms + self.register.move_after_ms, self._silent_until_ms(owned))
 
 
 def owns_span(owners: Iterable[Ownership], node: str, start_ms: int, end_ms: int) -> bool:
-    """Whether all of the span lies in one ownership of the node. The first one also has all time before it."""
+    """Whether the whole span lies in one ownership of the node. The first one includes all earlier time."""
     steps = tuple(owners)
     for number, step in enumerate(steps):
         until_ms = steps[number + 1].from_ms if number + 1 < len(steps) else end_ms
@@ -185,7 +186,7 @@ def owns_span(owners: Iterable[Ownership], node: str, start_ms: int, end_ms: int
 
 def _foreign_gpu(uuid: str, owned: OwnedGpu, node: str, start_ms: int, end_ms: int, move_after_ms: int) -> Fault:
     owner = next((one for one in reversed(owned.owners) if one.from_ms < end_ms), owned.owners[0])
-    if owner.node == node:  # the span reaches into a neighbour's time
+    if owner.node == node:  # the span reaches into another owner's time
         owner = next(one for one in reversed(owned.owners) if one.node != node)
     return Fault(
         "foreign-gpu",
@@ -197,31 +198,30 @@ def _foreign_gpu(uuid: str, owned: OwnedGpu, node: str, start_ms: int, end_ms: i
 
 KEEP = 200_000
 _OWN = "@"
-"""Ends the identifier before the node that alone uses it."""
+"""Separates an identifier from the name of the only node that uses it."""
 _NO_NODE = ""
-"""In the place of a node: rows that are no pod's named it, and no node tells facts about it."""
+"""Stands for "no node": named by rows of holders that are not pods, about which nodes report no facts."""
 
 
 class PodNode(NamedTuple):
-    """The node that first named a pod. by_row: in a row; else in a fact alone."""
+    """The node that first named a pod. by_row: in a row; otherwise only in a fact."""
 
     node: str
     by_row: bool
 
 
 class PodNodes:
-    """The register in the writer's memory; what is not remembered is looked up."""
+    """The writer's copy of the register of pods; entries that are not cached are read from the tables."""
 
     def __init__(self, cursor: Callable[[], AbstractContextManager[Cursor]], keep: int = KEEP) -> None:
         self._cursor = cursor
         self._keep = keep
         self.named: dict[PodKey, PodNode | None] = {}
         self.bound: dict[PodKey, str] = {}
-        """The node or list of nodes of each pod, as the API server or Slurm's accounting says; "" where neither
-        does."""
+        """By pod, its node (API server) or list of nodes (Slurm's accounting); "" if unknown."""
 
     def fetch(self, keys: Collection[PodKey]) -> None:
-        """Remember what the tables say of these."""
+        """Reads the entries of these pods into the cache."""
         if len(self.named) > self._keep:
             self.forget()
         missing = [key for key in keys if key not in self.named or key not in self.bound]
@@ -239,17 +239,17 @@ class PodNodes:
                 self.named[key] = PodNode(node, by_row)
 
     def observe(self, facts: Iterable[tuple[str, PodFacts]]) -> None:
-        """What the inventory told, committed."""
+        """Updates the cache with committed facts of the inventory."""
         for cluster, fact in facts:
             if fact.node and (cluster, fact.uid) in self.bound:
                 self.bound[cluster, fact.uid] = fact.node
 
     def bound_node(self, key: PodKey) -> str:
-        """The one node that the pod is bound to; "" where none is known, or several."""
+        """The node that the pod is bound to; "" if none or several are known."""
         return _one_node(self.bound.get(key, ""))
 
     def forget(self) -> None:
-        """Believe the tables alone."""
+        """Drops the cache."""
         self.named.clear()
         self.bound.clear()
 
@@ -264,7 +264,7 @@ class PodNodeRow(NamedTuple):
 
 
 class PodClaims:
-    """What one transaction names. `commit` makes it known; dropped, it leaves nothing behind."""
+    """Checks and new entries of one transaction. `commit` applies them to the register; without it they are dropped."""
 
     def __init__(self, register: PodNodes) -> None:
         self._register = register
@@ -272,25 +272,26 @@ class PodClaims:
 
     @property
     def rows(self) -> list[PodNodeRow]:
-        """To be stored."""
+        """The new entries to be stored."""
         return [PodNodeRow(*key, *named) for key, named in self._named.items()]
 
     def commit(self) -> None:
         self._register.named |= self._named
 
     def fetch(self, named: Iterable[tuple[Stream, str]]) -> None:
-        """Before anything is asked of these: outboxes, and identifiers that they name."""
+        """Prepares the checks of these pods, given as (outbox, identifier)."""
         keys = {(stream[0], uid) for stream, uid in named}
         keys |= {(stream[0], _own(uid, stream[1])) for stream, uid in named}
         self._register.fetch(keys)
 
     def fault(self, stream: Stream, holder: Holder) -> Fault | None:
-        """Why the node cannot name the holder: the API server has bound the pod to another."""
+        """Why the node may not name the holder: the API server has bound the pod to another node. None if it may."""
         bound = self._register.bound_node((stream[0], holder.uid)) if holder.kind == "pod" else ""
         return _foreign_pod(holder.uid, bound, stream[1]) if bound and bound != stream[1] else None
 
     def holder(self, stream: Stream, holder: Holder) -> Holder:
-        """The holder as it is booked."""
+        """The holder under which the row is booked: with an identifier of this node's own if the pod belongs to
+        another."""
         cluster, node, _ = stream
         key = (cluster, holder.uid)
         if holder.kind == "slurm" and not _is_listed(node, self._register.bound.get(key, "")):
@@ -300,7 +301,7 @@ class PodClaims:
             named = self._who(key)
             if named is None:
                 self._named[key] = PodNode(_NO_NODE, True)
-            elif named.node != _NO_NODE:  # a node told facts about it as of a pod
+            elif named.node != _NO_NODE:  # a node reported facts about it as if it were a pod
                 return structs.replace(holder, uid=holder.uid + _OWN + holder.kind)
             return holder
         bound = self._register.bound_node(key)
@@ -315,12 +316,12 @@ class PodClaims:
         return holder if uid == holder.uid else structs.replace(holder, uid=uid)
 
     def fact(self, stream: Stream, fact: PodFacts) -> PodFacts | Fault:
-        """The fact as it is kept, or why it is not believed."""
+        """The fact as it is stored, or why it is rejected."""
         cluster, node, epoch = stream
         bound = self._register.bound_node((cluster, fact.uid))
         named = self._who((cluster, fact.uid))
         if is_import(epoch) and named is not None and named.node == _NO_NODE:
-            return fact  # a workload manager's own record of a job, which may run on several nodes
+            return fact  # a workload manager's own record of a job that may run on several nodes
         if bound:
             return fact if bound == node else _foreign_pod(fact.uid, bound, node)
         if is_import(epoch) and named is None:
@@ -343,13 +344,13 @@ class PodClaims:
 
 
 def _one_node(told: str) -> str:
-    """The node; "" for the list of a job that runs on several."""
+    """The node; "" for a list of several nodes."""
     return "" if "," in told or "[" in told else told
 
 
 def _is_listed(node: str, told: str) -> bool:
-    """Whether the node is on the list of a job's nodes, by host name alone: Slurm leaves domains out. True where there
-    is no list, or none that can be read."""
+    """Whether the node is in the list of a job's nodes, compared by host name because Slurm leaves out domains. True if
+    there is no list, or it cannot be parsed."""
     hosts = _hosts(told)
     return not hosts or _host(node) in hosts
 

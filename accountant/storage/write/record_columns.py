@@ -1,19 +1,16 @@
-"""Holds the records of a group commit as columns, with their accounts and a content digest each, and adds rows to a
-table.
+"""Holds the records of a group commit as columns, with their accounts and content digests, and appends rows to tables.
 
-A group has up to a hundred thousand rows of a few thousand GPUs, pods and slices. What is asked of every row is asked
-of whole columns; what is asked of a name is asked of each *distinct* one once. Rows stay in the order in which they
-came; the *sets* of accountant.storage.write.batch_admission are told by their places. Knows nothing of the tables.
-Pure.
+A group has up to a hundred thousand rows of a few thousand GPUs, pods and slices. Conditions on rows are computed for
+whole columns; conditions on names once per *distinct* name. Rows stay in the order of arrival; the *sets* of
+accountant.storage.write.batch_admission are given by row indices. The schemas list the columns in the order of the
+tables in `migrations/`.
 
-The column order here is the column order of the tables in `migrations/`.
+A digest is used only to compare a replayed record with the stored one. A field added to the wire format later is
+included only if it differs from its default, so that old digests stay valid.
 
-Only for comparing a replay with what was stored. A field added to the wire later joins the text
-only where it differs from its default, so that old digests stay true.
-
-Row by row the same figures; the few rows with gaps are split one by one.
-
-Lists as parameters cost a small statement half of what an Arrow table does; many rows want the table.
+`cells` computes the same figures for columns as accountant.core.accounts for single rows; the few rows with gaps are
+computed individually. `add` passes few rows as lists, which costs a small statement half as much as an Arrow table; for
+many rows the table is faster.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ CONTENT_FIELDS = (
     "start_ms", "end_ms", "gpu_uuid", "gpu_model", "slice", "holder", "sharing", "health", "capacity_us",
     "allocated_us", "busy_us", "sm_active_us", "tensor_active_us", "memory_mib_s", "energy_uj", "method", "gaps",
 )  # fmt: skip
-"""Fields of an interval: all but its number."""
+"""Fields of an interval except its number."""
 _INTERVAL = attrgetter(*CONTENT_FIELDS)
 _FACT = attrgetter(
     "uid", "namespace", "name", "node", "labels", "owners", "workload", "queue_ref", "priority", "requests",
@@ -48,18 +45,19 @@ _FACT = attrgetter(
 
 
 def digest(record: UsageInterval | PodFacts) -> int:
-    """64 bits over everything but the number."""
+    """A 64-bit digest of all fields except the number."""
     text = _encoder.encode(_INTERVAL(record) if isinstance(record, UsageInterval) else _FACT(record))
     return int.from_bytes(_hash(text), "big")
 
 
 def contents(rows: Iterable[UsageInterval]) -> list[tuple[Any, ...]]:
-    """CONTENT_FIELDS of each."""
+    """CONTENT_FIELDS of each row."""
     return list(map(_INTERVAL, rows))
 
 
 def digests(of: Sequence[tuple[Any, ...]]) -> npt.NDArray[np.uint64]:
-    """`digest` of intervals, from their `contents`. JSON has no line break of its own, so all are written at once."""
+    """`digest` of intervals, from their `contents`. All are encoded at once and split at line breaks, which JSON text
+    does not contain."""
     texts = _encoder.encode_lines(of).split(b"\n")[: len(of)]
     return np.frombuffer(b"".join(map(_hash, texts)), ">u8").astype(np.uint64)
 
@@ -69,13 +67,13 @@ def _hash(text: bytes) -> bytes:
 
 
 def content(record: UsageInterval | PodFacts) -> str:
-    """The whole record as JSON, for people who look into the quarantine."""
+    """The whole record as JSON, for people who inspect the quarantine."""
     return _encoder.encode(record).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """reason: a stable slug, fit for a label. detail: for people."""
+    """reason: a stable identifier, usable as a label value. detail: text for people."""
 
     reason: str
     detail: str
@@ -93,7 +91,8 @@ L = TypeVar("L")
 
 
 class Section(NamedTuple):
-    """New rows of one outbox that came together: a set is never split over two. digests: where they are known."""
+    """New rows of one outbox that arrived together; a set is never split over two sections. digests: if they are
+    known."""
 
     stream: Stream
     rows: Sequence[UsageInterval]
@@ -101,14 +100,14 @@ class Section(NamedTuple):
 
 
 class DistinctColumn(NamedTuple, Generic[K]):
-    """A column as its different values and the place among them of each row's."""
+    """A column as its distinct values, and for each row the index of its value."""
 
     values: list[K]
     of_row: Whole
 
 
 class _Numbering(dict[K, int]):
-    """Keys in the order in which they were first asked for, each with its place."""
+    """Assigns indices to keys in the order in which they are first used."""
 
     def __missing__(self, key: K) -> int:
         place = self[key] = len(self)
@@ -122,7 +121,7 @@ def distinct(values: Sequence[K]) -> DistinctColumn[K]:
 
 
 def paired_column(first: DistinctColumn[K], second: DistinctColumn[L]) -> DistinctColumn[tuple[K, L]]:
-    """Both columns as one."""
+    """Both columns combined into one of pairs."""
     if len(second.values) == 1:
         return DistinctColumn([(value, second.values[0]) for value in first.values], first.of_row)
     if len(first.values) == 1:
@@ -133,9 +132,10 @@ def paired_column(first: DistinctColumn[K], second: DistinctColumn[L]) -> Distin
 
 
 class IntervalSets(NamedTuple):
-    """The rows of one GPU with equal span in one section: one number per set, by section, GPU and start.
+    """The sets of a group: rows of one GPU with equal span in one section. Numbered by section, GPU and start.
 
-    places: of all rows, set after set; first: where in it each set begins. seq: the lowest of the set."""
+    places: indices of all rows, set after set; first: where each set begins in `places`. seq: the lowest number of each
+    set."""
 
     places: Whole
     first: Whole
@@ -146,27 +146,27 @@ class IntervalSets(NamedTuple):
     seq: Whole
 
     def spread(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What is said of each set, for each of its rows."""
+        """Converts a value per set into a value per row."""
         spread = np.empty(len(self.places), values.dtype)
         spread[self.places] = np.repeat(values, np.diff(self.first, append=len(self.places)))
         return spread
 
     def members(self, number: int) -> list[int]:
-        """The places of one set's rows."""
+        """The row indices of one set."""
         end = self.first[number + 1] if number + 1 < len(self.first) else len(self.places)
         found: list[int] = self.places[self.first[number] : end].tolist()
         return found
 
 
 class Numbers(NamedTuple):
-    """A column of whole numbers, some of which may be unknown. told: as Arrow has it; value: 0 where unknown."""
+    """A column of integers, some of which may be unknown. told: as an Arrow array; value: 0 for unknown."""
 
     told: Any
     value: Whole
 
     @classmethod
     def of(cls, values: Sequence[int | None]) -> Numbers:
-        """Raises OverflowError for what does not fit 64 bits."""
+        """Raises OverflowError for a number that does not fit 64 bits."""
         try:
             told = pa.array(values, pa.int64())
         except pa.ArrowInvalid as error:
@@ -207,11 +207,11 @@ class Incoming:
 
     @cached_property
     def section(self) -> Whole:
-        """The section of each row."""
+        """The index of each row's section."""
         return np.repeat(np.arange(len(self.sections)), [len(section.rows) for section in self.sections])
 
     def by_section(self, values: Sequence[K]) -> DistinctColumn[K]:
-        """What is said of each section, as a column."""
+        """Converts a value per section into a column."""
         of_section = distinct(values)
         return DistinctColumn(of_section.values, of_section.of_row[self.section])
 
@@ -238,11 +238,11 @@ class Incoming:
         return found
 
     def names(self, name: str) -> DistinctColumn[str]:
-        """gpu_model, health or method."""
+        """A text column: gpu_model, health or method."""
         return distinct(self._columns[name])
 
     def with_gaps(self) -> list[int]:
-        """The places of rows for part of which something could not be read."""
+        """The indices of rows with gaps, for part of which a reading is missing."""
         gaps = self._columns["gaps"]
         return [place for place, some in enumerate(gaps) if some] if any(gaps) else []
 
@@ -269,13 +269,13 @@ class Incoming:
 
     @cached_property
     def device(self) -> DistinctColumn[tuple[tuple[NodeName, GpuName], tuple[str, Slice | None]]]:
-        """Where a row's GPU stood, and which part of it the row is of: node and GPU, model and slice."""
+        """For each row, node and GPU, and model and slice."""
         sort = paired_column(distinct(self._columns["gpu_model"]), distinct(self._columns["slice"]))
         return paired_column(paired_column(self.node, self.gpu), sort)
 
     @cached_property
     def holder(self) -> DistinctColumn[tuple[str, Holder | None]]:
-        """Who holds it, by cluster."""
+        """The holder of each row, with its cluster."""
         return paired_column(self.cluster, distinct(self._columns["holder"]))
 
     @cached_property
@@ -332,7 +332,7 @@ KIND = pa.schema([("id", _I32), ("kind", _I32)])
 
 
 def column_table(schema: Any, rows: Iterable[Sequence[object]]) -> Any:
-    """Rows in the schema's column order; an empty table of that shape where there are none."""
+    """A table of rows in the schema's column order; may be empty."""
     columns = list(zip(*rows, strict=True))
     if not columns:
         return schema.empty_table()
@@ -341,7 +341,7 @@ def column_table(schema: Any, rows: Iterable[Sequence[object]]) -> Any:
 
 
 class RowIds(NamedTuple):
-    """The ledger's numbers for what rows name, by row; 0 without a holder."""
+    """The ledger's ids of the names in the rows, by row; 0 without a holder."""
 
     stream: Whole
     gpu: Whole
@@ -351,7 +351,7 @@ class RowIds(NamedTuple):
 
 
 def received(incoming: Incoming, cells: Whole, ids: RowIds, booked: Truth) -> Any:
-    """RECEIVED, column by column. booked: whether the row counts as it came."""
+    """The columns of RECEIVED. booked: whether the row counts as received."""
     sharing = incoming.sharing
     modes = [None if shared is None else shared.mode for shared in sharing.values]
     replicas = [None if shared is None else shared.replicas for shared in sharing.values]
@@ -387,7 +387,7 @@ def _gaps(incoming: Incoming) -> Any:
 
 
 def cells(incoming: Incoming) -> Whole:
-    """A row of accountant.core.accounts.AccountVector for each."""
+    """The cells (accountant.core.accounts.AccountVector) of each row."""
     capacity, allocated = (incoming.numbers(name).value for name in ("capacity_us", "allocated_us"))
     busy, energy, memory = (incoming.numbers(name) for name in ("busy_us", "energy_uj", "memory_mib_s"))
     by_holder = incoming.holder
@@ -411,7 +411,7 @@ def cells(incoming: Incoming) -> Whole:
         "energy_blind_us": (working & ~energy.known) * capacity,
         "memory_blind_us": (held & ~memory.known) * allocated,
     }
-    table = np.stack([found[name] for name in CELLS]).T  # column after column, as Arrow wants it
+    table = np.stack([found[name] for name in CELLS]).T  # stored column by column, as Arrow needs it
     for place in incoming.with_gaps():
         table[place] = split(incoming.records[place])
     return table
@@ -421,7 +421,7 @@ MOST_AS_LISTS = 64
 
 
 def add(cursor: Cursor, table: str, schema: pa.Schema, rows: Sequence[Sequence[object]]) -> None:
-    """Append rows, whose columns are those of the table in `schema`'s order."""
+    """Appends rows, whose columns are in the order of `schema` and of the table."""
     if not rows:
         return
     if len(rows) <= MOST_AS_LISTS:

@@ -1,6 +1,7 @@
-"""Writes and reads what is not usage: nodes, namespaces, policies, decisions, journal, epochs, with their history.
+"""Writes and reads the tables besides usage: nodes, namespaces, policies, decisions, acts and epochs, with their
+history.
 
-A node or a namespace is one row as it is now, and one row of `past` for each thing it was before.
+A node or a namespace has one row for its present facts, and one row in `past` for each earlier version.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ _PAST = pa.schema([*_WHOSE, ("until_ms", pa.int64()), ("content", pa.string())])
 
 
 def described(node: NodeFacts) -> NodeFacts:
-    """What usage on it is labelled with; when it was down is a history of its own."""
+    """The node's facts that label usage, without its down times, which are stored as a separate history."""
     return replace(node, down=(), deleted_ms=None)
 
 
 def read_nodes(cursor: Cursor) -> tuple[dict[Key, NodeFacts], dict[Key, Timeline[NodeFacts]]]:
-    """Every node as it is, and the histories of those that were something else."""
+    """Every node with its present facts, and the histories of those that changed."""
     rows = cursor.run("SELECT cluster, name, content FROM node")
     nodes = {(cluster, name): _node.decode(content) for cluster, name, content in rows}
     return nodes, _histories(cursor, "node", _node, {key: described(node) for key, node in nodes.items()})
@@ -74,7 +75,7 @@ def _write(cursor: Cursor, statement: str, facts: Iterable[NodeFacts | Namespace
 
 
 def _write_past(cursor: Cursor, kind: str, histories: Mapping[Key, Timeline[T]]) -> None:
-    """Replace what was kept of these."""
+    """Replaces the stored history of these nodes or namespaces."""
     if not histories:
         return
     cursor.rows("drop_past", incoming=record_columns.column_table(_WHOSE, [(kind, *key) for key in histories]))
@@ -131,7 +132,7 @@ def read_trail(cursor: Cursor, after: int, limit: int) -> list[Act]:
 
 
 def write_acts(cursor: Cursor, acts: Sequence[NewAct], seen: int) -> list[Act]:
-    """Raises BooksMoved."""
+    """Appends acts to the journal. Raises BooksMoved."""
     found = cursor.run("SELECT number, digest FROM act ORDER BY number DESC LIMIT 1")
     last, digest = found[0] if found else (0, FIRST_DIGEST)
     if last != seen:
@@ -152,7 +153,8 @@ _PROGRESS = pa.schema(
 
 
 def write_epochs(cursor: Cursor, reports: Iterable[EpochReport], now_ms: int, most: int = MOST_EPOCHS) -> int:
-    """How many said something new. An epoch beyond `most` of one job is left out; instants are not after now_ms."""
+    """Stores epoch reports; returns how many were new. Epochs beyond `most` per job are dropped; instants are at most
+    now_ms."""
     earliest: dict[tuple[JobKey, int], EpochReport] = {}
     for report in reports:
         at = report.key, report.epoch
@@ -182,7 +184,7 @@ def read_epochs(cursor: Cursor, keys: Collection[JobKey]) -> list[EpochReport]:
 
 
 def epochs_between(cursor: Cursor, start_ms: int, end_ms: int) -> list[EpochReport]:
-    """The epochs of all jobs, by job and instant."""
+    """The epochs of all jobs that ended in the span, by job and instant."""
     rows = cursor.rows("epochs_between", {"low": start_ms, "high": end_ms})
     return [EpochReport(JobKey(*row[:3]), *row[3:]) for row in rows]
 
@@ -197,16 +199,16 @@ _DECISION = pa.schema(
     ]
 )
 REMOVED_AT_ONCE = 100_000
-"""Decisions that one transaction removes: the writer waits for it."""
+"""Decisions removed in one transaction; the writer waits for it."""
 
 
 def write_retired(cursor: Cursor, ends: Mapping[int, int]) -> None:
-    """ends: by GPU id from when on it is no capacity."""
+    """ends: by GPU id, the instant from which it is no capacity."""
     cursor.rows("add_retired", {"gpus": list(ends), "ends": list(ends.values())})
 
 
 def tells_news(fleet: Fleet, facts: Facts) -> bool:
-    """Whether a reading can change anything: one of nodes and namespaces mostly repeats the last."""
+    """Whether an inventory reading differs from what is stored; most readings repeat the last one."""
     return (
         bool(facts.pods or facts.epochs)
         or any(fleet.nodes.get((node.cluster, node.name)) != node for node in facts.nodes)
@@ -215,10 +217,10 @@ def tells_news(fleet: Fleet, facts: Facts) -> bool:
 
 
 def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_ms: int) -> Fleet:
-    """Replace what the reading names; the fleet as it is then.
+    """Stores the facts of a reading; returns the new fleet.
 
-    What was known stays so for the time before the reading; what was not is now known for all time that
-    is not closed."""
+    A changed fact is valid from the reading on; a fact that was unknown before is applied backwards to all time that is
+    not in a closed month."""
     nodes = {(node.cluster, node.name): node for node in facts.nodes}
     changed = {key: node for key, node in nodes.items() if fleet.nodes.get(key) != node}
     placed: dict[NodeKey, Timeline[NodeFacts]] = {}
@@ -239,7 +241,7 @@ def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_
     if renamed:
         write_namespaces(cursor, renamed.values(), charged)
     if facts.pods:
-        # An observation from the future would win over every later one.
+        # An observation dated in the future would override every later one.
         write_pods(
             cursor,
             [(c, structs.replace(f, observed_ms=min(f.observed_ms, now_ms))) for c, f in facts.pods],
@@ -262,7 +264,7 @@ def write_policy(cursor: Cursor, version: PolicyVersion) -> None:
 
 
 def policies_between(policies: Sequence[PolicyVersion], start_ms: int, end_ms: int) -> list[PolicyVersion]:
-    """Those in force in [start_ms, end_ms), oldest first; the first one is in force before its date too."""
+    """The policies in force in [start_ms, end_ms), oldest first; the first one also applies before its date."""
     ends = [later.effective_ms for later in policies[1:]] + [end_ms]
     found = []
     for index, (version, until) in enumerate(zip(policies, ends, strict=False)):
@@ -274,13 +276,13 @@ def policies_between(policies: Sequence[PolicyVersion], start_ms: int, end_ms: i
 
 
 def last_decision(cursor: Cursor) -> int:
-    """The highest number that a decision ever had here or in the archive."""
+    """The highest number that any decision had, here or in the archive."""
     return int(cursor.rows("last_decision")[0][0])
 
 
 def write_decisions(cursor: Cursor, decisions: Sequence[Decision], now_ms: int, last: int) -> int:
-    """Write the decisions that are new, by cluster, id and instant; how many they are. They get the numbers above
-    `last`. A decision that is known stays as it was."""
+    """Stores the decisions that are new, by cluster, id and instant; returns how many. They get the numbers above
+    `last`. A decision that is already stored is not changed."""
     first = {_key(decision): decision for decision in reversed(decisions)}
     if not first:
         return 0
@@ -294,16 +296,17 @@ def write_decisions(cursor: Cursor, decisions: Sequence[Decision], now_ms: int, 
 
 
 def remove_decisions(cursor: Cursor, before_ms: int, archived: int | None) -> int:
-    """Remove decisions dated before an instant, at most `REMOVED_AT_ONCE`, the first to come first; how many.
+    """Removes decisions dated before an instant, at most `REMOVED_AT_ONCE`, in order of their numbers; returns how
+    many.
 
-    archived: the number up to which the archive has them, and above which none is removed; None: there is no
-    archive."""
+    archived: the number up to which they are archived; later ones are not removed. None: there is no archive."""
     asked = {"before": before_ms, "archived": archived, "most": REMOVED_AT_ONCE}
     return int(cursor.rows("remove_decisions", asked)[0][0])
 
 
 def _key(decision: Decision) -> str:
-    """Controllers of one policy that share a ledger may decide about queues of one name in one millisecond."""
+    """The id with the cluster: controllers of one policy may decide about queues of the same name in the same
+    millisecond."""
     return f"{decision.cluster}/{decision.id}" if decision.cluster else decision.id
 
 
@@ -317,7 +320,7 @@ def read_decisions(
     gang: Collection[str] | None = None,
     cluster: str | None = None,
 ) -> list[Decision]:
-    """See accountant.ledger.protocols.Ledger.decisions. The engine chooses; only what is chosen is built."""
+    """See accountant.ledger.protocols.Ledger.decisions. The engine filters, so only matching decisions are decoded."""
     wanted = {
         "start": start_ms,
         "end": end_ms,

@@ -1,16 +1,15 @@
 """Rolls rows up into quarter-hour, hour and day sums.
 
-A commit writes rows and nothing that can be told from them: sums cost it more than the rows themselves.
-An hour whose rows came or changed is *unfolded* and summed from its rows; once it is over it is folded into
-hourly and quarter-hourly sums, and the hours of a day that is over into the day's
-(`accountant.storage.write.rollups`). Marks and tenures are only added to, and made one row per key here. What the
-tables mean is the same before and after.
+A commit writes only rows, because updating sums would cost more than the rows themselves. An hour with new or changed
+rows is *unfolded* and summed from its rows. Once the hour is over, a checkpoint folds it into hourly and quarter-hourly
+sums, and the hours of a finished day into the day's sum. A checkpoint also merges marks and tenures, which commits only
+append, into one row per key. The meaning of the tables does not change.
 
-A month then costs what its days are many, not its hours. A day has sums or none: where an hour of it unfolds, they
-are dropped in the same transaction, and made again when it is folded (accountant.storage.write.rollups). A kept day
-says which span it is; so one of another time zone is still a sum of that span, until a day of this zone takes its
-place. A few days are made at a time, the newest first, because the writer waits: a ledger that never had any gets
-them with its first checkpoints.
+With day sums, a query over a month reads days instead of hours. A day has sums for all of its hours or none: if one of
+its hours unfolds, they are deleted in the same transaction and computed again later. Each day's sum is stored with its
+span, so the sum of a day in another time zone stays usable until a day of this zone replaces it. A few days are
+computed per checkpoint, newest first, because the writer waits; a ledger without day sums gets them with its first
+checkpoints.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from accountant.storage.write import record_columns
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 MOST_AT_ONCE = 7
-"""Days of one checkpoint: at 10,000 GPUs a day takes a tenth of a second."""
+"""Days per checkpoint: at 10,000 GPUs a day takes a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class DailySums:
-    """kept: the days that have sums, ascending; they never overlap. loose: starts of folded hours that are in none,
-    or in one with a part only; an hour among them need not hold anything."""
+    """kept: the days with sums, ascending, without overlap. loose: starts of folded hours that are not entirely inside
+    such a day; they may be without rows."""
 
     kept: tuple[Span, ...] = ()
     loose: frozenset[int] = field(default=frozenset())
 
     def touching(self, hours: Iterable[int]) -> list[Span]:
-        """Kept days that have a part in these hours."""
+        """Days with sums that overlap these hours."""
         ends = [end for _, end in self.kept]
         found = set()
         for hour in hours:
@@ -51,7 +50,7 @@ class DailySums:
         return sorted(found)
 
     def without(self, hours: Collection[int]) -> DailySums:
-        """After these hours were unfolded."""
+        """The state after these hours were unfolded."""
         if not hours:
             return self
         dropped = self.touching(hours)
@@ -62,20 +61,20 @@ class DailySums:
         return DailySums(left, self.loose.union(freed).difference(hours))
 
     def seen_from(self, zone: ZoneInfo) -> DailySums:
-        """In this zone: days that are none of it are to be made anew."""
+        """The state for a time zone: days that are not days of this zone are to be computed again."""
         foreign = (day for day in self.kept if local_day(day[0], zone) != day)
         hours = {hour for start, end in foreign for hour in _hours(start, end)}
         return DailySums(self.kept, self.loose | hours) if hours else self
 
 
 def local_day(at_ms: int, zone: ZoneInfo) -> Span:
-    """The local day that an instant belongs to."""
+    """The local day of an instant."""
     day = local_date(at_ms, zone)
     return midnight_ms(day, zone), midnight_ms(day + timedelta(days=1), zone)
 
 
 def load(cursor: Cursor) -> DailySums:
-    """Read it from the tables."""
+    """Reads the state from the tables."""
     kept = tuple(sorted((start, end) for start, end in cursor.run("FROM kept_day")))
     hours = [hour for (hour,) in cursor.run("SELECT DISTINCT at_ms FROM hour_of_all ORDER BY 1")]
     ends = [end for _, end in kept]
@@ -83,14 +82,14 @@ def load(cursor: Cursor) -> DailySums:
 
 
 def drop(cursor: Cursor, days: Iterable[Span]) -> None:
-    """In the caller's transaction."""
+    """Deletes the sums of these days, in the caller's transaction."""
     gone = [(start,) for start, _ in days]
     if gone:
         cursor.rows("drop_days", incoming=record_columns.column_table(record_columns.HOUR, gone))
 
 
 def keep(cursor: Cursor, days: DailySums, unfolded: Collection[int], newest_ms: int, zone: ZoneInfo) -> DailySums:
-    """In the caller's transaction: make sums of days that are over by `newest_ms` and wholly folded."""
+    """Computes the sums of days that ended by `newest_ms` and are entirely folded, in the caller's transaction."""
     if not days.loose:
         return days
     ready, foreign = _ready(days, frozenset(unfolded), newest_ms, zone)
@@ -109,14 +108,14 @@ def keep(cursor: Cursor, days: DailySums, unfolded: Collection[int], newest_ms: 
 
 
 def _ready(days: DailySums, unfolded: frozenset[int], newest_ms: int, zone: ZoneInfo) -> tuple[list[Span], set[Span]]:
-    """Days to make, and kept days of another zone that overlap them."""
+    """Days to compute, and days of another zone that overlap them and are replaced."""
     known = frozenset(days.kept)
     found: list[Span] = []
     for day in reversed(_of_hours(sorted(days.loose), zone)):
         start, end = day
         if len(found) == MOST_AT_ONCE:
             break
-        # Clocks that once changed by odd minutes have days that no sum can tell.
+        # A day that begins or ends inside a quarter-hour, in zones with historic odd offsets, cannot be summed.
         whole = not start % BUCKET_MS and not end % BUCKET_MS and start < end <= newest_ms
         if whole and day not in known and unfolded.isdisjoint(_hours(start, end)):
             found.append(day)
@@ -124,7 +123,7 @@ def _ready(days: DailySums, unfolded: frozenset[int], newest_ms: int, zone: Zone
 
 
 def _of_hours(hours: list[int], zone: ZoneInfo) -> list[Span]:
-    """The local days that hours, which ascend, are parts of."""
+    """The local days that contain these hours, which ascend."""
     found: list[Span] = []
     for hour in hours:
         for at in (hour, hour + MS_PER_HOUR - 1):
@@ -134,12 +133,12 @@ def _of_hours(hours: list[int], zone: ZoneInfo) -> list[Span]:
 
 
 def _hours(start_ms: int, end_ms: int) -> range:
-    """Starts of the hours that a span has a part of."""
+    """Starts of the hours that overlap a span."""
     return range(start_ms - start_ms % MS_PER_HOUR, end_ms, MS_PER_HOUR)
 
 
 def _covered(hour: int, kept: tuple[Span, ...], ends: list[int]) -> bool:
-    """Whether kept days hold all of an hour. ends: of `kept`."""
+    """Whether days with sums cover all of an hour. ends: of `kept`."""
     until = hour + MS_PER_HOUR
     at = hour
     for start, end in kept[bisect_left(ends, hour + 1) :]:
@@ -152,19 +151,19 @@ def _covered(hour: int, kept: tuple[Span, ...], ends: list[int]) -> bool:
 
 
 def hours_of(quarters: Iterable[int]) -> frozenset[int]:
-    """The hours that quarter-hours lie in, by their starts."""
+    """Starts of the hours that contain these quarter-hours."""
     return frozenset(at - at % MS_PER_HOUR for at in quarters)
 
 
 def row_range(hours: Collection[int]) -> dict[str, int]:
-    """The range of start_ms of rows of these hours; empty where there is none."""
+    """The range of start_ms of rows of these hours; empty if there are no hours."""
     return {"low": min(hours, default=0), "high": max(hours, default=-MS_PER_HOUR) + MS_PER_HOUR}
 
 
 def unfold_hours(cursor: Cursor, hours: Collection[int], newest_ms: int, days: DailySums) -> None:
-    """From now on these hours, all of which were folded or new, are summed from their rows.
+    """Makes these hours, which were folded or new, be summed from their rows.
 
-    newest_ms: end of the newest row booked before; hours from there on cannot have been folded. days: as they were."""
+    newest_ms: end of the newest row booked before; hours after it cannot have been folded. days: the state before."""
     late = [(hour,) for hour in hours if hour < newest_ms]
     if late:
         cursor.rows("drop_sums", incoming=record_columns.column_table(record_columns.HOUR, late))
@@ -175,8 +174,8 @@ def unfold_hours(cursor: Cursor, hours: Collection[int], newest_ms: int, days: D
 def compact(
     cursor: Cursor, unfolded: frozenset[int], days: DailySums, newest_ms: int, zone: ZoneInfo
 ) -> tuple[frozenset[int], DailySums]:
-    """In the caller's transaction: fold the hours that are over by `newest_ms`; those that remain unfolded, and the
-    days that have sums then. zone: of days."""
+    """Folds the hours that ended by `newest_ms`, in the caller's transaction; returns the hours that remain unfolded,
+    and the state of the days. zone: of days."""
     cursor.rows("compact_tenures", row_range(unfolded))
     cursor.rows("compact_progress")
     over = frozenset(hour for hour in unfolded if hour + MS_PER_HOUR <= newest_ms)
