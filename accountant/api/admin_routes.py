@@ -37,17 +37,16 @@ BackupName = Annotated[str, Path(pattern=r"^ledger-[0-9TZ]{1,40}$", description=
 
 
 @backup_router.post("/v1/backups", summary="Copy the ledger, verified", responses=refuses("ledger-unavailable"))
-async def make(deps: Given, _: Administering) -> Backup:
+def make(deps: Given, _: Administering) -> Backup:
     """To the configured place (`backups.to`), while the ledger goes on being written; beyond `backups.keep` the
     oldest go."""
 
-    made, _gone = await asyncio.to_thread(lambda: deps.backups.make(deps.ledger, deps.clock.wall_ms()))
-    return made
+    return deps.backups.make(deps.ledger, deps.clock.wall_ms())[0]
 
 
 @backup_router.get("/v1/backups", summary="Backups, newest first", responses=refuses("ledger-unavailable"))
-async def known(deps: Given, _: Administering) -> list[Backup]:
-    return await asyncio.to_thread(deps.backups.listed)
+def known(deps: Given, _: Administering) -> list[Backup]:
+    return deps.backups.listed()
 
 
 @backup_router.get(
@@ -56,9 +55,9 @@ async def known(deps: Given, _: Administering) -> list[Backup]:
     response_class=StreamingResponse,
     responses={**answers("A DuckDB file", MEDIA_TYPE), **refuses("not-found", "ledger-unavailable")},
 )
-async def fetch(name: BackupName, deps: Given, _: Administering) -> StreamingResponse:
+def fetch(name: BackupName, deps: Given, _: Administering) -> StreamingResponse:
     try:
-        found = await asyncio.to_thread(lambda: backups.named(deps.backups.store, name))
+        found = backups.named(deps.backups.store, name)
     except NoBackup as error:
         raise Refusal("not-found", f"no backup {name!r}") from error
     headers = {"content-disposition": f'attachment; filename="{name}.duckdb"', "content-length": str(found.bytes)}
@@ -93,44 +92,38 @@ class CheckParams(SpanParams):
 
 
 @check_router.get("/v1/check", summary="Recompute the books from the rows", responses=refuses("invalid-parameter"))
-async def check(asked: Annotated[CheckParams, Query()], deps: Given, _: Administering) -> Balance:
+def check(asked: Annotated[CheckParams, Query()], deps: Given, _: Administering) -> Balance:
     """Reads every row of the span; for an operator, not for a dashboard."""
     now, newest = deps.clock.wall_ms(), deps.newest_ms()
     start, end, zone = asked.span(now, deps.settings.timezone, deps.settings.limits, newest)
-
-    def read() -> Balance:
-        check_cost(deps.ledger, deps.settings.limits, start, end)
-        found = deps.ledger.examine(start, end)
-        books = deps.books.books()
-        whole = deps.ledger.usage(start, end, ())
-        if asked.lake and deps.lake is None:
-            raise invalid("lake", "this accountant publishes to no lake (set lake.warehouse)")
-        compared = deps.lake.compare() if asked.lake and deps.lake is not None else None
-        return Balance(
-            start_ms=start,
-            end_ms=end,
-            imbalance_gpu_us=found.total_us,
-            differences=tuple(found.lines[:_SHOWN]),
-            coverage=coverage(whole),
-            capacity_gpu_us=sum(line.accounts_gpu_us.total for line in whole),
-            quarantined_rows=len(deps.ledger.quarantined(MOST_QUARANTINED)),
-            wal_bytes=deps.ledger.wal_bytes(),
-            closed_months=len(books.closed),
-            month_faults=tuple(faults(books)),
-            lake_days=compared.days if compared is not None else None,
-            lake_differences=compared.differences[:_SHOWN] if compared is not None else (),
-            note=asked.note(start, now, zone, newest, deps.silence_note()),
-        )
-
-    return await asyncio.to_thread(read)
+    check_cost(deps.ledger, deps.settings.limits, start, end)
+    found = deps.ledger.examine(start, end)
+    books = deps.books.books()
+    whole = deps.ledger.usage(start, end, ())
+    if asked.lake and deps.lake is None:
+        raise invalid("lake", "this accountant publishes to no lake (set lake.warehouse)")
+    compared = deps.lake.compare() if asked.lake and deps.lake is not None else None
+    return Balance(
+        start_ms=start,
+        end_ms=end,
+        imbalance_gpu_us=found.total_us,
+        differences=tuple(found.lines[:_SHOWN]),
+        coverage=coverage(whole),
+        capacity_gpu_us=sum(line.accounts_gpu_us.total for line in whole),
+        quarantined_rows=len(deps.ledger.quarantined(MOST_QUARANTINED)),
+        wal_bytes=deps.ledger.wal_bytes(),
+        closed_months=len(books.closed),
+        month_faults=tuple(faults(books)),
+        lake_days=compared.days if compared is not None else None,
+        lake_differences=compared.differences[:_SHOWN] if compared is not None else (),
+        note=asked.note(start, now, zone, newest, deps.silence_note()),
+    )
 
 
 @check_router.get("/v1/quarantine", summary="Records that were not booked", responses=refuses("invalid-parameter"))
-async def quarantine(
-    asked: Annotated[QuarantineParams, Query()], deps: Given, principal: Reading
-) -> list[QuarantinedRow]:
+def quarantine(asked: Annotated[QuarantineParams, Query()], deps: Given, principal: Reading) -> list[QuarantinedRow]:
     of_everyone(principal)
-    found = await asyncio.to_thread(deps.ledger.quarantined, asked.limit)
+    found = deps.ledger.quarantined(asked.limit)
     return [
         QuarantinedRow(
             cluster=row.cluster, node=row.node, epoch=row.epoch, seq=row.seq, received_ms=row.received_ms,
@@ -153,7 +146,7 @@ class DeliveryRetry(Model):
 @delivery_router.get(
     "/v1/deliveries", summary="What was delivered, newest first", responses=refuses("not-found", "ledger-unavailable")
 )
-async def deliveries(deps: Given, _: Administering) -> list[DeliveryState]:
+def deliveries(deps: Given, _: Administering) -> list[DeliveryState]:
     return [_shown(one) for one in _dispatcher(deps).known()]
 
 
@@ -248,11 +241,11 @@ class GpuOwners(Model):
 
 
 @gpu_router.get("/v1/gpus/owners", summary="Which node each GPU belonged to", responses=refuses("invalid-parameter"))
-async def owners(asked: Annotated[OwnersParams, Query()], deps: Given, principal: Reading) -> GpuOwners:
+def owners(asked: Annotated[OwnersParams, Query()], deps: Given, principal: Reading) -> GpuOwners:
     """A GPU belongs to the node that first reported it, until it moves. What another node reports of it is quarantined
     and stands here as a claim. Not for principals of some teams."""
     of_everyone(principal)
-    known = await asyncio.to_thread(deps.ledger.gpu_owners)
+    known = deps.ledger.gpu_owners()
     found = sorted((one for one in known if asked.asks_for(one) and _place(one) > asked.after), key=_place)
     shown = found[: asked.limit]
     return GpuOwners(gpus=tuple(shown), next_after=_place(shown[-1]) if len(found) > len(shown) else None)
@@ -323,7 +316,7 @@ async def leading() -> State:
     summary="The ledger can be read, and every background task works",
     responses=refuses("ledger-unavailable", "task-failing"),
 )
-async def ready(deps: Given) -> State:
+def ready(deps: Given) -> State:
     """Refuses while the time is in doubt, too: by a clock that was set, the agents' clocks, or the newest record."""
     if deps.guard is not None and (why := deps.guard.doubt):
         raise LedgerUnavailable(why)
@@ -334,7 +327,7 @@ async def ready(deps: Given) -> State:
         detail = "; ".join(f"{name} {fault}" for name, fault in tasks.items())
         raise Refusal("task-failing", f"{detail}: the log says why", tasks=tasks)
     now = deps.clock.wall_ms()
-    await asyncio.to_thread(deps.ledger.policies, now, now + 1)
+    deps.ledger.policies(now, now + 1)
     ahead_ms = deps.ledger.newest_end_ms() - now
     if ahead_ms > SKEW_MS:
         raise LedgerUnavailable(
@@ -378,19 +371,19 @@ class RedateReason(Model):
     summary="The accountant's clock, and what is dated later than now",
     responses=refuses("ledger-unavailable"),
 )
-async def clock(deps: Given, _: Administering) -> ClockReport:
+def clock(deps: Given, _: Administering) -> ClockReport:
     """doubt: why nothing is dated now. misdated: what a clock that was ahead dated wrongly, by kind."""
-    return await asyncio.to_thread(_report, deps)
+    return _report(deps)
 
 
 @router.post(
     "/v1/clock/accept", summary="Take the clock of the machine for right", responses=refuses("ledger-unavailable")
 )
-async def accept(deps: Given, _: Administering) -> ClockReport:
+def accept(deps: Given, _: Administering) -> ClockReport:
     """For a clock that was set and is right now, where too few agents say so by themselves."""
     if deps.guard is not None:
-        await asyncio.to_thread(deps.guard.accept)
-    return await asyncio.to_thread(_report, deps)
+        deps.guard.accept()
+    return _report(deps)
 
 
 @router.post(

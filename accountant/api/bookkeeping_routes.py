@@ -51,14 +51,11 @@ class BookedParams(Params):
 @adjustment_router.get(
     "/v1/adjustments", summary="Approved credits and charges", responses=refuses("invalid-parameter")
 )
-async def adjustments(
-    asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading
-) -> list[BookedAdjustment]:
+def adjustments(asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading) -> list[BookedAdjustment]:
     """In the order of booking; of the caller's teams."""
-    books = await asyncio.to_thread(deps.books.books)
     return [
         shown(found)
-        for found in books.adjustments
+        for found in deps.books.books().adjustments
         if asked.booked_in in (None, found.booked_in) and _visible(principal, found.team)
     ]
 
@@ -77,14 +74,11 @@ async def adjust(request: Request, deps: Given, principal: Administering) -> Boo
 @adjustment_router.get(
     "/v1/corrections", summary="Corrections of closed months", responses=refuses("invalid-parameter")
 )
-async def corrections(
-    asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading
-) -> list[BookedCorrection]:
+def corrections(asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading) -> list[BookedCorrection]:
     """In the order of booking; of the caller's teams."""
-    books = await asyncio.to_thread(deps.books.books)
     return [
         corrected(found)
-        for found in books.corrections
+        for found in deps.books.books().corrections
         if asked.booked_in in (None, found.booked_in) and _visible(principal, found.line.team)
     ]
 
@@ -92,9 +86,9 @@ async def corrections(
 @adjustment_router.post(
     "/v1/corrections", summary="Take up every proposal", responses=refuses("books-refuse", "ledger-unavailable")
 )
-async def correct(deps: Given, principal: Administering) -> list[BookedCorrection]:
+def correct(deps: Given, principal: Administering) -> list[BookedCorrection]:
     """All that arrived late for closed months and waits; the new lines."""
-    return [corrected(found) for found in await asyncio.to_thread(deps.books.correct, principal.name)]
+    return [corrected(found) for found in deps.books.correct(principal.name)]
 
 
 def _visible(principal: Principal, team: str) -> bool:
@@ -257,7 +251,7 @@ class ApplyParams(RepriceParams):
 
 
 @price_router.get("/v1/prices", summary="The price book in force", responses=refuses("no-price-book"))
-async def current(deps: Given, _: Reading) -> PriceBook:
+def current(deps: Given, _: Reading) -> PriceBook:
     book = deps.book()
     if book is None:
         raise Refusal("no-price-book", "give one in the settings (prices: FILE)")
@@ -265,7 +259,7 @@ async def current(deps: Given, _: Reading) -> PriceBook:
 
 
 @price_router.get("/v1/prices/versions", summary="Every price book that was in force", responses=refuses())
-async def versions(deps: Given, _: Reading) -> list[PriceVersion]:
+def versions(deps: Given, _: Reading) -> list[PriceVersion]:
     """Oldest first."""
     return [_version(found) for found in deps.books.prices.versions]
 
@@ -358,9 +352,9 @@ class AuditParams(Params):
 
 
 @audit_router.get("/v1/audit", summary="Administrative acts", responses=refuses("invalid-parameter"))
-async def audit(asked: Annotated[AuditParams, Query()], deps: Given, _: Administering) -> AuditTrail:
+def audit(asked: Annotated[AuditParams, Query()], deps: Given, _: Administering) -> AuditTrail:
     # One entry before the page, so that the page is held against it.
-    found = await asyncio.to_thread(deps.ledger.trail, max(0, asked.after - 1), asked.limit + 1 + (asked.after > 0))
+    found = deps.ledger.trail(max(0, asked.after - 1), asked.limit + 1 + (asked.after > 0))
     if asked.after:
         before, page = found[:1], found[1:]
         number, digest = (before[0].number, before[0].digest) if before else (0, FIRST_DIGEST)
@@ -394,17 +388,17 @@ class RefuseReason(Model):
 
 
 @router.get("/v1/proposals", summary="What arrived late for closed months and waits", responses=refuses())
-async def proposals(deps: Given, principal: Reading) -> list[WaitingProposal]:
+def proposals(deps: Given, principal: Reading) -> list[WaitingProposal]:
     """Oldest month first; of the caller's teams. Nothing of it is booked before an admin takes it up."""
-    return _shown(deps, principal, await asyncio.to_thread(deps.books.proposals))
+    return _shown(deps, principal, deps.books.proposals())
 
 
 @router.get(
     "/v1/periods/{month}/proposals", summary="What waits for one closed month", responses=refuses("invalid-parameter")
 )
-async def of_month(month: InPath, deps: Given, principal: Reading) -> list[WaitingProposal]:
+def of_month(month: InPath, deps: Given, principal: Reading) -> list[WaitingProposal]:
     """One at most: what arrives later becomes part of it, under another id."""
-    return _shown(deps, principal, await asyncio.to_thread(deps.books.proposals, Month.parse(month)))
+    return _shown(deps, principal, deps.books.proposals(Month.parse(month)))
 
 
 @router.post(

@@ -126,27 +126,23 @@ class ImportParams(Params):
 @import_router.get(
     "/v1/imports", summary="How far an import came", responses=refuses("invalid-parameter", "wrong-origin")
 )
-async def state(asked: Annotated[ImportParams, Query()], deps: Given, principal: Importing) -> ImportState:
+def state(asked: Annotated[ImportParams, Query()], deps: Given, principal: Importing) -> ImportState:
     """Chunks that are done, the marks of those that are not, and the node-spans that agents metered."""
     _own_cluster(principal, asked.cluster)
-
-    def read() -> ImportState:
-        found = deps.ledger.imports(asked.cluster)
-        noted = of_acts(deps.ledger.acts("imported", subject=_subject(asked.cluster, asked.source)))
-        return ImportState(
-            done=tuple(DoneSpan(epoch=one.epoch, start_ms=one.start_ms, end_ms=one.end_ms) for one in noted),
-            marks=tuple(
-                ImportMark(node=node, epoch=epoch, durable_seq=seq)
-                for node, epochs in found.marks.items()
-                for epoch, seq in epochs.items()
-                if source_of(epoch) == asked.source
-            ),
-            metered=tuple(
-                MeteredSpan(node=node, start_ms=start, end_ms=end) for node, (start, end) in found.metered.items()
-            ),
-        )
-
-    return await asyncio.to_thread(read)
+    found = deps.ledger.imports(asked.cluster)
+    noted = of_acts(deps.ledger.acts("imported", subject=_subject(asked.cluster, asked.source)))
+    return ImportState(
+        done=tuple(DoneSpan(epoch=one.epoch, start_ms=one.start_ms, end_ms=one.end_ms) for one in noted),
+        marks=tuple(
+            ImportMark(node=node, epoch=epoch, durable_seq=seq)
+            for node, epochs in found.marks.items()
+            for epoch, seq in epochs.items()
+            if source_of(epoch) == asked.source
+        ),
+        metered=tuple(
+            MeteredSpan(node=node, start_ms=start, end_ms=end) for node, (start, end) in found.metered.items()
+        ),
+    )
 
 
 @import_router.post(

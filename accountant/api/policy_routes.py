@@ -35,9 +35,9 @@ async def put_policy(request: Request, deps: Given, principal: Governing) -> Pol
 
 
 @policy_router.get("/v1/policy", summary="The policy in force", responses=refuses("not-found"))
-async def current_policy(response: Response, deps: Given, principal: Reading) -> PolicyVersion:
+def current_policy(response: Response, deps: Given, principal: Reading) -> PolicyVersion:
     of_everyone(principal)
-    versions = await asyncio.to_thread(_versions, deps)
+    versions = _versions(deps)
     now = deps.clock.wall_ms()
     in_force = [version for version in versions if version.effective_ms <= now] or versions[:1]
     if not in_force:
@@ -47,10 +47,10 @@ async def current_policy(response: Response, deps: Given, principal: Reading) ->
 
 
 @policy_router.get("/v1/policy/versions", summary="Every policy that was in force", responses=refuses())
-async def policy_versions(deps: Given, principal: Reading) -> list[PolicyVersion]:
+def policy_versions(deps: Given, principal: Reading) -> list[PolicyVersion]:
     """Oldest first, each in force until the next one's `effective_ms`."""
     of_everyone(principal)
-    return await asyncio.to_thread(_versions, deps)
+    return _versions(deps)
 
 
 def _versions(deps: Deps) -> list[PolicyVersion]:
@@ -95,10 +95,8 @@ async def record(request: Request, deps: Given, _: Governing) -> Recorded:
 
 
 @decision_router.get("/v1/decisions", summary="Decisions, newest first", responses=refuses("invalid-parameter"))
-async def decisions(asked: Annotated[DecisionParams, Query()], deps: Given, principal: Reading) -> list[Decision]:
+def decisions(asked: Annotated[DecisionParams, Query()], deps: Given, principal: Reading) -> list[Decision]:
     of_everyone(principal)
     # What was decided in this very millisecond belongs to "until now".
     start, end, _ = asked.span(deps.clock.wall_ms() + 1, deps.settings.timezone, deps.settings.limits)
-    return await asyncio.to_thread(
-        deps.ledger.decisions, start, end, asked.limit, kind=asked.kind, subject=asked.subject, cluster=asked.cluster
-    )
+    return deps.ledger.decisions(start, end, asked.limit, kind=asked.kind, subject=asked.subject, cluster=asked.cluster)

@@ -78,21 +78,19 @@ def statement_span(asked: StatementParams, deps: Deps) -> StatementSpan:
     responses=answers("Canonical JSON of the statement", "application/json")
     | refuses("not-found", "invalid-parameter", "ledger-unavailable"),
 )
-async def month_statement(
+def month_statement(
     request: Request, asked: Annotated[StatementParams, Query()], deps: Given, principal: Reading
 ) -> Response:
     """Canonical JSON: equal records, prices and policies give equal bytes. The ETag is its SHA-256."""
     span = statement_span(asked, deps)
     team = team_for(principal, asked.team)
-
-    def make() -> bytes:
-        check_teams(deps, principal, () if team is None else (team,))
-        teams = None if team is None else (team,)
-        if span.month is not None:
-            return canonical(deps.books.month(span.month, teams))
-        return canonical(statement(deps.ledger, deps.book(), span.start_ms, span.end_ms, span.timezone, teams=teams))
-
-    return tagged(request, await asyncio.to_thread(make), "application/json")
+    check_teams(deps, principal, () if team is None else (team,))
+    teams = None if team is None else (team,)
+    if span.month is not None:
+        found = deps.books.month(span.month, teams)
+    else:
+        found = statement(deps.ledger, deps.book(), span.start_ms, span.end_ms, span.timezone, teams=teams)
+    return tagged(request, canonical(found), "application/json")
 
 
 @statement_router.get(
@@ -102,7 +100,7 @@ async def month_statement(
     responses=answers("The report", *(form.media_type.partition(";")[0] for form in RENDERINGS.values()))
     | refuses("not-found", "invalid-parameter", "cannot-render", "ledger-unavailable"),
 )
-async def month_report(
+def month_report(
     request: Request, asked: Annotated[ReportParams, Query()], deps: Given, principal: Reading
 ) -> Response:
     """One self-contained page, or the same figures for paper, spreadsheets and programs.
@@ -113,17 +111,13 @@ async def month_report(
     if form.charges and span.month is None:
         raise invalid("format", f"{asked.format} is of a calendar month of {deps.settings.timezone}: give a month")
     team = team_for(principal, asked.team)
-
-    def make() -> bytes:
-        check_teams(deps, principal, () if team is None else (team,))
-        found = report_model.report(
-            deps.ledger, deps.books, span.start_ms, span.end_ms, span.timezone, month=span.month, team=team,
-            issuer=deps.settings.issuer if form.charges else None,
-        )  # fmt: skip
-        return form.render(found)
-
+    check_teams(deps, principal, () if team is None else (team,))
+    found = report_model.report(
+        deps.ledger, deps.books, span.start_ms, span.end_ms, span.timezone, month=span.month, team=team,
+        issuer=deps.settings.issuer if form.charges else None,
+    )  # fmt: skip
     name = "" if form.inline else file_name(form.extension, asked.month, team)
-    return tagged(request, await asyncio.to_thread(make), form.media_type, name)
+    return tagged(request, form.render(found), form.media_type, name)
 
 
 period_router = APIRouter(tags=["periods"])
@@ -147,25 +141,21 @@ _REFUSALS = refuses(
 
 
 @period_router.get("/v1/periods", summary="All months that are closed, and those that wait", responses=refuses())
-async def list_periods(deps: Given, _: Reading) -> list[Period]:
+def list_periods(deps: Given, _: Reading) -> list[Period]:
     """Oldest first, from the first closed one, or the first there is anything of; the current month is the last."""
-
-    def read() -> list[Period]:
-        books, now = deps.books.books(), deps.clock.wall_ms()
-        current = Month.of(now, deps.settings.zone)
-        known = [Month.parse(closed.month) for closed in books.closed]
-        waiting = known[-1].next if known else Month.of(min(now, deps.ledger.extent()[0] or now), deps.settings.zone)
-        while waiting <= current:
-            known.append(waiting)
-            waiting = waiting.next
-        return [_period(deps, month, books) for month in known]
-
-    return await asyncio.to_thread(read)
+    books, now = deps.books.books(), deps.clock.wall_ms()
+    current = Month.of(now, deps.settings.zone)
+    known = [Month.parse(closed.month) for closed in books.closed]
+    waiting = known[-1].next if known else Month.of(min(now, deps.ledger.extent()[0] or now), deps.settings.zone)
+    while waiting <= current:
+        known.append(waiting)
+        waiting = waiting.next
+    return [_period(deps, month, books) for month in known]
 
 
 @period_router.get("/v1/periods/{month}", summary="One month, with what speaks against closing it", responses=_REFUSALS)
-async def read_period(month: InPath, deps: Given, _: Reading) -> Period:
-    return await asyncio.to_thread(_with_objections, deps, Month.parse(month))
+def read_period(month: InPath, deps: Given, _: Reading) -> Period:
+    return _with_objections(deps, Month.parse(month))
 
 
 @period_router.post(

@@ -71,7 +71,7 @@ REFUSALS = refuses("bad-page", "not-found", "page-gone", "invalid-parameter", "l
 
 
 @query_router.get("/v1/usage", summary="GPU time by account and group", responses=REFUSALS)
-async def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
+def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
     """GPU-microseconds of every account per group; over all groups they add up to the capacity. Pages that follow from
     one another are of one answer and add up to it, whatever is booked meanwhile; `coverage` is that of all pages."""
     page, where, zone, note = _opened("usage", asked, deps, principal, asked.breakdown)
@@ -91,11 +91,11 @@ async def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
             start_ms=page.start_ms, end_ms=page.end_ms, by=asked.by, lines=tuple(lines), coverage=covered, note=note
         )
 
-    return await asyncio.to_thread(deps.kept.turn, page, deps.page_lines(asked.limit), find)
+    return deps.kept.turn(page, deps.page_lines(asked.limit), find)
 
 
 @query_router.get("/v1/cost", summary="Exact cost by group", responses=REFUSALS)
-async def costs(asked: Grouped, deps: Given, principal: Reading) -> CostAnswer:
+def costs(asked: Grouped, deps: Given, principal: Reading) -> CostAnswer:
     """Billed GPU time and its cost per group. Pages that follow from one another are of one answer and add up to its
     `total`, which every page shows, whatever is booked or priced anew meanwhile. Unpriced time is never zero: where
     some of a group has no price its cost is null, and `unpriced_gpu_us` says how much. `total` is null too where
@@ -112,7 +112,7 @@ async def costs(asked: Grouped, deps: Given, principal: Reading) -> CostAnswer:
                 found = found.model_copy(update={"total": None})
         return found.model_copy(update={"note": note})
 
-    return await asyncio.to_thread(deps.kept.turn, page, deps.page_lines(asked.limit), find)
+    return deps.kept.turn(page, deps.page_lines(asked.limit), find)
 
 
 def _opened(
@@ -159,7 +159,7 @@ class WindowParams(Params):
     summary="Usage per queue over a window",
     responses=refuses("invalid-parameter", "unsupported-question"),
 )
-async def window(asked: Annotated[WindowParams, Query()], deps: Given, principal: Reading) -> UsageWindow:
+def window(asked: Annotated[WindowParams, Query()], deps: Given, principal: Reading) -> UsageWindow:
     """sliding: the last `size` seconds. tumbling: since the last boundary, a multiple of `size` after or before
     `start` (1970 without it). cron: since the expression last fired. calendar: since the beginning of the month.
     All end at `at` (default now); the caller decides whether watermark and coverage are good enough. A cost is that
@@ -184,11 +184,10 @@ async def window(asked: Annotated[WindowParams, Query()], deps: Given, principal
     begin, _ = bounds(spec, at, zone)
     if at - begin > deps.settings.limits.span_days * MS_PER_DAY:
         raise invalid("size", f"longer than {deps.settings.limits.span_days} days")
-    await asyncio.to_thread(_check_cost, deps, spec, begin, at, asked.cluster)
-    return await asyncio.to_thread(
-        deps.ledger.window, spec, at, asked.measure, asked.min_coverage,
-        book=deps.book(), shard=asked.shard, cluster=asked.cluster,
-    )  # fmt: skip
+    _check_cost(deps, spec, begin, at, asked.cluster)
+    return deps.ledger.window(
+        spec, at, asked.measure, asked.min_coverage, book=deps.book(), shard=asked.shard, cluster=asked.cluster
+    )
 
 
 def _check_cost(deps: Deps, spec: WindowSpec, begin_ms: int, at_ms: int, cluster: str | None) -> None:
@@ -248,16 +247,15 @@ class WaitParams(SpanParams):
 
 
 @wait_router.get("/v1/waits", summary="How long pods waited", responses=refuses("invalid-parameter"))
-async def waits(asked: Annotated[WaitParams, Query()], deps: Given, principal: Reading) -> list[WaitLine]:
+def waits(asked: Annotated[WaitParams, Query()], deps: Given, principal: Reading) -> list[WaitLine]:
     """How long pods waited that existed in the span and belong to the caller's teams."""
     now = deps.clock.wall_ms()
     start, end, _ = asked.span(now, deps.settings.timezone, deps.settings.limits)
     check_cost(
         deps.ledger, deps.settings.limits, start, end, clusters=() if asked.cluster is None else (asked.cluster,)
     )
-    found = await asyncio.to_thread(deps.ledger.pods, start, end)
     groups: dict[str, list[PodWait]] = defaultdict(list)
-    for pod in found:
+    for pod in deps.ledger.pods(start, end):
         if (principal.teams is None or pod.team in principal.teams) and asked.cluster in (None, pod.cluster):
             key = {"team": pod.team, "queue": pod.queue, "namespace": pod.facts.namespace}[asked.by]
             groups[key].append(pod_wait(pod.facts, min(now, end)))
@@ -286,19 +284,14 @@ budget_router = APIRouter(tags=["figures"])
 
 
 @budget_router.get("/v1/budgets", summary="Budgets and what is spent of them", responses=refuses("ledger-unavailable"))
-async def budgets(deps: Given, principal: Reading) -> list[BudgetState]:
+def budgets(deps: Given, principal: Reading) -> list[BudgetState]:
     """The budgets of the current month, in the policy's order; a caller of some teams sees those teams' budgets
     only."""
     now, settings = deps.clock.wall_ms(), deps.settings
-
-    def read() -> list[BudgetState]:
-        policies = deps.ledger.policies(now, now + 1)
-        if not policies:
-            return []
-        month = Month.of(now, settings.zone)
-        return states(deps.ledger, deps.book(), policies[-1].policy, month, now, settings.timezone)
-
-    found = await asyncio.to_thread(read)
+    policies = deps.ledger.policies(now, now + 1)
+    if not policies:
+        return []
+    found = states(deps.ledger, deps.book(), policies[-1].policy, Month.of(now, settings.zone), now, settings.timezone)
     return [state for state in found if principal.teams is None or state.team in principal.teams]
 
 
@@ -347,7 +340,7 @@ _REPORTS = TypeAdapter(Annotated[tuple[EpochEnded, ...], Field(min_length=1, max
     summary="Jobs and what they cost",
     responses=refuses("bad-page", "not-found", "page-gone", "invalid-parameter"),
 )
-async def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: Reading) -> JobsAnswer:
+def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: Reading) -> JobsAnswer:
     """Jobs that held GPUs or had pods in the span, with what they did and cost in it; of the caller's teams. Pages that
     follow from one another are of one answer and add up to its `total_cost`, which every page shows, whatever is booked
     or priced anew meanwhile."""
@@ -380,7 +373,7 @@ async def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: 
             note=note,
         )
 
-    return await asyncio.to_thread(deps.kept.turn, page, deps.page_lines(asked.limit), find)
+    return deps.kept.turn(page, deps.page_lines(asked.limit), find)
 
 
 @job_router.get(
@@ -388,7 +381,7 @@ async def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: 
     summary="One job, by price and by epoch",
     responses=refuses("invalid-parameter", "not-found"),
 )
-async def one(id: Id, asked: Annotated[JobParams, Query()], deps: Given, principal: Reading) -> JobAnswer:
+def one(id: Id, asked: Annotated[JobParams, Query()], deps: Given, principal: Reading) -> JobAnswer:
     """From its beginning until now, or the span asked for. Epochs, with what followed the last one, add up to the
     job's cost exactly."""
     key, where = _key(id), teams_asked(principal, ())
@@ -398,14 +391,10 @@ async def one(id: Id, asked: Annotated[JobParams, Query()], deps: Given, princip
     start = None if asked.start is None else instant("start", asked.start, zone)
     end = now if asked.end is None else instant("end", asked.end, zone)
     _bounded(start, end, deps)
-
-    def read() -> JobAnswer | None:
-        with deps.ledger.moment(start or 0, end) as moment:
-            return asking.job(moment, deps.book(), key, (start, end), now, where or None, name)
-
-    found = await asyncio.to_thread(read)
+    with deps.ledger.moment(start or 0, end) as moment:
+        found = asking.job(moment, deps.book(), key, (start, end), now, where or None, name)
     if found is None:
-        near = await asyncio.to_thread(nearest_jobs, deps, principal, key)
+        near = nearest_jobs(deps, principal, key)
         told = f"no job {shown(id)} held a GPU or had pods in that time, for this caller{near}"
         raise Refusal("not-found", told)
     return found

@@ -37,7 +37,6 @@ from accountant.wire.usage_models import CostAnswer, UsageAnswer
 from gputally.base.clock import Clock
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_SECOND
-from gputally.server.page_layout import HTML
 from gputally.server.request_handling import tagged
 
 _NAVIGATION: Final = (("/fleet", "Fleet"),)
@@ -229,7 +228,7 @@ async def overview(
     of_everyone(principal)
     state = _state(request)
 
-    def make() -> bytes:
+    def make() -> Response:
         found = _months(request, deps, asked)
         summary = found.value.summary
         whole = page_rows.added(one.accounts_gpu_us for one in summary.ledgers)
@@ -243,7 +242,7 @@ async def overview(
             until=_until_text, utilisation=page_rows.utilisation,
         )  # fmt: skip
 
-    return tagged(request, await asyncio.to_thread(make), HTML)
+    return await asyncio.to_thread(make)
 
 
 @router.get("/fleet/team/{team:path}", include_in_schema=False)
@@ -253,7 +252,7 @@ async def team_page(
     mine = team_for(principal, team)
     state = _state(request)
 
-    def make() -> bytes:
+    def make() -> Response:
         found = _months(request, deps, asked)
         summary = found.value.summary
         rows = [one for one in summary.teams if one.team == mine]
@@ -266,10 +265,10 @@ async def team_page(
             months=_neighbours(state, summary.month),
         )  # fmt: skip
 
-    return tagged(request, await asyncio.to_thread(make), HTML)
+    return await asyncio.to_thread(make)
 
 
-def _page(request: Request, deps: Given, template: str, as_of_ms: int | None, **values: Any) -> bytes:
+def _page(request: Request, deps: Given, template: str, as_of_ms: int | None, **values: Any) -> Response:
     return overview_pages.page(request, "/fleet", template, deps, navigation=_NAVIGATION, as_of_ms=as_of_ms, **values)
 
 

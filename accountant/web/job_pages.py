@@ -7,7 +7,6 @@ taken for the job with the longest name that fits. Pure.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterable
 from typing import Annotated
 from urllib.parse import urlencode
@@ -32,7 +31,6 @@ from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_models import Job, JobAnswer, JobState
 from gputally.base.units import MS_PER_DAY
-from gputally.server.request_handling import tagged
 
 
 def gangs_of(key: JobKey) -> tuple[str, ...]:
@@ -93,7 +91,7 @@ class JobsParams(Params):
 
 
 @router.get("/jobs")
-async def listed(request: Request, asked: Annotated[JobsParams, Query()], deps: Given, principal: Reading) -> Response:
+def listed(request: Request, asked: Annotated[JobsParams, Query()], deps: Given, principal: Reading) -> Response:
     tz = periods.zone(deps.settings.timezone)
     at = deps.clock.wall_ms()
     month = (
@@ -102,52 +100,44 @@ async def listed(request: Request, asked: Annotated[JobsParams, Query()], deps: 
         else overview_pages.asked_month(asked.month, at, tz)
     )
     where = teams_asked(principal, () if asked.team is None else (asked.team,))
-
-    def make() -> bytes:
-        check_teams(deps, principal, () if asked.team is None else (asked.team,))
-        answer = page_queries.jobs_of(deps, month, where)
-        chosen = answer.value.get(asked.state, page_rows.NO_JOBS)
-        query = asked.model_dump(exclude_none=True) | {"month": str(month)}
-        address = "/jobs?" + urlencode({name: value for name, value in query.items() if name != "page"}) + "&page="
-        return overview_pages.page(
-            request, "/jobs", "jobs.html", deps, month=month, team=asked.team, state=asked.state, jobs=chosen,
-            shown=paged(chosen.dearest, asked.page, JOBS_A_PAGE, address, chosen.count), currency=_currency(deps),
-            utilisation=page_rows.utilisation, as_of_ms=answer.as_of_ms,
-            following=month.next if month.next.span(tz)[0] < at else None,
-            demand_known=deps.settings.kubernetes.inventory, recorded=recorded_of(deps, month),
-        )  # fmt: skip
-
-    return tagged(request, await asyncio.to_thread(make), overview_pages.HTML)
+    check_teams(deps, principal, () if asked.team is None else (asked.team,))
+    answer = page_queries.jobs_of(deps, month, where)
+    chosen = answer.value.get(asked.state, page_rows.NO_JOBS)
+    query = asked.model_dump(exclude_none=True) | {"month": str(month)}
+    address = "/jobs?" + urlencode({name: value for name, value in query.items() if name != "page"}) + "&page="
+    return overview_pages.page(
+        request, "/jobs", "jobs.html", deps, month=month, team=asked.team, state=asked.state, jobs=chosen,
+        shown=paged(chosen.dearest, asked.page, JOBS_A_PAGE, address, chosen.count), currency=_currency(deps),
+        utilisation=page_rows.utilisation, as_of_ms=answer.as_of_ms,
+        following=month.next if month.next.span(tz)[0] < at else None,
+        demand_known=deps.settings.kubernetes.inventory, recorded=recorded_of(deps, month),
+    )  # fmt: skip
 
 
 @router.get("/job/{id:path}")
-async def one(request: Request, id: str, deps: Given, principal: Reading) -> Response:
+def one(request: Request, id: str, deps: Given, principal: Reading) -> Response:
     try:
         key = JobKey.parse(id)
     except ValueError as error:
         raise invalid("id", str(error)) from error
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
     where = teams_asked(principal, ())
-
-    def make() -> bytes:
-        with deps.ledger.moment(0, at) as moment:
-            found = job_costs.job(moment, deps.book(), key, (None, at), at, where or None, timezone)
-            if found is None:
-                near = nearest_jobs(deps, principal, key)
-                told = f"no job {shown(id)} held a GPU or had pods, for this caller{near}"
-                raise Refusal("not-found", told)
-            begin, end = _shown_span(found.job, found.start_ms, at)
-            filters = {**where, **job_costs.only_job(key)}
-            strips, _ = timeline(moment, begin, end, filters, timezone)
-            names = {pod.facts.name for pod in moment.pods(0, at, of={key})}
-            siblings = moment.jobs_in(key.cluster, key.namespace)
-        begun = deps.ledger.decisions(found.start_ms, at + 1, MOST_DECISIONS, kind="preemption", gang=gangs_of(key))
-        decided = decisions_about_job(begun, key, names, siblings)
-        waiting = found.job.state == "waiting"
-        held = decision_text.shares(records(deps.ledger, at), found.job.queues) if waiting else []
-        return _job_page(request, deps, found, strips, decided, held, everyone=principal.teams is None)
-
-    return tagged(request, await asyncio.to_thread(make), overview_pages.HTML)
+    with deps.ledger.moment(0, at) as moment:
+        found = job_costs.job(moment, deps.book(), key, (None, at), at, where or None, timezone)
+        if found is None:
+            near = nearest_jobs(deps, principal, key)
+            told = f"no job {shown(id)} held a GPU or had pods, for this caller{near}"
+            raise Refusal("not-found", told)
+        begin, end = _shown_span(found.job, found.start_ms, at)
+        filters = {**where, **job_costs.only_job(key)}
+        strips, _ = timeline(moment, begin, end, filters, timezone)
+        names = {pod.facts.name for pod in moment.pods(0, at, of={key})}
+        siblings = moment.jobs_in(key.cluster, key.namespace)
+    begun = deps.ledger.decisions(found.start_ms, at + 1, MOST_DECISIONS, kind="preemption", gang=gangs_of(key))
+    decided = decisions_about_job(begun, key, names, siblings)
+    waiting = found.job.state == "waiting"
+    held = decision_text.shares(records(deps.ledger, at), found.job.queues) if waiting else []
+    return _job_page(request, deps, found, strips, decided, held, everyone=principal.teams is None)
 
 
 def _job_page(
@@ -159,7 +149,7 @@ def _job_page(
     shares: list[decision_text.Share],
     *,
     everyone: bool,
-) -> bytes:
+) -> Response:
     """everyone: the reader may see what is said of other teams, so the decisions' own pages too."""
     title = f"What each GPU did for {found.job.job}"
     return overview_pages.page(

@@ -33,7 +33,6 @@ from accountant.web.page_rows import paged
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine
 from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
 from gputally.server.page_layout import rect, root, text
-from gputally.server.request_handling import tagged
 
 MOST_STRIPS: Final = 32
 _OF_GPUS: Final[tuple[Dimension, ...]] = ("node", "gpu", "gpu_model")
@@ -200,48 +199,40 @@ class NodesParams(SpanParams):
 
 
 @router.get("/nodes")
-async def listed(request: Request, asked: Annotated[NodesParams, Query()], deps: Given, principal: Reading) -> Response:
+def listed(request: Request, asked: Annotated[NodesParams, Query()], deps: Given, principal: Reading) -> Response:
     of_everyone(principal)
-
-    def make() -> bytes:
-        found, whole, as_of_ms = page_queries.machines(deps, asked.days)
-        shown = paged(found, asked.page, NODES_A_PAGE, f"/nodes?days={asked.days}&page=")
-        return overview_pages.page(
-            request, "/nodes", "nodes.html", deps, days=asked.days, nodes=shown.rows, shown=shown, whole=whole,
-            gpus=sum(one.gpus for one in found), end_ms=as_of_ms or deps.clock.wall_ms(), as_of_ms=as_of_ms,
-        )  # fmt: skip
-
-    return tagged(request, await asyncio.to_thread(make), overview_pages.HTML)
+    found, whole, as_of_ms = page_queries.machines(deps, asked.days)
+    shown = paged(found, asked.page, NODES_A_PAGE, f"/nodes?days={asked.days}&page=")
+    return overview_pages.page(
+        request, "/nodes", "nodes.html", deps, days=asked.days, nodes=shown.rows, shown=shown, whole=whole,
+        gpus=sum(one.gpus for one in found), end_ms=as_of_ms or deps.clock.wall_ms(), as_of_ms=as_of_ms,
+    )  # fmt: skip
 
 
 @router.get("/node/{cluster}/{node}")
-async def one(
+def one(
     request: Request, cluster: str, node: str, asked: Annotated[SpanParams, Query()], deps: Given, principal: Reading
 ) -> Response:
     of_everyone(principal)
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
-
-    def make() -> bytes:
-        start = at - asked.days * MS_PER_DAY
-        here: dict[Dimension, tuple[str, ...]] = {"cluster": (cluster,), "node": (node,)}
-        facts = next((one for one in deps.ledger.nodes() if (one.cluster, one.name) == (cluster, node)), None)
-        with deps.ledger.moment(start, at) as moment:
-            strips, of_gpus = timeline(moment, start, at, here, timezone)
-            holders = moment.usage(start, at, ("team", "namespace", "job", "cluster"), here, timezone)
-        whole = page_rows.summed(of_gpus)
-        register = page_queries.gpus_of(deps, cluster, node)
-        if not of_gpus and facts is None and not register:
-            raise Refusal("not-found", f"no node {node[:200]!r} of cluster {cluster[:200]!r} in that time")
-        return overview_pages.page(
-            request, "/nodes", "node.html", deps, cluster=cluster, node=node, days=asked.days, facts=facts,
-            strips=strips, timeline=timeline_svg(strips, f"What each GPU of {node} did") if strips.strips else "",
-            holders=page_rows.held_by(holders)[:MOST_HOLDERS], start_ms=start, end_ms=at,
-            whole=whole, metered=whole.total > whole.unmetered + whole.down, register=register,
-            may_move=principal.may("admin"), forms=deps.settings.auth == "off"
-            or overview_pages.person_of(request) is not None,
-        )  # fmt: skip
-
-    return tagged(request, await asyncio.to_thread(make), overview_pages.HTML)
+    start = at - asked.days * MS_PER_DAY
+    here: dict[Dimension, tuple[str, ...]] = {"cluster": (cluster,), "node": (node,)}
+    facts = next((one for one in deps.ledger.nodes() if (one.cluster, one.name) == (cluster, node)), None)
+    with deps.ledger.moment(start, at) as moment:
+        strips, of_gpus = timeline(moment, start, at, here, timezone)
+        holders = moment.usage(start, at, ("team", "namespace", "job", "cluster"), here, timezone)
+    whole = page_rows.summed(of_gpus)
+    register = page_queries.gpus_of(deps, cluster, node)
+    if not of_gpus and facts is None and not register:
+        raise Refusal("not-found", f"no node {node[:200]!r} of cluster {cluster[:200]!r} in that time")
+    return overview_pages.page(
+        request, "/nodes", "node.html", deps, cluster=cluster, node=node, days=asked.days, facts=facts,
+        strips=strips, timeline=timeline_svg(strips, f"What each GPU of {node} did") if strips.strips else "",
+        holders=page_rows.held_by(holders)[:MOST_HOLDERS], start_ms=start, end_ms=at,
+        whole=whole, metered=whole.total > whole.unmetered + whole.down, register=register,
+        may_move=principal.may("admin"), forms=deps.settings.auth == "off"
+        or overview_pages.person_of(request) is not None,
+    )  # fmt: skip
 
 
 @router.post("/node/{cluster}/{node}/gpus")

@@ -6,7 +6,6 @@ report pages are the report's own rendering with the navigation put on top.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,98 +68,90 @@ class MonthParams(Params):
 
 
 @page_router.get("/")
-async def overview(request: Request, deps: Given, principal: Reading) -> Response:
+def overview(request: Request, deps: Given, principal: Reading) -> Response:
     if principal.teams is not None:
         return RedirectResponse("/team/" + quote(team_for(principal, min(principal.teams)) or "", safe=""), 303)
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
-
-    def make() -> bytes:
-        now = page_queries.current_demand(deps)
-        shown = now.value.held
-        then = deps.newest_ms()
-        title = "Where the capacity is now" if not is_old(then, at) else "Where the capacity was"
-        answer = page_queries.month_so_far(deps, Month.of(at - 1, periods.zone(timezone)))
-        so_far = answer.value
-        return page(
-            request,
-            "/",
-            "overview.html",
-            deps,
-            now=shown,
-            now_as_of_ms=now.as_of_ms,
-            demand=now.value.demand,
-            waiting=now.value.demand.waiting,
-            any_records=deps.newest_ms() > 0,
-            proposals=len(deps.books.waiting),
-            bar=html_and_pdf.accounts(shown.accounts, title),
-            so_far=so_far,
-            as_of_ms=answer.as_of_ms,
-            lines=to_lines(so_far.month, None),
-            quarter_us=(shown.end_ms - shown.start_ms) * 1000,
-        )
-
-    return tagged(request, await asyncio.to_thread(make), HTML)
+    now = page_queries.current_demand(deps)
+    shown = now.value.held
+    then = deps.newest_ms()
+    title = "Where the capacity is now" if not is_old(then, at) else "Where the capacity was"
+    answer = page_queries.month_so_far(deps, Month.of(at - 1, periods.zone(timezone)))
+    so_far = answer.value
+    return page(
+        request,
+        "/",
+        "overview.html",
+        deps,
+        now=shown,
+        now_as_of_ms=now.as_of_ms,
+        demand=now.value.demand,
+        waiting=now.value.demand.waiting,
+        any_records=deps.newest_ms() > 0,
+        proposals=len(deps.books.waiting),
+        bar=html_and_pdf.accounts(shown.accounts, title),
+        so_far=so_far,
+        as_of_ms=answer.as_of_ms,
+        lines=to_lines(so_far.month, None),
+        quarter_us=(shown.end_ms - shown.start_ms) * 1000,
+    )
 
 
 @page_router.get("/month")
-async def this_month(deps: Given, _: Reading) -> Response:
+def this_month(deps: Given, _: Reading) -> Response:
     zone = periods.zone(deps.settings.timezone)
     return RedirectResponse(f"/month/{periods.month_with_records(deps.clock.wall_ms(), deps.newest_ms(), zone)}", 303)
 
 
 @page_router.get("/month/{month}")
-async def month_page(request: Request, month: str, deps: Given, principal: Reading) -> Response:
+def month_page(request: Request, month: str, deps: Given, principal: Reading) -> Response:
     of_everyone(principal)
-    return await _report(request, deps, month, None)
+    return _report(request, deps, month, None)
 
 
 @page_router.get("/team/{team:path}")
-async def team_page(
+def team_page(
     request: Request, team: str, asked: Annotated[MonthParams, Query()], deps: Given, principal: Reading
 ) -> Response:
     zone = periods.zone(deps.settings.timezone)
     month = asked.month or str(periods.month_with_records(deps.clock.wall_ms(), deps.newest_ms(), zone))
     mine = team_for(principal, team)
-    await asyncio.to_thread(check_teams, deps, principal, () if mine is None else (mine,))
-    return await _report(request, deps, month, mine)
+    check_teams(deps, principal, () if mine is None else (mine,))
+    return _report(request, deps, month, mine)
 
 
 @page_router.get("/prices")
-async def prices_page(request: Request, deps: Given, _: Reading) -> Response:
+def prices_page(request: Request, deps: Given, _: Reading) -> Response:
     book = deps.book()
     at = deps.clock.wall_ms()
     rows = () if book is None else book.prices
     in_force = {price.id for price in rows if price.holds(at)}
-    return tagged(request, page(request, "/prices", "prices.html", deps, book=book, rows=rows, in_force=in_force), HTML)
+    return page(request, "/prices", "prices.html", deps, book=book, rows=rows, in_force=in_force)
 
 
 @page_router.get("/coverage")
-async def coverage_page(request: Request, deps: Given, principal: Reading) -> Response:
+def coverage_page(request: Request, deps: Given, principal: Reading) -> Response:
     of_everyone(principal)
     at = deps.clock.wall_ms()
     month = Month.of(at - 1, periods.zone(deps.settings.timezone))
     start = month.span(periods.zone(deps.settings.timezone))[0]
-
-    def make() -> bytes:
-        whole = deps.picker() is None  # a lake holds what was booked and nothing else
-        nodes = page_queries.coverage(deps, month)
-        return page(
-            request,
-            "/coverage",
-            "coverage.html",
-            deps,
-            nodes=nodes.value[:_SHOWN_NODES],
-            more=nodes.value[_SHOWN_NODES:],
-            as_of_ms=nodes.as_of_ms,
-            whole=page_rows.total_coverage(nodes.value),
-            quarantined=deps.ledger.quarantined(_SHOWN_QUARANTINED) if whole else None,
-            holes=deps.ledger.holes(_SHOWN_QUARANTINED) if whole else None,
-            most=_SHOWN_QUARANTINED,
-            start_ms=start,
-            end_ms=nodes.as_of_ms or at,
-        )
-
-    return tagged(request, await asyncio.to_thread(make), HTML)
+    whole = deps.picker() is None  # a lake holds what was booked and nothing else
+    nodes = page_queries.coverage(deps, month)
+    return page(
+        request,
+        "/coverage",
+        "coverage.html",
+        deps,
+        nodes=nodes.value[:_SHOWN_NODES],
+        more=nodes.value[_SHOWN_NODES:],
+        as_of_ms=nodes.as_of_ms,
+        whole=page_rows.total_coverage(nodes.value),
+        quarantined=deps.ledger.quarantined(_SHOWN_QUARANTINED) if whole else None,
+        holes=deps.ledger.holes(_SHOWN_QUARANTINED) if whole else None,
+        most=_SHOWN_QUARANTINED,
+        start_ms=start,
+        end_ms=nodes.as_of_ms or at,
+    )
 
 
 STATIC = static_routes(
@@ -181,7 +172,7 @@ def present(request: Request, refusal: Refusal) -> Response:
     if refusal.slug == "unauthenticated" and deps.people() is not None and not request.url.path.startswith("/sign-"):
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(to_sign_in(here), 303)
-    text = page(request, "", "refusal.html", deps, refusal=refusal)
+    text = _render("refusal.html", deps, current="", person=person_of(request), refusal=refusal)
     return Response(text, refusal.kind.status, refusal.headers, HTML)
 
 
@@ -196,29 +187,24 @@ def asked_month(text: str, at_ms: int, tz: ZoneInfo) -> Month:
     return month
 
 
-async def _report(request: Request, deps: Deps, month: str, team: str | None) -> Response:
+def _report(request: Request, deps: Deps, month: str, team: str | None) -> Response:
     """The report's own page under the navigation."""
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
     chosen = asked_month(month, at, periods.zone(timezone))
-
-    def make() -> bytes:
-        kept = report_of(deps, chosen, team)
-        page = kept.value
-        bar = _render(
-            "report_bar.html",
-            deps,
-            month=chosen,
-            team=team,
-            following=chosen.next if chosen.next.span(periods.zone(timezone))[0] < at else None,
-            path="/month/" if team is None else f"/team/{quote(team, safe='')}?month=",
-            query=f"month={chosen}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
-            style=page_layout.sheet("site.css"),
-            person=person_of(request),
-            as_of_ms=kept.as_of_ms,
-        )
-        return page.replace("<body>", f"<body>{bar}", 1).encode()
-
-    return tagged(request, await asyncio.to_thread(make), HTML)
+    kept = report_of(deps, chosen, team)
+    bar = _render(
+        "report_bar.html",
+        deps,
+        month=chosen,
+        team=team,
+        following=chosen.next if chosen.next.span(periods.zone(timezone))[0] < at else None,
+        path="/month/" if team is None else f"/team/{quote(team, safe='')}?month=",
+        query=f"month={chosen}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
+        style=page_layout.sheet("site.css"),
+        person=person_of(request),
+        as_of_ms=kept.as_of_ms,
+    )
+    return tagged(request, kept.value.replace("<body>", f"<body>{bar}", 1).encode(), HTML)
 
 
 def report_of(deps: Deps, month: Month, team: str | None) -> Answer[str]:
@@ -268,8 +254,10 @@ def _links(deps: Deps, month: Month, team: str | None) -> html_and_pdf.Links:
     )
 
 
-def page(request: Request, current: str, template: str, deps: Deps, **values: Any) -> bytes:
-    return _render(template, deps, current=current, person=person_of(request), **values).encode()
+def page(request: Request, current: str, template: str, deps: Deps, **values: Any) -> Response:
+    """A page under the navigation. current: where in it."""
+    text = _render(template, deps, current=current, person=person_of(request), **values)
+    return tagged(request, text.encode(), HTML)
 
 
 async def read_form(request: Request) -> dict[str, str]:
@@ -352,46 +340,36 @@ def address(decision: Decision) -> str:
 
 
 @decision_router.get("/decisions")
-async def listed(
-    request: Request, asked: Annotated[DecisionsParams, Query()], deps: Given, principal: Reading
-) -> Response:
+def listed(request: Request, asked: Annotated[DecisionsParams, Query()], deps: Given, principal: Reading) -> Response:
     of_everyone(principal)
     at = deps.clock.wall_ms()
-
-    def make() -> bytes:
-        start = at - asked.days * MS_PER_DAY
-        known = deps.ledger.decisions(start, at + 1, LOOKED_AT, kind=asked.kind, subject=asked.subject)
-        found = [one for one in known if not decision_text.is_record(one)]
-        kinds = [(kind, _query(asked, kind)) for kind in (None, "weight", "preemption", "hold")]
-        return page(
-            request, "/decisions", "decisions.html", deps, decisions=found[:SHOWN], asked=asked, address=address,
-            more=max(0, len(found) - SHOWN), whole=len(known) == LOOKED_AT, kinds=kinds,
-            shares=decision_text.shares(records(deps.ledger, at), (asked.subject,)) if asked.subject else (),
-        )  # fmt: skip
-
-    return tagged(request, await asyncio.to_thread(make), HTML)
+    start = at - asked.days * MS_PER_DAY
+    known = deps.ledger.decisions(start, at + 1, LOOKED_AT, kind=asked.kind, subject=asked.subject)
+    found = [one for one in known if not decision_text.is_record(one)]
+    kinds = [(kind, _query(asked, kind)) for kind in (None, "weight", "preemption", "hold")]
+    return page(
+        request, "/decisions", "decisions.html", deps, decisions=found[:SHOWN], asked=asked, address=address,
+        more=max(0, len(found) - SHOWN), whole=len(known) == LOOKED_AT, kinds=kinds,
+        shares=decision_text.shares(records(deps.ledger, at), (asked.subject,)) if asked.subject else (),
+    )  # fmt: skip
 
 
 @decision_router.get("/decisions/{at_ms}/{id:path}")
-async def one(request: Request, at_ms: int, id: str, deps: Given, principal: Reading) -> Response:
+def one(request: Request, at_ms: int, id: str, deps: Given, principal: Reading) -> Response:
     of_everyone(principal)
-
-    def make() -> bytes:
-        cycle = deps.ledger.decisions(at_ms, at_ms + 1, LOOKED_AT) if 0 <= at_ms < 2**53 else []
-        found = next((each for each in cycle if each.id == id), None)
-        if found is None:
-            raise Refusal("not-found", f"no decision {id[:200]!r} at that instant")
-        return page(
-            request,
-            "/decisions",
-            "decision.html",
-            deps,
-            one=found,
-            told=decision_text.decision_text(found, cycle),
-            address=address,
-        )
-
-    return tagged(request, await asyncio.to_thread(make), HTML)
+    cycle = deps.ledger.decisions(at_ms, at_ms + 1, LOOKED_AT) if 0 <= at_ms < 2**53 else []
+    found = next((each for each in cycle if each.id == id), None)
+    if found is None:
+        raise Refusal("not-found", f"no decision {id[:200]!r} at that instant")
+    return page(
+        request,
+        "/decisions",
+        "decision.html",
+        deps,
+        one=found,
+        told=decision_text.decision_text(found, cycle),
+        address=address,
+    )
 
 
 def _query(asked: DecisionsParams, kind: str | None) -> str:
@@ -403,20 +381,16 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/proposals")
-async def proposals(request: Request, deps: Given, principal: Reading) -> Response:
+def proposals(request: Request, deps: Given, principal: Reading) -> Response:
     """A team lead sees the effect on the own teams."""
-
-    def make() -> bytes:
-        found = [(one, one.effects(principal.teams)) for one in deps.books.proposals()]
-        book = deps.book()
-        rows = [(one, effect) for one, effects in found for effect in effects]
-        return page(
-            request, "/month", "proposals.html", deps, rows=rows, currency=book.currency if book else None,
-            waiting=[one for one, effects in found if effects], everyone=principal.teams is None,
-            total=exact_sum(effect.amount for _, effect in rows),
-        )  # fmt: skip
-
-    return tagged(request, await asyncio.to_thread(make), HTML)
+    found = [(one, one.effects(principal.teams)) for one in deps.books.proposals()]
+    book = deps.book()
+    rows = [(one, effect) for one, effects in found for effect in effects]
+    return page(
+        request, "/month", "proposals.html", deps, rows=rows, currency=book.currency if book else None,
+        waiting=[one for one, effects in found if effects], everyone=principal.teams is None,
+        total=exact_sum(effect.amount for _, effect in rows),
+    )  # fmt: skip
 
 
 class _SignInSite:
@@ -434,8 +408,9 @@ class _SignInSite:
         return {name: [value] for name, value in (await read_form(request)).items()}
 
     def page(self, request: Request, template: str, /, **values: Any) -> Response:
-        shown = page(request, "", template, _deps(request), **values)
-        return Response(shown, media_type=HTML)
+        return Response(
+            _render(template, _deps(request), current="", person=person_of(request), **values), media_type=HTML
+        )
 
     def refusal(self, kind: Kind, detail: str) -> Exception:
         if kind == "authority-unavailable":

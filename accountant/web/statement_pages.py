@@ -10,7 +10,6 @@ The invoice is the newest one that was kept (`gputally accountant reconcile --ke
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
 from collections.abc import Mapping, Sequence
@@ -60,6 +59,7 @@ from gputally.server.request_handling import tagged
 from gputally.server.tokens_and_grants import Principal
 
 line_router = APIRouter(include_in_schema=False)
+CSV = "text/csv; charset=utf-8"
 MOST_ROWS = 200
 _CUTS: dict[Cut, str] = {
     "team": "Team", "queue": "Queue", "job": "Job", "pod": "Pod", "user": "User", "node": "Node", "gpu": "GPU",
@@ -87,48 +87,40 @@ class LinesParams(Params):
 
 
 @line_router.get("/month/{month}/lines")
-async def lines(
+def lines(
     request: Request, month: str, asked: Annotated[LinesParams, Query()], deps: Given, principal: Reading
 ) -> Response:
     team, chosen, by = _chosen(month, asked, deps, principal)
-
-    def make() -> bytes:
-        figure, cut = asked.figure(team), page_queries.bills_of(deps, chosen, by)
-        kept = deps.books.kept(chosen)
-        book = deps.books.priced_by(kept)
-        # Nothing else makes a figure, so what was made of these bills once is made of them.
-        key = ("lines", chosen, figure, by, books(deps), cut.value.found_ms)
-        found = deps.prepared.ask(key, lambda: _shown(kept, figure, cut.value), lambda: None).value
-        query = asked.model_dump(exclude_none=True, exclude_defaults=True) | ({"team": team} if team else {})
-        return overview_pages.page(
-            request, "/month", "lines.html", deps, month=chosen, team=team, asked=asked, by=by, found=found,
-            as_of_ms=cut.as_of_ms, metered=(kept or cut.value.stated).metered,
-            cuts=[(cut, name, of_lines(chosen, query | {"by": cut})) for cut, name in _CUTS.items()
-                  if cut != "team" or team is None],
-            file=of_lines(chosen, query | {"by": by}, ".csv"), currency=book.currency if book else None,
-            sources={price.id: price.row for price in book.prices} if book else {}, named=_named, late=LATE_TEXT,
-            whole_month=f"/team/{quote(team, safe='')}?month={chosen}" if team not in (None, IDLE) else
-            f"/month/{chosen}" if principal.teams is None else None, mine=principal.teams is not None,
-        )  # fmt: skip
-
-    return tagged(request, await asyncio.to_thread(make), overview_pages.HTML)
+    figure, cut = asked.figure(team), page_queries.bills_of(deps, chosen, by)
+    kept = deps.books.kept(chosen)
+    book = deps.books.priced_by(kept)
+    # Nothing else makes a figure, so what was made of these bills once is made of them.
+    key = ("lines", chosen, figure, by, books(deps), cut.value.found_ms)
+    found = deps.prepared.ask(key, lambda: _shown(kept, figure, cut.value), lambda: None).value
+    query = asked.model_dump(exclude_none=True, exclude_defaults=True) | ({"team": team} if team else {})
+    return overview_pages.page(
+        request, "/month", "lines.html", deps, month=chosen, team=team, asked=asked, by=by, found=found,
+        as_of_ms=cut.as_of_ms, metered=(kept or cut.value.stated).metered,
+        cuts=[(cut, name, of_lines(chosen, query | {"by": cut})) for cut, name in _CUTS.items()
+              if cut != "team" or team is None],
+        file=of_lines(chosen, query | {"by": by}, ".csv"), currency=book.currency if book else None,
+        sources={price.id: price.row for price in book.prices} if book else {}, named=_named, late=LATE_TEXT,
+        whole_month=f"/team/{quote(team, safe='')}?month={chosen}" if team not in (None, IDLE) else
+        f"/month/{chosen}" if principal.teams is None else None, mine=principal.teams is not None,
+    )  # fmt: skip
 
 
 @line_router.get("/month/{month}/lines.csv")
-async def lines_file(
+def lines_file(
     request: Request, month: str, asked: Annotated[LinesParams, Query()], deps: Given, principal: Reading
 ) -> Response:
     """Every item, none left out: exact hours and costs beside the payable minor units."""
     team, chosen, by = _chosen(month, asked, deps, principal)
-
-    def make() -> bytes:
-        kept, cut = deps.books.kept(chosen), page_queries.bills_of(deps, chosen, by).value
-        stated = kept or cut.stated
-        found = itemise(stated, asked.figure(team), cut.groups)
-        return _lines_csv(found, deps.books.priced_by(kept), chosen, by, metered=stated.metered).encode()
-
-    name = file_name("csv", str(chosen), team, "lines", by)
-    return tagged(request, await asyncio.to_thread(make), "text/csv; charset=utf-8", name)
+    kept, cut = deps.books.kept(chosen), page_queries.bills_of(deps, chosen, by).value
+    stated = kept or cut.stated
+    found = itemise(stated, asked.figure(team), cut.groups)
+    text = _lines_csv(found, deps.books.priced_by(kept), chosen, by, metered=stated.metered)
+    return tagged(request, text.encode(), CSV, file_name("csv", str(chosen), team, "lines", by))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,27 +220,24 @@ WHAT: Final[Mapping[ActKind, str]] = {
 
 
 @journal_router.get("/act/{number}")
-async def act(request: Request, number: int, deps: Given, principal: Reading) -> Response:
-    def make() -> bytes:
-        found = deps.ledger.trail(number - 1, 1) if 0 < number < 2**62 else []
-        if not found or found[0].number != number:
-            raise Refusal("not-found", f"the books have no act {number}")
-        corrections, adjustments = booked(found[0])
-        if principal.teams is not None:
-            corrections = tuple(one for one in corrections if one.line.team in principal.teams)
-            adjustments = tuple(one for one in adjustments if one.team in principal.teams)
-            if not corrections and not adjustments:
-                raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
-        book = deps.book()
-        return overview_pages.page(
-            request, "/month", "act.html", deps, act=found[0], what=WHAT[found[0].kind], corrections=corrections,
-            adjustments=adjustments, currency=book.currency if book else None,
-            month=found[0].kind in (*ENTRIES, "invoiced"),
-            total=exact_sum([*(one.amount for one in corrections), *(one.amount for one in adjustments)]),
-            everyone=principal.teams is None,
-        )  # fmt: skip
-
-    return tagged(request, await asyncio.to_thread(make), overview_pages.HTML)
+def act(request: Request, number: int, deps: Given, principal: Reading) -> Response:
+    found = deps.ledger.trail(number - 1, 1) if 0 < number < 2**62 else []
+    if not found or found[0].number != number:
+        raise Refusal("not-found", f"the books have no act {number}")
+    corrections, adjustments = booked(found[0])
+    if principal.teams is not None:
+        corrections = tuple(one for one in corrections if one.line.team in principal.teams)
+        adjustments = tuple(one for one in adjustments if one.team in principal.teams)
+        if not corrections and not adjustments:
+            raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
+    book = deps.book()
+    return overview_pages.page(
+        request, "/month", "act.html", deps, act=found[0], what=WHAT[found[0].kind], corrections=corrections,
+        adjustments=adjustments, currency=book.currency if book else None,
+        month=found[0].kind in (*ENTRIES, "invoiced"),
+        total=exact_sum([*(one.amount for one in corrections), *(one.amount for one in adjustments)]),
+        everyone=principal.teams is None,
+    )  # fmt: skip
 
 
 invoice_router = APIRouter(include_in_schema=False)
@@ -272,54 +261,44 @@ class InvoiceParams(Params):
 
 
 @invoice_router.get("/invoice")
-async def newest(deps: Given, principal: Reading) -> Response:
+def newest(deps: Given, principal: Reading) -> Response:
     """To the newest month with an invoice; without any, to the month before this one."""
     of_everyone(principal)
-    kept = await asyncio.to_thread(deps.ledger.acts, "invoiced")
+    kept = deps.ledger.acts("invoiced")
     before = Month.of(deps.clock.wall_ms() - 1, periods.zone(deps.settings.timezone)).previous
     return RedirectResponse(f"/invoice/{max((act.subject for act in kept), default=str(before))}", 303)
 
 
 @invoice_router.get("/invoice/{month}")
-async def against_the_books(
+def against_the_books(
     request: Request, month: str, asked: Annotated[InvoiceParams, Query()], deps: Given, principal: Reading
 ) -> Response:
     of_everyone(principal)
     tz = periods.zone(deps.settings.timezone)
     chosen = overview_pages.asked_month(month, deps.clock.wall_ms(), tz)
-
-    def make() -> bytes:
-        kept = deps.books.invoices.newest(chosen)
-        found = _reconciled(deps, chosen, kept)
-        lines = [line for line in found.lines if asked.takes(line, half_unit(found.currency))] if found else []
-        return overview_pages.page(
-            request, "/invoice", "invoice.html", deps, month=chosen, kept=kept, found=found, lines=lines, asked=asked,
-            sums={part: exact_sum(getattr(line, part) for line in lines) for part in PARTS}, shows=SHOWS,
-            models=sorted({line.gpu_model for line in found.lines if line.gpu_model}) if found else [],
-            following=chosen.next if chosen.next.span(tz)[0] < deps.clock.wall_ms() else None, parts=PARTS,
-            cent=half_unit(found.currency) if found else None,
-        )  # fmt: skip
-
-    return tagged(request, await asyncio.to_thread(make), overview_pages.HTML)
+    kept = deps.books.invoices.newest(chosen)
+    found = _reconciled(deps, chosen, kept)
+    lines = [line for line in found.lines if asked.takes(line, half_unit(found.currency))] if found else []
+    return overview_pages.page(
+        request, "/invoice", "invoice.html", deps, month=chosen, kept=kept, found=found, lines=lines, asked=asked,
+        sums={part: exact_sum(getattr(line, part) for line in lines) for part in PARTS}, shows=SHOWS,
+        models=sorted({line.gpu_model for line in found.lines if line.gpu_model}) if found else [],
+        following=chosen.next if chosen.next.span(tz)[0] < deps.clock.wall_ms() else None, parts=PARTS,
+        cent=half_unit(found.currency) if found else None,
+    )  # fmt: skip
 
 
 @invoice_router.get("/invoice/{month}/lines.csv")
-async def as_file(
+def as_file(
     request: Request, month: str, asked: Annotated[InvoiceParams, Query()], deps: Given, principal: Reading
 ) -> Response:
     of_everyone(principal)
     chosen = overview_pages.asked_month(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
-
-    def make() -> bytes:
-        found = _reconciled(deps, chosen, deps.books.invoices.newest(chosen))
-        if found is None:
-            raise Refusal("not-found", f"no invoice of {chosen} was kept")
-        return _invoice_csv(
-            found, [line for line in found.lines if asked.takes(line, half_unit(found.currency))]
-        ).encode()
-
-    name = file_name("csv", str(chosen), "invoice")
-    return tagged(request, await asyncio.to_thread(make), "text/csv; charset=utf-8", name)
+    found = _reconciled(deps, chosen, deps.books.invoices.newest(chosen))
+    if found is None:
+        raise Refusal("not-found", f"no invoice of {chosen} was kept")
+    text = _invoice_csv(found, [line for line in found.lines if asked.takes(line, half_unit(found.currency))])
+    return tagged(request, text.encode(), CSV, file_name("csv", str(chosen), "invoice"))
 
 
 def _reconciled(deps: Deps, month: Month, kept: KeptInvoice | None) -> Reconciliation | None:

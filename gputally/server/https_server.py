@@ -26,6 +26,7 @@ from typing import Any
 
 import structlog
 import uvicorn
+from anyio import to_thread
 from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -216,6 +217,8 @@ _DRAIN_SECONDS = 20
 """How long requests in flight may take to finish when the service stops."""
 
 
+_THREADS = 16
+"""Routes that are not coroutines run in so many threads at once; further requests wait."""
 _GOODBYE_SECONDS = 1.0
 """How long a client may take to answer the end of its TLS connection, so that idle ones do not hold up a shutdown."""
 _NO_DESCRIPTOR_SECONDS = 0.2
@@ -249,6 +252,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002  # the base's
         await super().startup([])
+        to_thread.current_default_thread_limiter().total_tokens = _THREADS
         self._bound.setblocking(False)
         self._accepting = asyncio.create_task(self._accept())
         self.listening.set()
