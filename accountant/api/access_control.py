@@ -10,11 +10,13 @@ it is read. What a principal may see beyond its scope (teams, nodes) is asked of
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
-from typing import Annotated
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Depends, Request
+from pydantic import TypeAdapter
 
 from accountant.api.dependencies import Deps, deps_of
+from accountant.api.middleware import read_model
 from accountant.api.problems import Refusal, retry_later
 from accountant.core.settings import Settings
 from accountant.wire.usage_models import Dimension
@@ -28,6 +30,7 @@ from gputally.server.request_handling import RateBound
 from gputally.server.sign_in import CookieSigner, Person, SignInService, key_in, key_of
 from gputally.server.token_review import TokenReviews
 from gputally.server.tokens_and_grants import (
+    SCOPES,
     AllowAll,
     AnyOf,
     Authenticator,
@@ -42,6 +45,8 @@ from gputally.server.tokens_and_grants import (
     Unauthenticated,
     token_in,
 )
+
+M = TypeVar("M")
 
 
 def require(scope: Scope) -> Callable[..., Awaitable[Principal]]:
@@ -145,12 +150,23 @@ def _challenge(request: Request) -> str:
     return 'Bearer realm="gputally"'
 
 
-Ingesting = Annotated[Principal, Depends(require("ingest"))]
-Importing = Annotated[Principal, Depends(require("import"))]
-Reading = Annotated[Principal, Depends(require("read"))]
-Progressing = Annotated[Principal, Depends(require("progress"))]
-Governing = Annotated[Principal, Depends(require("policy"))]
-Administering = Annotated[Principal, Depends(require("admin"))]
+_REQUIRED: Final = {scope: require(scope) for scope in SCOPES}
+Ingesting = Annotated[Principal, Depends(_REQUIRED["ingest"])]
+Importing = Annotated[Principal, Depends(_REQUIRED["import"])]
+Reading = Annotated[Principal, Depends(_REQUIRED["read"])]
+Progressing = Annotated[Principal, Depends(_REQUIRED["progress"])]
+Governing = Annotated[Principal, Depends(_REQUIRED["policy"])]
+Administering = Annotated[Principal, Depends(_REQUIRED["admin"])]
+
+
+def body(model: type[M] | TypeAdapter[M], scope: Scope = "admin") -> Any:
+    """A dependency that reads the request's body as the model, after the caller is known to have `scope`."""
+    admitted = Depends(_REQUIRED[scope])
+
+    async def read(request: Request, deps: Annotated[Deps, Depends(deps_of)], _: Principal = admitted) -> M:
+        return await read_model(deps.intake, request, model)
+
+    return Depends(read)
 
 
 class CallersFile:

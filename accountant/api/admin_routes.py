@@ -12,10 +12,9 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field, model_validator
 
-from accountant.api.access_control import Administering, Reading, admit, of_everyone
+from accountant.api.access_control import Administering, Reading, admit, body, of_everyone
 from accountant.api.bookkeeping_models import Balance, DeliveryState
 from accountant.api.dependencies import Deps, Given
-from accountant.api.middleware import read_model
 from accountant.api.problems import Refusal, answers, refuses, takes
 from accountant.api.query_parameters import Params, SpanParams, check_cost, instant, invalid
 from accountant.bookkeeping.month_closing import faults
@@ -124,13 +123,7 @@ def check(asked: Annotated[CheckParams, Query()], deps: Given, _: Administering)
 def quarantine(asked: Annotated[QuarantineParams, Query()], deps: Given, principal: Reading) -> list[QuarantinedRow]:
     of_everyone(principal)
     found = deps.ledger.quarantined(asked.limit)
-    return [
-        QuarantinedRow(
-            cluster=row.cluster, node=row.node, epoch=row.epoch, seq=row.seq, received_ms=row.received_ms,
-            reason=row.reason, detail=row.detail, content=row.content,
-        )
-        for row in found
-    ]  # fmt: skip
+    return [QuarantinedRow.from_object(row) for row in found]
 
 
 delivery_router = APIRouter(tags=["operation"])
@@ -155,11 +148,12 @@ def deliveries(deps: Given, _: Administering) -> list[DeliveryState]:
     summary="Deliver once more",
     **takes(DeliveryRetry, "not-found", "ledger-unavailable"),
 )
-async def deliver_again(request: Request, deps: Given, principal: Administering) -> DeliveryState:
+def deliver_again(
+    asked: Annotated[DeliveryRetry, body(DeliveryRetry)], deps: Given, principal: Administering
+) -> DeliveryState:
     """What is `unsure` or `given-up` waits for this: it may have arrived, so only a person repeats it."""
-    asked = await read_model(deps.intake, request, DeliveryRetry)
     try:
-        found = await asyncio.to_thread(_dispatcher(deps).again, asked.key, principal.name, asked.reason)
+        found = _dispatcher(deps).again(asked.key, principal.name, asked.reason)
     except UnknownDelivery as error:
         raise Refusal("not-found", str(error)) from error
     return _shown(found)
@@ -256,17 +250,12 @@ def owners(asked: Annotated[OwnersParams, Query()], deps: Given, principal: Read
     summary="Confirm that GPUs moved to another node",
     **takes(Move, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-async def move(request: Request, deps: Given, principal: Administering) -> list[GpuOwnership]:
+def move(asked: Annotated[Move, body(Move)], deps: Given, principal: Administering) -> list[GpuOwnership]:
     """All or none. Without it another node has a GPU once its owner has been silent about it for `gpu_move_after`. What
     was booked before stays the former owner's, and what was quarantined stays so."""
-    asked = await read_model(deps.intake, request, Move)
     since = instant("since", asked.since, deps.settings.zone) if asked.since else None
     chosen = GpuMove(asked.node, asked.gpus, asked.cluster, since)
-
-    def act() -> list[GpuOwnership]:
-        return list(deps.ledger.move_gpus(chosen, deps.clock.wall_ms(), principal.name, asked.reason))
-
-    return await asyncio.to_thread(act)
+    return list(deps.ledger.move_gpus(chosen, deps.clock.wall_ms(), principal.name, asked.reason))
 
 
 def _place(one: GpuOwnership) -> str:
@@ -279,18 +268,13 @@ def _place(one: GpuOwnership) -> str:
     summary="Take GPUs out of the capacity",
     **takes(Retire, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-async def retire(request: Request, deps: Given, principal: Administering) -> list[RetiredDevice]:
+def retire(asked: Annotated[Retire, body(Retire)], deps: Given, principal: Administering) -> list[RetiredDevice]:
     """For machines that went for good and that nothing else says it of; all or none. One that reports again is
     capacity again, what lay between unmetered."""
-    asked = await read_model(deps.intake, request, Retire)
     now = deps.clock.wall_ms()
     at = instant("since", asked.since, deps.settings.zone) if asked.since else now
     chosen = Retirement(asked.cluster, asked.node, asked.gpus)
-
-    def act() -> list[RetiredDevice]:
-        return list(deps.ledger.retire(chosen, at, now, principal.name, asked.reason, deps.books.closed_ms()))
-
-    return await asyncio.to_thread(act)
+    return list(deps.ledger.retire(chosen, at, now, principal.name, asked.reason, deps.books.closed_ms()))
 
 
 health_router = APIRouter(tags=["operation"])
@@ -391,11 +375,11 @@ def accept(deps: Given, _: Administering) -> ClockReport:
     summary="Heal what is dated later than now",
     **takes(RedateReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-async def heal(request: Request, deps: Given, principal: Administering) -> list[MisdatedRecords]:
+def heal(
+    asked: Annotated[RedateReason, body(RedateReason)], deps: Given, principal: Administering
+) -> list[MisdatedRecords]:
     """What is named by `GET /v1/clock`, each kind as it says there; an act in the audit trail."""
-    asked = await read_model(deps.intake, request, RedateReason)
-    now = deps.clock.wall_ms()
-    return list(await asyncio.to_thread(deps.ledger.redate, now, principal.name, asked.reason))
+    return list(deps.ledger.redate(deps.clock.wall_ms(), principal.name, asked.reason))
 
 
 def _report(deps: Deps) -> ClockReport:

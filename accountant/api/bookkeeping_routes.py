@@ -9,10 +9,10 @@ import asyncio
 from decimal import Decimal
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import Field
 
-from accountant.api.access_control import Administering, Reading
+from accountant.api.access_control import Administering, Reading, body
 from accountant.api.bookkeeping_models import (
     BookedAdjustment,
     BookedCorrection,
@@ -25,10 +25,9 @@ from accountant.api.bookkeeping_models import (
     WaitingProposal,
 )
 from accountant.api.dependencies import Deps, Given
-from accountant.api.middleware import read_model
 from accountant.api.problems import Refusal, json_body, refuses, takes, text_body
 from accountant.api.query_parameters import MonthText, Params, instant, invalid
-from accountant.billing.statements import Adjustment, Correction
+from accountant.billing.statements import Correction
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment, NodeSpan, Proposal, cluster_of
 from accountant.bookkeeping.invoice_reconciliation import Invoice
 from accountant.bookkeeping.month_closing import CannotClose
@@ -54,7 +53,7 @@ class BookedParams(Params):
 def adjustments(asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading) -> list[BookedAdjustment]:
     """In the order of booking; of the caller's teams."""
     return [
-        shown(found)
+        BookedAdjustment.from_object(found)
         for found in deps.books.books().adjustments
         if asked.booked_in in (None, found.booked_in) and _visible(principal, found.team)
     ]
@@ -65,10 +64,11 @@ def adjustments(asked: Annotated[BookedParams, Query()], deps: Given, principal:
     summary="Book an approved credit or charge",
     **takes(NewAdjustment, "books-refuse", "ledger-unavailable"),
 )
-async def adjust(request: Request, deps: Given, principal: Administering) -> BookedAdjustment:
+def adjust(
+    new: Annotated[NewAdjustment, body(NewAdjustment)], deps: Given, principal: Administering
+) -> BookedAdjustment:
     """In the first open month. A person other than the caller has to approve it."""
-    new = await read_model(deps.intake, request, NewAdjustment)
-    return shown(await asyncio.to_thread(deps.books.credits.adjust, new, principal.name))
+    return BookedAdjustment.from_object(deps.books.credits.adjust(new, principal.name))
 
 
 @adjustment_router.get(
@@ -93,14 +93,6 @@ def correct(deps: Given, principal: Administering) -> list[BookedCorrection]:
 
 def _visible(principal: Principal, team: str) -> bool:
     return principal.teams is None or team in principal.teams
-
-
-def shown(found: Adjustment) -> BookedAdjustment:
-    """An adjustment as it is answered."""
-    return BookedAdjustment(
-        id=found.id, month=found.month, booked_in=found.booked_in, team=found.team, amount=found.amount,
-        currency=found.currency, reason=found.reason, who=found.who, approved_by=found.approved_by, at_ms=found.at_ms,
-    )  # fmt: skip
 
 
 def corrected(found: Correction) -> BookedCorrection:
@@ -137,22 +129,14 @@ class NewCredit(CreditedNode):
     summary="What a credit for a node would be",
     **takes(CreditedNode, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-async def preview_credit(request: Request, deps: Given, _principal: Administering) -> Credit:
+def preview_credit(asked: Annotated[CreditedNode, body(CreditedNode)], deps: Given) -> Credit:
     """For each team, what was billed for the node's GPUs in the span. Time that was down was not billed."""
-    asked = await read_model(deps.intake, request, CreditedNode)
-
-    def look() -> Credit:
-        span, book = _span(asked, deps), deps.book()
-        lines = tuple(
-            TeamCredit(team=line.team, gpu_us=line.gpu_us, billed=line.billed, amount=line.amount)
-            for line in deps.books.credits.preview(span)
-        )
-        return Credit(
-            cluster=span.cluster, node=span.node, start_ms=span.start_ms, end_ms=span.end_ms,
-            currency=book.currency if book else None, lines=lines, amount=exact_sum(line.amount for line in lines),
-        )  # fmt: skip
-
-    return await asyncio.to_thread(look)
+    span, book = _span(asked, deps), deps.book()
+    lines = tuple(TeamCredit.from_object(line) for line in deps.books.credits.preview(span))
+    return Credit(
+        cluster=span.cluster, node=span.node, start_ms=span.start_ms, end_ms=span.end_ms,
+        currency=book.currency if book else None, lines=lines, amount=exact_sum(line.amount for line in lines),
+    )  # fmt: skip
 
 
 @credit_router.post(
@@ -160,15 +144,10 @@ async def preview_credit(request: Request, deps: Given, _principal: Administerin
     summary="Book an approved credit for a node",
     **takes(NewCredit, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-async def credit(request: Request, deps: Given, principal: Administering) -> list[BookedAdjustment]:
+def credit(new: Annotated[NewCredit, body(NewCredit)], deps: Given, principal: Administering) -> list[BookedAdjustment]:
     """One adjustment per team, in the first open month, all or none. A span of a node is credited once."""
-    new = await read_model(deps.intake, request, NewCredit)
-
-    def act() -> list[BookedAdjustment]:
-        booked = deps.books.credits.credit(_span(new, deps), principal.name, new.reason, new.approved_by)
-        return [shown(adjustment) for adjustment in booked]
-
-    return await asyncio.to_thread(act)
+    booked = deps.books.credits.credit(_span(new, deps), principal.name, new.reason, new.approved_by)
+    return [BookedAdjustment.from_object(adjustment) for adjustment in booked]
 
 
 def _span(asked: CreditedNode, deps: Deps) -> NodeSpan:
@@ -203,30 +182,25 @@ class TrueUpParams(Params):
         "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
     ),
 )
-async def reconcile(
+def reconcile(
     month: Annotated[MonthText, Path(description="A calendar month: 2026-10.")],
     asked: Annotated[TrueUpParams, Query()],
-    request: Request,
+    invoice: Annotated[Invoice, body(Invoice)],
     deps: Given,
     principal: Administering,
 ) -> Reconciled:
     """invoice = teams + idle + unmatched, line by line. With `apply`, the price rows of that month get the
     invoice's rates (an open month is priced by them, a closed one corrected) and the invoice is kept; with `keep`
     it is kept alone."""
-    invoice = await read_model(deps.intake, request, Invoice)
     chosen = Month.parse(month)
-
-    def act() -> Reconciled:
-        before = deps.books.reconcile(chosen, invoice)
-        if asked.keep and not asked.apply:
-            deps.books.invoices.keep(chosen, invoice, principal.name, asked.reason)
-        if not asked.apply:
-            return Reconciled(before=before)
-        book, corrections = deps.books.true_up(chosen, invoice, principal.name, asked.reason)
-        after = deps.books.reconcile(chosen, invoice)
-        return Reconciled(before=before, after=after, version=book.version, corrections=len(corrections))
-
-    return await asyncio.to_thread(act)
+    before = deps.books.reconcile(chosen, invoice)
+    if asked.keep and not asked.apply:
+        deps.books.invoices.keep(chosen, invoice, principal.name, asked.reason)
+    if not asked.apply:
+        return Reconciled(before=before)
+    book, corrections = deps.books.true_up(chosen, invoice, principal.name, asked.reason)
+    after = deps.books.reconcile(chosen, invoice)
+    return Reconciled(before=before, after=after, version=book.version, corrections=len(corrections))
 
 
 price_router = APIRouter(tags=["prices"])
@@ -240,6 +214,22 @@ _PRICE_REFUSALS = refuses(
     "books-refuse",
     "ledger-unavailable",
 )
+
+
+async def _book(request: Request, deps: Given, _: Administering) -> PriceBook:
+    """The price book in the body."""
+    async with deps.intake.body(request) as raw:
+        try:
+            return await asyncio.to_thread(lambda: validate(parse(raw.decode(), "body"), PriceBook))
+        except UnicodeDecodeError as error:
+            raise Refusal("malformed-body", "the body is not UTF-8 text") from error
+        except FileFault as fault:
+            lines = str(fault).splitlines()
+            errors = [{"at": line.partition(": ")[0], "reason": line.partition(": ")[2]} for line in lines]
+            raise Refusal("invalid-body", "; ".join(lines), errors=errors) from fault
+
+
+SentBook = Annotated[PriceBook, Depends(_book)]
 
 
 class RepriceParams(Params):
@@ -270,12 +260,9 @@ def versions(deps: Given, _: Reading) -> list[PriceVersion]:
     openapi_extra={"requestBody": _BODY},
     responses=_PRICE_REFUSALS,
 )
-async def preview_prices(
-    asked: Annotated[RepriceParams, Query()], request: Request, deps: Given, _: Administering
-) -> PriceDiff:
+def preview_prices(asked: Annotated[RepriceParams, Query()], book: SentBook, deps: Given) -> PriceDiff:
     """Nothing is taken into force."""
-    book = await _book(request, deps)
-    return await asyncio.to_thread(_difference, deps, asked.month, book)
+    return _difference(deps, asked.month, book)
 
 
 @price_router.post(
@@ -284,34 +271,17 @@ async def preview_prices(
     openapi_extra={"requestBody": _BODY},
     responses=_PRICE_REFUSALS,
 )
-async def apply(
-    asked: Annotated[ApplyParams, Query()], request: Request, deps: Given, principal: Administering
+def apply(
+    asked: Annotated[ApplyParams, Query()], book: SentBook, deps: Given, principal: Administering
 ) -> RepricingResult:
     """For all open months; a closed `month` is corrected by it. The file takes over again when it changes."""
-    book = await _book(request, deps)
-
-    def act() -> RepricingResult:
-        shown = _difference(deps, asked.month, book)
-        booked = deps.books.reprice(Month.parse(asked.month), book, principal.name, asked.reason)
-        return RepricingResult(difference=shown, corrections=len(booked))
-
-    return await asyncio.to_thread(act)
+    shown = _difference(deps, asked.month, book)
+    booked = deps.books.reprice(Month.parse(asked.month), book, principal.name, asked.reason)
+    return RepricingResult(difference=shown, corrections=len(booked))
 
 
 def _difference(deps: Deps, month: str, book: PriceBook) -> PriceDiff:
     return difference(month, *deps.books.preview(Month.parse(month), book))
-
-
-async def _book(request: Request, deps: Deps) -> PriceBook:
-    async with deps.intake.body(request) as raw:
-        try:
-            return await asyncio.to_thread(lambda: validate(parse(raw.decode(), "body"), PriceBook))
-        except UnicodeDecodeError as error:
-            raise Refusal("malformed-body", "the body is not UTF-8 text") from error
-        except FileFault as fault:
-            lines = str(fault).splitlines()
-            errors = [{"at": line.partition(": ")[0], "reason": line.partition(": ")[2]} for line in lines]
-            raise Refusal("invalid-body", "; ".join(lines), errors=errors) from fault
 
 
 def _version(found: BookVersion) -> PriceVersion:
@@ -362,13 +332,7 @@ def audit(asked: Annotated[AuditParams, Query()], deps: Given, _: Administering)
         number, digest, page = 0, FIRST_DIGEST, found
     shown = page[: asked.limit]
     return AuditTrail(
-        acts=tuple(
-            AuditedAct(
-                number=act.number, at_ms=act.at_ms, who=act.who, kind=act.kind, subject=act.subject, reason=act.reason,
-                digest=act.digest,
-            )
-            for act in shown
-        ),
+        acts=tuple(AuditedAct.from_object(act) for act in shown),
         broken_at=broken_at(shown, number, digest),
         next_after=shown[-1].number if len(page) > asked.limit else None,
     )  # fmt: skip
@@ -406,12 +370,15 @@ def of_month(month: InPath, deps: Given, principal: Reading) -> list[WaitingProp
     summary="Take up what arrived late",
     **takes(AcceptReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-async def take(
-    month: InPath, proposal: Named, request: Request, deps: Given, principal: Administering
+def take(
+    month: InPath,
+    proposal: Named,
+    asked: Annotated[AcceptReason, body(AcceptReason)],
+    deps: Given,
+    principal: Administering,
 ) -> list[BookedCorrection]:
     """It is booked as corrections in the first open month. Refused where more has arrived since it was shown."""
-    asked = await read_model(deps.intake, request, AcceptReason)
-    booked = await asyncio.to_thread(deps.books.take, Month.parse(month), proposal, principal.name, asked.reason)
+    booked = deps.books.take(Month.parse(month), proposal, principal.name, asked.reason)
     return [corrected(one) for one in booked]
 
 
@@ -420,12 +387,15 @@ async def take(
     summary="Refuse what arrived late",
     **takes(RefuseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-async def refuse(
-    month: InPath, proposal: Named, request: Request, deps: Given, principal: Administering
+def refuse(
+    month: InPath,
+    proposal: Named,
+    asked: Annotated[RefuseReason, body(RefuseReason)],
+    deps: Given,
+    principal: Administering,
 ) -> WaitingProposal:
     """The month stays as it was stated, and the same facts are not proposed again."""
-    asked = await read_model(deps.intake, request, RefuseReason)
-    done = await asyncio.to_thread(deps.books.refuse, Month.parse(month), proposal, principal.name, asked.reason)
+    done = deps.books.refuse(Month.parse(month), proposal, principal.name, asked.reason)
     return _shown(deps, principal, [done])[0]
 
 
@@ -438,7 +408,7 @@ def _shown(deps: Deps, principal: Principal, found: list[Proposal]) -> list[Wait
             shown.append(
                 WaitingProposal(
                     month=one.month, booked_in=one.booked_in, id=one.id, currency=book.currency if book else None,
-                    effects=tuple(ProposalEffect(team=e.team, gpu_us=e.gpu_us, amount=e.amount) for e in effects),
+                    effects=tuple(ProposalEffect.from_object(effect) for effect in effects),
                 )
             )  # fmt: skip
     return shown

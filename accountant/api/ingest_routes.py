@@ -18,10 +18,10 @@ from pydantic import Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from accountant.api import problems
-from accountant.api.access_control import Administering, Importing, Ingesting, admit
+from accountant.api.access_control import Administering, Importing, Ingesting, admit, body
 from accountant.api.bookkeeping_models import ObservedPods, PodReport
 from accountant.api.dependencies import Deps, Given
-from accountant.api.middleware import INLINE_BYTES, read_model
+from accountant.api.middleware import INLINE_BYTES
 from accountant.api.problems import AGENT_ACK, AGENT_BATCH, PROBLEMS, Refusal, json_body, refuses, takes
 from accountant.api.query_parameters import Params
 from accountant.core.errors import BadBatch
@@ -132,7 +132,7 @@ def state(asked: Annotated[ImportParams, Query()], deps: Given, principal: Impor
     found = deps.ledger.imports(asked.cluster)
     noted = of_acts(deps.ledger.acts("imported", subject=_subject(asked.cluster, asked.source)))
     return ImportState(
-        done=tuple(DoneSpan(epoch=one.epoch, start_ms=one.start_ms, end_ms=one.end_ms) for one in noted),
+        done=tuple(DoneSpan.from_object(one) for one in noted),
         marks=tuple(
             ImportMark(node=node, epoch=epoch, durable_seq=seq)
             for node, epochs in found.marks.items()
@@ -175,13 +175,14 @@ async def report_import(request: Request, deps: Given, principal: Importing) -> 
     summary="A chunk was sent completely",
     **takes(ImportedChunk, "wrong-origin", "ledger-unavailable"),
 )
-async def note(request: Request, deps: Given, principal: Importing) -> ChunkNote:
+def note(
+    chunk: Annotated[ImportedChunk, body(ImportedChunk, "import")], deps: Given, principal: Importing
+) -> ChunkNote:
     """Noted once, in the audit trail; the month's report says what was imported into it."""
-    chunk = await read_model(deps.intake, request, ImportedChunk)
     _own_cluster(principal, chunk.cluster)
     if not is_import(chunk.epoch) or source_of(chunk.epoch) != chunk.source:
         raise Refusal("invalid-body", f"epoch {chunk.epoch[:100]!r} is none of an import from {chunk.source}")
-    return ChunkNote(new=await asyncio.to_thread(_note, deps, principal, chunk))
+    return ChunkNote(new=_note(deps, principal, chunk))
 
 
 def _note(deps: Deps, principal: Principal, chunk: ImportedChunk) -> bool:

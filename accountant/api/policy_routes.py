@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from pydantic import Field, TypeAdapter
 
-from accountant.api.access_control import Governing, Reading, of_everyone
+from accountant.api.access_control import Governing, Reading, body, of_everyone
 from accountant.api.dependencies import Deps, Given
-from accountant.api.middleware import read_model
 from accountant.api.problems import Refusal, json_body, refuses
 from accountant.api.query_parameters import SpanParams
 from accountant.wire.policy_models import Decision, Policy, PolicyVersion
@@ -28,10 +26,9 @@ _FAR_MS = 253_402_300_800_000
     openapi_extra={"requestBody": json_body("Policy")},
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
-async def put_policy(request: Request, deps: Given, principal: Governing) -> PolicyVersion:
+def put_policy(policy: Annotated[Policy, body(Policy, "policy")], deps: Given, principal: Governing) -> PolicyVersion:
     """In force from now on; what came before keeps its dates. The version in force is answered unchanged."""
-    policy = await read_model(deps.intake, request, Policy)
-    return await asyncio.to_thread(deps.ledger.put_policy, policy, deps.clock.wall_ms(), principal.name)
+    return deps.ledger.put_policy(policy, deps.clock.wall_ms(), principal.name)
 
 
 @policy_router.get("/v1/policy", summary="The policy in force", responses=refuses("not-found"))
@@ -87,10 +84,9 @@ class DecisionParams(SpanParams):
     openapi_extra={"requestBody": json_body("Decision", many=True)},
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
-async def record(request: Request, deps: Given, _: Governing) -> Recorded:
+def record(decisions: Annotated[tuple[Decision, ...], body(_DECISIONS, "policy")], deps: Given) -> Recorded:
     """A list of decisions, idempotent by cluster, id and instant."""
-    decisions = await read_model(deps.intake, request, _DECISIONS)
-    new = await asyncio.to_thread(deps.ledger.record_decisions, decisions, deps.clock.wall_ms())
+    new = deps.ledger.record_decisions(decisions, deps.clock.wall_ms())
     return Recorded(recorded=new, known=len(decisions) - new)
 
 

@@ -6,17 +6,15 @@ has the same content is told so without sending it again.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import Field
 
-from accountant.api.access_control import Administering, Reading, team_for
+from accountant.api.access_control import Administering, Reading, body, team_for
 from accountant.api.bookkeeping_models import ObjectionLine, Period
 from accountant.api.dependencies import Deps, Given
-from accountant.api.middleware import read_model
 from accountant.api.problems import answers, refuses, takes
 from accountant.api.query_parameters import REPORT_WIDTH, MonthText, SpanParams, check_cost, check_teams, invalid
 from accountant.billing.bills import statement
@@ -163,11 +161,10 @@ def read_period(month: InPath, deps: Given, _: Reading) -> Period:
     summary="Close a month",
     **takes(Close, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-async def close(month: InPath, request: Request, deps: Given, principal: Administering) -> Period:
+def close(month: InPath, asked: Annotated[Close, body(Close)], deps: Given, principal: Administering) -> Period:
     """Its statement never changes again; what comes later is corrected in the next month."""
-    asked = await read_model(deps.intake, request, Close)
-    await asyncio.to_thread(deps.books.close, Month.parse(month), principal.name, asked.reason, asked.acknowledge)
-    return await asyncio.to_thread(_with_objections, deps, Month.parse(month))
+    deps.books.close(Month.parse(month), principal.name, asked.reason, asked.acknowledge)
+    return _with_objections(deps, Month.parse(month))
 
 
 @period_router.post(
@@ -175,11 +172,12 @@ async def close(month: InPath, request: Request, deps: Given, principal: Adminis
     summary="Open the newest closed month again",
     **takes(CloseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-async def reopen(month: InPath, request: Request, deps: Given, principal: Administering) -> Period:
+def reopen(
+    month: InPath, asked: Annotated[CloseReason, body(CloseReason)], deps: Given, principal: Administering
+) -> Period:
     """Only before it is published, and with a reason."""
-    asked = await read_model(deps.intake, request, CloseReason)
-    await asyncio.to_thread(deps.books.reopen, Month.parse(month), principal.name, asked.reason)
-    return await asyncio.to_thread(_with_objections, deps, Month.parse(month))
+    deps.books.reopen(Month.parse(month), principal.name, asked.reason)
+    return _with_objections(deps, Month.parse(month))
 
 
 @period_router.post(
@@ -187,11 +185,12 @@ async def reopen(month: InPath, request: Request, deps: Given, principal: Admini
     summary="Publish a closed month",
     **takes(CloseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-async def publish(month: InPath, request: Request, deps: Given, principal: Administering) -> Period:
+def publish(
+    month: InPath, asked: Annotated[CloseReason, body(CloseReason)], deps: Given, principal: Administering
+) -> Period:
     """It cannot be opened again."""
-    asked = await read_model(deps.intake, request, CloseReason)
-    await asyncio.to_thread(deps.books.publish, Month.parse(month), principal.name, asked.reason)
-    return await asyncio.to_thread(_with_objections, deps, Month.parse(month))
+    deps.books.publish(Month.parse(month), principal.name, asked.reason)
+    return _with_objections(deps, Month.parse(month))
 
 
 def _period(deps: Deps, month: Month, books: ClosedMonths) -> Period:
@@ -209,5 +208,5 @@ def _period(deps: Deps, month: Month, books: ClosedMonths) -> Period:
 
 
 def _with_objections(deps: Deps, month: Month) -> Period:
-    standing = tuple(ObjectionLine(kind=found.kind, text=found.text) for found in deps.books.standing(month))
+    standing = tuple(ObjectionLine.from_object(found) for found in deps.books.standing(month))
     return _period(deps, month, deps.books.books()).model_copy(update={"objections": standing})

@@ -5,7 +5,6 @@ What a window is, is accountant.core.window_decay' word.
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,13 +12,12 @@ from decimal import Decimal, InvalidOperation
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Query
 from pydantic import Field, TypeAdapter, ValidationError
 
 from accountant.api import query_parameters
-from accountant.api.access_control import Progressing, Reading, of_everyone, teams_asked
+from accountant.api.access_control import Progressing, Reading, body, of_everyone, teams_asked
 from accountant.api.dependencies import Deps, Given, LedgerSnapshot
-from accountant.api.middleware import read_model
 from accountant.api.problems import Refusal, refuses, takes
 from accountant.api.problems import reason as first_reason
 from accountant.api.query_parameters import (
@@ -407,14 +405,15 @@ def one(id: Id, asked: Annotated[JobParams, Query()], deps: Given, principal: Re
         EpochEnded, "invalid-parameter", "not-found", "too-many-epochs", "ledger-unavailable", at_most=MOST_REPORTS
     ),
 )
-async def progress(id: Id, request: Request, deps: Given, principal: Progressing) -> ReportCount:
+def progress(
+    id: Id, told: Annotated[tuple[EpochEnded, ...], body(_REPORTS, "progress")], deps: Given, principal: Progressing
+) -> ReportCount:
     """Idempotent by job and epoch: of several reports the earliest instant counts, in whatever order they come.
     A job that the ledger has not heard of yet is not found; report again later."""
     key = _key(id)
-    told = await read_model(deps.intake, request, _REPORTS)
     now, zone = deps.clock.wall_ms(), periods.zone(deps.settings.timezone)
     reports = [EpochReport(key, one.epoch, _ended(one, now, zone), principal.name) for one in told]
-    return await asyncio.to_thread(_record, deps, principal, key, reports, now)
+    return _record(deps, principal, key, reports, now)
 
 
 def _record(deps: Deps, principal: Principal, key: JobKey, reports: list[EpochReport], now_ms: int) -> ReportCount:

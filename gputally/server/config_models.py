@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
@@ -212,6 +212,11 @@ class Model(BaseModel):
     """Frozen, closed against unknown keys. Numbers are finite: JSON knows no others, and no sum survives them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def from_object(cls, found: object) -> Self:
+        """The model with the fields of an object that has attributes of these names."""
+        return cls.model_validate(found, from_attributes=True)
 
 
 def bare_off(value: object) -> object:
