@@ -20,7 +20,7 @@ import pytest
 
 from agent.wire import UsageInterval
 from tests.agent_cluster.objects import UID, pod_object
-from tests.agent_shell.conftest import ScriptedAccountant
+from tests.agent_shell.scripted_accountant import ScriptedAccountant
 from tests.fakes.apiserver.server import TOKEN, FakeApiServer
 from tests.fakes.compiled import compiled
 from tests.fakes.kubelet.server import FakeKubelet

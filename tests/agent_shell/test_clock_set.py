@@ -19,8 +19,9 @@ from agent.upload.uploader import Uploader
 from agent.wire import Ack, Batch, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE
-from tests.agent_shell.conftest import T0, Reply
 from tests.agent_shell.loops import place
+from tests.agent_shell.outboxes import T0
+from tests.agent_shell.scripted_accountant import Reply
 
 YEAR_MS = 365 * MS_PER_DAY
 SKEW_MS = 5 * MS_PER_MINUTE

@@ -166,16 +166,6 @@ def one_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     return code, streams.err
 
 
-@pytest.fixture
-def quiet_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-
-
-@pytest.mark.usefixtures("quiet_logging")
 class TestFaultsAreOneLine:
     def test_nothing_chosen(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         code, text = one_line(capsys, "--spool", str(tmp_path))

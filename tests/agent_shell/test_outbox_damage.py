@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import OutboxLocked, OutboxUnavailable, SpoolNotWritable
-from agent.metering.meter import ClosedSet
 from agent.upload.spool import RESERVE_BYTES, Outbox
 from gputally.base.clock import VirtualClock
-from tests.agent_shell.outboxes import ALL, acknowledge, pending_seqs
+from tests.agent_shell.outboxes import ALL, acknowledge, make_set, pending_seqs
 
 Open = Callable[..., Outbox]
-Sets = Callable[..., ClosedSet]
 
 
 @contextmanager
@@ -64,7 +62,7 @@ def test_a_second_agent_is_told_in_one_line(open_outbox: Open, tmp_path: Path, c
 
 @pytest.mark.parametrize("damage", ["garbage", "pages"])
 def test_a_damaged_outbox_is_kept_aside_and_a_new_epoch_begins(
-    open_outbox: Open, sets: Sets, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+    open_outbox: Open, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "outbox.sqlite"
     if damage == "garbage":
@@ -72,7 +70,7 @@ def test_a_damaged_outbox_is_kept_aside_and_a_new_epoch_begins(
         epoch = ""
     else:
         outbox = open_outbox()
-        outbox.append([sets() for _ in range(200)], [], None)
+        outbox.append([make_set() for _ in range(200)], [], None)
         epoch = outbox.epoch
         outbox.close()
         raw = bytearray(path.read_bytes())
@@ -81,20 +79,20 @@ def test_a_damaged_outbox_is_kept_aside_and_a_new_epoch_begins(
     again = open_outbox()
     assert again.epoch != epoch
     assert pending_seqs(again) == []
-    assert again.append([sets()], [], None).last_seq == 1
+    assert again.append([make_set()], [], None).last_seq == 1
     assert [p.name for p in tmp_path.glob("*.damaged-*")] == [f"outbox.sqlite.damaged-{1_790_812_800_000}"]
     assert "kept aside" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["files", "folder", "replaced"])
 def test_an_outbox_that_is_removed_under_the_agent_is_written_anew_from_what_is_open(
-    open_outbox: Open, sets: Sets, tmp_path: Path, clock: VirtualClock, what: str
+    open_outbox: Open, tmp_path: Path, clock: VirtualClock, what: str
 ) -> None:
     folder = tmp_path / "node" / "spool"
     outbox = Outbox(folder / "outbox.sqlite", clock)
-    outbox.append([sets()], [], b"state")
+    outbox.append([make_set()], [], b"state")
     acknowledge(outbox, durable=1)
-    outbox.append([sets()], [], None)
+    outbox.append([make_set()], [], None)
     epoch = outbox.epoch
     if what == "replaced":
         (folder / "outbox.sqlite").write_bytes(b"somebody else's")
@@ -106,9 +104,9 @@ def test_an_outbox_that_is_removed_under_the_agent_is_written_anew_from_what_is_
         folder.rmdir()
     if what != "folder":
         with limited_files(1), pytest.raises(OutboxUnavailable):
-            outbox.append([sets()], [], None)
-    assert outbox.append([sets()], [], None).last_seq == 3
-    outbox.append([sets()], [], None)
+            outbox.append([make_set()], [], None)
+    assert outbox.append([make_set()], [], None).last_seq == 3
+    outbox.append([make_set()], [], None)
     with pytest.raises(OutboxLocked):
         Outbox(folder / "outbox.sqlite", clock)
     outbox.close()
@@ -119,12 +117,12 @@ def test_an_outbox_that_is_removed_under_the_agent_is_written_anew_from_what_is_
 
 
 def test_an_outbox_that_is_damaged_under_the_agent_is_kept_aside_and_metering_goes_on(
-    sets: Sets, tmp_path: Path, clock: VirtualClock
+    tmp_path: Path, clock: VirtualClock
 ) -> None:
     path = tmp_path / "outbox.sqlite"
     outbox = Outbox(path, clock)
     for _ in range(40):
-        outbox.append([sets()] * 200, [], None)
+        outbox.append([make_set()] * 200, [], None)
     with outbox._spool.reading():
         outbox._spool.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         outbox._spool.db.execute("PRAGMA cache_size = 1")
@@ -133,8 +131,8 @@ def test_an_outbox_that_is_damaged_under_the_agent_is_kept_aside_and_metering_go
         file.seek(4096)
         file.write(b"\xff" * (size - 4096))
     with pytest.raises(OutboxUnavailable, match="malformed"):
-        outbox.append([sets()], [], None)
-    assert outbox.append([sets()], [], None).last_seq == 1
+        outbox.append([make_set()], [], None)
+    assert outbox.append([make_set()], [], None).last_seq == 1
     assert outbox.epoch != epoch
     assert len([*tmp_path.glob("*.damaged-*")]) >= 1
     outbox.close()
@@ -156,14 +154,14 @@ def test_a_folder_that_cannot_be_used_is_said_in_one_line(tmp_path: Path, clock:
         Outbox(tmp_path / "file" / "spool" / "outbox.sqlite", clock)
 
 
-def test_a_full_disk_loses_no_number_and_nothing_stored(open_outbox: Open, sets: Sets, tmp_path: Path) -> None:
+def test_a_full_disk_loses_no_number_and_nothing_stored(open_outbox: Open, tmp_path: Path) -> None:
     outbox = open_outbox()
-    outbox.append([sets()], [], b"before")
+    outbox.append([make_set()], [], b"before")
     size = (tmp_path / "outbox.sqlite-wal").stat().st_size
     with limited_files(size), pytest.raises(OutboxUnavailable, match="cannot be written"):
-        outbox.append([sets() for _ in range(300)], [], b"lost")
+        outbox.append([make_set() for _ in range(300)], [], b"lost")
     assert pending_seqs(outbox) == [1]
-    assert outbox.append([sets()], [], b"after").last_seq == 2
+    assert outbox.append([make_set()], [], b"after").last_seq == 2
     assert outbox.meter_state() == b"after"
     outbox.close()
     assert pending_seqs(open_outbox()) == [1, 2]
@@ -191,12 +189,12 @@ def test_what_was_appended_survives_the_death_of_the_process(tmp_path: Path, ope
 
 @pytest.mark.parametrize("lost", [1, 100, 4_096, 20_000, 60_000, 10_000_000])
 def test_a_torn_log_keeps_a_beginning_and_gives_out_no_number_twice_with_a_hole(
-    tmp_path: Path, clock: VirtualClock, sets: Sets, lost: int
+    tmp_path: Path, clock: VirtualClock, lost: int
 ) -> None:
     """Power fails while sqlite's log is being written: its end is missing. What is there is whole and in order."""
     outbox = Outbox(tmp_path / "outbox.sqlite", clock, fsync=False)
     for number in range(40):
-        outbox.append([sets(rows=2)], [], f"after {number}".encode())
+        outbox.append([make_set(rows=2)], [], f"after {number}".encode())
     crashed = tmp_path / "crashed"
     crashed.mkdir()
     for suffix in ("", "-wal"):  # the files as they lie there, without a clean end
@@ -211,7 +209,7 @@ def test_a_torn_log_keeps_a_beginning_and_gives_out_no_number_twice_with_a_hole(
     if found.last_seq:
         assert found.meter_state() == f"after {found.last_seq // 2 - 1}".encode()
     last = found.last_seq
-    assert found.append([sets(rows=2)], [], None).last_seq == last + 2
+    assert found.append([make_set(rows=2)], [], None).last_seq == last + 2
     found.close()
 
 
@@ -231,48 +229,48 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def _fill(outbox: Outbox, sets: Sets) -> int:
+def _fill(outbox: Outbox) -> int:
     """How many sets of eight rows it took until it took no more."""
     for number in range(10_000):
         try:
-            outbox.append([sets(rows=8)], [], b"state" * 100)
+            outbox.append([make_set(rows=8)], [], b"state" * 100)
         except OutboxUnavailable:
             return number
     raise AssertionError("it was never full")
 
 
 def test_a_volume_of_400_kib_is_not_filled_by_the_journal_and_ships_when_it_is_full(
-    small_disk: Path, clock: VirtualClock, sets: Sets
+    small_disk: Path, clock: VirtualClock
 ) -> None:
     outbox = Outbox(small_disk / "outbox.sqlite", clock)
-    taken = [_fill(outbox, sets)]
+    taken = [_fill(outbox)]
     for _ in range(3):
         assert outbox.pending(**ALL) is not None
         acknowledge(outbox, outbox.last_seq, outbox.last_seq)
         assert outbox.pending(**ALL) is None
         assert outbox.stats().rows == 0
-        taken.append(_fill(outbox, sets))
+        taken.append(_fill(outbox))
     outbox.close()
     assert min(taken) > 40, "more than the log alone could hold"
 
 
 def test_where_the_volume_has_little_room_what_was_sent_is_removed_step_by_step(
-    tmp_path: Path, clock: VirtualClock, sets: Sets
+    tmp_path: Path, clock: VirtualClock
 ) -> None:
     free = [2**30]
     outbox = Outbox(tmp_path / "outbox.sqlite", clock, free_bytes=lambda: free[0])
     for _ in range(50):
-        outbox.append([sets(rows=8)], [], None)
+        outbox.append([make_set(rows=8)], [], None)
     free[0] = RESERVE_BYTES
     with pytest.raises(OutboxUnavailable, match="128 KiB of disk are free"):
-        outbox.append([sets()], [], None)
+        outbox.append([make_set()], [], None)
     assert outbox.last_seq == 400
     acknowledge(outbox, 399, 399)
     assert pending_seqs(outbox) == [400]
     assert outbox.stats().rows == 1
     assert (tmp_path / "outbox.sqlite-wal").stat().st_size == 0
     free[0] = 2**30
-    assert outbox.append([sets()], [], None).last_seq == 401
+    assert outbox.append([make_set()], [], None).last_seq == 401
 
 
 def test_no_file_that_another_program_shortens_ends_the_process(tmp_path: Path) -> None:
