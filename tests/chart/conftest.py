@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import helm_python
 import pytest
 import yaml
+
+from accountant.core.settings import Settings, load
 
 CHART = Path(__file__).parents[2] / "helm" / "gputally"
 Values = dict[str, Any]
@@ -214,6 +216,7 @@ VARIATIONS: dict[str, Values] = {
         "monitoring": {"namespaceSelector": {"matchExpressions": [{"key": "prometheus", "operator": "Exists"}]}},
     },
 }
+FLEET = VARIATIONS["the fleet's pages alone"]
 EXAMPLES: dict[str, Values] = {
     path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted((CHART / "examples").glob("*.yaml"))
 }
@@ -231,10 +234,71 @@ def named(manifests: list[Manifest]) -> dict[tuple[str, str], Manifest]:
     return {(m["kind"], m["metadata"]["name"]): m for m in manifests}
 
 
+def pods(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
+    """Component and pod template of every workload and job."""
+    for manifest in manifests:
+        spec = manifest.get("spec", {})
+        spec = spec.get("jobTemplate", {}).get("spec", spec)
+        if "template" in spec:
+            yield manifest["metadata"]["labels"][COMPONENT], spec["template"]
+
+
+def pod_specs(manifests: list[Manifest]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for component, template in pods(manifests):
+        yield component, template["spec"]
+
+
+def pod(workload: Manifest) -> dict[str, Any]:
+    found: dict[str, Any] = workload["spec"]["template"]["spec"]
+    return found
+
+
 def container(workload: Manifest) -> dict[str, Any]:
-    (found,) = workload["spec"]["template"]["spec"]["containers"]
+    (found,) = pod(workload)["containers"]
     assert isinstance(found, dict)
     return found
+
+
+def environment(workload: Manifest) -> dict[str, str]:
+    return {e["name"]: e["value"] for e in container(workload)["env"] if "value" in e}
+
+
+def mounts(workload: Manifest) -> dict[str, str]:
+    """Volume -> where the container has it."""
+    return {m["name"]: m["mountPath"] for m in container(workload)["volumeMounts"]}
+
+
+def volumes(workload: Manifest) -> dict[str, Any]:
+    return {volume["name"]: volume for volume in pod(workload)["volumes"]}
+
+
+def settings_of(workload: Manifest) -> Settings:
+    """What the accountant reads from its environment."""
+    told = {key: value for key, value in environment(workload).items() if key.startswith("GPUTALLY_")}
+    return load(None, told, {"auth": "off"})
+
+
+def files_of(chart: helm_python.Chart, values: Values) -> dict[str, str]:
+    found: dict[str, str] = chart.render(values, name="gputally", namespace="metering")
+    return found
+
+
+def notes(chart: helm_python.Chart, values: Values) -> str:
+    """What Helm says after an installation."""
+    return files_of(chart, values)["gputally/templates/NOTES.txt"]
+
+
+def refused(chart: helm_python.Chart, values: Values) -> str:
+    """Why the templates render no manifests."""
+    with pytest.raises(helm_python.HelmRenderError) as caught:
+        files_of(chart, values)
+    return str(caught.value)
+
+
+def manifests_of(chart: helm_python.Chart, values: Values) -> list[Manifest]:
+    texts = [text for path, text in sorted(files_of(chart, values).items()) if path.endswith(".yaml")]
+    # The loader in C: the dashboards are large, and there are many renderings.
+    return [manifest for text in texts for manifest in yaml.load_all(text, yaml.CSafeLoader) if manifest]
 
 
 def ways_out(policy: Manifest) -> dict[int | str, list[Any]]:
@@ -264,14 +328,8 @@ def render(chart: helm_python.Chart) -> Render:
     def rendered(values: Values) -> list[Manifest]:
         key = json.dumps(values, sort_keys=True)
         if key not in known:
-            known[key] = fresh(values)
+            known[key] = manifests_of(chart, values)
         return copy.deepcopy(known[key])
-
-    def fresh(values: Values) -> list[Manifest]:
-        files = chart.render(values, name="gputally", namespace="metering")
-        texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
-        # The loader in C: the dashboards are large, and there are many renderings.
-        return [manifest for text in texts for manifest in yaml.load_all(text, yaml.CSafeLoader) if manifest]
 
     return rendered
 

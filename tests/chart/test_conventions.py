@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import helm_python
 import pytest
 
-from tests.chart.conftest import COMPONENT, OF_A_POD, SPREAD, VARIATIONS, Manifest, container, named
+from tests.chart.conftest import COMPONENT, OF_A_POD, SPREAD, VARIATIONS, Manifest, container, named, notes, pod, pods
 
 ADMIN = VARIATIONS["as a cluster admin wants it"]
 PRIVILEGED = {"agent"}
@@ -16,21 +15,6 @@ GPU_LABELS = {
     "nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present", "cloud.google.com/gke-gpu-driver-version",
     "karpenter.k8s.aws/instance-gpu-manufacturer", "k8s.amazonaws.com/accelerator", "kubernetes.azure.com/accelerator",
 }  # fmt: skip
-
-
-def pods(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
-    """Component and pod template of every workload."""
-    for manifest in manifests:
-        spec = manifest.get("spec", {})
-        spec = spec.get("jobTemplate", {}).get("spec", spec)
-        if "template" in spec:
-            yield manifest["metadata"]["labels"][COMPONENT], spec["template"]
-
-
-def refused(chart: helm_python.Chart, values: dict[str, Any]) -> str:
-    with pytest.raises(helm_python.HelmRenderError) as caught:
-        chart.render(values, name="gputally", namespace="metering")
-    return str(caught.value)
 
 
 def agent(render: Any, **values: Any) -> Manifest:
@@ -41,8 +25,8 @@ def agent(render: Any, **values: Any) -> Manifest:
 def test_a_pods_usual_fields_reach_every_pod_and_every_container(render: Any) -> None:
     found = dict(pods(render(ADMIN)))
     assert set(found) == {"agent", "accountant", "fairshare", "backup", "report"}
-    for component, pod in found.items():
-        labels, spec = pod["metadata"]["labels"], pod["spec"]
+    for component, template in found.items():
+        labels, spec = template["metadata"]["labels"], template["spec"]
         assert labels["example.org/cost"] == "platform", component
         assert labels[COMPONENT] == component
         assert spec["dnsConfig"] == OF_A_POD["dnsConfig"]
@@ -65,23 +49,16 @@ def test_a_pods_usual_fields_reach_every_pod_and_every_container(render: Any) ->
 
 def test_a_field_of_a_security_context_is_replaced_or_left_out(render: Any) -> None:
     own = {"podSecurityContext": {"runAsUser": 1000660000, "fsGroup": None}, "securityContext": {"runAsNonRoot": None}}
-    accountant = named(render({"accountant": own}))["StatefulSet", "gputally-accountant"]["spec"]["template"]["spec"]
+    accountant = pod(named(render({"accountant": own}))["StatefulSet", "gputally-accountant"])
     assert accountant["securityContext"]["runAsUser"] == 1000660000
     assert "fsGroup" not in accountant["securityContext"]
     assert "runAsNonRoot" not in accountant["containers"][0]["securityContext"]
     assert accountant["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-@pytest.mark.parametrize("where", [{"podLabels": ["team"]}, {"pools": {"a": {"podLabels": ["team"]}}}])
-def test_the_former_list_of_exported_labels_is_refused_with_its_new_name(
-    chart: helm_python.Chart, where: dict[str, Any]
-) -> None:
-    assert "ledger is agent.exportPodLabels: rename it" in refused(chart, {"agent": where})
-
-
 def test_a_pods_label_cannot_take_it_out_of_its_selector(render: Any) -> None:
-    pod = agent(render, podLabels={COMPONENT: "other", "app.kubernetes.io/version": "mine"})
-    assert pod["metadata"]["labels"][COMPONENT] == "agent"
+    template = agent(render, podLabels={COMPONENT: "other", "app.kubernetes.io/version": "mine"})
+    assert template["metadata"]["labels"][COMPONENT] == "agent"
 
 
 def test_names_are_what_the_overrides_say(render: Any) -> None:
@@ -122,14 +99,10 @@ def test_an_image_is_of_the_registry_that_is_named(render: Any, values: dict[str
     assert container(named(render(values))["DaemonSet", "gputally-agent"])["image"] == image
 
 
-def test_no_registry_is_no_silent_name(chart: helm_python.Chart) -> None:
-    assert "image.registry: is empty" in refused(chart, {"image": {"registry": ""}})
-
-
 def test_pull_secrets_of_a_parent_chart_come_before_ours(render: Any) -> None:
     values = {"global": {"imagePullSecrets": ["a", {"name": "b"}]}, "imagePullSecrets": [{"name": "c"}]}
-    for component, pod in pods(render(values)):
-        assert pod["spec"]["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}, {"name": "c"}], component
+    for component, template in pods(render(values)):
+        assert template["spec"]["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}, {"name": "c"}], component
 
 
 def test_agents_start_on_nodes_of_any_usual_label_and_need_no_runtime_class(render: Any) -> None:
@@ -183,28 +156,6 @@ def test_pages_are_reached_through_an_ingress_and_a_gateway(render: Any) -> None
     }
 
 
-@pytest.mark.parametrize(
-    ("values", "fault"),
-    [
-        ({"accountant": {"ingress": {"enabled": True}}}, "accountant.ingress.hosts: needs a host"),
-        ({"accountant": {"httpRoute": {"enabled": True}}}, "accountant.httpRoute.parentRefs: needs the Gateway"),
-        (
-            {"fairshare": {"pages": {"ingress": {"enabled": True, "hosts": ["a.example"]}}}},
-            "fairshare.pages.enabled is false",
-        ),
-        (
-            {"accountant": {
-                "httpRoute": {"enabled": True, "parentRefs": [{"name": "web"}]}, "tls": {"existingSecret": "tls"},
-                "authority": {"existingConfigMap": "ours", "key": "bundle.pem"},
-            }},
-            "accountant.httpRoute.backendTLS: a Gateway reads",
-        ),
-    ],
-)  # fmt: skip
-def test_a_way_in_that_leads_nowhere_is_refused(chart: helm_python.Chart, values: dict[str, Any], fault: str) -> None:
-    assert fault in refused(chart, values)
-
-
 def test_prometheus_may_scrape_from_the_namespaces_that_are_selected(render: Any) -> None:
     def scrapers(values: dict[str, Any]) -> list[Any]:
         found = named(render({**values, "fairshare": {"prometheus": {"url": "http://prometheus.any.svc:9090"}}}))
@@ -226,14 +177,11 @@ def test_prometheus_may_scrape_from_the_namespaces_that_are_selected(render: Any
 
 
 def test_the_notes_say_who_cannot_reach_the_pages(chart: helm_python.Chart) -> None:
-    def notes(values: dict[str, Any]) -> str:
-        return str(chart.render(values, name="gputally", namespace="metering")["gputally/templates/NOTES.txt"])
-
     ingress = {"accountant": {"ingress": {"enabled": True, "hosts": ["a.example"]}}}
-    assert "WARNING: networkPolicy.accountantFrom names no namespace" in notes(ingress)
-    assert "WARNING" not in notes({**ingress, "networkPolicy": {"enabled": False}})
-    assert "WARNING: fairshare.pages.from names no namespace" in notes(ADMIN)
-    assert "networkPolicy.accountantFrom names" not in notes(ADMIN)
+    assert "WARNING: networkPolicy.accountantFrom names no namespace" in notes(chart, ingress)
+    assert "WARNING" not in notes(chart, {**ingress, "networkPolicy": {"enabled": False}})
+    assert "WARNING: fairshare.pages.from names no namespace" in notes(chart, ADMIN)
+    assert "networkPolicy.accountantFrom names" not in notes(chart, ADMIN)
 
 
 def test_the_ledgers_volume_has_the_access_mode_that_is_asked_for(render: Any) -> None:

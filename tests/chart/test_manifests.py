@@ -13,9 +13,18 @@ import helm_python
 import pytest
 import yaml
 
-from accountant.core.settings import load
 from dashboards import __main__, prometheus_rules
-from tests.chart.conftest import EXAMPLES, PRESETS
+from tests.chart.conftest import (
+    EXAMPLES,
+    PRESETS,
+    container,
+    manifests_of,
+    mounts,
+    named,
+    notes,
+    settings_of,
+    volumes,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 FOREIGN = {"SecurityContextConstraints", "Certificate", "HTTPRoute", "BackendTLSPolicy"}
@@ -57,9 +66,9 @@ def test_a_long_name_leaves_room_for_what_kubernetes_puts_behind_it(render: Any)
     """A StatefulSet's pods carry its name and a hash of ten digits in one label, a CronJob's name eleven more."""
     longest = {"StatefulSet": 63 - 11, "CronJob": 63 - 11}
     jobs = {"backup": {"enabled": True}, "report": {"enabled": True}}
-    named = {m["kind"]: m["metadata"]["name"] for m in render({"fullnameOverride": "a" * 50, **jobs})}
+    names = {m["kind"]: m["metadata"]["name"] for m in render({"fullnameOverride": "a" * 50, **jobs})}
     for kind, most in longest.items():
-        assert len(named[kind]) <= most, kind
+        assert len(names[kind]) <= most, kind
 
 
 def test_selectors_hold_only_what_never_changes(workloads: dict[str, dict[str, Any]]) -> None:
@@ -72,10 +81,8 @@ def test_selectors_hold_only_what_never_changes(workloads: dict[str, dict[str, A
 
 def test_what_is_mounted_exists_and_what_exists_is_mounted(workloads: dict[str, dict[str, Any]]) -> None:
     for workload in workloads.values():
-        pod = workload["spec"]["template"]["spec"]
         claims = {c["metadata"]["name"] for c in workload["spec"].get("volumeClaimTemplates", [])}
-        (container,) = pod["containers"]
-        assert {v["name"] for v in pod["volumes"]} | claims == {m["name"] for m in container["volumeMounts"]}
+        assert set(volumes(workload)) | claims == {m["name"] for m in container(workload)["volumeMounts"]}
 
 
 def test_pods_are_replaced_when_their_files_change(render: Any) -> None:
@@ -92,18 +99,15 @@ def test_pods_are_replaced_when_their_files_change(render: Any) -> None:
 
 def test_a_file_reaches_its_config_map_unchanged(render: Any) -> None:
     text = "schema: 1\nrows:\n  - id: 'a'   # with a comment: and a colon\n    price: \"2.50\"\n"
-    found = {
-        m["metadata"]["name"]: m for m in render({"accountant": {"prices": {"text": text}}}) if m["kind"] == "ConfigMap"
-    }
-    assert found["gputally-accountant-prices"]["data"]["prices.yaml"] == text
+    found = named(render({"accountant": {"prices": {"text": text}}}))
+    assert found["ConfigMap", "gputally-accountant-prices"]["data"]["prices.yaml"] == text
 
 
 def test_an_existing_config_map_is_used_and_not_made(render: Any) -> None:
     manifests = render({"fairshare": {"policy": {"existingConfigMap": "ours"}}})
     assert "gputally-fairshare-policy" not in {m["metadata"]["name"] for m in manifests}
     deployment = next(m for m in manifests if m["kind"] == "Deployment")
-    volumes = {v["name"]: v for v in deployment["spec"]["template"]["spec"]["volumes"]}
-    assert volumes["policy"]["configMap"]["name"] == "ours"
+    assert volumes(deployment)["policy"]["configMap"]["name"] == "ours"
 
 
 def test_dashboards_carry_the_label_of_the_sidecar_each_in_a_map_of_its_own(render: Any) -> None:
@@ -118,19 +122,11 @@ def test_dashboards_carry_the_label_of_the_sidecar_each_in_a_map_of_its_own(rend
     assert [m for m in render({"dashboards": {"enabled": False}}) if "dashboard" in m["metadata"]["name"]] == []
 
 
-def test_monitors_need_their_kind(chart: helm_python.Chart) -> None:
-    with pytest.raises(helm_python.HelmRenderError, match=r"monitoring\.coreos\.com/v1"):
-        chart.render({"monitoring": {"enabled": True}}, name="gputally", namespace="metering")
-
-
 def test_monitors_scrape_every_program_and_keep_our_labels(folder: Path, tmp_path: Path) -> None:
     copy = with_operator(folder, tmp_path, "monitoring.yaml")
     token = {"existingSecret": "prometheus-reads", "key": "token"}
     values = {"monitoring": {"enabled": True, "labels": {"release": "prometheus"}, "token": token}}
-    files = helm_python.Chart.load(copy).render(values, name="gputally", namespace="metering")
-    everything = [
-        m for path, text in files.items() if path.endswith(".yaml") for m in yaml.load_all(text, yaml.CSafeLoader) if m
-    ]
+    everything = manifests_of(helm_python.Chart.load(copy), values)
     monitors = {m["metadata"]["labels"]["app.kubernetes.io/component"]: m for m in everything if "Monitor" in m["kind"]}
     assert {component: m["kind"] for component, m in monitors.items()} == {
         "agent": "PodMonitor",
@@ -150,12 +146,7 @@ def test_monitors_scrape_every_program_and_keep_our_labels(folder: Path, tmp_pat
 
 def test_prometheus_gets_a_token_that_the_accountant_knows(folder: Path, tmp_path: Path) -> None:
     chart = helm_python.Chart.load(with_operator(folder, tmp_path, "monitoring.yaml"))
-    files = chart.render({"monitoring": {"enabled": True}}, name="gputally", namespace="metering")
-    found = {
-        (m["kind"], m["metadata"]["name"]): m
-        for path, text in files.items() if path.endswith(".yaml") and "dashboards" not in path
-        for m in yaml.safe_load_all(text) if m
-    }  # fmt: skip
+    found = named(manifests_of(chart, {"monitoring": {"enabled": True}}))
     (endpoint,) = found["ServiceMonitor", "gputally-accountant"]["spec"]["endpoints"]
     credentials = endpoint["authorization"]["credentials"]
     token = base64.b64decode(found["Secret", credentials["name"]]["data"][credentials["key"]]).decode()
@@ -164,15 +155,14 @@ def test_prometheus_gets_a_token_that_the_accountant_knows(folder: Path, tmp_pat
     assert endpoint["tlsConfig"]["serverName"] == "gputally-accountant.metering.svc"
     authority = endpoint["tlsConfig"]["ca"]["configMap"]
     assert authority["key"] in found["ConfigMap", authority["name"]]["data"]
-    spec = found["StatefulSet", "gputally-accountant"]["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
-    environment = {e["name"]: e.get("value") for e in container["env"]}
-    settings = load(None, {k: v for k, v in environment.items() if k.startswith("GPUTALLY_")}, {"auth": "off"})
-    (mount,) = (m for m in container["volumeMounts"] if m["name"] == "metrics")
-    assert settings.metrics_token == Path(mount["mountPath"]) / "token"
-    (volume,) = (v["secret"] for v in spec["volumes"] if v["name"] == "metrics")
+    accountant = found["StatefulSet", "gputally-accountant"]
+    assert settings_of(accountant).metrics_token == Path(mounts(accountant)["metrics"]) / "token"
     items = [{"key": credentials["key"], "path": "token"}]
-    assert volume == {"secretName": credentials["name"], "defaultMode": 0o440, "items": items}
+    assert volumes(accountant)["metrics"]["secret"] == {
+        "secretName": credentials["name"],
+        "defaultMode": 0o440,
+        "items": items,
+    }
 
 
 def with_operator(folder: Path, to: Path, *templates: str) -> Path:
@@ -191,8 +181,7 @@ def test_the_rules_are_those_of_the_dashboards_and_may_be_tuned(folder: Path, tm
 
     def rendered(**settings: Any) -> dict[str, Any]:
         values = {"monitoring": {"labels": {"release": "prometheus"}, "rules": {"enabled": True, **settings}}}
-        files = chart.render(values, name="gputally", namespace="metering")
-        (rule,) = [yaml.safe_load(text) for path, text in files.items() if path.endswith("prometheusrule.yaml")]
+        (rule,) = [m for m in manifests_of(chart, values) if m["kind"] == "PrometheusRule"]
         assert rule["metadata"]["labels"]["release"] == "prometheus"
         return {
             each.get("alert", each.get("record")): each for group in rule["spec"]["groups"] for each in group["rules"]
@@ -222,27 +211,16 @@ def test_nobody_misses_here_what_is_installed_elsewhere(folder: Path, tmp_path: 
         "accountant": {"enabled": False, "externalUrl": "https://10.0.0.9"},
         "fairshare": {"enabled": False},
     }
-    files = chart.render(values, name="gputally", namespace="metering")
-    (rule,) = [yaml.safe_load(text) for path, text in files.items() if path.endswith("prometheusrule.yaml")]
-    named = [group["name"] for group in rule["spec"]["groups"]]
+    (rule,) = [m for m in manifests_of(chart, values) if m["kind"] == "PrometheusRule"]
+    there = [group["name"] for group in rule["spec"]["groups"]]
     every = [group["name"] for group in yaml.safe_load(prometheus_rules.render_rules())["groups"]]
-    assert named == [name for name in every if name not in ("gputally.ledger", "gputally.fairshare")]
-
-
-def test_rules_need_their_kind(chart: helm_python.Chart) -> None:
-    with pytest.raises(helm_python.HelmRenderError, match=r"monitoring\.rules\.enabled: .*monitoring\.coreos\.com/v1"):
-        chart.render({"monitoring": {"rules": {"enabled": True}}}, name="gputally", namespace="metering")
-
-
-def test_an_accountant_elsewhere_needs_its_address(chart: helm_python.Chart) -> None:
-    with pytest.raises(helm_python.HelmRenderError, match=r"accountant\.externalUrl: needed"):
-        chart.render({"accountant": {"enabled": False}}, name="gputally", namespace="metering")
+    assert there == [name for name in every if name not in ("gputally.ledger", "gputally.fairshare")]
 
 
 def test_the_notes_name_the_next_three_commands(chart: helm_python.Chart, values: dict[str, Any]) -> None:
-    notes = chart.render(values, name="gputally", namespace="metering")["gputally/templates/NOTES.txt"]
-    assert [line[0] for line in notes.splitlines() if re.match(r"\d\. ", line)] == ["1", "2", "3"]
-    commands = [line.strip() for line in notes.splitlines() if line.startswith("     ")]
+    lines = notes(chart, values).splitlines()
+    assert [line[0] for line in lines if re.match(r"\d\. ", line)] == ["1", "2", "3"]
+    commands = [line.strip() for line in lines if line.startswith("     ")]
     assert len(commands) == 3
     assert {command.split()[0] for command in commands} <= {"gputally", "kubectl"}
 
@@ -252,8 +230,7 @@ def test_monitors_relabel_as_the_values_say(folder: Path, tmp_path: Path) -> Non
     targets = [{"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}]
     metrics = [{"sourceLabels": ["__name__"], "regex": "python_.*", "action": "drop"}]
     values = {"monitoring": {"enabled": True, "relabelings": targets, "metricRelabelings": metrics}}
-    text = chart.render(values, name="gputally", namespace="metering")["gputally/templates/monitoring.yaml"]
-    monitors = [m for m in yaml.safe_load_all(text) if m and "Monitor" in m["kind"]]
+    monitors = [m for m in manifests_of(chart, values) if "Monitor" in m["kind"]]
     assert len(monitors) == 3
     for monitor in monitors:
         (endpoint,) = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
@@ -289,9 +266,9 @@ def test_the_manifests_are_the_golden_ones(render: Any, name: str, example: str 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_what_a_preset_changes_is_the_golden_change(render: Any, name: str) -> None:
     """The objects that differ from those of the defaults, and none that is missing."""
-    defaults = {(m["kind"], m["metadata"]["name"]): m for m in settled(render({}))}
+    defaults = named(settled(render({})))
     found = settled(render(PRESETS[name]))
-    assert set(defaults) <= {(m["kind"], m["metadata"]["name"]) for m in found}
+    assert set(defaults) <= set(named(found))
     golden(f"presets/{name}", [m for m in found if m != defaults.get((m["kind"], m["metadata"]["name"]))])
 
 
@@ -312,7 +289,4 @@ def test_as_a_part_of_another_chart_it_makes_the_same(
     """Every variation, example and preset, beside a parent's `global` that has other charts' keys."""
     ours = values.get("global", {})
     given = {"gputally": values, "global": {"storageClass": "fast", "security": {"allowInsecureImages": True}, **ours}}
-    files = parent.render(given, name="gputally", namespace="metering")
-    texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
-    found = [manifest for text in texts for manifest in yaml.load_all(text, yaml.CSafeLoader) if manifest]
-    assert settled(found) == settled(render(values))
+    assert settled(manifests_of(parent, given)) == settled(render(values))

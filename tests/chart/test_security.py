@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import helm_python
 import pytest
 
-from accountant.core.settings import load
+from tests.chart.conftest import container, environment, mounts, pod, settings_of, volumes
 
 RESTRICTED = {"accountant", "fairshare"}
 OF_THE_ACCOUNTANT = {"gputally-accountant", "gputally-kai-usage", "gputally-opencost"}
 """Its Service and network policy, and those of its ports without credentials."""
-
-
-def pod(workload: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = workload["spec"]["template"]["spec"]
-    return found
-
-
-def container(workload: dict[str, Any]) -> dict[str, Any]:
-    (found,) = pod(workload)["containers"]
-    assert isinstance(found, dict)
-    return found
 
 
 def test_every_container_is_bounded_probed_and_read_only(workloads: dict[str, dict[str, Any]]) -> None:
@@ -108,8 +96,7 @@ def test_of_the_host_the_agent_sees_its_spool_the_kubelets_socket_and_with_hostp
 def test_log_folders_elsewhere_on_the_node_are_mounted_where_the_agent_looks(render: Any) -> None:
     values = {"agent": {"privilege": "process", "podLogsHostPath": "/data/pods"}}
     agent = next(m for m in render(values) if m["kind"] == "DaemonSet")
-    (logs,) = (v for v in pod(agent)["volumes"] if v["name"] == "pod-logs")
-    assert logs["hostPath"] == {"path": "/data/pods", "type": "Directory"}
+    assert volumes(agent)["pod-logs"]["hostPath"] == {"path": "/data/pods", "type": "Directory"}
     assert "--pod-logs=/var/log/pods" in container(agent)["args"]
 
 
@@ -117,20 +104,13 @@ def test_log_folders_elsewhere_on_the_node_are_mounted_where_the_agent_looks(ren
 def test_the_release_file_lies_beside_the_spool(render: Any, name: str, flags: list[str]) -> None:
     agent = next(m for m in render({"agent": {"releaseFile": name}}) if m["kind"] == "DaemonSet")
     assert [arg for arg in container(agent)["args"] if arg.startswith("--release-file")] == flags
-    (spool,) = (m for m in container(agent)["volumeMounts"] if m["name"] == "spool")
-    assert spool["mountPath"] == "/var/lib/gputally"
+    assert mounts(agent)["spool"] == "/var/lib/gputally"
 
 
 def test_the_agent_has_time_to_deliver_the_rest(render: Any) -> None:
     agent = next(m for m in render({"agent": {"graceSeconds": 45}}) if m["kind"] == "DaemonSet")
     assert "--grace=45" in container(agent)["args"]
     assert pod(agent)["terminationGracePeriodSeconds"] > 45
-
-
-def volume(workload: dict[str, Any], name: str) -> dict[str, Any]:
-    (found,) = (v for v in pod(workload)["volumes"] if v["name"] == name)
-    assert isinstance(found, dict)
-    return found
 
 
 def test_the_agent_reads_pods_and_nodes_and_nothing_else(render: Any) -> None:
@@ -143,7 +123,7 @@ def test_the_agent_reads_pods_and_nodes_and_nothing_else(render: Any) -> None:
         ([""], ["nodes"], ["list", "watch"]),
     ]
     agent = next(m for m in manifests if m["kind"] == "DaemonSet")
-    access = volume(agent, "kube-api-access")["projected"]
+    access = volumes(agent)["kube-api-access"]["projected"]
     assert access["defaultMode"] == 0o400
     assert access["sources"][0]["serviceAccountToken"] == {"path": "token", "expirationSeconds": 3607}
     assert "audience" not in access["sources"][0]["serviceAccountToken"]
@@ -161,7 +141,7 @@ def test_without_the_api_server_the_agent_has_no_right_no_token_and_no_way_there
 
 def test_the_accountant_is_shown_a_token_of_the_service_account(render: Any) -> None:
     agent = next(m for m in render({}) if m["kind"] == "DaemonSet")
-    (source,) = volume(agent, "token")["projected"]["sources"]
+    (source,) = volumes(agent)["token"]["projected"]["sources"]
     assert source["serviceAccountToken"] == {"path": "token", "audience": "gputally", "expirationSeconds": 3607}
 
 
@@ -176,11 +156,6 @@ def test_accounting_mode_is_asked_for_on_its_own(render: Any, level: str, asked:
         m for m in render({**values, "openshift": {"enabled": True}}) if m["kind"] == "SecurityContextConstraints"
     )
     assert constraints["allowedCapabilities"] == added
-
-
-def test_accounting_mode_needs_the_hosts_processes(chart: Any) -> None:
-    with pytest.raises(helm_python.HelmRenderError, match=r"agent\.accountingMode"):
-        chart.render({"agent": {"accountingMode": True}}, name="gputally", namespace="metering")
 
 
 def test_the_agent_is_told_its_level_and_what_may_leave_the_node(render: Any) -> None:
@@ -207,10 +182,10 @@ def test_the_accountant_only_looks_at_the_api_server_and_only_if_it_is_told_to(r
         assert set(rule["verbs"]) <= ({"create"} if set(rule["resources"]) <= reviews else {"get", "list", "watch"})
     accountant = next(m for m in manifests if m["kind"] == "StatefulSet")
     assert pod(accountant)["automountServiceAccountToken"] is True
-    told = {one["name"]: one["value"] for one in container(accountant)["env"]}
+    told = environment(accountant)
     assert told["GPUTALLY_ACCOUNTANT_KUBERNETES__INVENTORY"] == "true"
     assert told["GPUTALLY_ACCOUNTANT_KUBERNETES__TEAM_LABELS"] == "team,x/y"
-    settings = load(None, {**told, "GPUTALLY_ACCOUNTANT_AUTH": "off"})
+    settings = settings_of(accountant)
     assert settings.kubernetes.team_labels == ("team", "x/y")
     assert settings.kubernetes.user_labels == ("owner",)
     (policy,) = (

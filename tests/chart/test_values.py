@@ -11,6 +11,8 @@ import helm_python
 import pytest
 import yaml
 
+from tests.chart.conftest import FLEET, Values, refused
+
 PASSED_ON = {
     "affinity", "valueFrom", "items", "podSecurityContext", "securityContext", "dnsConfig", "extraVolume",
     "extraVolumeMount", "relabeling", "topologySpreadConstraint", "global",
@@ -58,6 +60,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("a relative driver", {"agent": {"driverHostPath": "nvidia"}}, "driverHostPath"),
     ("a key in the values", {"accountant": {"tls": {"key": "-----BEGIN"}}}, "key"),
     ("an archive every now and then", {"accountant": {"archive": {"every": "often"}}}, "every"),
+    ("an archive by FTP", {"accountant": {"archive": {"enabled": True, "to": "ftp://books"}}}, "archive/to"),
     ("no backups at all", {"accountant": {"backups": {"keep": 0}}}, "keep"),
     ("a schedule of three fields", {"backup": {"schedule": "0 3 *"}}, "schedule"),
     ("a form of report", {"report": {"formats": ["docx"]}}, "formats"),
@@ -91,6 +94,74 @@ def test_bad_values_are_refused_with_their_place(
     with pytest.raises(helm_python.HelmValuesError) as refusal:
         chart.render(values, name="gputally", namespace="metering")
     assert place in str(refusal.value)
+
+
+_SESSION = {"sessionKey": {"existingSecret": "s"}}
+_SIGN_IN = {"enabled": True, "publicUrl": "https://fairshare.example", "signIn": _SESSION}
+_PAGES = {"pages": {"ingress": {"enabled": True, "hosts": ["a.example"]}}}
+_ELSEWHERE = {"enabled": False, "externalUrl": "https://accountant.example"}
+_GATEWAY = {
+    "httpRoute": {"enabled": True, "parentRefs": [{"name": "web"}]},
+    "tls": {"existingSecret": "tls"},
+    "authority": {"existingConfigMap": "ours", "key": "bundle.pem"},
+}
+_NO_CALLERS = {"accountant": {"kubernetesApi": False}, "agent": {"enabled": False}, "fairshare": {"enabled": False}}
+
+
+def _fleet(**changed: Any) -> Values:
+    return {**FLEET, "fleet": {**FLEET["fleet"], **changed}}
+
+
+REFUSED: list[tuple[Values, str]] = [
+    ({"accountant": {"callers": {"text": "kubernetes: {audience: other}"}}},
+     'audience is "other", and agent.token.audience "gputally"'),
+    ({"accountant": {"callers": {"text": "{"}}}, "accountant.callers.text: error converting YAML"),
+    ({"accountant": {"kubernetesApi": False}},
+     "agent.token: the accountant cannot have a service account token reviewed"),
+    ({"accountant": {"tls": {"enabled": False, "existingSecret": "s"}}},
+     "accountant.tls.existingSecret: accountant.tls.enabled"),
+    ({"accountant": {"tls": {"clientCertificates": True}}},
+     "accountant.tls.clientCertificates: the self-signed authority"),
+    ({"accountant": {"tokens": {"create": True, "existingSecret": "mine"}}},
+     "accountant.tokens: create makes the Secret"),
+    ({"accountant": {"enabled": False}}, "accountant.externalUrl: needed"),
+    ({"accountant": _ELSEWHERE}, "networkPolicy.accountantCidrs: the address ranges"),
+    ({"accountant": {"ingress": {"enabled": True}}}, "accountant.ingress.hosts: needs a host"),
+    ({"accountant": {"httpRoute": {"enabled": True}}}, "accountant.httpRoute.parentRefs: needs the Gateway"),
+    ({"accountant": _GATEWAY}, "accountant.httpRoute.backendTLS: a Gateway reads"),
+    ({"accountant": {"replicas": 2}}, "set accountant.archive.enabled"),
+    (_NO_CALLERS, "accountant: no caller could ask it"),
+    ({"agent": {"runAsUser": 65532, "privilege": "profiling"}}, "agent.runAsUser: "),
+    ({"agent": {"runAsUser": 65532, "privilege": "process", "accountingMode": True}}, "agent.runAsUser: "),
+    ({"agent": {"podLabels": ["team"]}}, "ledger is agent.exportPodLabels: rename it"),
+    ({"agent": {"pools": {"a": {"podLabels": ["team"]}}}}, "ledger is agent.exportPodLabels: rename it"),
+    ({"agent": {"namespace": {"create": True}}}, "needs agent.namespace.name"),
+    ({"agent": {"accountingMode": True}}, "agent.accountingMode"),
+    ({"image": {"registry": ""}}, "image.registry: is empty"),
+    ({"monitoring": {"enabled": True}}, "monitoring.coreos.com/v1"),
+    ({"monitoring": {"rules": {"enabled": True}}}, "monitoring.rules.enabled: "),
+    ({"monitoring": {"rules": {"enabled": True}}}, "monitoring.coreos.com/v1"),
+    ({"fairshare": {"pages": {"enabled": True}}}, "fairshare.pages: no caller could open them"),
+    ({"fairshare": _PAGES}, "fairshare.pages.enabled is false"),
+    ({"fairshare": {"pages": _SIGN_IN}}, "set fairshare.pages.callers or accountant.callers"),
+    ({"fairshare": {"pages": {**_SIGN_IN, "callers": {"existingConfigMap": "c"}, "signIn": {}}}},
+     "needs fairshare.pages.signIn.sessionKey.existingSecret"),
+    ({"fairshare": {"pages": _SIGN_IN},
+      "accountant": {"enabled": False, "externalUrl": "https://10.0.0.9", "callers": {"text": "schema: 1\n"}}},
+     "set fairshare.pages.callers"),
+    ({"fleet": {"enabled": True}}, "set accountant.lake.warehouse"),
+    (_fleet(tokens={}, callers={}, publicUrl="", ingress={}), "no caller could read it"),
+    (_fleet(engineUrl=""), "trino runs elsewhere: set fleet.engineUrl"),
+    (_fleet(callers={}), "people sign in with the issuers of a callers file"),
+    (_fleet(signIn={}), "needs fleet.signIn.sessionKey.existingSecret"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "words"), REFUSED)
+def test_values_that_cannot_work_together_are_refused_with_the_reason(
+    chart: helm_python.Chart, values: Values, words: str
+) -> None:
+    assert words in refused(chart, values)
 
 
 def schemas(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
