@@ -89,22 +89,33 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
         yield found
 
 
-def stand_in(recorder: Recorder, group: str, version: str, plural: str, kind: str, *, namespaced: bool = True) -> None:
-    """A kind of a custom resource that takes everything. It takes a moment until it is `served`."""
-    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    body = {
+ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
+def stand_in(
+    recorder: Recorder,
+    group: str,
+    version: str,
+    plural: str,
+    kind: str,
+    schema: dict[str, Any] = ANYTHING,
+    *,
+    namespaced: bool = True,
+) -> None:
+    """A kind of a custom resource that takes what the schema says. It takes a moment until it is `served`."""
+    body: dict[str, Any] = {
         "metadata": {"name": f"{plural}.{group}"},
         "spec": {
             "group": group,
             "scope": "Namespaced" if namespaced else "Cluster",
             "names": {"plural": plural, "kind": kind, "singular": kind.lower()},
             "versions": [
-                {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": anything}},
+                {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}},
             ],
         },
     }
     if group.endswith(".k8s.io"):
-        body["metadata"]["annotations"] = {"api-approved.kubernetes.io": "unapproved, of a test"}  # type: ignore[index]
+        body["metadata"]["annotations"] = {"api-approved.kubernetes.io": "unapproved, of a test"}
     recorder.send("POST", CRDS, body)
 
 

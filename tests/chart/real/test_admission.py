@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.chart.conftest import COMPONENT, VARIATIONS
-from tests.chart.real.conftest import AGENTS, CRDS, RELEASE, Recorder, served
+from tests.chart.real.conftest import AGENTS, RELEASE, Recorder, served, stand_in
 from tests.patience import until
 
 pytestmark = pytest.mark.real
@@ -21,18 +21,7 @@ def strict(
     recorder: Recorder, group: str, plural: str, kind: str, schema: Manifest, *, namespaced: bool = True
 ) -> None:
     """A kind by the fields that its project documents, and no others."""
-    body: Manifest = {
-        "metadata": {"name": f"{plural}.{group}"},
-        "spec": {
-            "group": group,
-            "scope": "Namespaced" if namespaced else "Cluster",
-            "names": {"plural": plural, "kind": kind, "singular": kind.lower()},
-            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
-        },
-    }
-    if group.endswith(".k8s.io"):
-        body["metadata"]["annotations"] = {"api-approved.kubernetes.io": "unapproved, of a test"}
-    recorder.send("POST", CRDS, body)
+    stand_in(recorder, group, "v1", plural, kind, schema, namespaced=namespaced)
     until(lambda: served(recorder, f"/apis/{group}/v1", plural), lambda: f"{kind} is not served")
 
 
