@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -10,7 +10,7 @@ import pytest
 
 from agent.core.readings import Gpu, MigInstance
 from gputally.base.clock import VirtualClock
-from tests.fakes.apiserver.server import FakeApiServer
+from tests.fakes.apiserver.server import TOKEN, FakeApiServer
 from tests.fakes.compiled import compiled
 from tests.fakes.kubelet.server import FakeKubelet, compile_messages
 from tests.fakes.nvml.library import FakeNvml, build, loaded
@@ -51,11 +51,6 @@ def kubelet(messages: ModuleType, tmp_path: Path) -> Iterator[FakeKubelet]:
         yield running
 
 
-@pytest.fixture
-def make_gpu() -> Callable[..., Gpu]:
-    return gpu
-
-
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(build, tmp_path_factory.mktemp("nvml"))
@@ -73,3 +68,11 @@ def api_server() -> Iterator[FakeApiServer]:
     running = FakeApiServer()
     yield running
     running.close()
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    """A file with the token that the API server takes."""
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    return path

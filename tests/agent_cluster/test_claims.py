@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResource
 from agent.holders.lean_list_watch import ApiServer
 from gputally.base.clock import VirtualClock
 from tests.agent_cluster.conftest import gpu
-from tests.fakes.apiserver.server import TOKEN, FakeApiServer
+from tests.fakes.apiserver.server import FakeApiServer
 
 GPUS = (gpu(0), gpu(1))
 
@@ -33,16 +32,8 @@ def pod(name: str, claim_name: str, *devices: str) -> PodResources:
 
 
 @pytest.fixture
-def api() -> Iterator[FakeApiServer]:
-    running = FakeApiServer()
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def claims(api: FakeApiServer, clock: VirtualClock, tmp_path: Path) -> Claims:
-    (tmp_path / "token").write_text(TOKEN)
-    return Claims(ApiServer(api.url, None, tmp_path / "token"), clock)
+def claims(api_server: FakeApiServer, clock: VirtualClock, token: Path) -> Claims:
+    return Claims(ApiServer(api_server.url, None, token), clock)
 
 
 def holders(claims: Claims, *pods: PodResources) -> list[tuple[str, str, str | None]]:
@@ -52,9 +43,9 @@ def holders(claims: Claims, *pods: PodResources) -> list[tuple[str, str, str | N
     return [(a.gpu_uuid, a.holder.name, a.sharing) for a in found.allocations]
 
 
-def test_a_monitor_holds_nothing_of_what_it_looks_at(api: FakeApiServer, claims: Claims) -> None:
-    api.put(claim("all", result("gpu-0", adminAccess=True), result("gpu-1", adminAccess=True)))
-    api.put(claim("one", result("gpu-0", adminAccess=None)))
+def test_a_monitor_holds_nothing_of_what_it_looks_at(api_server: FakeApiServer, claims: Claims) -> None:
+    api_server.put(claim("all", result("gpu-0", adminAccess=True), result("gpu-1", adminAccess=True)))
+    api_server.put(claim("one", result("gpu-0", adminAccess=None)))
     pods = pod("exporter", "all", "gpu-0", "gpu-1"), pod("train", "one", "gpu-0")
     assert len(holders(claims, *pods)) == 3, "nothing is known of the claims yet"
     claims.step()
@@ -62,31 +53,33 @@ def test_a_monitor_holds_nothing_of_what_it_looks_at(api: FakeApiServer, claims:
     assert claims.failure == ""
 
 
-def test_each_claim_is_asked_for_once_and_now_and_then(api: FakeApiServer, claims: Claims, clock: VirtualClock) -> None:
-    api.put(claim("all", result("gpu-0", adminAccess=True)))
+def test_each_claim_is_asked_for_once_and_now_and_then(
+    api_server: FakeApiServer, claims: Claims, clock: VirtualClock
+) -> None:
+    api_server.put(claim("all", result("gpu-0", adminAccess=True)))
     named = pod("exporter", "all", "gpu-0")
     for _ in range(3):
         holders(claims, named)
         claims.step()
-    assert [path.rstrip("?") for path in api.requests] == [CLAIMS_PATH.format("monitoring", "all")]
+    assert [path.rstrip("?") for path in api_server.requests] == [CLAIMS_PATH.format("monitoring", "all")]
     clock.advance(HOLDS_MS)
-    api.refuse = 503, {}
+    api_server.refuse = 503, {}
     claims.step()
     assert "503" in claims.failure
     assert holders(claims, named) == [], "what was known stays known"
-    assert len(api.requests) == 2
+    assert len(api_server.requests) == 2
     holders(claims)
     claims.step()
-    assert (claims.failure, len(api.requests)) == ("", 2), "nobody names it any more"
+    assert (claims.failure, len(api_server.requests)) == ("", 2), "nobody names it any more"
 
 
 @pytest.mark.parametrize("status", [403, 404])
 def test_a_claim_that_may_not_be_read_counts_as_held_and_it_is_said(
-    api: FakeApiServer, claims: Claims, status: int
+    api_server: FakeApiServer, claims: Claims, status: int
 ) -> None:
-    api.refuse = status, {}
+    api_server.refuse = status, {}
     named = pod("exporter", "all", "gpu-0")
     for _ in range(3):
         assert holders(claims, named) == [(GPUS[0].uuid, "exporter", None)]
         claims.step()
-    assert len(api.requests) == 1
+    assert len(api_server.requests) == 1

@@ -29,7 +29,7 @@ from gputally.base.clock import SystemClock, VirtualClock
 from tests import patience
 from tests.agent_cluster.conftest import MIB
 from tests.agent_cluster.objects import UID, pod_object
-from tests.fakes.apiserver.server import TOKEN, FakeApiServer
+from tests.fakes.apiserver.server import FakeApiServer
 from tests.fakes.kubelet.server import FakeKubelet
 from tests.fakes.nvml.library import FakeNvml
 
@@ -76,6 +76,10 @@ class Node:
         assert found is not None
         return found.intervals, found.facts
 
+    def held(self) -> list[UsageInterval]:
+        """The rows of the pod."""
+        return [row for row in self.spooled()[0] if row.holder is not None and row.holder.uid == UID]
+
 
 @pytest.fixture
 def node(kubelet: FakeKubelet, nvml: FakeNvml, clock: VirtualClock, tmp_path: Path) -> Iterator[Node]:
@@ -99,7 +103,7 @@ def test_a_short_pod_ends_its_interval_and_keeps_its_labels_though_nobody_took_t
     kubelet.take("vision", "train-0")
     node.pass_(30)
     rows, facts = node.spooled()
-    held = [row for row in rows if row.holder is not None and row.holder.uid == UID]
+    held = node.held()
     assert sum(row.allocated_us for row in held) == 13_000_000
     assert sum(row.busy_us or 0 for row in held) == pytest.approx(6_500_000, abs=500_000)
     assert sum(row.capacity_us for row in rows) == (rows[-1].end_ms - rows[0].start_ms) * 1_000
@@ -123,9 +127,7 @@ def test_an_instance_that_only_the_kubelet_told_of_is_looked_for(
     node.pass_(3)
     before = nvml.calls("nvmlDeviceGetMaxMigDeviceCount")
     node.pass_(68)
-    rows, _ = node.spooled()
-    held = sum(row.allocated_us for row in rows if row.holder and row.holder.uid == UID)
-    assert held >= (90 - 2 - LOOK_MS // 1_000) * 1_000_000
+    assert sum(row.allocated_us for row in node.held()) >= (90 - 2 - LOOK_MS // 1_000) * 1_000_000
     assert nvml.calls("nvmlDeviceGetMaxMigDeviceCount") - before <= 60_000 // LOOK_MS + 2, "not with every reading"
 
 
@@ -151,8 +153,7 @@ def test_a_kubelet_that_is_away_for_a_while_costs_certainty_and_no_time(node: No
     node.pass_(60)
     kubelet.start()
     node.pass_(61)
-    rows, _ = node.spooled()
-    held = [row for row in rows if row.holder is not None and row.holder.uid == UID]
+    held = node.held()
     assert sum(row.allocated_us for row in held) == 180_000_000
     unknown = sum(gap.end_ms - gap.start_ms for row in held for gap in row.gaps)
     assert 0 < unknown <= 31_000
@@ -219,9 +220,7 @@ class Running:
 
 
 @pytest.fixture
-def running(nvml: FakeNvml, kubelet: FakeKubelet, api_server: FakeApiServer, tmp_path: Path) -> Iterator[Running]:
-    token = tmp_path / "token"
-    token.write_text(TOKEN)
+def running(nvml: FakeNvml, kubelet: FakeKubelet, api_server: FakeApiServer, token: Path) -> Iterator[Running]:
     chosen = Settings(
         node="node-1",
         kubelet_socket=str(kubelet.path),

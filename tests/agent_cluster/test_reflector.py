@@ -29,29 +29,15 @@ from tests.agent_cluster.conftest import T0
 from tests.agent_cluster.following import Following, Seen
 from tests.agent_cluster.objects import pod_object
 from tests.effort import examples
-from tests.fakes.apiserver.server import TOKEN, FakeApiServer
+from tests.fakes.apiserver.server import FakeApiServer
 
 PODS = "/api/v1/pods"
 UPGRADE, CLIENT = "nvidia.com/gpu-driver-upgrade-state", "nvidia.com/gpu.deploy.client"
 
 
 @pytest.fixture
-def server() -> Iterator[FakeApiServer]:
-    running = FakeApiServer()
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def token(tmp_path: Path) -> Path:
-    path = tmp_path / "token"
-    path.write_text(TOKEN)
-    return path
-
-
-@pytest.fixture
-def api(server: FakeApiServer, token: Path) -> Iterator[ApiServer]:
-    made = ApiServer(server.url, None, token)
+def api(api_server: FakeApiServer, token: Path) -> Iterator[ApiServer]:
+    made = ApiServer(api_server.url, None, token)
     yield made
     made.close()
 
@@ -66,12 +52,12 @@ def half() -> float:
 
 
 @pytest.fixture
-def followed(api: ApiServer, server: FakeApiServer, clock: VirtualClock) -> Iterator[tuple[Seen, Following]]:
+def followed(api: ApiServer, api_server: FakeApiServer, clock: VirtualClock) -> Iterator[tuple[Seen, Following]]:
     seen = Seen(clock)
     following = Following(Reflector(api, PODS, "spec.nodeName=node-1", seen, clock, half))
     yield seen, following
     api.close()
-    server.cut()
+    api_server.cut()
     following.end()
 
 
@@ -83,49 +69,53 @@ def pod(name: str, **more: Any) -> dict[str, Any]:
     return pod_object(name=name, uid=more.pop("uid", name), **more)
 
 
-def test_what_happens_on_this_node_is_followed(server: FakeApiServer, followed: tuple[Seen, Following]) -> None:
+def text(name: str, **more: Any) -> bytes:
+    return json.dumps(pod(name, **more)).encode()
+
+
+def test_what_happens_on_this_node_is_followed(api_server: FakeApiServer, followed: tuple[Seen, Following]) -> None:
     seen, following = followed
-    server.put(pod("a"))
-    server.put(elsewhere("x"))
+    api_server.put(pod("a"))
+    api_server.put(elsewhere("x"))
     seen.until(lambda: seen.names() == {"a"})
-    server.put(pod("b"))
-    server.delete("Pod", "vision", "a")
+    api_server.put(pod("b"))
+    api_server.delete("Pod", "vision", "a")
     seen.until(lambda: seen.names() == {"b"})
     assert following.reflector.failure == ""
 
 
-def test_a_break_is_gone_on_from_where_it_was(server: FakeApiServer, followed: tuple[Seen, Following]) -> None:
+def test_a_break_is_gone_on_from_where_it_was(api_server: FakeApiServer, followed: tuple[Seen, Following]) -> None:
     seen, _ = followed
-    server.put(pod("a"))
+    api_server.put(pod("a"))
     seen.until(lambda: seen.names() == {"a"})
     for name in ("b", "c"):
-        server.cut()
-        server.put(pod(name))
+        api_server.cut()
+        api_server.put(pod(name))
         seen.until(lambda name=name: name in seen.names())  # type: ignore[misc]
-    assert sum("watch=true" not in request for request in server.requests) == 1
+    assert sum("watch=true" not in request for request in api_server.requests) == 1
 
 
-def test_a_version_that_is_too_old_is_listed_anew(server: FakeApiServer, followed: tuple[Seen, Following]) -> None:
+def test_a_version_that_is_too_old_is_listed_anew(api_server: FakeApiServer, followed: tuple[Seen, Following]) -> None:
     seen, _ = followed
-    server.put(pod("a"))
+    api_server.put(pod("a"))
     seen.until(lambda: seen.names() == {"a"})
     with seen.changed:  # nothing is taken in while the history is lost
-        server.put(pod("b"))
-        server.delete("Pod", "vision", "a")
-        server.compact()
+        api_server.put(pod("b"))
+        api_server.delete("Pod", "vision", "a")
+        api_server.compact()
     seen.until(lambda: seen.names() == {"b"})
-    server.put(pod("c"))
+    api_server.put(pod("c"))
     seen.until(lambda: seen.names() == {"b", "c"})
 
 
-def test_a_long_list_comes_in_pages(server: FakeApiServer, api: ApiServer, clock: VirtualClock) -> None:
-    server.page_items = 3
+def test_a_long_list_comes_in_pages(api_server: FakeApiServer, api: ApiServer, clock: VirtualClock) -> None:
+    api_server.page_items = 3
     for number in range(8):
-        server.put(pod(f"p{number}"))
+        api_server.put(pod(f"p{number}"))
     seen = Seen(clock)
     Reflector(api, PODS, "spec.nodeName=node-1", seen, clock)._list()
     assert len(seen.names()) == 8
-    assert len(server.requests) == 3
+    assert len(api_server.requests) == 3
 
 
 def scripted(*answers: bytes | ApiUnavailable) -> Any:
@@ -203,34 +193,34 @@ def test_no_line_of_a_watch_makes_it_fail(said: list[bytes]) -> None:
 
 
 class TestApiServer:
-    def test_the_token_is_read_again(self, server: FakeApiServer, api: ApiServer, token: Path) -> None:
+    def test_the_token_is_read_again(self, api_server: FakeApiServer, api: ApiServer, token: Path) -> None:
         api.page(PODS, {})
-        server.token = "renewed"
+        api_server.token = "renewed"
         with pytest.raises(ApiUnavailable, match="HTTP 401 Unauthorized"):
             api.page(PODS, {})
         token.write_text("renewed\n")
         api.page(PODS, {})
 
-    def test_a_refusal_has_its_status_and_its_retry(self, server: FakeApiServer, api: ApiServer) -> None:
-        server.refuse = 429, {"Retry-After": "7"}
+    def test_a_refusal_has_its_status_and_its_retry(self, api_server: FakeApiServer, api: ApiServer) -> None:
+        api_server.refuse = 429, {"Retry-After": "7"}
         with pytest.raises(ApiUnavailable) as refused:
             api.page(PODS, {})
         assert (refused.value.status, refused.value.retry_after_s) == (429, 7)
 
-    def test_a_missing_token_is_said_and_no_request_made(self, server: FakeApiServer, tmp_path: Path) -> None:
+    def test_a_missing_token_is_said_and_no_request_made(self, api_server: FakeApiServer, tmp_path: Path) -> None:
         with pytest.raises(ApiUnavailable, match="token file"):
-            ApiServer(server.url, None, tmp_path / "none").page(PODS, {})
-        assert server.requests == []
+            ApiServer(api_server.url, None, tmp_path / "none").page(PODS, {})
+        assert api_server.requests == []
 
     def test_nothing_listens(self, token: Path) -> None:
         with pytest.raises(ApiUnavailable, match="unreachable"):
             ApiServer("http://127.0.0.1:1", None, token).page(PODS, {})
 
-    def test_after_closing_nothing_is_asked(self, server: FakeApiServer, api: ApiServer) -> None:
+    def test_after_closing_nothing_is_asked(self, api_server: FakeApiServer, api: ApiServer) -> None:
         api.close()
         with pytest.raises(ApiUnavailable, match="closed"):
             api.page(PODS, {})
-        assert server.requests == []
+        assert api_server.requests == []
 
     def test_the_address_in_a_cluster(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="not in a cluster"):
@@ -241,7 +231,7 @@ class TestApiServer:
 
 class TestPodStore:
     def test_a_pod_that_came_and_went_between_two_samples_is_told(self, store: PodStore, clock: VirtualClock) -> None:
-        item = json.dumps(pod("a", labels={"team": "vision"})).encode()
+        item = text("a", labels={"team": "vision"})
         store.apply("ADDED", item)
         store.apply("DELETED", item)
         (facts,) = store.facts(T0, ())
@@ -251,24 +241,24 @@ class TestPodStore:
         assert store.facts(T0, ()) == ()
 
     def test_what_is_missing_after_a_break_ended(self, store: PodStore) -> None:
-        store.replace([json.dumps(pod(name)).encode() for name in "ab"])
-        store.replace([json.dumps(pod("b")).encode()])
+        store.replace([text(name) for name in "ab"])
+        store.replace([text("b")])
         assert [(f.uid, f.ended_ms) for f in store.facts(T0, ())] == [("a", T0), ("b", None)]
 
     def test_another_pod_of_the_same_name_is_another_pod(self, store: PodStore) -> None:
-        store.apply("ADDED", json.dumps(pod("a", uid="1")).encode())
-        store.apply("ADDED", json.dumps(pod("a", uid="2")).encode())
-        store.apply("DELETED", json.dumps(pod("a", uid="1")).encode())
+        store.apply("ADDED", text("a", uid="1"))
+        store.apply("ADDED", text("a", uid="2"))
+        store.apply("DELETED", text("a", uid="1"))
         assert [(f.uid, f.ended_ms) for f in store.facts(T0, ())] == [("1", T0), ("2", None)]
         assert list(store.gone()) == []
 
     def test_pods_without_a_gpu_are_told_only_if_they_hold_one(self, store: PodStore) -> None:
-        store.apply("ADDED", json.dumps(pod("a", gpus=0)).encode())
+        store.apply("ADDED", text("a", gpus=0))
         assert store.facts(T0, ()) == ()
         assert [f.uid for f in store.facts(T0, {"a"})] == ["a"]
 
     def test_a_pod_that_cannot_be_read_harms_no_other(self, store: PodStore) -> None:
-        store.replace([b"{}", json.dumps(pod("a")).encode()])
+        store.replace([b"{}", text("a")])
         store.apply("ADDED", b"[]")
         assert (len(store.views()), store.unreadable) == (1, 2)
 

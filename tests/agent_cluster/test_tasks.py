@@ -30,7 +30,7 @@ from agent.upload.uploader import ShipResult, Uploader
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
 from tests.agent_cluster.conftest import T0
-from tests.fakes.apiserver.server import TOKEN, FakeApiServer
+from tests.fakes.apiserver.server import FakeApiServer
 from tests.fakes.kubelet.server import FakeKubelet
 from tests.fakes.nvml.library import FakeNvml
 from tests.patience import until
@@ -71,10 +71,8 @@ class Whole:
 
 @pytest.fixture
 def whole(
-    nvml: FakeNvml, kubelet: FakeKubelet, api_server: FakeApiServer, tmp_path: Path
+    nvml: FakeNvml, kubelet: FakeKubelet, api_server: FakeApiServer, token: Path, tmp_path: Path
 ) -> Iterator[tuple[Whole, set[threading.Thread]]]:
-    token = tmp_path / "token"
-    token.write_text(TOKEN)
     chosen = Settings(
         node="node-1", kubelet_socket=str(kubelet.path), api_url=api_server.url, api_token_file=str(token),
         sample_s=0.05, grace_s=0,
