@@ -6,22 +6,20 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import yaml
 from structlog.testing import capture_logs
 
-from accountant.composition import Service
 from accountant.core.settings import Settings
-from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from agent.wire import Batch
 from gputally.advise.__main__ import main
 from gputally.base.clock import VirtualClock
-from gputally.server.https_server import serve
+from tests.usage_records import QUARTER_MS, batch, interval, pod_facts, pod_holder, running_accountant
 
 END_MS = 1_791_244_800_000  # 2026-10-06T00:00Z
-HOUR_MS, HOURS = 3_600_000, 12
+HOURS = 12
 PRICES = """\
 schema: 1
 currency: EUR
@@ -35,39 +33,24 @@ rows:
 
 def books() -> Batch:
     """Twelve hours of two H100: on one a Job that uses a fifth of it and 8,000 MiB, the other is free."""
-    begin = END_MS - HOURS * HOUR_MS
-    facts = (
-        PodFacts(seq=1, uid="u", namespace="work", name="tune-0", node="n", workload="Job/tune", observed_ms=begin),
-    )
-    rows: list[UsageInterval] = []
+    begin = END_MS - HOURS * 4 * QUARTER_MS
+    holder = pod_holder("tune-0", "work")
+    rows = []
     for quarter in range(HOURS * 4):
-        at = begin + quarter * HOUR_MS // 4
-        for gpu, holder in enumerate((Holder(kind="pod", uid="u", namespace="work", name="tune-0"), None)):
-            rows.append(
-                UsageInterval(
-                    seq=2 + len(rows), start_ms=at, end_ms=at + HOUR_MS // 4, gpu_uuid=f"GPU-{gpu}",
-                    gpu_model="NVIDIA H100 80GB HBM3", holder=holder, capacity_us=900_000_000,
-                    allocated_us=900_000_000 if holder else 0, busy_us=180_000_000 if holder else 0,
-                    memory_mib_s=8_000 * 900 if holder else 0, method="simulated",
-                )
-            )  # fmt: skip
-    return Batch(
-        cluster="c", node="n", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, intervals=tuple(rows), facts=facts
-    )
+        at = begin + quarter * QUARTER_MS
+        rows.append(interval(at, "GPU-0", holder, busy_us=180_000_000, memory_mib_s=8_000 * 900))
+        rows.append(interval(at, "GPU-1", memory_mib_s=0))
+    return batch(rows, [pod_facts("tune-0", begin, namespace="work", workload="Job/tune")])
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     book = tmp_path_factory.mktemp("prices") / "prices.yaml"
     book.write_text(PRICES)
-    clock = VirtualClock(END_MS)
     settings = Settings(data=tmp_path_factory.mktemp("data"), auth="off", prices=book)
-    with ExitStack() as after:
-        after.enter_context(capture_logs())  # what it logs would stand between what the command prints
-        service = after.enter_context(Service(settings, clock))
-        (receipt,) = service.ledger.append([books()], clock.wall_ms())
-        assert not isinstance(receipt, Exception), receipt
-        yield after.enter_context(serve(service.app, "127.0.0.1", 0))
+    # What it logs would stand between what the command prints.
+    with capture_logs(), running_accountant(settings, VirtualClock(END_MS), books()) as (_, address):
+        yield address
 
 
 def run(capsys: pytest.CaptureFixture[str], url: str, *words: str) -> str:

@@ -21,12 +21,11 @@ from playwright.sync_api import Browser, BrowserContext, Page
 
 from accountant.composition import Service
 from accountant.core.settings import Settings
-from agent.wire import Holder, PodFacts, UsageInterval
 from gputally.base.clock import SystemClock
 from gputally.server.https_server import serve
 from tests.browser.site import chromium
 from tests.fakes.provider import Provider, provider
-from tests.http.conftest import batch
+from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 pytestmark = pytest.mark.real
 MINUTE_MS = 60_000
@@ -99,21 +98,18 @@ def house(tmp_path: Path, browser: Browser) -> Iterator[PageContext]:
 def _fill(service: Service, clock: SystemClock) -> None:
     """A GPU of each team, held until a quarter of an hour ago."""
     begin = (clock.wall_ms() // MINUTE_MS - 25) * MINUTE_MS
-    rows, facts = [], []
-    for n, team in enumerate(TEAMS, 1):
-        facts.append(
-            PodFacts(seq=n, uid=team, namespace=team, name=f"{team}-0", node="node-1", workload=f"Job/{team}-train",
-                     requests={}, created_ms=begin, scheduled_ms=begin, started_ms=begin, observed_ms=begin)
-        )  # fmt: skip
-        rows.append(
-            UsageInterval(
-                seq=len(TEAMS) + n, start_ms=begin, end_ms=begin + 10 * MINUTE_MS, gpu_uuid=f"GPU-{team}",
-                gpu_model="NVIDIA H100", capacity_us=600_000_000, allocated_us=600_000_000, busy_us=300_000_000,
-                holder=Holder(kind="pod", uid=team, namespace=team, name=f"{team}-0", container="main"),
-                method="simulated",
-            )
-        )  # fmt: skip
-    service.ingest.submit_batch(batch(intervals=tuple(rows), facts=tuple(facts))).result()
+    facts = [
+        pod_facts(
+            f"{team}-0", begin, namespace=team, uid=team, node="node-1", workload=f"Job/{team}-train",
+            created_ms=begin, scheduled_ms=begin, started_ms=begin,
+        )
+        for team in TEAMS
+    ]  # fmt: skip
+    rows = [
+        interval(begin, f"GPU-{t}", pod_holder(f"{t}-0", t, t), span_ms=10 * MINUTE_MS, busy_us=300_000_000)
+        for t in TEAMS
+    ]
+    service.ingest.submit_batch(batch(rows, facts, cluster="prod", node="node-1")).result()
 
 
 def test_a_person_comes_in_by_the_provider_and_leaves(house: PageContext) -> None:

@@ -14,15 +14,14 @@ import pandas as pd
 import pytest
 
 import gputally
-from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.wire.http_client import Unanswered
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy
 from accountant.wire.usage_models import UsageAnswer
-from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from agent.wire import Batch
 from gputally.base.clock import VirtualClock
 from gputally.client import Client
-from gputally.server.https_server import serve
+from tests.usage_records import QUARTER_MS, batch, interval, pod_facts, pod_holder, running_accountant
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
 HOUR_MS = 3_600_000
@@ -34,59 +33,30 @@ ACCOUNTS = [
 
 def _batch() -> Batch:
     """Four quarter-hours of four GPUs: three held by a pod each, one by nobody."""
-    facts = tuple(
-        PodFacts(
-            seq=i + 1, uid=f"u{i}", namespace=f"ns{i}", name=f"pod-{i}", node="n", queue_ref="kai:a",
-            observed_ms=START_MS,
-        )
-        for i in range(PODS)
-    )  # fmt: skip
-    rows = []
-    for quarter in range(4):
-        for gpu in range(PODS + 1):
-            begin = START_MS + quarter * HOUR_MS // 4
-            holder = Holder(kind="pod", uid=f"u{gpu}", namespace=f"ns{gpu}", name=f"pod-{gpu}") if gpu < PODS else None
-            rows.append(
-                UsageInterval(
-                    seq=len(facts) + len(rows) + 1,
-                    start_ms=begin,
-                    end_ms=begin + HOUR_MS // 4,
-                    gpu_uuid=f"GPU-{gpu}",
-                    gpu_model="NVIDIA H100 80GB HBM3",
-                    holder=holder,
-                    capacity_us=900_000_000,
-                    allocated_us=900_000_000 if holder else 0,
-                    busy_us=450_000_000 if holder else 0,
-                    method="simulated",
-                )
-            )
-    return Batch(
-        cluster="c", node="n", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, intervals=tuple(rows), facts=facts
-    )
+    facts = [pod_facts(f"pod-{i}", START_MS, namespace=f"ns{i}", queue_ref="kai:a") for i in range(PODS)]
+    holders = [*(pod_holder(f"pod-{i}", f"ns{i}") for i in range(PODS)), None]
+    rows = [
+        interval(START_MS + quarter * QUARTER_MS, f"GPU-{gpu}", holder, busy_us=450_000_000 if holder else 0)
+        for quarter in range(4)
+        for gpu, holder in enumerate(holders)
+    ]
+    return batch(rows, facts)
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    clock = VirtualClock(START_MS)
+    clock = VirtualClock(START_MS + HOUR_MS)
+    policy = Policy(queues=(QueuePolicy(name="a", team="vision", refs=("kai:a",)),))
+    decision = Decision(
+        id="d1", at_ms=START_MS + 1, kind="weight", target="kai", subject="a", mode="dry-run",
+        value=1.5, previous=1.0, reason="below its share", policy_version=policy.version(),
+    )  # fmt: skip
     with as_file(files("gputally.demo") / "data" / "price-book.yaml") as prices:
         settings = Settings(data=tmp_path_factory.mktemp("data"), auth="off", prices=Path(prices))
-        with Service(settings, clock) as service:
-            policy = Policy(queues=(QueuePolicy(name="a", team="vision", refs=("kai:a",)),))
+        with running_accountant(settings, clock, _batch()) as (service, url):
             service.ledger.put_policy(policy, START_MS)
-            clock.advance(HOUR_MS)
-            (receipt,) = service.ledger.append([_batch()], clock.wall_ms())
-            assert not isinstance(receipt, Exception)
-            service.ledger.record_decisions(
-                [
-                    Decision(
-                        id="d1", at_ms=START_MS + 1, kind="weight", target="kai", subject="a", mode="dry-run",
-                        value=1.5, previous=1.0, reason="below its share", policy_version=policy.version(),
-                    )
-                ],
-                clock.wall_ms(),
-            )  # fmt: skip
-            with serve(service.app, "127.0.0.1", 0) as url:
-                yield gputally.connect(url)
+            service.ledger.record_decisions([decision], clock.wall_ms())
+            yield gputally.connect(url)
 
 
 def test_usage_adds_up_and_is_typed(client: Client) -> None:

@@ -7,17 +7,16 @@ from decimal import Decimal
 
 import pytest
 
-from accountant.composition import Service
 from accountant.core.settings import Limits, Settings
 from accountant.wire.policy_models import Decision, Policy
-from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from agent.wire import Batch
 from fairshare.explain.what_if import WhatIfError, of_books
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
-from gputally.server.https_server import serve
+from tests.usage_records import QUARTER_MS, batch, interval, pod_facts, pod_holder, running_accountant
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
-HOUR_MS, QUARTER_MS = 3_600_000, 900_000
+HOUR_MS = 3_600_000
 HOURS, GPUS = 6, 4
 POLICY = Policy.model_validate(
     {
@@ -39,51 +38,39 @@ def _holder(hour: int, gpu: int) -> str | None:
 
 
 def _batch() -> Batch:
-    facts = tuple(
-        PodFacts(
-            seq=i + 1, uid=name, namespace="ns", name=name, node="n", queue_ref=f"kai:{name[0]}",
-            workload=f"Job/{name}", created_ms=START_MS - 600_000, scheduled_ms=START_MS, observed_ms=START_MS,
+    facts = [
+        pod_facts(
+            name, START_MS, queue_ref=f"kai:{name[0]}", workload=f"Job/{name}", created_ms=START_MS - 600_000,
+            scheduled_ms=START_MS,
         )
-        for i, name in enumerate(("a-0", "b-0"))
-    )  # fmt: skip
-    rows: list[UsageInterval] = []
+        for name in ("a-0", "b-0")
+    ]  # fmt: skip
+    rows = []
     for quarter in range(HOURS * 4):
         for gpu in range(GPUS):
             name = _holder(quarter // 4, gpu)
-            begin = START_MS + quarter * QUARTER_MS
-            rows.append(
-                UsageInterval(
-                    seq=len(facts) + len(rows) + 1, start_ms=begin, end_ms=begin + QUARTER_MS, gpu_uuid=f"GPU-{gpu}",
-                    gpu_model="NVIDIA H100 80GB HBM3",
-                    holder=Holder(kind="pod", uid=name, namespace="ns", name=name) if name else None,
-                    capacity_us=900_000_000, allocated_us=900_000_000 if name else 0, busy_us=0, method="simulated",
-                )
-            )  # fmt: skip
-    return Batch(
-        cluster="c", node="n", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, intervals=tuple(rows), facts=facts
-    )
+            holder = pod_holder(name) if name else None
+            rows.append(interval(START_MS + quarter * QUARTER_MS, f"GPU-{gpu}", holder))
+    return batch(rows, facts)
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantApi]:
-    clock = VirtualClock(START_MS)
+    clock = VirtualClock(START_MS + HOURS * HOUR_MS)
     folder = tmp_path_factory.mktemp("data")
     (folder / "prices.yaml").write_text(PRICES)
     settings = Settings(data=folder, auth="off", limits=Limits(page_lines=3), prices=folder / "prices.yaml")
-    with Service(settings, clock) as service:
+    decisions = [
+        Decision(
+            id=f"d{i}", at_ms=START_MS + i // 700, kind="weight", target="kai", subject="a", mode="dry-run",
+            reason="r", policy_version=POLICY.version(), inputs={"gpus": 0.1 + 0.2},
+        )
+        for i in range(1_500)
+    ]  # fmt: skip
+    with running_accountant(settings, clock, _batch()) as (service, url):
         service.ledger.put_policy(POLICY, START_MS)
-        clock.advance(HOURS * HOUR_MS)
-        (receipt,) = service.ledger.append([_batch()], clock.wall_ms())
-        assert not isinstance(receipt, Exception)
-        decisions = [
-            Decision(
-                id=f"d{i}", at_ms=START_MS + i // 700, kind="weight", target="kai", subject="a", mode="dry-run",
-                reason="r", policy_version=POLICY.version(), inputs={"gpus": 0.1 + 0.2},
-            )
-            for i in range(1_500)
-        ]  # fmt: skip
         service.ledger.record_decisions(decisions, clock.wall_ms())
-        with serve(service.app, "127.0.0.1", 0) as url, AccountantApi(url) as ours:
+        with AccountantApi(url) as ours:
             yield ours
 
 

@@ -4,61 +4,44 @@ service."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from accountant.composition import Service
 from accountant.core.settings import Limits, Settings
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.wire.policy_models import WindowSpec
-from agent.wire import Batch, UsageInterval
+from agent.wire import Batch
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
-from gputally.server.https_server import serve
+from tests.usage_records import QUARTER_MS, batch, interval, running_accountant
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
-QUARTER_MS = 900_000
 QUARTERS = 4
 LOST = {"all": {0: 0, 1: 0}, "one": {1: 0}, "late": {0: 3}, "same": {0: 0}}
 """From which quarter on which GPU of each node is lost."""
 
 
-def _batch(cluster: str, node: str, gpus: int = 2) -> Batch:
-    rows: list[UsageInterval] = []
-    for quarter in range(QUARTERS):
-        for gpu in range(gpus):
+def _batch(cluster: str, node: str, quarters: int = QUARTERS) -> Batch:
+    rows = []
+    for quarter in range(quarters):
+        for gpu in range(2):
             lost = quarter >= LOST.get(node, {}).get(gpu, QUARTERS)
-            begin = START_MS + quarter * QUARTER_MS
-            rows.append(
-                UsageInterval(
-                    seq=len(rows) + 1, start_ms=begin, end_ms=begin + QUARTER_MS,
-                    gpu_uuid=f"GPU-{cluster}-{node}-{gpu}", gpu_model="H100",
-                    health="lost" if lost else "ok", capacity_us=900_000_000, allocated_us=0,
-                    busy_us=None if lost else 0, method="device",
-                )
-            )  # fmt: skip
-    return Batch(
-        cluster=cluster, node=node, boot_id="b", epoch=cluster + node, first_seq=1, oldest_seq=1,
-        intervals=tuple(rows), facts=(),
-    )  # fmt: skip
+            state: dict[str, Any] = {"health": "lost", "busy_us": None} if lost else {"health": "ok"}
+            rows.append(interval(START_MS + quarter * QUARTER_MS, f"GPU-{cluster}-{node}-{gpu}", **state))
+    return batch(rows, cluster=cluster, node=node, epoch=cluster + node)
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantApi]:
     """`drained` was out of service in the third quarter; `silent` has said nothing since its first."""
-    clock = VirtualClock(START_MS)
-    with Service(Settings(data=tmp_path_factory.mktemp("data"), auth="off", limits=Limits(page_lines=3)), clock) as it:
-        clock.advance(QUARTERS * QUARTER_MS)
-        silent = _batch("c1", "silent")
-        first = tuple(row for row in silent.intervals if row.start_ms == START_MS)
-        batches = [_batch("c1", node) for node in ("all", "one", "late", "same", "drained")] + [_batch("c2", "same")]
-        batches.append(replace(silent, intervals=first))
-        for receipt in it.ledger.append(batches, clock.wall_ms()):
-            assert not isinstance(receipt, Exception)
+    clock = VirtualClock(START_MS + QUARTERS * QUARTER_MS)
+    settings = Settings(data=tmp_path_factory.mktemp("data"), auth="off", limits=Limits(page_lines=3))
+    batches = [_batch("c1", node) for node in ("all", "one", "late", "same", "drained")] + [_batch("c2", "same")]
+    with running_accountant(settings, clock, *batches, _batch("c1", "silent", quarters=1)) as (service, url):
         down = Down(START_MS + 2 * QUARTER_MS, START_MS + 3 * QUARTER_MS, "cordoned")
-        it.ledger.observe(Facts(nodes=(NodeFacts("c1", "drained", down=(down,)),)), clock.wall_ms())
-        with serve(it.app, "127.0.0.1", 0) as url, AccountantApi(url) as ours:
+        service.ledger.observe(Facts(nodes=(NodeFacts("c1", "drained", down=(down,)),)), clock.wall_ms())
+        with AccountantApi(url) as ours:
             yield ours
 
 

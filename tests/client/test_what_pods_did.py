@@ -6,19 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from accountant.composition import Service
 from accountant.core.settings import Limits, Settings
 from accountant.wire.policy_models import IdleReclaimPolicy, Policy
-from agent.wire import Batch, Holder, UsageInterval
+from agent.wire import Batch
 from fairshare.core.model import Pod
 from fairshare.preemption.idle_reclaim import is_idle
 from fairshare.preemption.preemption_types import Idleness, PodUse
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
-from gputally.server.https_server import serve
+from tests.usage_records import QUARTER_MS, batch, interval, pod_holder, running_accountant
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
-HOUR_MS, QUARTER_MS = 3_600_000, 900_000
 QUARTERS = 8
 END_MS = START_MS + QUARTERS * QUARTER_MS
 BUSY_US: dict[str, int | None] = {"idle": 0, "works": 800_000_000, "blind": None, "left": None, "short": 0}
@@ -27,39 +25,26 @@ METHODS = {"blind": "allocation", "left": "carried"}
 
 def _batch(cluster: str, names: list[str]) -> Batch:
     """Every pod holds a GPU of its own for two hours; that of `short` was not metered in the first of them."""
-    rows: list[UsageInterval] = []
-    for gpu, name in enumerate(names):
-        for quarter in range(4 if name == "short" else 0, QUARTERS):
-            begin = START_MS + quarter * QUARTER_MS
-            rows.append(
-                UsageInterval(
-                    seq=len(rows) + 1, start_ms=begin, end_ms=begin + QUARTER_MS, gpu_uuid=f"GPU-{gpu}",
-                    gpu_model="NVIDIA H100 80GB HBM3",
-                    holder=Holder(kind="pod", uid=f"{cluster}-{name}", namespace="ns", name=name),
-                    capacity_us=900_000_000, allocated_us=900_000_000, busy_us=BUSY_US[name],
-                    method=METHODS.get(name, "device"),
-                )
-            )  # fmt: skip
-    return Batch(
-        cluster=cluster, node="n", boot_id="b", epoch=cluster, first_seq=1, oldest_seq=1,
-        intervals=tuple(rows), facts=(),
-    )  # fmt: skip
+    rows = [
+        interval(
+            START_MS + quarter * QUARTER_MS, f"GPU-{gpu}", pod_holder(name, uid=f"{cluster}-{name}"),
+            busy_us=BUSY_US[name], method=METHODS.get(name, "device"),
+        )
+        for gpu, name in enumerate(names)
+        for quarter in range(4 if name == "short" else 0, QUARTERS)
+    ]  # fmt: skip
+    return batch(rows, cluster=cluster, epoch=cluster)
 
 
 @pytest.fixture(scope="module", params=[1, 2])
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantApi]:
     """Of one cluster, or of two that both have a pod called `idle`. Pages of three lines."""
-    clock = VirtualClock(START_MS)
     settings = Settings(data=tmp_path_factory.mktemp("data"), auth="off", limits=Limits(page_lines=3))
-    with Service(settings, clock) as service:
+    batches = [_batch("c1", list(BUSY_US)), _batch("c2", ["idle"])][: request.param]
+    with running_accountant(settings, VirtualClock(END_MS), *batches) as (service, url), AccountantApi(url) as ours:
         service.ledger.put_policy(Policy.model_validate({"queues": [{"name": "a"}]}), START_MS)
-        clock.advance(END_MS - START_MS)
-        batches = [_batch("c1", list(BUSY_US)), _batch("c2", ["idle"])][: request.param]
-        for receipt in service.ledger.append(batches, clock.wall_ms()):
-            assert not isinstance(receipt, Exception)
-        with serve(service.app, "127.0.0.1", 0) as url, AccountantApi(url) as ours:
-            ours.clusters = request.param  # type: ignore[attr-defined]
-            yield ours
+        ours.clusters = request.param  # type: ignore[attr-defined]
+        yield ours
 
 
 def test_only_who_was_measured_idle_is_idle(client: AccountantApi) -> None:

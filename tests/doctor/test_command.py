@@ -15,7 +15,7 @@ from accountant.composition import Service
 from accountant.wire.http_client import AccountantClient, Unanswered
 from accountant.wire.policy_models import Policy
 from agent.holders.kubelet_client import KubeletAnswer
-from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from agent.wire import Batch, Holder
 from fairshare.targets.kai import QUEUE, SHARD
 from gputally.base.clock import VirtualClock
 from gputally.doctor.__main__ import CALLED_WRONGLY, examine, main
@@ -26,6 +26,7 @@ from gputally.doctor.rbac_checks import SERVICE_ACCOUNT, AccessRight, ask
 from tests.doctor.conftest import NOW_MS, MemoryGround, failed, node, pod
 from tests.fakes.compiled import compiled
 from tests.fakes.nvml.library import build, loaded
+from tests.usage_records import QUARTER_MS, batch, deliver, interval, pod_facts, pod_holder
 
 HOUR_MS = 3_600_000
 TAINT = {"key": "dedicated", "value": "infra", "effect": "NoSchedule"}
@@ -47,34 +48,17 @@ POLICY = Policy.model_validate(
 def books() -> Batch:
     """Six hours of three GPUs until 12:00: an idle notebook, a job, an L4 that has no price and is busy for nobody."""
     names = ("notebook", "train")
-    facts = tuple(
-        PodFacts(seq=i + 1, uid=f"u{i}", namespace="work", name=name, node="n", queue_ref="kai:vision",
-                 observed_ms=NOW_MS - 6 * HOUR_MS)
-        for i, name in enumerate(names)
-    )  # fmt: skip
-    rows: list[UsageInterval] = []
-    for quarter in range(24):
-        begin = NOW_MS - 6 * HOUR_MS + quarter * HOUR_MS // 4
-        common: dict[str, Any] = {"start_ms": begin, "end_ms": begin + HOUR_MS // 4, "method": "simulated"}
+    begin_ms = NOW_MS - 6 * HOUR_MS
+    facts = [pod_facts(name, begin_ms, namespace="work", queue_ref="kai:vision") for name in names]
+    stranger = Holder(kind="unattributed", uid="unattributed")
+    l4: dict[str, Any] = {"gpu_model": "NVIDIA L4", "allocated_us": 0}
+    rows = []
+    for begin in range(begin_ms, NOW_MS, QUARTER_MS):
         for i, name in enumerate(names):
-            holder = Holder(kind="pod", uid=f"u{i}", namespace="work", name=name)
-            rows.append(
-                UsageInterval(
-                    seq=len(facts) + len(rows) + 1, gpu_uuid=f"GPU-{i}", gpu_model="NVIDIA H100 80GB HBM3",
-                    holder=holder, capacity_us=900_000_000, allocated_us=900_000_000, busy_us=i * 800_000_000, **common,
-                )
-            )  # fmt: skip
-        stranger = Holder(kind="unattributed", uid="unattributed")
-        for holder_, capacity, busy in ((None, 900_000_000, 0), (stranger, 0, 450_000_000)):
-            rows.append(
-                UsageInterval(
-                    seq=len(facts) + len(rows) + 1, gpu_uuid="GPU-l4", gpu_model="NVIDIA L4", holder=holder_,
-                    capacity_us=capacity, allocated_us=0, busy_us=busy, **common,
-                )
-            )  # fmt: skip
-    return Batch(
-        cluster="c", node="n", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, intervals=tuple(rows), facts=facts
-    )
+            rows.append(interval(begin, f"GPU-{i}", pod_holder(name, "work"), busy_us=i * 800_000_000))
+        rows.append(interval(begin, "GPU-l4", **l4))
+        rows.append(interval(begin, "GPU-l4", stranger, capacity_us=0, busy_us=450_000_000, **l4))
+    return batch(rows, facts)
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +69,7 @@ def running(accountant_of: Callable[..., tuple[Service, str]], tmp_path_factory:
     clock = VirtualClock(NOW_MS)
     service, url = accountant_of(clock, prices=book)
     service.ledger.put_policy(POLICY, NOW_MS - 7 * HOUR_MS)
-    (receipt,) = service.ledger.append([books()], clock.wall_ms())
-    assert not isinstance(receipt, Exception), receipt
+    deliver(service, clock.wall_ms(), books())
     return url
 
 

@@ -1,0 +1,73 @@
+"""Usage that a test delivers to an accountant: intervals of whole GPUs, facts, batches, and a running accountant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from msgspec.structs import replace
+
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from gputally.base.clock import VirtualClock
+from gputally.server.https_server import serve
+
+QUARTER_MS = 900_000
+
+
+def pod_holder(name: str, namespace: str = "ns", uid: str = "") -> Holder:
+    """uid: the name, unless it is another."""
+    return Holder(kind="pod", uid=uid or name, namespace=namespace, name=name)
+
+
+def interval(
+    start_ms: int, gpu_uuid: str, holder: Holder | None = None, *, span_ms: int = QUARTER_MS, **fields: Any
+) -> UsageInterval:
+    """All of a GPU over a span, allocated where it has a holder. It has no number until it is in a `batch`."""
+    whole_us = span_ms * 1000
+    given: dict[str, Any] = {
+        "gpu_model": "NVIDIA H100 80GB HBM3", "capacity_us": whole_us, "allocated_us": whole_us if holder else 0,
+        "busy_us": 0, "method": "simulated", **fields,
+    }  # fmt: skip
+    return UsageInterval(seq=0, start_ms=start_ms, end_ms=start_ms + span_ms, gpu_uuid=gpu_uuid, holder=holder, **given)
+
+
+def pod_facts(name: str, observed_ms: int, *, namespace: str = "ns", node: str = "n", **fields: Any) -> PodFacts:
+    """It has no number until it is in a `batch`. The uid is the name, unless it is given."""
+    return PodFacts(
+        seq=0, uid=fields.pop("uid", name), namespace=namespace, name=name, node=node, observed_ms=observed_ms, **fields
+    )
+
+
+def batch(
+    rows: Iterable[UsageInterval],
+    facts: Iterable[PodFacts] = (),
+    *,
+    cluster: str = "c",
+    node: str = "n",
+    epoch: str = "e",
+) -> Batch:
+    """The first batch of an outbox: facts and then rows, numbered from one."""
+    numbered = [replace(record, seq=seq) for seq, record in enumerate((*facts, *rows), 1)]
+    return Batch(
+        cluster=cluster, node=node, boot_id="b", epoch=epoch, first_seq=1, oldest_seq=1,
+        intervals=tuple(record for record in numbered if isinstance(record, UsageInterval)),
+        facts=tuple(record for record in numbered if isinstance(record, PodFacts)),
+    )  # fmt: skip
+
+
+def deliver(service: Service, now_ms: int, *batches: Batch) -> None:
+    """Books the batches, of which none may be refused."""
+    for receipt in service.ledger.append(batches, now_ms):
+        assert not isinstance(receipt, Exception), receipt
+
+
+@contextmanager
+def running_accountant(settings: Settings, clock: VirtualClock, *batches: Batch) -> Iterator[tuple[Service, str]]:
+    """An accountant with these batches in its ledger, and its address."""
+    with Service(settings, clock) as service:
+        deliver(service, clock.wall_ms(), *batches)
+        with serve(service.app, "127.0.0.1", 0) as url:
+            yield service, url
