@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -44,11 +45,13 @@ def table(results: Sequence[Result]) -> RenderableType:
         said = Text(_MARK[result.status], _STYLE[result.status])
         overview.add_row(result.check, said, Text(result.unknown or result.seen, "dim" if result.unknown else ""))
     parts: list[RenderableType] = [overview]
-    for check, severity, what, evidence, remedy in _findings(results):
-        parts.append(Text.assemble((f"{_MARK[severity]}  ", _STYLE[severity]), (f"{check}: ", "dim"), (what, "bold")))
-        if evidence:
-            parts.append(Padding(Text(evidence), (0, 0, 0, 4), expand=False))
-        parts.append(Padding(Text(f"→ {remedy}", "cyan"), (0, 0, 0, 4), expand=False))
+    found = [(result.check, each) for result in results for each in result.findings]
+    for check, each in sorted(found, key=lambda one: one[1].severity != "error"):
+        mark = (f"{_MARK[each.severity]}  ", _STYLE[each.severity])
+        parts.append(Text.assemble(mark, (f"{check}: ", "dim"), (each.what, "bold")))
+        if each.evidence:
+            parts.append(Padding(Text(each.evidence), (0, 0, 0, 4), expand=False))
+        parts.append(Padding(Text(f"→ {each.remedy}", "cyan"), (0, 0, 0, 4), expand=False))
     return Group(*parts, Text(summary(results)))
 
 
@@ -75,10 +78,7 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
                 "status": result.status,
                 "seen": result.seen,
                 "unknown": result.unknown or None,
-                "findings": [
-                    {"severity": each.severity, "what": each.what, "evidence": each.evidence, "remedy": each.remedy}
-                    for each in result.findings
-                ],
+                "findings": [asdict(each) for each in result.findings],
             }
             for result in results
         ],
@@ -89,22 +89,10 @@ def records(results: Sequence[Result]) -> Iterator[dict[str, object]]:
     """A line for every finding, and one for every check without any."""
     for result in results:
         for each in result.findings:
-            yield {
-                "check": result.check, "severity": each.severity, "what": each.what, "evidence": each.evidence,
-                "remedy": each.remedy,
-            }  # fmt: skip
+            yield {"check": result.check, **asdict(each)}
         if not result.findings:
             text = result.unknown or result.seen
             yield {"check": result.check, "severity": result.status, "what": "", "evidence": text, "remedy": ""}
-
-
-def _findings(results: Sequence[Result]) -> list[tuple[str, Status, str, str, str]]:
-    rows: list[tuple[str, Status, str, str, str]] = [
-        (result.check, each.severity, each.what, each.evidence, each.remedy)
-        for result in results
-        for each in result.findings
-    ]
-    return sorted(rows, key=lambda row: row[1] != "error")
 
 
 CALLED_WRONGLY = 64

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from agent.devices.driver_lifecycle import Gpus
 from agent.devices.nvml_library import Driver, Fault
@@ -51,26 +52,21 @@ class ClusterView(Protocol):
     def server_ms(self) -> int: ...
 
 
-class LazySource:
+class LazySource(Generic[T]):
     """A source that is opened at the first question; the same value, or the same exception, from then on."""
 
     def __init__(self, open_: Callable[[], T]) -> None:
-        self._open: Callable[[], Any] = open_
-        self._value: Any = None
-        self._fault: Exception | None = None
-        self._asked = False
+        self._open = open_
+        self._answer: Future[T] | None = None
 
-    def __call__(self) -> Any:
-        if not self._asked:
-            self._asked = True
+    def __call__(self) -> T:
+        if self._answer is None:
+            self._answer = Future()
             try:
-                self._value = self._open()
-            except Exception as fault:
-                self._fault = fault
-                raise
-        if self._fault is not None:
-            raise self._fault
-        return self._value
+                self._answer.set_result(self._open())
+            except Exception as fault:  # noqa: BLE001  # raised at every question, this one included
+                self._answer.set_exception(fault)
+        return self._answer.result()
 
 
 @dataclass(frozen=True)
@@ -102,46 +98,20 @@ class Sources:
     ) -> None:
         self.clock = clock
         self.options = options
-        self._machine, self._kubelet = LazySource(machine), LazySource(kubelet)
-        self._ground, self._remote = LazySource(ground), LazySource(remote)
-        self._policy = LazySource(self._find_policy)
-        self._nodes = LazySource(self._find_nodes)
-        self._pods = LazySource(self._find_pods)
-
-    def machine(self) -> Machine:
+        self.machine = LazySource(machine)
         """This machine's GPUs and who holds them."""
-        found: Machine = self._machine()
-        return found
-
-    def kubelet(self) -> KubeletAnswer:
+        self.kubelet = LazySource(kubelet)
         """What this machine's kubelet says."""
-        found: KubeletAnswer = self._kubelet()
-        return found
-
-    def ground(self) -> ClusterView:
+        self.ground = LazySource(ground)
         """The cluster."""
-        found: ClusterView = self._ground()
-        return found
-
-    def remote(self) -> AccountantClient:
+        self.remote = LazySource(remote)
         """The accountant."""
-        found: AccountantClient = self._remote()
-        return found
-
-    def policy(self) -> Policy | None:
+        self.policy = LazySource(self._find_policy)
         """The policy of the file, else the one in force; None where there is none."""
-        found: Policy | None = self._policy()
-        return found
-
-    def nodes(self) -> Sequence[Object]:
+        self.nodes = LazySource(self._find_nodes)
         """All nodes."""
-        found: Sequence[Object] = self._nodes()
-        return found
-
-    def pods(self) -> Sequence[Object]:
+        self.pods = LazySource(self._find_pods)
         """Pods that ask for GPUs and are not finished."""
-        found: Sequence[Object] = self._pods()
-        return found
 
     @cached_property
     def now_ms(self) -> int:
@@ -183,11 +153,9 @@ def usual(options: Options, clock: Clock) -> Sources:
     """The real sources."""
 
     def machine() -> Machine:
-
         return replace(look(options.proc, clock), agents_pod=_AGENTS in os.environ)
 
     def kubelet() -> KubeletAnswer:
-
         return ask_kubelet(options.kubelet_socket, clock)
 
     def ground() -> ClusterView:
