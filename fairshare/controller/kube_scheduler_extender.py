@@ -35,7 +35,7 @@ from accountant.wire.policy_models import Policy
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.core.model import Condition, Entitlement, Pod, Standing
 from fairshare.core.pods import LABELLED, queue_namer, read_pod, taken_up
-from fairshare.core.queue_objects import sum_up
+from fairshare.core.queue_tree import PolicyTree
 from fairshare.laws.weight_calculation import weigh_pools
 from gputally.base.clock import Clock
 from gputally.kubernetes.objects import Object, gpus
@@ -399,7 +399,7 @@ def _with_newcomers(
             asked[queue] = asked.get(queue, 0.0) + pod.gpus
     if not asked or report.window is None or target.gpus <= 0 or not target.entitlements:
         return target.entitlements
-    more = sum_up(policy, asked)
+    more = PolicyTree(policy).sum_up(asked)
     standings = {
         queue: replace(standing, requested=standing.requested + more.get(queue, 0.0))
         for queue, standing in target.standings.items()

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from accountant.wire.policy_models import MOST, Mode, Policy, QueuePolicy
 from fairshare.core.model import UNLIMITED
+from fairshare.core.queue_tree import PolicyTree
 from fairshare.laws.gang_turns import gang_reach
 from fairshare.usage.cluster_windows import OtherClusters
 from gputally.base import atomic_file
@@ -109,9 +110,7 @@ def advice(
 ) -> tuple[Advice, ...]:
     """Warnings, in the order of the document. capacity: GPUs of the cluster, where known. largest: the
     largest gang of some queues; whether the law can ever admit it needs the capacity."""
-    children: dict[str | None, list[QueuePolicy]] = {}
-    for queue in policy.queues:
-        children.setdefault(queue.parent, []).append(queue)
+    children = PolicyTree(policy).children
     found = [*_of_the_law(policy), *_of_kai(policy)]
     deserved = _deserved(children.get(None, ()))
     if capacity is not None and deserved > capacity:

@@ -30,7 +30,7 @@ from typing import Any
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.model import Gang, Pod, Standing
-from fairshare.core.queue_objects import sum_up
+from fairshare.core.queue_tree import PolicyTree
 from gputally.base.clock import Clock
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
 from gputally.kubernetes.objects import POD, Kind, Object, gpus, look, quantity
@@ -274,7 +274,8 @@ def amounts(policy: Policy, gangs: Iterable[Gang]) -> Mapping[str, Standing]:
     for gang in gangs:
         requested[gang.queue] = requested.get(gang.queue, 0.0) + gang.requested
         allocated[gang.queue] = allocated.get(gang.queue, 0.0) + gang.allocated
-    asked, held = sum_up(policy, requested), sum_up(policy, allocated)
+    tree = PolicyTree(policy)
+    asked, held = tree.sum_up(requested), tree.sum_up(allocated)
     return {queue: Standing(asked[queue], held[queue]) for queue in asked}
 
 

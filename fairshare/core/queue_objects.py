@@ -69,18 +69,6 @@ def match(
     return QueueMatch(found, tuple(issues), tuple(strangers))
 
 
-def sum_up(policy: Policy, own: Mapping[str, float]) -> dict[str, float]:
-    """Amounts of queues with their descendants' added, for every queue of the policy that has any."""
-    parents = {queue.name: queue.parent for queue in policy.queues}
-    total: dict[str, float] = {}
-    for name in sorted(own):
-        at: str | None = name
-        while at is not None:
-            total[at] = total.get(at, 0.0) + own[name]
-            at = parents.get(at)
-    return total
-
-
 def differences(name: str, pairs: Iterable[tuple[str, object, object]]) -> list[str]:
     """Where an object of a target says something else than the policy. pairs: what, there, in the policy."""
     return [f"{name}: {what} {_value(there)}, policy {_value(here)}" for what, there, here in pairs if there != here]

@@ -19,6 +19,7 @@ from accountant.wire.policy_models import Decision, Policy, QueuePolicy
 from accountant.wire.usage_models import BudgetState
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.core.model import UNLIMITED, Entitlement, Gang, Pod, Standing, Weight
+from fairshare.core.queue_tree import PolicyTree
 from fairshare.laws.gang_turns import gang_reach
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
@@ -247,7 +248,7 @@ def explain_queue(
 ) -> tuple[QueueAccount, ...]:
     """One account per target that was weighed. modes: of every target as the policy has it. Raises KeyError for
     a queue that the policy does not have."""
-    path = _path(policy, name)
+    path = PolicyTree(policy).path(name)
     return tuple(
         _at(target, policy, report, path, modes, budgets, past) for target in report.targets if target.entitlements
     )
@@ -331,7 +332,7 @@ def _at(
     weights = {weight.queue: weight for weight in target.weights}
     levels = tuple(QueueLevel(q, due[q.name], target.standings.get(q.name), weights.get(q.name)) for q in path)
     name = path[-1].name
-    family = below(policy, name)
+    family = PolicyTree(policy).family(name)
     waiting = sorted(
         (g for g in target.gangs if g.queue in family and g.waits > 0),
         key=lambda g: (-g.priority, g.created_ms or report.at_ms, g.namespace, g.name),
@@ -388,24 +389,6 @@ def _hold(report: CycleReport) -> tuple[str, ...]:
     if report.hold is None:
         return ()
     return (f"weights are held, {report.hold.reason}: {report.hold.message}",)
-
-
-def _path(policy: Policy, name: str) -> tuple[QueuePolicy, ...]:
-    queues = {queue.name: queue for queue in policy.queues}
-    path = [queues[name]]
-    while (parent := path[-1].parent) is not None:
-        path.append(queues[parent])
-    return tuple(reversed(path))
-
-
-def below(policy: Policy, name: str) -> frozenset[str]:
-    """The queue and all under it."""
-    found, grown = {name}, True
-    while grown:
-        more = {queue.name for queue in policy.queues if queue.parent in found} - found
-        found |= more
-        grown = bool(more)
-    return frozenset(found)
 
 
 def _belongs(pod: Pod, gang: Gang) -> bool:

@@ -18,6 +18,7 @@ from statistics import fmean, median
 
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.core.model import UNLIMITED
+from fairshare.core.queue_tree import PolicyTree
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.simulator import job_traces
 from fairshare.simulator.job_traces import HeldHour
@@ -46,39 +47,28 @@ class ReplayedQueue:
 
 def flat(policy: Policy) -> Policy:
     """The policy with its leaves as only queues."""
-    queues = {queue.name: queue for queue in policy.queues}
-    parents = {queue.parent for queue in policy.queues}
+    tree = PolicyTree(policy)
 
     def part(queue: QueuePolicy) -> float:
-        siblings = fsum(each.weight for each in policy.queues if each.parent == queue.parent)
+        siblings = fsum(each.weight for each in tree.children[queue.parent])
         own = queue.weight / siblings if siblings > 0 else 0.0
-        return own if queue.parent is None else own * part(queues[queue.parent])
+        return own if queue.parent is None else own * part(tree.queues[queue.parent])
 
     def limit(queue: QueuePolicy) -> float:
-        above = limit(queues[queue.parent]) if queue.parent is not None else UNLIMITED
-        return min((each for each in (queue.limit, above) if each != UNLIMITED), default=UNLIMITED)
+        return min((each.limit for each in tree.upwards(queue.name) if each.limit != UNLIMITED), default=UNLIMITED)
 
     leaves = tuple(
         QueuePolicy(name=q.name, deserved=q.deserved, weight=part(q), limit=limit(q), team=q.team)
         for q in policy.queues
-        if q.name not in parents
+        if q.name not in tree.children
     )
     return policy.model_copy(update={"queues": leaves, "budgets": ()})
 
 
 def bounded_together(policy: Policy) -> list[str]:
     """Queues with several leaves below them whose quota or limit one level cannot tell, in the order of the policy."""
-    queues = {queue.name: queue for queue in policy.queues}
-    parents = {queue.parent for queue in policy.queues}
-    below: dict[str, int] = {}
-    for queue in policy.queues:
-        if queue.name in parents:
-            continue
-        at = queue.parent
-        while at is not None:
-            below[at] = below.get(at, 0) + 1
-            at = queues[at].parent
-    return [q.name for q in policy.queues if below.get(q.name, 0) > 1 and (q.limit > 0 or q.deserved != 0)]
+    tree = PolicyTree(policy)
+    return [q.name for q in policy.queues if len(tree.leaves(q.name)) > 1 and (q.limit > 0 or q.deserved != 0)]
 
 
 def replay_under(

@@ -23,6 +23,7 @@ from math import inf
 
 from accountant.wire.policy_models import Policy, QueuePolicy, TurnPolicy
 from fairshare.core.model import UNLIMITED, Claim, DivisionProblem
+from fairshare.core.queue_tree import PolicyTree
 from fairshare.laws.division import divide, fair_shares
 from fairshare.laws.feedback_laws import LawQueue, LawQueues, Memory
 
@@ -215,7 +216,7 @@ def _least_k(policy: Policy, gpus: float, own: QueuePolicy, gang: float) -> floa
 
 def _share(policy: Policy, gpus: float, own: QueuePolicy, gang: float, k: float, ratio: float | None = None) -> float:
     """Share of `own` with nothing used, its siblings having used all they had between them by weight."""
-    above = _path(policy, own)
+    above = {queue.name for queue in PolicyTree(policy).upwards(own.name)}
     claims = []
     for each in policy.queues:
         siblings = [other for other in policy.queues if other.parent == each.parent and other.name not in above]
@@ -239,12 +240,3 @@ def _in_turn(policy: Policy, gpus: float, own: QueuePolicy, gang: float) -> floa
     if policy.turns.ratio <= 0 or gang <= policy.turns.lump * gpus or UNLIMITED < own.limit < gang:
         return 0.0
     return _share(policy, gpus, own, gang, 0.0, policy.turns.ratio)
-
-
-def _path(policy: Policy, own: QueuePolicy) -> frozenset[str]:
-    """The queue and everything above it."""
-    parents = {queue.name: queue.parent for queue in policy.queues}
-    path = [own.name]
-    while (parent := parents[path[-1]]) is not None:
-        path.append(parent)
-    return frozenset(path)

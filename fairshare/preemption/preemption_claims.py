@@ -16,7 +16,7 @@ from math import fsum, inf
 from accountant.wire.policy_models import Policy, PreemptionPolicy
 from fairshare.core.model import UNLIMITED, Entitlement, Gang, Pod, Quota
 from fairshare.core.pods import taken_up
-from fairshare.core.queue_objects import sum_up
+from fairshare.core.queue_tree import PolicyTree
 from fairshare.preemption.preemption_rules import (
     EPSILON,
     Account,
@@ -259,8 +259,9 @@ def _accounts(policy: Policy, gangs: Sequence[Gang], entitlements: Sequence[Enti
         own.setdefault(gang.queue, []).append(gang.allocated)
         if not gang.preemptible:
             fixed.setdefault(gang.queue, []).append(gang.allocated)
-    held = sum_up(policy, {queue: fsum(parts) for queue, parts in own.items()})
-    stuck = sum_up(policy, {queue: fsum(parts) for queue, parts in fixed.items()})
+    tree = PolicyTree(policy)
+    held = tree.sum_up({queue: fsum(parts) for queue, parts in own.items()})
+    stuck = tree.sum_up({queue: fsum(parts) for queue, parts in fixed.items()})
     shares = {due.queue: due.gpus for due in entitlements}
     return {
         queue.name: Account(

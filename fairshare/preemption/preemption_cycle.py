@@ -23,7 +23,8 @@ from typing import Any, Literal
 
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.core.model import Entitlement, Eviction, Gang, Pod, Quota, Standing
-from fairshare.core.queue_objects import has_ref, sum_up
+from fairshare.core.queue_objects import has_ref
+from fairshare.core.queue_tree import PolicyTree
 from fairshare.laws.weight_calculation import weigh_pools
 from fairshare.preemption import target_preemption
 from fairshare.preemption.eviction import STOPPED, EvictionVeto
@@ -228,7 +229,7 @@ class PreemptionCounts:
         own: dict[str, float] = {}
         for queue, _ in taken:
             own[queue] = own.get(queue, 0.0) + 1.0
-        counts = sum_up(policy, own)
+        counts = PolicyTree(policy).sum_up(own)
         return {queue: replace(each, reclaims=counts.get(queue, 0.0)) for queue, each in standings.items()}
 
 

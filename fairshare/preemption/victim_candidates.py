@@ -14,6 +14,7 @@ from math import fsum
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.model import Gang, Pod
+from fairshare.core.queue_tree import PolicyTree
 from fairshare.preemption.preemption_rules import EPSILON, PastPreemption
 from fairshare.preemption.preemption_types import Ground, PreemptionInputs, Victim
 from gputally.base.units import MS_PER_SECOND
@@ -185,18 +186,8 @@ def protected(policy: Policy, situation: PreemptionInputs, bundle: Bundle) -> st
 
 def teams(policy: Policy) -> Mapping[str, str]:
     """Whose limit a queue's victims count to: its team, the nearest ancestor's, else the queue itself."""
-    queues = {each.name: each for each in policy.queues}
-
-    def team(name: str) -> str:
-        at: str | None = name
-        while at is not None and at in queues:
-            found = queues[at].team
-            if found is not None:
-                return found
-            at = queues[at].parent
-        return name
-
-    return {name: team(name) for name in queues}
+    tree = PolicyTree(policy)
+    return {name: tree.team(name) or name for name in tree.queues}
 
 
 def past_of(team: str, bundle: Bundle, now_ms: int) -> PastPreemption:

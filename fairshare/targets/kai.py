@@ -32,7 +32,8 @@ from fairshare.core.model import (
     Value,
 )
 from fairshare.core.pods import CHECKPOINT, by_gang, in_order, millis, named, with_pods
-from fairshare.core.queue_objects import differences, in_sync, match, owners, read_queues, sum_up, target_queue
+from fairshare.core.queue_objects import differences, in_sync, match, owners, read_queues, target_queue
+from fairshare.core.queue_tree import PolicyTree
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.kubernetes.objects import EVENT, GPU, NODE, PRIORITY_CLASS, Kind, Object, gpus, look, node_up, quantity
 
@@ -358,7 +359,7 @@ def _with_memory(
     for pod in pods:
         if pod.memory_mib > 0 and not pod.node and not pod.gated and pod.ref in owner:
             own[owner[pod.ref].name] = own.get(owner[pod.ref].name, 0.0) + pod.gpus
-    more = sum_up(policy, own)
+    more = PolicyTree(policy).sum_up(own)
     return {
         queue: replace(standing, requested=standing.requested + more.get(queue, 0.0))
         for queue, standing in standings.items()
@@ -418,16 +419,10 @@ def _kais(pod: Pod) -> bool:
 
 def _places(policy: Policy, labels: Mapping[str, str]) -> Mapping[str, str]:
     """The node pool of every queue of the policy; one without a Queue is where all below it are, if that is one."""
-    below: dict[str, set[str]] = {queue.name: set() for queue in policy.queues}
-    parents = {queue.name: queue.parent for queue in policy.queues}
-    for name, pool in labels.items():
-        at = parents.get(name)
-        while at is not None and at in below:
-            below[at].add(pool)
-            at = parents.get(at)
-    places = dict(labels)
-    for name, pools in below.items():
-        if name not in places and len(pools) < 2:
+    tree, places = PolicyTree(policy), dict(labels)
+    for name in tree.queues:
+        pools = {labels[queue.name] for _, queue in tree.downwards(name) if queue.name in labels}
+        if name not in labels and len(pools) < 2:
             places[name] = next(iter(pools), "")
     return places
 

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.controller.policy_file import PolicyFileChanged, PolicyNotWritten, digest, loaded
+from fairshare.core.queue_tree import PolicyTree
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.web import policy_form, queue_pages
 from fairshare.web.page_authentication import Refusal
@@ -212,7 +213,7 @@ def _parts_html(site: PagesApp, policy: Policy | None) -> str:
         f'<li class="d{min(depth, 6)}"><span>{escape(queue.name)}</span>'
         f"{bullet(queue.name, used[queue.name], parts[queue.name], top)}"
         f"<b>{parts[queue.name]:.1%}</b><small>{parts[queue.name] * gpus:,.1f} GPUs</small></li>"
-        for depth, queue in queue_pages.ordered(policy)
+        for depth, queue in PolicyTree(policy).downwards()
     ]
     return f'<ul class="parts">{"".join(items)}</ul>'
 

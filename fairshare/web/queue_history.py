@@ -13,7 +13,7 @@ from typing import Protocol
 from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_models import Dimension, UsageLine
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.explain.queue_explanation import below
+from fairshare.core.queue_tree import PolicyTree
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
 
@@ -59,7 +59,7 @@ class History:
         hours = max(1, min(hours, MOST_HOURS))
         with self._lock:
             known = self._by_hour(hours)
-            family = sorted(below(policy, name))
+            family = sorted(PolicyTree(policy).family(name))
             parts = [
                 self._by_hour(hours, *family[first : first + MOST_NAMED]) for first in range(0, len(family), MOST_NAMED)
             ]

@@ -9,7 +9,7 @@ name siblings, parents and waiting workloads; they are left out rather than read
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,7 +19,8 @@ from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy, UsageWindow
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
 from fairshare.core.model import UNLIMITED, Condition, Standing, Weight
-from fairshare.explain.queue_explanation import QueueAccount, below, explain_queue
+from fairshare.core.queue_tree import PolicyTree
+from fairshare.explain.queue_explanation import QueueAccount, explain_queue
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.targets import ADAPTERS
 from fairshare.web import queue_history, svg_plots
@@ -96,20 +97,6 @@ def targets(policy: Policy, report: CycleReport) -> tuple[TargetView, ...]:
     return tuple(_target(policy, report, target) for target in report.targets)
 
 
-def ordered(policy: Policy) -> Iterator[tuple[int, QueuePolicy]]:
-    """(depth, queue), every queue behind its parent, siblings in the order of the policy."""
-    below: dict[str | None, list[QueuePolicy]] = {}
-    for queue in policy.queues:
-        below.setdefault(queue.parent, []).append(queue)
-
-    def walk(parent: str | None, depth: int) -> Iterator[tuple[int, QueuePolicy]]:
-        for queue in below.get(parent, ()):
-            yield depth, queue
-            yield from walk(queue.name, depth + 1)
-
-    yield from walk(None, 0)
-
-
 def used_part(window: UsageWindow | None, queue: str) -> float | None:
     """The part of the window's capacity used by the queue and what is below it; None where nothing is known."""
     if window is None or window.capacity <= 0:
@@ -123,7 +110,7 @@ def _target(policy: Policy, report: CycleReport, target: TargetReport) -> Target
     weights = {each.queue: each for each in target.weights}
     outcomes = {each.apply.queue: each for each in target.outcomes}
     rows = []
-    for depth, queue in ordered(policy):
+    for depth, queue in PolicyTree(policy).downwards():
         name = queue.name
         due, weight, standing = dues.get(name), weights.get(name), target.standings.get(name)
         owed, until = _owed(weight, report.at_ms)
@@ -177,17 +164,9 @@ def _state(
 
 def owned(policy: Policy, teams: Collection[str]) -> frozenset[str]:
     """Queues that belong to these teams with all that is below them."""
-    queues = {queue.name: queue for queue in policy.queues}
-
-    def theirs(name: str | None) -> bool:
-        while name is not None:
-            queue = queues[name]
-            if queue.team:
-                return queue.team in teams
-            name = queue.parent
-        return False
-
-    return frozenset(name for name in queues if all(theirs(each) for each in below(policy, name)))
+    tree = PolicyTree(policy)
+    theirs = {name for name in tree.queues if tree.team(name) in teams}
+    return frozenset(name for name in tree.queues if tree.family(name) <= theirs)
 
 
 def part(target: TargetView, queues: Collection[str]) -> TargetView:
@@ -304,7 +283,7 @@ def decisions(visit: RequestContext) -> Response:
             and (not wanted or queue_history.concerns(each, wanted))
         ][:MOST_SHOWN]
     snapshot = visit.house.scene.now()
-    names = [each.name for _, each in ordered(snapshot.policy)] if snapshot is not None else []
+    names = [each.name for _, each in PolicyTree(snapshot.policy).downwards()] if snapshot is not None else []
     return visit.page(
         "decisions.html", "/decisions", decisions=found, missing=missing, most=MOST_SHOWN, days=days, kind=kind,
         wanted=wanted, names=names, every_days=DAYS, kinds=KINDS,

@@ -12,6 +12,8 @@ from fairshare.controller.kube_scheduler_extender import REMEDY
 from fairshare.controller.policy_file import advice
 from fairshare.core.model import UNLIMITED, Condition, Gang, Issue, Pod
 from fairshare.core.pods import read_pod
+from fairshare.core.queue_objects import has_ref
+from fairshare.core.queue_tree import PolicyTree
 from fairshare.laws.gang_turns import gang_reach
 from fairshare.targets import ADAPTERS, kai, kueue, volcano
 from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER
@@ -339,17 +341,13 @@ def gangs(ground: ClusterView, policy: Policy, pods: Sequence[Object]) -> tuple[
     read: list[Pod] = [pod for obj in pods if (pod := read_pod(obj)) is not None]
     found: list[Gang] = []
     for adapter in ADAPTERS:
-        if adapter.name == "runai" or not _refers(policy, adapter.prefixes):
+        if adapter.name == "runai" or not has_ref(policy, *adapter.prefixes):
             continue
         try:
             found += look_at(adapter, policy, ground, read).gangs
         except ClusterError:
             continue  # said by the check `weights`
     return tuple(found)
-
-
-def _refers(policy: Policy, prefixes: Sequence[str]) -> bool:
-    return any(ref.partition(":")[0] in prefixes for queue in policy.queues for ref in queue.refs)
 
 
 def installed(nodes: Sequence[Object]) -> float:
@@ -419,11 +417,11 @@ def _native(objects: Sequence[QueueObject], installed: float) -> Iterator[Findin
 
 
 def _gangs(policy: Policy, capacity: float, gangs: Sequence[Gang]) -> Iterator[Finding]:
-    queues = {queue.name: queue for queue in policy.queues}
+    tree = PolicyTree(policy)
     shares: dict[tuple[str, float], str] = {}
     for gang in sorted((each for each in gangs if each.waits > 0), key=lambda each: -each.minimum):
         name = f"{gang.namespace}/{gang.name}"
-        barred = next(((at, at.limit) for at in _path(queues, gang.queue) if UNLIMITED < at.limit < gang.minimum), None)
+        barred = next(((at, at.limit) for at in tree.upwards(gang.queue) if UNLIMITED < at.limit < gang.minimum), None)
         if barred is not None:
             at, limit = barred
             yield Finding(
@@ -451,14 +449,6 @@ def _gangs(policy: Policy, capacity: float, gangs: Sequence[Gang]) -> Iterator[F
                     shares[key],
                     f"{_CHECK.format(capacity=capacity)} --gang {gang.queue}={gang.minimum:.0f}",
                 )
-
-
-def _path(queues: Mapping[str, QueuePolicy], name: str) -> Iterator[QueuePolicy]:
-    """The queue and those above it."""
-    at: str | None = name
-    while at is not None and at in queues:
-        yield queues[at]
-        at = queues[at].parent
 
 
 def _limit(limit: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.model import Gang, Pod
-from fairshare.core.queue_objects import sum_up
+from fairshare.core.queue_tree import PolicyTree
 from fairshare.preemption.preemption_rules import Account, QueueResource
 from fairshare.preemption.preemption_types import PreemptionInputs
 from gputally.kubernetes.objects import Kind
@@ -95,7 +95,7 @@ def situation(
         own[each.queue] = own.get(each.queue, 0.0) + each.allocated
         if not each.preemptible:
             fixed[each.queue] = fixed.get(each.queue, 0.0) + each.allocated
-    held, stuck = sum_up(rules, own), sum_up(rules, fixed)
+    held, stuck = PolicyTree(rules).sum_up(own), PolicyTree(rules).sum_up(fixed)
     free = dict(nodes)
     for each in gangs:
         for pod in each.pods:
