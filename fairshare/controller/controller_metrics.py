@@ -10,16 +10,15 @@ one series per target, for a target has GPUs of its own to divide.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from math import fsum
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fairshare.controller.cycle_report import CycleReport, TargetReport
-from fairshare.core.model import UNLIMITED, Entitlement, Gang
+from fairshare.core.model import UNLIMITED, Entitlement
 from fairshare.preemption.eviction import STOPPED
 from fairshare.preemption.latency_objectives import Alarms
 from fairshare.preemption.preemption_claims import unplaceable_gpus
@@ -38,95 +37,96 @@ def families(report: CycleReport, now_ms: int) -> Iterator[Metric]:
     yield from _waiting(report, now_ms)
 
 
-def _gauge(
-    name: str, text: str, labels: Sequence[str] = (), rows: Iterable[tuple[Sequence[str], float]] = ()
-) -> Metric:
-    """rows: values of the labels, and the value."""
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for values, value in rows:
-        family.add_metric(values, value)
-    return family
-
-
-_QUEUE = ("queue",)
-_AT_TARGET = ("queue", "target")
-_DUE: tuple[tuple[str, str, Callable[[Entitlement], float]], ...] = (
-    ("gputally_queue_entitled_gpus", "GPUs a queue is due now.", lambda due: due.gpus),
-    (
+def _due(report: CycleReport) -> Iterator[Metric]:
+    entitled = GaugeMetricFamily("gputally_queue_entitled_gpus", "GPUs a queue is due now.", labels=["queue", "target"])
+    guaranteed = GaugeMetricFamily(
         "gputally_queue_guaranteed_gpus",
         "Deserved quota of a queue; absent where it is unlimited.",
-        lambda due: due.guaranteed,
-    ),
-    (
+        labels=["queue", "target"],
+    )
+    allocated = GaugeMetricFamily(
         "gputally_queue_allocated_gpus",
         "GPUs a queue holds now, its descendants' included.",
-        lambda due: due.allocated,
-    ),
-    (
+        labels=["queue", "target"],
+    )
+    requested = GaugeMetricFamily(
         "gputally_queue_requested_gpus",
         "GPUs a queue asks for now, those it holds included.",
-        lambda due: due.requested,
-    ),
-    (
+        labels=["queue", "target"],
+    )
+    ratio = GaugeMetricFamily(
         "gputally_queue_usage_ratio",
         "Share of its siblings' capacity that a queue used over the policy's window.",
-        lambda due: due.usage_ratio,
-    ),
-)
-
-
-def _due(report: CycleReport) -> Iterator[Metric]:
-    for name, text, figure in _DUE:
-        yield _gauge(
-            name,
-            text,
-            _AT_TARGET,
-            [
-                ((due.queue, target.target), figure(due))
-                for target in report.targets
-                for due in target.entitlements
-                if name != "gputally_queue_guaranteed_gpus" or due.guaranteed != UNLIMITED
-            ],
-        )
+        labels=["queue", "target"],
+    )
+    figures: tuple[tuple[GaugeMetricFamily, Callable[[Entitlement], float]], ...] = (
+        (entitled, lambda due: due.gpus),
+        (guaranteed, lambda due: due.guaranteed),
+        (allocated, lambda due: due.allocated),
+        (requested, lambda due: due.requested),
+        (ratio, lambda due: due.usage_ratio),
+    )
+    for family, figure in figures:
+        for target in report.targets:
+            for due in target.entitlements:
+                if family is not guaranteed or due.guaranteed != UNLIMITED:
+                    family.add_metric([due.queue, target.target], figure(due))
+        yield family
 
 
 def _weights(report: CycleReport) -> Iterator[Metric]:
-    weights: list[tuple[Sequence[str], float]] = []
-    shares: list[tuple[Sequence[str], float]] = []
+    weight = GaugeMetricFamily("gputally_queue_weight", "Over-quota weight in force.", labels=["queue", "target"])
+    share = GaugeMetricFamily(
+        "gputally_queue_configured_share_ratio",
+        "Share of its siblings' capacity that a queue's configured weight stands for, among those who compete.",
+        labels=["queue", "target"],
+    )
+    base = GaugeMetricFamily("gputally_queue_weight_base", "Over-quota weight of the policy.", labels=["queue"])
     bases: dict[str, float] = {}
     for target in report.targets:
         applied = {outcome.apply.queue for outcome in target.outcomes if outcome.result == "applied"}
         written = {each.queue: each.value for each in target.weights if each.queue in applied}
         for queue, standing in sorted(target.standings.items()):
-            weights.append(((queue, target.target), written.get(queue, standing.weight) or 0.0))
+            weight.add_metric([queue, target.target], written.get(queue, standing.weight) or 0.0)
         for each in target.weights:
-            shares.append(((each.queue, target.target), each.explanation.n))
+            share.add_metric([each.queue, target.target], each.explanation.n)
             bases[each.queue] = each.configured
-    yield _gauge("gputally_queue_weight", "Over-quota weight in force.", _AT_TARGET, weights)
-    text = "Share of its siblings' capacity that a queue's configured weight stands for, among those who compete."
-    yield _gauge("gputally_queue_configured_share_ratio", text, _AT_TARGET, shares)
-    rows = [((queue,), configured) for queue, configured in sorted(bases.items())]
-    yield _gauge("gputally_queue_weight_base", "Over-quota weight of the policy.", _QUEUE, rows)
+    for queue, configured in sorted(bases.items()):
+        base.add_metric([queue], configured)
+    yield from (weight, share, base)
 
 
 def _waiting(report: CycleReport, now_ms: int) -> Iterator[Metric]:
+    lacking: dict[str, float] = {}
+    workloads: dict[str, int] = {}
+    since: dict[str, int] = {}
     gangs = [gang for target in report.targets for gang in target.gangs]
-    queues = {queue for target in report.targets for queue in target.standings} | {gang.queue for gang in gangs}
-    of: dict[str, list[Gang]] = {queue: [] for queue in sorted(queues)}
+    for queue in (queue for target in report.targets for queue in target.standings):
+        lacking[queue], workloads[queue] = 0.0, 0  # none waits: that is known too
     for gang in gangs:
-        of[gang.queue].append(gang)
-    lacking = [((queue,), fsum(gang.waits for gang in some)) for queue, some in of.items()]
-    yield _gauge("gputally_queue_waiting_gpus", "GPUs that waiting workloads need to start.", _QUEUE, lacking)
-    counts = [((queue,), sum(gang.waits > 0 for gang in some)) for queue, some in of.items()]
-    yield _gauge("gputally_queue_waiting_workloads", "Workloads that wait to start.", _QUEUE, counts)
-    oldest = []
-    for queue, some in of.items():
-        created = [gang.created_ms for gang in some if gang.waits > 0 and gang.created_ms is not None]
-        oldest.append(((queue,), max(0, now_ms - min(created, default=now_ms)) / MS_PER_SECOND))
-    text = "How long the first of a queue's waiting workloads has waited."
-    yield _gauge("gputally_queue_oldest_wait_seconds", text, _QUEUE, oldest)
-    text = "GPUs that are free while nothing that waits fits on them."
-    yield _gauge("gputally_fairshare_stranded_gpus", text, rows=[((), unplaceable_gpus(report.free_by_node, gangs))])
+        lacking[gang.queue] = lacking.get(gang.queue, 0.0) + gang.waits
+        workloads[gang.queue] = workloads.get(gang.queue, 0) + (gang.waits > 0)
+        if gang.waits > 0 and gang.created_ms is not None:
+            since[gang.queue] = min(gang.created_ms, since.get(gang.queue, gang.created_ms))
+    gpus = GaugeMetricFamily(
+        "gputally_queue_waiting_gpus", "GPUs that waiting workloads need to start.", labels=["queue"]
+    )
+    count = GaugeMetricFamily("gputally_queue_waiting_workloads", "Workloads that wait to start.", labels=["queue"])
+    oldest = GaugeMetricFamily(
+        "gputally_queue_oldest_wait_seconds",
+        "How long the first of a queue's waiting workloads has waited.",
+        labels=["queue"],
+    )
+    for queue in sorted(lacking):
+        gpus.add_metric([queue], lacking[queue])
+        count.add_metric([queue], workloads[queue])
+        oldest.add_metric([queue], max(0, now_ms - since.get(queue, now_ms)) / MS_PER_SECOND)
+    yield from (gpus, count, oldest)
+    family = GaugeMetricFamily(
+        "gputally_fairshare_stranded_gpus", "GPUs that are free while nothing that waits fits on them."
+    )
+    family.add_metric([], unplaceable_gpus(report.free_by_node, gangs))
+    yield family
 
 
 _BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -220,69 +220,94 @@ class Metrics(Collector):
         yield InfoMetricFamily(
             "gputally_fairshare_build", "Version of the controller", {"version": version("gputally")}
         )
-        text = "Time from one pass of the controller to the next."
-        yield _gauge("gputally_fairshare_cycle_interval_seconds", text, rows=[((), self._interval_s)])
+        yield GaugeMetricFamily(
+            "gputally_fairshare_cycle_interval_seconds",
+            "Time from one pass of the controller to the next.",
+            value=self._interval_s,
+        )
         report = self._report
         if report is None:
             return
         yield from families(report, self._clock.wall_ms())
         yield from _degraded(report)
-        text = "When the controller last began a pass (Unix time)."
-        began = report.at_ms / MS_PER_SECOND
-        yield _gauge("gputally_fairshare_last_cycle_timestamp_seconds", text, rows=[((), began)])
-        leads = 1.0 if report.leading and self._leading() else 0.0
-        yield _gauge("gputally_fairshare_leader", "1 on the replica that acts", rows=[((), leads)])
-        writes = [
-            ((target.target, result), count)
-            for target in report.targets
-            for result, count in sorted(collections.Counter(outcome.result for outcome in target.outcomes).items())
-        ]
-        yield _gauge("gputally_fairshare_writes", "Writes of the last cycle", ("target", "result"), writes)
+        yield GaugeMetricFamily(
+            "gputally_fairshare_last_cycle_timestamp_seconds",
+            "When the controller last began a pass (Unix time).",
+            value=report.at_ms / MS_PER_SECOND,
+        )
+        yield GaugeMetricFamily(
+            "gputally_fairshare_leader",
+            "1 on the replica that acts",
+            value=1.0 if report.leading and self._leading() else 0.0,
+        )
+        yield _writes(report)
         yield from _preemption(report)
         if self._alarms is not None:
             yield from _objectives(self._alarms)
-        held = [((report.hold.reason,), 1)] if report.hold is not None else []
-        yield _gauge("gputally_weights_held", "1 while the last good weights are held", ("reason",), held)
+        held = GaugeMetricFamily("gputally_weights_held", "1 while the last good weights are held", labels=["reason"])
+        if report.hold is not None:
+            held.add_metric([report.hold.reason], 1)
+        yield held
         if report.window is not None and report.window.watermark_ms is not None:
             age = max(0, self._clock.wall_ms() - report.window.watermark_ms) / MS_PER_SECOND
-            yield _gauge("gputally_fairshare_usage_age_seconds", "Age of the usage decided on", rows=[((), age)])
+            yield GaugeMetricFamily("gputally_fairshare_usage_age_seconds", "Age of the usage decided on", value=age)
 
 
 def _degraded(report: CycleReport) -> Iterator[Metric]:
-    rows = [((target.target, reason), 1) for target in report.targets for reason in target.degraded]
-    text = "1 while a target fails us."
-    yield _gauge("gputally_fairshare_target_degraded", text, ("target", "reason"), rows)
-    own = [
-        ((condition.reason,), 1)
-        for condition in report.conditions
-        if condition.status == "False" and condition.type != USAGE_FRESH
-    ]
-    text = "1 while the controller's policy file is refused, or what it decides cannot be kept."
-    yield _gauge("gputally_fairshare_controller_degraded", text, ("reason",), own)
+    degraded = GaugeMetricFamily(
+        "gputally_fairshare_target_degraded", "1 while a target fails us.", labels=["target", "reason"]
+    )
+    for target in report.targets:
+        for reason in target.degraded:
+            degraded.add_metric([target.target, reason], 1)
+    yield degraded
+    own = GaugeMetricFamily(
+        "gputally_fairshare_controller_degraded",
+        "1 while the controller's policy file is refused, or what it decides cannot be kept.",
+        labels=["reason"],
+    )
+    for condition in report.conditions:
+        if condition.status == "False" and condition.type != USAGE_FRESH:
+            own.add_metric([condition.reason], 1)
+    yield own
+
+
+def _writes(report: CycleReport) -> Metric:
+    writes = GaugeMetricFamily("gputally_fairshare_writes", "Writes of the last cycle", labels=["target", "result"])
+    for target in report.targets:
+        for result, count in sorted(collections.Counter(outcome.result for outcome in target.outcomes).items()):
+            writes.add_metric([target.target, result], count)
+    return writes
 
 
 def _preemption(report: CycleReport) -> Iterator[Metric]:
-    claims: list[tuple[Sequence[str], float]] = []
-    blocked: list[tuple[Sequence[str], float]] = []
-    idle: list[tuple[Sequence[str], float]] = []
+    claims = GaugeMetricFamily(
+        "gputally_fairshare_preemption_claims", "Claims of the last cycle by outcome", labels=["target", "outcome"]
+    )
+    blocked = GaugeMetricFamily(
+        "gputally_fairshare_preemption_blocked",
+        "Workloads that could not give way in the last cycle, by what kept them",
+        labels=["target", "reason"],
+    )
+    idle = GaugeMetricFamily(
+        "gputally_fairshare_idle_warned_pods", "Pods whose owners were warned that they are idle", labels=["target"]
+    )
     for target in report.targets:
         if target.preemption is None:
             continue
-        outcomes = collections.Counter(each.outcome for each in target.preemption.verdicts)
-        claims += [((target.target, outcome), count) for outcome, count in sorted(outcomes.items())]
-        found = troubles(target.preemption)
-        blocked += [((target.target, reason), len(texts)) for reason, texts in found.items()]
-        idle.append(((target.target,), target.preemption.warned))
-    text = "Claims of the last cycle by outcome"
-    yield _gauge("gputally_fairshare_preemption_claims", text, ("target", "outcome"), claims)
-    text = "Workloads that could not give way in the last cycle, by what kept them"
-    yield _gauge("gputally_fairshare_preemption_blocked", text, ("target", "reason"), blocked)
-    text = "Pods whose owners were warned that they are idle"
-    yield _gauge("gputally_fairshare_idle_warned_pods", text, ("target",), idle)
+        for outcome, count in sorted(collections.Counter(each.outcome for each in target.preemption.verdicts).items()):
+            claims.add_metric([target.target, outcome], count)
+        for reason, texts in troubles(target.preemption).items():
+            blocked.add_metric([target.target, reason], len(texts))
+        idle.add_metric([target.target], target.preemption.warned)
+    yield from (claims, blocked, idle)
 
 
 def _objectives(alarms: Alarms) -> Iterator[Metric]:
-    readings = [((name,), value) for name, value in sorted(alarms.readings.items())]
-    yield _gauge("gputally_slo_latency_seconds", "Latency of an SLO as last read", ("slo",), readings)
-    unread = [((name,), 1) for name in sorted(alarms.faults)]
-    yield _gauge("gputally_slo_unreadable", "1 while an SLO cannot be read", ("slo",), unread)
+    read = GaugeMetricFamily("gputally_slo_latency_seconds", "Latency of an SLO as last read", labels=["slo"])
+    for name, value in sorted(alarms.readings.items()):
+        read.add_metric([name], value)
+    unread = GaugeMetricFamily("gputally_slo_unreadable", "1 while an SLO cannot be read", labels=["slo"])
+    for name in sorted(alarms.faults):
+        unread.add_metric([name], 1)
+    yield from (read, unread)
