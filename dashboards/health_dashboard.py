@@ -23,6 +23,7 @@ def render() -> str:
             Section("", 9, _refused()),
             Section("Ingest", 9, _ingest()),
             Section("Disk and controller", 9, _controller()),
+            Section("Lake and fleet", 9, _lake()),
             Section("Cluster and versions", 9, _around()),
         ],
     )
@@ -242,6 +243,32 @@ def _controller() -> list[TimeSeries]:
             "Writes to the schedulers' objects, by target and what became of them.",
             [Query(promql.max_by(promql.series("fairshare_writes"), "target", "result"), "{{target}}: {{result}}")],
             "suffix: writes",
+        ),
+    ]
+
+
+def _lake() -> list[TimeSeries]:
+    published = "fleet_published_timestamp_seconds"
+    return [
+        timeseries(
+            "Age of what is published",
+            "How long ago the accountant began its last publication in the lake, and how long ago the figures "
+            "of each ledger end there, as the fleet's pages read them. The line is at six hours.",
+            [
+                Query(promql.age(promql.max_by(promql.series("lake_published_timestamp_seconds"))), "this accountant"),
+                Query(promql.age(promql.max_by(promql.series(published), "ledger")), "{{ledger}}"),
+            ],
+            "s",
+            levels=Levels.warning_above(21_600),
+            looks={"^this accountant$": fixed_colour(grafana_panels.BLUE)},
+        ),
+        timeseries(
+            "Lake and ledger differ",
+            "Figures that the lake and the ledger told differently when they were last compared. Anything but 0 is a "
+            "defect, or another program wrote to the lake.",
+            [Query(promql.max_by(promql.series("lake_differences")), "differences")],
+            "suffix: figures",
+            looks={"^differences$": fixed_colour(grafana_panels.BAD)},
         ),
     ]
 

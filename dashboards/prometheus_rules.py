@@ -350,6 +350,22 @@ LEDGER = Group(
             "A lost volume comes back as it was then, and with what agents and the archive still have.",
         ),
         Alert(
+            "GputallyLakeDiffers",
+            "max by (cluster) (gputally_lake_differences) > 0",
+            "5m",
+            "warning",
+            "The lake and the ledger differ in {{ $value }} figures",
+            "Reports of the fleet and of other engines show what the lake holds. Nothing repairs it by itself.",
+        ),
+        Alert(
+            "GputallyFleetBehind",
+            "time() - max by (cluster, ledger) (gputally_fleet_published_timestamp_seconds) > 21600",
+            "15m",
+            "warning",
+            "The figures of {{ $labels.ledger }} in the lake are {{ $value | humanizeDuration }} old",
+            "Its accountant does not publish. Everything up to then is there; nothing is lost.",
+        ),
+        Alert(
             "GputallyInventorySilent",
             "max by (cluster, kind) (gputally_inventory_age_seconds) > 900 or "
             "sum by (cluster, kind) (increase(gputally_inventory_failures_total[15m])) > 0"

@@ -213,6 +213,7 @@ MODULES = {
         "accountant.compat.kai_usage_api",
         "gputally.server.logs_and_metrics",
     ),
+    "Fleet": ("accountant.fleet.fleet_server",),
     "Fairshare": (
         "fairshare.controller.controller_metrics",
         "gputally.server.logs_and_metrics",

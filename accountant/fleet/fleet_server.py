@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 from urllib.parse import quote
@@ -17,6 +17,8 @@ from urllib.parse import quote
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -40,6 +42,7 @@ from accountant.web import overview_pages
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, set_on_signals
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError, CannotStart
+from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.objects import Api
 from gputally.server.https_server import serve
 from gputally.server.logs_and_metrics import TaskMetrics
@@ -77,6 +80,23 @@ class _Served:
     allocations: ASGIApp
 
 
+class PublishedCollector(Collector):
+    """Metrics of what the ledgers of the lake have published. state: the ledgers that are served now."""
+
+    def __init__(self, state: FleetState) -> None:
+        self._state = state
+
+    def collect(self) -> Iterable[Metric]:
+        until = GaugeMetricFamily(
+            "gputally_fleet_published_timestamp_seconds",
+            "Up to when the figures of each ledger of the lake are published (Unix time), as last read.",
+            labels=["ledger"],
+        )
+        for member in self._state.members:
+            until.add_metric([member.name], member.status.until_ms / MS_PER_SECOND)
+        yield until
+
+
 class FleetService:
     """settings: the accountant's, of which callers, limits and what `/metrics` names hold here. fleet: read again every
     `refresh_seconds`, and closed by its owner. Raises CannotStart, FileFault and LakeUnavailable."""
@@ -93,6 +113,7 @@ class FleetService:
         self._callers = CallersFile(settings, clock, self._refused, _no_cluster, self._state.teams)
         self._metrics = Metrics()
         self._metrics.watch(TaskMetrics(self.tasks))
+        self._metrics.watch(PublishedCollector(self._state))
         self._own = self._deps(cast(Checked, self._state), clock, self._state.no_books, "")
         self.look()
         self.app: ASGIApp = self._composed()

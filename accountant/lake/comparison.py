@@ -15,6 +15,7 @@ from accountant.billing.costs import charges, quantify
 from accountant.billing.statements import Statement
 from accountant.lake.engines import Bounds, Engine
 from accountant.lake.tables import ACCOUNT_COLUMNS
+from accountant.lake.usage_rows import day_span
 from accountant.ledger.protocols import Questions
 from accountant.prices.price_book import PriceBook
 
@@ -38,11 +39,14 @@ def compare(
     timezone: ZoneInfo,
 ) -> LakeComparison:
     """Compare the published days of a ledger with what it says now. days: those that are looked at, with the price book
-    of each; one that is not published is passed over. Raises LakeUnavailable."""
+    of each; one that begins after the last publication is passed over. Raises LakeUnavailable."""
     if not days:
         return LakeComparison(0, ())
     asked = [day for day, _ in days]
     bounds = Bounds((name,), (min(asked), max(asked)))
+    until_ms = max(
+        (row["until_ms"] for row in _rows(engine, exp.select("*").from_("ledgers"), name, bounds)), default=0
+    )
     totals = {row["day"]: row for row in _rows(engine, exp.select("*").from_("days"), name, bounds)}
     rows: dict[tuple[date, str], dict[str, Any]] = {}
     sums = [exp.cast(exp.func("sum", exp.column(column)), "DECIMAL(38, 0)").as_(column) for column in _ACCOUNTS]
@@ -53,6 +57,8 @@ def compare(
     compared, found = 0, []
     for day, book in days:
         if day not in totals:
+            if day_span(day, timezone)[0] < until_ms:
+                found.append(f"{day}: not in the table days, which a publication has to have written")
             continue
         compared += 1
         of_day = {cluster: row for (of, cluster), row in rows.items() if of == day}

@@ -20,6 +20,7 @@ import structlog
 
 from accountant.billing.statements import Statement, StatementLine, canonical
 from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.bookkeeping.month_closing import ClosedMonths
 from accountant.core.periods import Month, local_date
 from accountant.core.settings import Settings
 from accountant.lake import tables, upkeep
@@ -82,6 +83,8 @@ class Publisher:
         self._connect = catalogue
         self._opened: Catalogue | None = None
         self._seen = _Seen()
+        self._parts: dict[tuple[str, str], dict[str, Any]] | None = None
+        """The rows of the table `registers`; None: not read yet."""
         self._turn = 0
         self.published_ms: int | None = None
         """When the last run that succeeded began."""
@@ -106,18 +109,25 @@ class Publisher:
         return upkeep.keep_small(self._catalogue, self._clock.wall_ms(), self._lake.keep_snapshots)
 
     def compare(self) -> LakeComparison:
-        """The lake beside the ledger, over the last `days_back` published days and the months of these that are over.
-        Raises LakeUnavailable."""
+        """The lake beside the ledger, over the last `days_back` days and as many older ones, each day of the calendar
+        others, and over the months of these that are over. What changed since it was published is passed over: the next
+        run writes it. Raises LakeUnavailable."""
         now = self._clock.wall_ms()
-        days = [(day, self._book_of(day)) for day in self.days_to_look_at(now)[-self._lake.days_back :]]
         engine = DuckDbEngine(self._catalogue)
+        compared = 0
+        differences: list[str] = []
         try:
-            found = compare(self._ledger, engine, self.name, days, self._zone)
-            over = sorted({Month(day.year, day.month) for day, _ in days} - {Month.of(now, self._zone)})
-            charged = compare_charges(engine, self.name, [self._books.month(month) for month in over])
-            self.compared = LakeComparison(found.days, (*found.differences, *charged))
+            for days in self._days_to_compare(now):
+                settled = [(day, self._book_of(day)) for day in days if not self._day_waits(day)]
+                found = compare(self._ledger, engine, self.name, settled, self._zone)
+                compared += found.days
+                differences += found.differences
+                over = sorted({Month(day.year, day.month) for day in days} - {Month.of(now, self._zone)})
+                stated = [self._books.month(month) for month in over if not self._month_waits(month, now)]
+                differences += compare_charges(engine, self.name, stated)
         finally:
             engine.close()
+        self.compared = LakeComparison(compared, tuple(dict.fromkeys(differences)))
         return self.compared
 
     # --- days ---------------------------------------------------------------------------------
@@ -127,6 +137,22 @@ class Publisher:
         every = self._every_day(now_ms)
         older, lately = every[: -self._lake.days_back], every[-self._lake.days_back :]
         return [*older[self._turn % len(older) :][:1], *lately] if older else lately
+
+    def _days_to_compare(self, now_ms: int) -> list[list[date]]:
+        """The last `days_back` days, and one of the stretches of that length before them: tomorrow the next one."""
+        every, length = self._every_day(now_ms), self._lake.days_back
+        older = every[:-length]
+        stretches = [older[at : at + length] for at in range(0, len(older), length)]
+        turn = local_date(now_ms, self._zone).toordinal()
+        return [every[-length:], *([stretches[turn % len(stretches)]] if stretches else [])]
+
+    def _day_mark(self, day: date) -> tuple[Hashable, ...]:
+        """Equal as long as nothing changed that the rows of a day follow from, but how far the day has run."""
+        return self._ledger.mark(*day_span(day, self._zone)), *(found.version for found in self._books.prices.versions)
+
+    def _day_waits(self, day: date) -> bool:
+        """Whether a day changed since this process published it."""
+        return day in self._seen.of and self._seen.changed(("rows", day), self._day_mark(day))
 
     def _every_day(self, now_ms: int) -> list[date]:
         first_ms, _ = self._ledger.extent()
@@ -145,23 +171,23 @@ class Publisher:
         if self.published_ms is None and asked:  # days that no run has written yet, however old
             known = self._known_days()
             asked = sorted({*asked, *(day for day in self._every_day(now_ms) if day not in known)})
-        prices = tuple(found.version for found in self._books.prices.versions)
         changed = []
         for day in asked:
-            start_ms, end_ms = day_span(day, self._zone)
-            mark = self._ledger.mark(start_ms, end_ms), prices, min(now_ms, end_ms)
+            rows_mark = self._day_mark(day)
+            mark = rows_mark, min(now_ms, day_span(day, self._zone)[1])
             if self._seen.changed(day, mark):
-                changed.append((day, mark))
+                changed.append((day, mark, rows_mark))
         self._turn += 1
         if not changed:
             return ()
         known = self._known_days() if known is None else known
         written: list[date] = []
         pending: list[DayRows] = []
-        for number, (day, mark) in enumerate(changed, 1):
+        for number, (day, mark, rows_mark) in enumerate(changed, 1):
             found = self._day(day, now_ms)
             told("days", number, len(changed))
             self._seen.note(day, mark)
+            self._seen.note(("rows", day), rows_mark)
             if known.get(day, {}).get("digest") != found.digest:
                 pending.append(found)
             if sum(one.rows.num_rows for one in pending) >= _ROWS_A_COMMIT:
@@ -227,17 +253,10 @@ class Publisher:
             stored = {row["month"]: (row["hash"], row["status"]) for row in self._read(tables.STATEMENTS)}
         rows, lines = [], {}
         while month <= last:
-            start_ms, end_ms = month.span(self._zone)
-            status = self._books.status(month, books)
-            closed = books.of(str(month))
-            if closed is not None:
-                mark: Hashable = closed.hash, status
-            else:
-                version_of = self._books.prices.latest.version if self._books.prices.latest else ""
-                mark = self._ledger.mark(start_ms, end_ms), version_of, books.seen, min(now_ms, end_ms), status
+            status, mark = self._books.status(month, books), self._month_mark(month, now_ms, books)
             stated = self._books.month(month)
             rows.append(statement_row(self.name, str(month), status, stated))
-            if closed is not None and stored.get(str(month)) == (stated.hash, status):
+            if stored.get(str(month)) == (stated.hash, status):
                 self._seen.note(("statement", month), mark)  # published by an earlier process
             elif self._seen.changed(("statement", month), mark):
                 lines[month] = mark, line_rows(self.name, str(month), stated)
@@ -250,15 +269,33 @@ class Publisher:
             tables.STATEMENT_LINES.of_rows([row for _, several in lines.values() for row in several]),
             {"ledger": self.name, "month": [str(one) for one in lines]},
         )
-        self._replace(tables.STATEMENTS, rows)
-        for one, (mark, _) in lines.items():
-            self._seen.note(("statement", one), mark)
-            written.append(str(one))
+        for one in lines:
             closed = books.of(str(one))
             if closed is not None:
                 for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES, tables.FOCUS):
                     self._catalogue.tag(table, f"{self.name}-{one}-{closed.hash[:12]}")
+        # Last: what an earlier process wrote as a whole is known by this table.
+        self._replace(tables.STATEMENTS, rows)
+        for one, (mark, _) in lines.items():
+            self._seen.note(("statement", one), mark)
+            written.append(str(one))
         return tuple(written)
+
+    def _month_mark(self, month: Month, now_ms: int, books: ClosedMonths) -> Hashable:
+        """Equal as long as nothing changed that a month's statement follows from."""
+        closed, status = books.of(str(month)), self._books.status(month, books)
+        if closed is not None:
+            return closed.hash, status
+        start_ms, end_ms = month.span(self._zone)
+        version_of = self._books.prices.latest.version if self._books.prices.latest else ""
+        return self._ledger.mark(start_ms, end_ms), version_of, books.seen, min(now_ms, end_ms), status
+
+    def _month_waits(self, month: Month, now_ms: int) -> bool:
+        """Whether a month changed since this process published it."""
+        thing = "statement", month
+        return thing in self._seen.of and self._seen.changed(
+            thing, self._month_mark(month, now_ms, self._books.books())
+        )
 
     def _publish_focus(self, month: Month, mark: Hashable, now_ms: int) -> None:
         """The charges of a month that changed; those of the running month once a day, as there are many."""
@@ -280,48 +317,62 @@ class Publisher:
     # --- registers ----------------------------------------------------------------------------
 
     def _publish_registers(self, now_ms: int) -> tuple[str, ...]:
-        written = []
-        for table, rows in self._registers(now_ms):
-            found = table.of_rows(rows)
-            mark = found.num_rows, _digest(found)
-            if self._seen.changed(table.name, mark):
-                self._catalogue.replace(table, found, {"ledger": self.name})
-                self._seen.note(table.name, mark)
+        """The parts of registers whose digest is not the one in the table `registers`, and that table after them."""
+        if self._parts is None:
+            self._parts = {(row["register"], row["part"]): row for row in self._read(tables.REGISTERS)}
+        known, written = self._parts, []
+        self._parts = None  # read again after a failure
+        for table, by, rows in self._registers():
+            parts: dict[Any, list[dict[str, Any]]] = {} if by else {None: rows}
+            for row in rows if by else ():
+                parts.setdefault(row[by], []).append(row)
+            changed = {}
+            for value, of_part in parts.items():
+                found, key = table.of_rows(of_part), (table.name, "" if value is None else str(value))
+                total = tables.digest(found)
+                if key not in known or known[key]["digest"] != total:
+                    known[key] = {
+                        "ledger": self.name, "register": table.name, "part": key[1], "rows": found.num_rows,
+                        "digest": total,
+                    }  # fmt: skip
+                    changed[value] = found
+            if changed:
+                partition = {by: list(changed)} if by else {}
+                self._catalogue.replace(table, pa.concat_tables(changed.values()), {"ledger": self.name, **partition})
                 written.append(table.name)
-        written += self._publish_by(tables.PODS, "month", self._pods())
-        written += self._publish_by(tables.DECISIONS, "day", self._decisions())
-        return tuple(written)
+        if written:
+            self._replace(tables.REGISTERS, list(known.values()))
+        self._parts = known
+        return (*written, *self._publish_status(now_ms))
 
-    def _publish_by(self, table: tables.LakeTable, name: str, rows: list[dict[str, Any]]) -> list[str]:
-        """The partitions of a table that changed."""
-        parts: dict[Any, list[dict[str, Any]]] = {}
-        for row in rows:
-            parts.setdefault(row[name], []).append(row)
-        changed = {}
-        for value, several in parts.items():
-            found = table.of_rows(several)
-            mark = found.num_rows, _digest(found)
-            if self._seen.changed((table.name, value), mark):
-                changed[value] = mark, found
-        if not changed:
-            return []
-        together = pa.concat_tables([found for _, found in changed.values()])
-        self._catalogue.replace(table, together, {"ledger": self.name, name: list(changed)})
-        for value, (mark, _) in changed.items():
-            self._seen.note((table.name, value), mark)
-        return [table.name]
+    def _publish_status(self, now_ms: int) -> tuple[str, ...]:
+        """The ledger's row in the table `ledgers`: last, so that nothing is told that is not there."""
+        first_ms, newest_ms = self._ledger.extent()
+        row = {
+            "ledger": self.name, "timezone": self._timezone, "grace_days": self._grace_days, "first_ms": first_ms,
+            "newest_ms": newest_ms, "until_ms": now_ms,
+            "clusters": json.dumps(dict(self._ledger.newest_by_cluster()), sort_keys=True),
+            "teams": json.dumps(sorted(self._ledger.teams())), "published": _instant(now_ms),
+            "version": version("gputally"),
+        }  # fmt: skip
+        if not self._seen.changed(tables.LEDGERS.name, tuple(row.values())):
+            return ()
+        self._replace(tables.LEDGERS, [row])
+        self._seen.note(tables.LEDGERS.name, tuple(row.values()))
+        return (tables.LEDGERS.name,)
 
-    def _registers(self, now_ms: int) -> Iterator[tuple[tables.LakeTable, list[dict[str, Any]]]]:
+    def _registers(self) -> Iterator[tuple[tables.LakeTable, str, list[dict[str, Any]]]]:
+        """Each register, the column that divides it into parts ("": it is one), and its rows."""
         name = self.name
-        yield tables.POLICIES, [
+        yield tables.POLICIES, "", [
             {
                 "ledger": name, "version": one.version, "effective": _instant(one.effective_ms),
                 "effective_ms": one.effective_ms, "policy": one.policy.model_dump_json(),
             }
             for one in self._ledger.policies(0, _FAR_MS)
         ]  # fmt: skip
-        yield tables.PRICES, list(self._prices())
-        yield tables.ACTS, [
+        yield tables.PRICES, "", list(self._prices())
+        yield tables.ACTS, "", [
             {
                 "ledger": name, "number": act.number, "at": _instant(act.at_ms), "at_ms": act.at_ms, "kind": act.kind,
                 "subject": act.subject, "who": act.who, "reason": act.reason, "content": act.content,
@@ -329,28 +380,22 @@ class Publisher:
             }
             for act in self._ledger.acts()
         ]  # fmt: skip
-        yield tables.NODES, [
+        yield tables.NODES, "", [
             {
                 "ledger": name, "cluster": node.cluster, "node": node.name, "pool": node.pool, "region": node.region,
                 "capacity_type": node.capacity_type, "facts": msgspec.json.encode(node).decode(),
             }
             for node in self._ledger.nodes()
         ]  # fmt: skip
-        yield tables.EPOCHS, [
+        yield tables.EPOCHS, "", [
             {
                 "ledger": name, "cluster": one.key.cluster, "namespace": one.key.namespace, "job": one.key.job,
                 "epoch": one.epoch, "at_ms": one.at_ms, "who": one.who,
             }
             for one in self._epochs()
         ]  # fmt: skip
-        first_ms, newest_ms = self._ledger.extent()
-        yield tables.LEDGERS, [{
-            "ledger": name, "timezone": self._timezone, "grace_days": self._grace_days, "first_ms": first_ms,
-            "newest_ms": newest_ms, "until_ms": now_ms,
-            "clusters": json.dumps(dict(self._ledger.newest_by_cluster()), sort_keys=True),
-            "teams": json.dumps(sorted(self._ledger.teams())), "published": _instant(now_ms),
-            "version": version("gputally"),
-        }]  # fmt: skip
+        yield tables.PODS, "month", self._pods()
+        yield tables.DECISIONS, "day", self._decisions()
 
     def _epochs(self) -> list[EpochReport]:
         with self._ledger.moment() as moment:
@@ -416,10 +461,6 @@ def _first_seen_ms(facts: PodFacts) -> int:
 
 def _instant(at_ms: int) -> datetime:
     return datetime.fromtimestamp(at_ms // 1_000, UTC).replace(microsecond=at_ms % 1_000 * 1_000)
-
-
-def _digest(rows: pa.Table) -> int:
-    return hash(tuple(tuple(column) for column in zip(*(column.to_pylist() for column in rows.columns), strict=True)))
 
 
 def statement_row(ledger: str, month: str, status: str, stated: Statement) -> dict[str, Any]:

@@ -8,6 +8,7 @@ in every engine. Amounts are decimal(38,9).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -66,6 +67,37 @@ class LakeTable:
         ]
         found = pa.Table.from_pylist(rounded, schema=self.arrow)
         return found.sort_by([(name, "ascending") for name in self.order])
+
+
+_CHUNK: Final = 50_000
+"""Rows that are hashed at one time."""
+
+
+def digest(rows: pa.Table) -> str:
+    """SHA-256 of the rows: equal rows have equal digests."""
+    hashed = _Hash()
+    with pa.ipc.new_stream(pa.PythonFile(hashed, mode="w"), rows.schema) as stream:
+        stream.write_table(rows.combine_chunks(), max_chunksize=_CHUNK)
+    return hashed.of.hexdigest()
+
+
+class _Hash:
+    """A file that is only hashed."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.of = hashlib.sha256()
+
+    def write(self, content: bytes) -> int:
+        self.of.update(content)
+        return len(content)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 HOLDERS: Final[tuple[Dimension, ...]] = ("team", "queue", "namespace", "job", "pod", "container", "user")
@@ -168,6 +200,20 @@ DAYS: Final = LakeTable(
     ("ledger",),
     ("ledger", "day"),
     ("day",),
+)
+REGISTERS: Final = LakeTable(
+    "registers",
+    "What each published part of pods, nodes, decisions, policies, prices, acts and epochs holds: the control totals.",
+    (
+        _LEDGER,
+        Column("register", "string", "name of the table"),
+        Column("part", "string", "month or day of the rows; empty where the table has no such partition"),
+        Column("rows", "long", "rows of the part"),
+        Column("digest", "string", "SHA-256 of its rows"),
+    ),
+    ("ledger",),
+    ("ledger", "register", "part"),
+    ("register", "part"),
 )
 LEDGERS: Final = LakeTable(
     "ledgers",
@@ -447,6 +493,6 @@ EPOCHS: Final = LakeTable(
     ("cluster", "namespace", "job", "epoch"),
 )
 TABLES: Final = (
-    USAGE_HOURLY, DAYS, LEDGERS, STATEMENTS, STATEMENT_LINES, FOCUS, PODS, NODES, DECISIONS, POLICIES, PRICES, ACTS,
-    EPOCHS,
+    USAGE_HOURLY, DAYS, LEDGERS, STATEMENTS, STATEMENT_LINES, FOCUS, REGISTERS, PODS, NODES, DECISIONS, POLICIES,
+    PRICES, ACTS, EPOCHS,
 )  # fmt: skip

@@ -6,6 +6,7 @@ the versions that are kept, so that one which a writer is about to commit stays.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -59,18 +60,20 @@ def _remove_orphans(table: Table, before: datetime) -> int:
     for found in store.get_file_info(pyarrow.fs.FileSelector(folder, recursive=True, allow_not_found=True)):
         old = found.mtime is not None and found.mtime < before
         if found.type == pyarrow.fs.FileType.File and old and found.path not in needed and removed < _MOST:
-            store.delete_file(found.path)
-            removed += 1
+            with contextlib.suppress(FileNotFoundError):  # another ledger's accountant was faster
+                store.delete_file(found.path)
+                removed += 1
     return removed
 
 
 def _referenced(table: Table) -> set[str]:
     """The paths of all files that a version of the table needs, and of its metadata."""
     io: Any = table.io
-    places = [table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)]
+    places = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
     for snapshot in table.snapshots():
-        places.append(snapshot.manifest_list)
+        places.add(snapshot.manifest_list)
         for manifest in snapshot.manifests(table.io):
-            places.append(manifest.manifest_path)
-            places += [entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)]
+            if manifest.manifest_path not in places:  # versions share most of theirs
+                places.add(manifest.manifest_path)
+                places |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
     return {io.parse_location(place, io.properties)[2] for place in places}

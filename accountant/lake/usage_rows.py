@@ -6,7 +6,6 @@ a day are rounded along the day's rows, one price after the other, so that they 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -27,6 +26,7 @@ from accountant.lake.tables import (
     DIMENSIONS,
     MEMO_COLUMNS,
     USAGE_HOURLY,
+    digest,
 )
 from accountant.ledger.protocols import Questions
 from accountant.ledger.usage_columns import PRICED_BY, Place, UsageColumns, Whole
@@ -36,8 +36,6 @@ from accountant.wire.usage_models import Dimension
 from gputally.base.units import MS_PER_HOUR, US_PER_MS
 
 _US_PER_HOUR = MS_PER_HOUR * US_PER_MS
-_CHUNK = 50_000
-"""Rows that are hashed at one time."""
 _BILLED = [account in BILLED for account in ACCOUNTS]
 
 
@@ -63,30 +61,8 @@ class DayRows:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the rows: equal rows have equal digests."""
-        hashed = _Hash()
-        with pa.ipc.new_stream(pa.PythonFile(hashed, mode="w"), self.rows.schema) as stream:
-            stream.write_table(self.rows, max_chunksize=_CHUNK)
-        return hashed.of.hexdigest()
-
-
-class _Hash:
-    """A file that is only hashed."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self.of = hashlib.sha256()
-
-    def write(self, content: bytes) -> int:
-        self.of.update(content)
-        return len(content)
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def close(self) -> None:
-        """Nothing is open."""
+        """accountant.lake.tables.digest of the rows."""
+        return digest(self.rows)
 
 
 def day_span(day: date, tz: ZoneInfo) -> tuple[int, int]:

@@ -165,6 +165,45 @@ def test_prometheus_gets_a_token_that_the_accountant_knows(folder: Path, tmp_pat
     }
 
 
+@pytest.mark.parametrize("with_accountant", [True, False])
+def test_prometheus_reads_the_fleets_pages_with_a_token_that_they_know(
+    folder: Path, tmp_path: Path, with_accountant: bool
+) -> None:
+    chart = helm_python.Chart.load(with_operator(folder, tmp_path, "monitoring.yaml"))
+    alone = {} if with_accountant else {
+        "agent": {"enabled": False}, "fairshare": {"enabled": False}, "accountant": {"enabled": False}
+    }  # fmt: skip
+    fleet = {
+        "enabled": True, "tokens": {"existingSecret": "fleet-readers"}, "publicUrl": "",
+        "tls": {"existingSecret": "fleet-tls"},
+    }  # fmt: skip
+    values = {
+        **alone, "accountant": {**alone.get("accountant", {}), "lake": {"warehouse": "s3://books/lake"}},
+        "fleet": fleet, "monitoring": {"enabled": True},
+    }  # fmt: skip
+    files = chart.render(values, name="gputally", namespace="metering")
+    found = {
+        (m["kind"], m["metadata"]["name"]): m
+        for path, text in files.items() if path.endswith(".yaml") and "dashboards" not in path
+        for m in yaml.safe_load_all(text) if m
+    }  # fmt: skip
+    (endpoint,) = found["ServiceMonitor", "gputally-fleet"]["spec"]["endpoints"]
+    credentials = endpoint["authorization"]["credentials"]
+    assert credentials["key"] in found["Secret", credentials["name"]]["data"]
+    assert (endpoint["scheme"], endpoint["tlsConfig"]["serverName"]) == ("https", "gputally-fleet.metering.svc")
+    spec = found["Deployment", "gputally-fleet"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    environment = {e["name"]: e.get("value") for e in container["env"]}
+    (mount,) = (m for m in container["volumeMounts"] if m["name"] == "metrics")
+    assert environment["GPUTALLY_ACCOUNTANT_METRICS_TOKEN"] == f"{mount['mountPath']}/token"
+    (volume,) = (v["secret"] for v in spec["volumes"] if v["name"] == "metrics")
+    assert volume["secretName"] == credentials["name"]
+    assert volume["items"] == [{"key": credentials["key"], "path": "token"}]
+    (rule,) = found["NetworkPolicy", "gputally-fleet"]["spec"]["ingress"]
+    (peer,) = rule["from"]
+    assert peer["namespaceSelector"]["matchExpressions"][0]["values"] == ["monitoring"]
+
+
 def with_operator(folder: Path, to: Path, *templates: str) -> Path:
     """A copy of the chart to which the operator's kinds are installed: offline Helm knows no CRDs."""
     copy = Path(shutil.copytree(folder, to / "gputally"))

@@ -231,6 +231,14 @@ def test_a_token_is_asked_for_and_a_team_sees_itself(two: TwoLedgers, tmp_path: 
     assert client.get("/fleet?month=2026-10", headers={"Authorization": "Bearer all"}).status_code == 200
 
 
+def test_metrics_tell_up_to_when_each_ledger_has_published(client: TestClient) -> None:
+    lines = client.get("/metrics").text.splitlines()
+    told = dict(line.split() for line in lines if line.startswith("gputally_fleet_published_timestamp_seconds{"))
+    assert {name: float(seconds) * 1_000 for name, seconds in told.items()} == {
+        f'gputally_fleet_published_timestamp_seconds{{ledger="{name}"}}': SPAN[1] for name in ("north", "south")
+    }
+
+
 def test_what_is_published_later_is_served_and_a_lake_that_is_away_is_said(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     with published(str(lake), name="north", epochs=False) as north:

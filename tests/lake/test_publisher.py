@@ -17,7 +17,8 @@ from accountant.core.errors import LakeUnavailable
 from accountant.core.periods import Month, zone
 from accountant.lake import tables
 from accountant.lake.catalog import Catalogue
-from accountant.lake.publisher import Publisher
+from accountant.lake.comparison import LakeComparison
+from accountant.lake.publisher import Published, Publisher
 from accountant.lake.upkeep import Removed, keep_small
 from accountant.prices.price_book import Billing, Commitment, IdlePolicy
 from accountant.reports import focus_export, report_model
@@ -44,8 +45,42 @@ def test_another_process_finds_every_day_written_already() -> None:
     with published() as known:
         days = rows(known, tables.DAYS)
         restarted = Publisher(known.ledger, known.books, known.settings, known.clock, known.connect)
-        assert restarted.publish().days == ()
+        assert restarted.publish() == Published(days=(), months=(), registers=("ledgers",))
         assert rows(known, tables.DAYS) == days
+
+
+def test_another_process_writes_the_part_of_a_register_that_changed_and_no_other() -> None:
+    with published() as known:
+        (last, *_) = known.ledger.decisions(*SPAN)
+        known.ledger.record_decisions([last.model_copy(update={"id": "later", "at_ms": SPAN[1] + 24 * HOUR})], SPAN[1])
+        restarted = Publisher(known.ledger, known.books, known.settings, known.clock, known.connect)
+        assert restarted.publish().registers == ("decisions", "ledgers")
+        snapshot = known.connect().open(tables.DECISIONS).current_snapshot()
+        assert snapshot is not None
+        assert snapshot.summary is not None
+        assert snapshot.summary["added-records"] == "1"
+        assert len(rows(known, tables.DECISIONS)) == 4
+        totals = {(row["register"], row["part"]): row["rows"] for row in rows(known, tables.REGISTERS)}
+        assert totals["decisions", "2026-10-02"] == 1
+        for table in (tables.PODS, tables.NODES, tables.DECISIONS, tables.POLICIES, tables.PRICES, tables.ACTS):
+            assert sum(n for (name, _), n in totals.items() if name == table.name) == len(rows(known, table))
+
+
+@pytest.mark.parametrize("table", [tables.REGISTERS, tables.ACTS, tables.LEDGERS], ids=lambda table: table.name)
+def test_registers_that_a_failed_run_left_are_written_by_the_next(table: tables.LakeTable) -> None:
+    """By the same process, and by another one."""
+    with published(publish=False) as known:
+        good = known.connect()
+        broken = RefusedTable(good._catalog, good.place)
+        broken.refused = table.name
+        publisher = Publisher(known.ledger, known.books, known.settings, known.clock, lambda: broken)
+        with pytest.raises(LakeUnavailable, match=f"{table.name} was not written"):
+            publisher.publish()
+        broken.refused = ""
+        assert publisher.publish().registers
+        assert len(rows(known, tables.ACTS)) == known.ledger.last_act() > 0
+        restarted = Publisher(known.ledger, known.books, known.settings, known.clock, known.connect)
+        assert restarted.publish().registers == ("ledgers",)
 
 
 def test_a_day_has_the_accounts_and_the_cost_of_the_ledger() -> None:
@@ -138,6 +173,21 @@ def test_a_closed_month_is_published_as_it_was_stated_and_tagged() -> None:
         assert known.publisher.compare().differences == ()
 
 
+def test_a_closed_month_that_a_failed_run_did_not_tag_is_tagged_by_another_process() -> None:
+    with published() as known:
+        october = Month(2026, 10)
+        known.clock.advance(40 * 24 * HOUR)
+        known.books.close(october, "ana", "month end", [one.kind for one in known.books.standing(october)])
+        good = known.connect()
+        broken = RefusedTable(good._catalog, good.place)
+        broken.refused = f"{tables.FOCUS.name} tag"
+        with pytest.raises(LakeUnavailable):
+            Publisher(known.ledger, known.books, known.settings, known.clock, lambda: broken).publish()
+        Publisher(known.ledger, known.books, known.settings, known.clock, known.connect).publish()
+        for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES, tables.FOCUS):
+            assert any(name.startswith("prod-2026-10-") for name in good.open(table).refs())
+
+
 def charges_by_team(known: PublishedLedger, month: str) -> dict[str, Decimal]:
     due: dict[str, Decimal] = {}
     for row in rows(known, tables.FOCUS):
@@ -228,11 +278,27 @@ class BrokenCatalogue(Catalogue):
         super().replace(table, *args)
 
 
+class RefusedTable(Catalogue):
+    """Refuses every write of one table, or every tag (`NAME tag`)."""
+
+    refused = ""
+
+    def replace(self, table: tables.LakeTable, *args: Any) -> None:
+        if table.name == self.refused:
+            raise LakeUnavailable(f"{self.place}: {table.name} was not written: unplugged")
+        super().replace(table, *args)
+
+    def tag(self, table: tables.LakeTable, name: str) -> None:
+        if f"{table.name} tag" == self.refused:
+            raise LakeUnavailable(f"{self.place}: {table.name} has no tag: unplugged")
+        super().tag(table, name)
+
+
 @pytest.mark.thorough
 def test_a_run_that_ends_between_any_two_writes_is_made_good_by_the_next() -> None:
-    with published(publish=False) as known:
-        failures = 0
-        for writes in range(0, 20, 20 // examples(4, 20)):
+    failures = 0
+    for writes in range(0, 20, 20 // examples(4, 20)):
+        with published(publish=False) as known:
             good = known.connect()
             broken = BrokenCatalogue(good._catalog, good.place)
             broken.left = writes
@@ -242,13 +308,15 @@ def test_a_run_that_ends_between_any_two_writes_is_made_good_by_the_next() -> No
             except LakeUnavailable:
                 failures += 1
             known.clock.advance(HOUR)
-            Publisher(known.ledger, known.books, known.settings, known.clock, known.connect).publish()
+            second = Publisher(known.ledger, known.books, known.settings, known.clock, known.connect)
+            second.publish()
             (total,) = rows(known, tables.DAYS)[:1]
             hourly = [row for row in rows(known, tables.USAGE_HOURLY) if row["day"] == total["day"]]
             (line,) = known.ledger.usage(total["start_ms"], total["end_ms"], ())
             assert sum(row["busy_us"] for row in hourly) == line.accounts_gpu_us.busy
             assert sum(row["unmetered_us"] for row in hourly) == line.accounts_gpu_us.unmetered
-        assert failures > 1
+            assert second.compare() == LakeComparison(1, ())
+    assert failures > 1
 
 
 def test_the_lake_names_no_number_of_the_ledger_and_no_secret(tmp_path: Any) -> None:
@@ -291,6 +359,71 @@ def test_the_comparison_finds_nothing_after_a_run_and_names_what_another_hand_ch
         lake.replace(tables.USAGE_HOURLY, hourly.slice(0, hourly.num_rows - 3), {"ledger": "prod", "day": day})
         found = known.publisher.compare().differences
         assert any(line.startswith(f"{day} prod: ") and " in the lake and " in line for line in found)
+
+
+def test_records_that_came_after_the_publication_are_no_difference() -> None:
+    with published() as known:
+        known.clock.advance(2 * HOUR)
+        known.publisher.publish()
+        later = HAND.row(1, 400, 415, "gpu-0", gpu_model="H100", holder=Holder("pod", "p1", "ns-1", "p1"))
+        known.ledger.append([HAND.batch(later, node="n1", epoch="late")], known.clock.wall_ms())
+        assert known.publisher.compare() == LakeComparison(0, ())
+        known.publisher.publish()
+        assert known.publisher.compare() == LakeComparison(1, ())
+
+
+def test_a_day_that_left_the_lake_is_named_and_written_again_by_the_next_process() -> None:
+    """So an operator has a day that differs written again: the accountant itself repairs nothing."""
+    with published() as known:
+        before = rows(known, tables.USAGE_HOURLY)
+        known.connect().open(tables.DAYS).delete("ledger = 'prod' and day = '2026-10-01'")
+        found = known.publisher.compare()
+        assert found.differences == ("2026-10-01: not in the table days, which a publication has to have written",)
+        known.publisher.publish()
+        assert rows(known, tables.DAYS) == []
+        restarted = Publisher(known.ledger, known.books, known.settings, known.clock, known.connect)
+        assert restarted.publish().days == (date(2026, 10, 1),)
+        assert restarted.compare() == LakeComparison(1, ())
+        assert rows(known, tables.USAGE_HOURLY) == before
+
+
+def test_days_of_long_ago_are_compared_too() -> None:
+    with published() as known:
+        assert known.settings.lake is not None
+        settings = known.settings.model_copy(update={"lake": known.settings.lake.model_copy(update={"days_back": 2})})
+        known.clock.advance(5 * 24 * HOUR)
+        publisher = Publisher(known.ledger, known.books, settings, known.clock, known.connect)
+        publisher.publish()
+        lake, hourly = known.connect(), rows(known, tables.USAGE_HOURLY)
+        spoilt = [{**row, "busy_us": row["busy_us"] + 1} for row in hourly if row["day"] == date(2026, 10, 1)]
+        lake.replace(
+            tables.USAGE_HOURLY, tables.USAGE_HOURLY.of_rows(spoilt), {"ledger": "prod", "day": date(2026, 10, 1)}
+        )
+        named = 0
+        for _ in range(2):
+            found = publisher.compare()
+            assert found.days == 4
+            named += any(line.startswith("2026-10-01 prod: busy_us is ") for line in found.differences)
+            known.clock.advance(24 * HOUR)
+            publisher.publish()
+        assert named == 1
+
+
+def test_metadata_files_and_manifests_stay_few_however_often_a_part_is_written() -> None:
+    with published() as known:
+        lake = known.connect()
+        totals = lake.open(tables.DAYS).scan().to_arrow()
+        for _ in range(30):
+            lake.replace(tables.DAYS, totals, {"ledger": "prod"})
+        keep_small(lake, round(time.time() * 1_000) + 3 * 24 * HOUR, 3_600)
+        table = lake.open(tables.DAYS)
+        assert len(list(table.scan().plan_files())) == 1
+        assert len(table.snapshots()) == 1
+        folder = Path(table.location().removeprefix("file://"))
+        assert len(list((folder / "data").rglob("*.parquet"))) == 1
+        described = list((folder / "metadata").glob("*.json"))
+        assert len(described) <= 1 + int(table.properties["write.metadata.previous-versions-max"])
+        assert len(list((folder / "metadata").glob("*.avro"))) <= 3
 
 
 def test_old_versions_and_their_files_leave_and_what_is_stated_stays() -> None:

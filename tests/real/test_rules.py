@@ -27,6 +27,7 @@ GIVEN = 'gputally_gpu_allocated_seconds_total{gpu_uuid="G"}'
 EVERY = "gputally_fairshare_cycle_interval_seconds"
 SPOOL_FULL = 'gputally_agent_rows_parked_total{instance="a",reason="outbox-full"}'
 QUARANTINED = 'gputally_ingest_rows_total{result="quarantined"}'
+PUBLISHED = 'gputally_fleet_published_timestamp_seconds{ledger="prod-eu"}'
 UNPRICED = 'gputally_unpriced_gpus{gpu_model="T4",pool="old"}'
 BACKUP = "gputally_backup_last_timestamp_seconds"
 LAST_CYCLE, LEADER = "gputally_fairshare_last_cycle_timestamp_seconds", "gputally_fairshare_leader"
@@ -127,6 +128,8 @@ CASES = {
     "GputallyBackupOld": Case(
         "2h", {BACKUP: f"-700000{HOURS}"}, {BACKUP: f"-600000{HOURS}"}, series={"gputally_backups": f"7{HOURS}"}
     ),
+    "GputallyLakeDiffers": level("gputally_lake_differences", 3, 0),
+    "GputallyFleetBehind": Case("8h", {PUBLISHED: f"0{HOURS}"}, {PUBLISHED: f"0+60{HOURS}"}, {"ledger": "prod-eu"}),
     "GputallyInventorySilent": level('gputally_inventory_age_seconds{kind="nodes"}', 1800, 20, kind="nodes"),
     "GputallyDeliveryStuck": level('gputally_deliveries{outcome="unsure"}', 1, 0, outcome="unsure"),
     "GputallyControllerStopped": Case(

@@ -240,9 +240,10 @@ true
 {{- end -}}
 {{- end -}}
 
-{{/* Secret with the bearer token by which Prometheus reads the accountant's metrics; "" where there is none. */}}
+{{/* Secret with the bearer token by which Prometheus reads the metrics of the accountant and of the fleet's pages; "" where
+there is none. */}}
 {{- define "gputally.metricsSecret" -}}
-{{- if and .Values.monitoring.enabled .Values.accountant.enabled -}}
+{{- if and .Values.monitoring.enabled (or .Values.accountant.enabled .Values.fleet.enabled) -}}
 {{- default (include "gputally.component" (list . "metrics-token")) .Values.monitoring.token.existingSecret -}}
 {{- end -}}
 {{- end -}}
