@@ -22,6 +22,7 @@ from gputally.base.errors import NotFound
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, NODE, Kind, Object
 from tests.bench.figure import Figure
+from tests.usage_windows import usage_window
 
 QUEUES, PODS, GANG = 1_000, 20_000, 8
 GOAL_S, GOAL_MIB = 1.0, 200.0
@@ -52,11 +53,9 @@ class Ledger:
         self._usage = {queue.name: (i % 7) * 10**9 for i, queue in enumerate(policy.queues)}
 
     def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
-        return UsageWindow(
-            kind=spec.kind, start_ms=at_ms - 3_600_000, end_ms=at_ms, half_life_s=None, measure=measure, unit="gpu_us",
-            by="queue", usage=self._usage, unassigned=0, capacity=6 * QUEUES * 10**9, watermark_ms=at_ms,
-            coverage=1.0, policy_version=self._version,
-        )  # fmt: skip
+        return usage_window(
+            self._usage, 6 * QUEUES * 10**9, end_ms=at_ms, kind=spec.kind, measure=measure, policy_version=self._version
+        )
 
     def put_policy(self, policy: Policy) -> PolicyVersion:
         return PolicyVersion(version=self._version, effective_ms=0, policy=policy)

@@ -12,7 +12,6 @@ from accountant.core.settings import Settings
 from accountant.runtime.service_metrics import BooksCollector
 from accountant.runtime.service_metrics import Metrics as AccountantMetrics
 from accountant.storage.duckdb_ledger import open_ledger
-from accountant.wire.policy_models import UsageWindow
 from agent.metrics.exporter import AgentMetrics
 from fairshare.controller.controller_metrics import Metrics as FairshareMetrics
 from fairshare.controller.cycle_report import CycleReport
@@ -20,6 +19,7 @@ from fairshare.preemption.latency_objectives import Alarms
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from scripts import reference_pages
+from tests.usage_windows import usage_window
 
 NOW_MS = 1_790_000_000_000
 
@@ -88,21 +88,7 @@ def test_the_accountant_exposes_what_is_listed(published: dict[str, set[str]], t
 def test_fairshare_exposes_what_is_listed(published: dict[str, set[str]]) -> None:
     clock = VirtualClock(NOW_MS)
     metrics = FairshareMetrics(clock, tasks=BackgroundTasks(clock))
-    window = UsageWindow(
-        kind="sliding",
-        start_ms=NOW_MS - 3_600_000,
-        end_ms=NOW_MS,
-        half_life_s=None,
-        measure="allocated",
-        unit="gpu_us",
-        by="queue",
-        usage={},
-        unassigned=0,
-        capacity=0,
-        watermark_ms=NOW_MS,
-        coverage=1.0,
-        policy_version=None,
-    )
+    window = usage_window({}, 0, end_ms=NOW_MS)
     metrics.watch(Alarms(lambda _query, _at: 0.0))
     metrics.observe(CycleReport(NOW_MS, 1, "v", window, None, ()))
     seen = {

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.wire import decision_text
-from accountant.wire.policy_models import Decision, Policy, UsageWindow
+from accountant.wire.policy_models import Decision, Policy
 from agent.wire import Holder, PodFacts, UsageInterval
 from fairshare.controller.cycle_report import Outcome, TargetReport, hold_decision, weight_decisions
 from fairshare.core.model import Standing
@@ -33,6 +33,7 @@ from tests.fairshare.preemption_cases import NOW_MS as THEIR_NOW_MS
 from tests.fairshare.preemption_cases import policy as preempting_policy
 from tests.http.conftest import HOUR_US, NOW_MS, batch, encoded
 from tests.http.readers import EVIL, read
+from tests.usage_windows import usage_window
 
 MINUTE_MS = 60_000
 TREE = [{"name": "vision", "weight": 2, "deserved": 4}, {"name": "language", "weight": 1}]
@@ -41,11 +42,8 @@ TREE = [{"name": "vision", "weight": 2, "deserved": 4}, {"name": "language", "we
 def weights() -> list[Decision]:
     """A cycle in which language's weight falls, as the controller records it."""
     policy = Policy.model_validate({"k": 1.5, "queues": TREE})
-    window = UsageWindow(
-        kind="sliding", start_ms=NOW_MS - 86_400_000, end_ms=NOW_MS, half_life_s=None, measure="allocated",
-        unit="gpu_us", by="queue", usage={"vision": 20 * HOUR_US, "language": 70 * HOUR_US}, unassigned=0,
-        capacity=100 * HOUR_US, watermark_ms=NOW_MS, coverage=0.997, policy_version=None,
-    )  # fmt: skip
+    usage = {"vision": 20 * HOUR_US, "language": 70 * HOUR_US}
+    window = usage_window(usage, 100 * HOUR_US, end_ms=NOW_MS, start_ms=NOW_MS - 86_400_000, coverage=0.997)
     standings = {"vision": Standing(24.0, 4.0, 2.0), "language": Standing(30.0, 12.0, 1.0)}
     made = calculate_weights(policy, window, standings, 16.0, NOW_MS - 5_000)
     target = TargetReport("kai", "dry-run", standings, made.weights, made.entitlements, 16.0)

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from accountant.core.accounts import AccountVector, part, split
 from accountant.core.claim_overlap import Claim, ClaimRank, settle
 from accountant.ledger.protocols import Receipt
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import Policy, QueuePolicy
-from agent.wire import Batch, Gap, Holder, PodFacts, UsageInterval
+from agent.wire import Batch, Gap, UsageInterval
 from gputally.base.units import BUCKET_MS
+from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 START_MS = 1_790_812_800_000
 SPAN_MS = 5 * BUCKET_MS
@@ -49,10 +51,9 @@ def shape(
         capacity = edges[i + 1] - edges[i]
         ratio = busy[i]
         rows.append(
-            UsageInterval(
-                seq=0, start_ms=start, end_ms=end, gpu_uuid=gpu, gpu_model="H100", capacity_us=capacity,
-                holder=None if pod is None else Holder(kind="pod", uid=pod, namespace="ns", name=pod),
-                allocated_us=capacity if pod else 0,
+            interval(
+                start, gpu, pod_holder(pod) if pod else None, span_ms=end - start, gpu_model="H100",
+                capacity_us=capacity, allocated_us=capacity if pod else 0,
                 busy_us=None if ratio is None or not pod else capacity * ratio // 97,
                 energy_uj=None if ratio is None else capacity * 3 + ratio, method="device",
                 health="lost" if lost else "ok",
@@ -87,32 +88,18 @@ def streams(draw: st.DrawFn) -> list[Stream]:
 
 def batches(stream: Stream, size: int) -> list[Batch]:
     """The stream in batches of `size` sets; facts of all pods go first."""
-    facts = tuple(
-        PodFacts(
-            seq=i + 1, uid=pod, namespace="ns", name=pod, node=stream.node, observed_ms=START_MS,
-            queue_ref=f"kai:{QUEUE_OF[pod]}" if pod in QUEUE_OF else "",
-        )
-        for i, pod in enumerate(PODS_OF[stream.node])
-    )  # fmt: skip
-    made = [
-        Batch(cluster="c", node=stream.node, boot_id="b", epoch=stream.epoch, first_seq=1, oldest_seq=1, facts=facts)
+    told = [
+        pod_facts(pod, START_MS, node=stream.node, queue_ref=f"kai:{QUEUE_OF[pod]}" if pod in QUEUE_OF else "")
+        for pod in PODS_OF[stream.node]
     ]
-    seq = len(facts) + 1
+    made = [batch((), told, node=stream.node, epoch=stream.epoch)]
+    seq = len(told) + 1
     for at in range(0, len(stream.sets), size):
         rows = [row for item in stream.sets[at : at + size] for row in item]
-        numbered = tuple(_numbered(row, seq + i) for i, row in enumerate(rows))
-        made.append(
-            Batch(
-                cluster="c", node=stream.node, boot_id="b", epoch=stream.epoch, first_seq=seq, oldest_seq=1,
-                intervals=numbered,
-            )
-        )  # fmt: skip
+        numbered = tuple(replace(row, seq=seq + i) for i, row in enumerate(rows))
+        made.append(replace(made[0], first_seq=seq, facts=(), intervals=numbered))
         seq += len(rows)
     return made
-
-
-def _numbered(row: UsageInterval, seq: int) -> UsageInterval:
-    return UsageInterval(**{**{f: getattr(row, f) for f in row.__struct_fields__}, "seq": seq})
 
 
 # --- the oracle: every row, cut and added in plain Python -----------------------------------

@@ -14,6 +14,7 @@ from fairshare.core.model import UNLIMITED, Claim, DivisionProblem, DivisionRoun
 from fairshare.laws.division import divide
 from fairshare.laws.weight_calculation import calculate_weights, usage_ratios
 from tests.effort import examples
+from tests.usage_windows import usage_window
 
 HOUR_US = 3_600_000_000
 quantities = st.one_of(st.integers(0, 60).map(float), st.floats(0, 60, allow_nan=False))
@@ -153,10 +154,7 @@ def _inclusive(policy: Policy, own: dict[str, int]) -> dict[str, int]:
 
 
 def _window(usage: dict[str, int]) -> UsageWindow:
-    return UsageWindow(
-        kind="sliding", start_ms=0, end_ms=3_600_000, half_life_s=None, measure="allocated", unit="gpu_us", by="queue",
-        usage=usage, unassigned=0, capacity=16 * HOUR_US, watermark_ms=3_600_000, coverage=1.0, policy_version=None,
-    )  # fmt: skip
+    return usage_window(usage, 16 * HOUR_US)
 
 
 @given(situations())

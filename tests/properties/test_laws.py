@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, UsageWindow
+from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy
 from fairshare.core.model import Standing
 from fairshare.laws.deficit_law import Deficit, ledger
 from fairshare.laws.feedback_laws import (
@@ -28,6 +28,7 @@ from fairshare.laws.feedback_laws import (
 from fairshare.laws.gang_turns import shares_under, turn_weights
 from fairshare.laws.weight_calculation import calculate_weights, wanted_weight
 from tests.effort import examples
+from tests.usage_windows import usage_window
 
 NO_TURNS = TurnPolicy(ratio=0)
 LAWS: tuple[Law, ...] = (Kai(2.0), FairTree(), Multifactor(), Deficit(DeficitPolicy(), NO_TURNS))
@@ -260,11 +261,7 @@ def test_in_a_tree_no_cycle_goes_further_than_a_step_nor_past_the_multipliers(la
         asked = {name: float(chance.choice((2, 20, 60))) for name in parents}
         held = {name: min(asked[name], chance.uniform(0, 16)) for name in parents}
         usage = {name: chance.randrange(40) for name in "abc"}
-        window = UsageWindow(
-            kind="sliding", start_ms=0, end_ms=cycle * 600_000, half_life_s=None, measure="allocated", unit="gpu_us",
-            by="queue", usage={**usage, "dept": usage["a"] + usage["b"]}, unassigned=0, capacity=120,
-            watermark_ms=0, coverage=1.0, policy_version=None,
-        )  # fmt: skip
+        window = usage_window({**usage, "dept": usage["a"] + usage["b"]}, 120, end_ms=cycle * 600_000, start_ms=0)
         standings = {name: Standing(asked[name], held[name], weights[name]) for name in parents}
         weighing = calculate_weights(policy, window, standings, 64.0, cycle * 600_000, memory)
         memory = weighing.memory

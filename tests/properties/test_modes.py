@@ -36,13 +36,12 @@ from agent.holders.device_allocations import settle
 from agent.holders.node_source import HolderCounters, Owned
 from agent.metering.meter import ClosedSet, Meter
 from agent.simulation.simulated_node import A100, H100, make_gpu
-from agent.wire import Batch, Holder, UsageInterval
+from agent.wire import Batch, Holder
 from gputally.base.clock import VirtualClock
 from tests.effort import examples
 from tests.fresh import fresh
 
 START_MS = 1_790_812_800_000
-SECOND_US = 1_000_000
 SILENT = Unavailable("driver said no")
 WHOLE = make_gpu("GPU-0", 0, H100)
 MIG = make_gpu("GPU-1", 1, A100, ["3g.40gb", "2g.20gb", "1g.10gb"])
@@ -277,23 +276,12 @@ def test_a_sole_holder_has_what_the_device_did_less_what_strangers_did(story: li
 def batches(sets: list[ClosedSet]) -> list[Batch]:
     """Each set a batch, numbered as an outbox would."""
     made: list[Batch] = []
+    outbox = {"cluster": "c", "node": "n", "boot_id": "b", "epoch": "01990000-0000-7000-8000-000000000000"}
     seq = 1
     for one in sets:
-        rows: list[UsageInterval] = []
-        for row in one.rows:
-            rows.append(msgspec.structs.replace(row, seq=seq))
-            seq += 1
-        made.append(
-            Batch(
-                cluster="c",
-                node="n",
-                boot_id="b",
-                epoch="01990000-0000-7000-8000-000000000000",
-                first_seq=rows[0].seq,
-                oldest_seq=1,
-                intervals=tuple(rows),
-            )
-        )
+        rows = tuple(msgspec.structs.replace(row, seq=number) for number, row in enumerate(one.rows, seq))
+        made.append(Batch(**outbox, first_seq=seq, oldest_seq=1, intervals=rows))
+        seq += len(rows)
     return made
 
 

@@ -17,6 +17,7 @@ from fairshare.controller.cycle_report import Outcome, TargetReport, replay, wei
 from fairshare.core.model import Standing
 from fairshare.laws.weight_calculation import WeightResult, acts, calculate_weights, exhausted
 from fairshare.targets.weight_plan import Apply
+from tests.usage_windows import usage_window
 
 LAWS = ("kai", "fairtree", "multifactor", "deficit")
 HOUR_US = 3_600_000_000
@@ -42,11 +43,8 @@ def cycles(draw: st.DrawFn) -> list[tuple[UsageWindow, dict[str, Standing], froz
     for i in range(draw(st.integers(1, 3))):
         used = {name: draw(st.integers(0, 20 * HOUR_US)) for name in ("a1", "a2", "b", "c")}
         used["a"] = used["a1"] + used["a2"]
-        window = UsageWindow(
-            kind="sliding", start_ms=0, end_ms=(i + 1) * 600_000, half_life_s=None, measure="allocated", unit="gpu_us",
-            by="queue", usage=used, unassigned=0, capacity=draw(st.integers(1, 64 * HOUR_US)), watermark_ms=1,
-            coverage=1.0, policy_version=None,
-        )  # fmt: skip
+        capacity = draw(st.integers(1, 64 * HOUR_US))
+        window = usage_window(used, capacity, end_ms=(i + 1) * 600_000, start_ms=0, watermark_ms=1)
         standings = {
             name: Standing(
                 draw(st.floats(0, 64)), draw(st.floats(0, 16)), draw(st.none() | st.floats(0.01, 9)),
@@ -88,11 +86,8 @@ def test_what_was_recorded_comes_to_the_same_bit_for_bit(
 
 def _one(law: str = "deficit") -> tuple[Policy, list[Decision]]:
     policy = _policy(law)
-    window = UsageWindow(
-        kind="sliding", start_ms=0, end_ms=600_000, half_life_s=None, measure="allocated", unit="gpu_us", by="queue",
-        usage={"a": 5 * HOUR_US, "a1": 5 * HOUR_US}, unassigned=0, capacity=24 * HOUR_US, watermark_ms=1, coverage=1.0,
-        policy_version=None,
-    )  # fmt: skip
+    usage = {"a": 5 * HOUR_US, "a1": 5 * HOUR_US}
+    window = usage_window(usage, 24 * HOUR_US, end_ms=600_000, start_ms=0, watermark_ms=1)
     standings = {name: Standing(30.0, 5.0, 1.0) for name in NAMES}
     weighing = calculate_weights(policy, window, standings, 24.0, 600_000, {})
     target = TargetReport("kai", "enforce", standings, weighing.weights, weighing.entitlements, 24.0)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -24,15 +23,13 @@ from accountant.core.errors import UnsupportedQuestion
 from accountant.core.window_decay import factor, reference_ms, term, total
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.prices.price_book import PriceBook, load
-from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import UNASSIGNED, Measure, UsageWindow, WindowSpec
-from agent.wire import Batch, Holder, PodFacts, UsageInterval
-from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS
 from tests.effort import examples
-from tests.fresh import fresh
-from tests.properties.streams import POLICY, QUEUE_OF, SPAN_MS, START_MS, Stream, batches, book, inside, kept, streams
+from tests.properties.streams import QUEUE_OF, SPAN_MS, START_MS, Stream, batches, book, inside, kept, streams
 from tests.shelf import shared_cases
+from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 FEW = settings(
     max_examples=examples(3, 20),
@@ -64,22 +61,6 @@ def prices(tmp_path_factory: pytest.TempPathFactory) -> PriceBook:
         + ROW.format("a", "A100", "2.5", "valid_from: 2026-01-01")
     )
     return load(path)
-
-
-@pytest.fixture
-def ledgers(tmp_path: Path) -> Iterator[Callable[[], DuckLedger]]:
-    opened: list[DuckLedger] = []
-
-    def make() -> DuckLedger:
-        ledger = open_ledger(fresh(tmp_path / f"{len(opened)}.duckdb"), VirtualClock(START_MS + 2 * SPAN_MS))
-        ledger.put_policy(POLICY, START_MS)
-        ledger.observe(NODES, START_MS)
-        opened.append(ledger)
-        return ledger
-
-    yield make
-    for ledger in opened:
-        ledger.close()
 
 
 def modelled(found: list[Stream]) -> list[Stream]:
@@ -135,7 +116,7 @@ def told(window: UsageWindow) -> dict[str, int]:
     order=st.randoms(use_true_random=False),
 )
 def test_cost_and_weights_are_the_formula_whatever_the_order(
-    ledgers: Callable[[], DuckLedger],
+    ledgers: Callable[..., DuckLedger],
     prices: PriceBook,
     found: list[Stream],
     half_life: int | None,
@@ -146,8 +127,8 @@ def test_cost_and_weights_are_the_formula_whatever_the_order(
     found, at_ms, start = modelled(found), START_MS + at, START_MS + at - size * 1000
     plain = WindowSpec(size=size, half_life=half_life)
     weighted = WindowSpec(size=size, half_life=half_life, gpu_weights=WEIGHTS)
-    first, second = ledgers(), ledgers()
-    book(first, [batch for stream in found for batch in batches(stream, 4)])
+    first, second = ledgers(NODES), ledgers(NODES)
+    book(first, [one for stream in found for one in batches(stream, 4)])
     queues = [batches(stream, 1) for stream in found]
     while any(queues):
         book(second, [order.choice([queue for queue in queues if queue]).pop(0)])
@@ -195,29 +176,21 @@ def test_cost_and_weights_are_the_formula_whatever_the_order(
 
 
 def test_time_without_a_price_is_neither_usage_nor_covered(
-    ledgers: Callable[[], DuckLedger], prices: PriceBook
+    ledgers: Callable[..., DuckLedger], prices: PriceBook
 ) -> None:
-    ledger = ledgers()
-    rows = []
-    for number, gpu in enumerate(("g1", "g2")):
-        rows.append(
-            UsageInterval(
-                seq=number + 1, start_ms=START_MS, end_ms=START_MS + 60_000, gpu_uuid=gpu, capacity_us=60_000_000,
-                gpu_model="NVIDIA H100 80GB HBM3" if gpu == "g1" else "MI300X", allocated_us=60_000_000,
-                holder=Holder("pod", "d", "ns", "d", ""), busy_us=1, method="device",
-            )
-        )  # fmt: skip
-    book(
-        ledger,
-        [Batch(cluster="c", node="n2", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, intervals=tuple(rows))],
-    )
+    ledger = ledgers(NODES)
+    rows = [
+        interval(START_MS, gpu, pod_holder("d"), span_ms=60_000, gpu_model=model, busy_us=1)
+        for gpu, model in (("g1", "NVIDIA H100 80GB HBM3"), ("g2", "MI300X"))
+    ]
+    book(ledger, [batch(rows, node="n2")])
     window = ledger.window(WindowSpec(size=60), START_MS + 60_000, "cost", 0.98, book=prices)
     assert (window.unassigned, window.capacity) == (round(Fraction("4.123456") * 10**9 / 60),) * 2
     assert window.coverage == 0.5
 
 
-def test_what_cannot_be_asked_is_refused(ledgers: Callable[[], DuckLedger], prices: PriceBook) -> None:
-    ledger = ledgers()
+def test_what_cannot_be_asked_is_refused(ledgers: Callable[..., DuckLedger], prices: PriceBook) -> None:
+    ledger = ledgers(NODES)
     with pytest.raises(UnsupportedQuestion, match="without a price book"):
         ledger.window(WindowSpec(), START_MS, "cost", 0.98)
     for of in ("cost", "energy"):
@@ -235,23 +208,16 @@ SLURM = shared_cases("vectors/schedulers.json", lambda document: document["slurm
 @pytest.mark.parametrize(
     "case", SLURM, ids=lambda case: f"{case.get('half_life_s')}s over {case.get('observed_at_s')}s"
 )
-def test_slurms_decay_is_slurms(ledgers: Callable[[], DuckLedger], case: dict[str, float]) -> None:
+def test_slurms_decay_is_slurms(ledgers: Callable[..., DuckLedger], case: dict[str, float]) -> None:
     """One GPU held for the job's time; the vector's billing is a factor."""
-    ledger = ledgers()
+    ledger = ledgers(NODES)
     until, at = START_MS + round(case["job_runs_s"]) * 1000, START_MS + round(case["observed_at_s"]) * 1000
-    fact = PodFacts(seq=1, uid="d", namespace="ns", name="d", node="n2", observed_ms=START_MS, queue_ref="kai:left")
-    rows = tuple(
-        UsageInterval(
-            seq=number, start_ms=start, end_ms=min(start + BUCKET_MS, until), gpu_uuid="g2", gpu_model="H100",
-            capacity_us=(min(start + BUCKET_MS, until) - start) * 1000, method="device", busy_us=0,
-            allocated_us=(min(start + BUCKET_MS, until) - start) * 1000, holder=Holder("pod", "d", "ns", "d", ""),
-        )
-        for number, start in enumerate(range(START_MS, until, BUCKET_MS), 2)
-    )  # fmt: skip
-    one = Batch(
-        cluster="c", node="n2", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, facts=(fact,), intervals=rows
-    )
-    assert not isinstance(ledger.append([one], at + 60_000)[0], Exception)
+    facts = [pod_facts("d", START_MS, node="n2", queue_ref="kai:left")]
+    rows = [
+        interval(start, "g2", pod_holder("d"), span_ms=min(start + BUCKET_MS, until) - start)
+        for start in range(START_MS, until, BUCKET_MS)
+    ]
+    assert not isinstance(ledger.append([batch(rows, facts, node="n2")], at + 60_000)[0], Exception)
     span = round(case["observed_at_s"])
     half_life, period = round(case["half_life_s"]), round(case["calc_period_s"])
     spec = WindowSpec(size=span, half_life=half_life, decay="slurm", calc_period=period)

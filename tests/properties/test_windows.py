@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,24 +21,9 @@ from accountant.wire.usage_models import Dimension, UsageLine
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS
 from tests.effort import examples
-from tests.fresh import fresh
 from tests.properties.streams import POLICY, QUEUE_OF, SPAN_MS, START_MS, Stream, batches, book, inside, kept, streams
 
 TRUSTED = settings(max_examples=examples(4, 24), deadline=None, suppress_health_check=list(HealthCheck))
-
-
-@pytest.fixture
-def ledgers(tmp_path: Path) -> Iterator[Callable[[], DuckLedger]]:
-    opened: list[DuckLedger] = []
-
-    def make() -> DuckLedger:
-        ledger = open_ledger(fresh(tmp_path / f"{len(opened)}.duckdb"), VirtualClock(START_MS + 2 * SPAN_MS))
-        opened.append(ledger)
-        return ledger
-
-    yield make
-    for ledger in opened:
-        ledger.close()
 
 
 NODE_DOWN = Facts(nodes=(NodeFacts("c", "n1", down=(Down(START_MS + 400_123, START_MS + 1_500_777, "cordoned"),)),))
@@ -53,9 +38,9 @@ NODE_DOWN = Facts(nodes=(NodeFacts("c", "n1", down=(Down(START_MS + 400_123, STA
     middle=st.integers(0, SPAN_MS),
 )
 def test_usage_is_what_a_scan_of_all_rows_gives_and_adds_up(
-    ledgers: Callable[[], DuckLedger], found: list[Stream], low: int, high: int, middle: int
+    ledgers: Callable[..., DuckLedger], found: list[Stream], low: int, high: int, middle: int
 ) -> None:
-    ledger = ledgers()
+    ledger = ledgers(policy=None)
     for stream in found:
         book(ledger, batches(stream, 3))
     start, end = START_MS + min(low, high), START_MS + max(low, high) + 1
@@ -95,10 +80,9 @@ def test_usage_is_what_a_scan_of_all_rows_gives_and_adds_up(
 @TRUSTED
 @given(found=streams(), low=st.integers(-1000, SPAN_MS), high=st.integers(0, SPAN_MS + 1000))
 def test_a_filter_takes_lines_away_and_a_coarser_question_adds_them_up(
-    ledgers: Callable[[], DuckLedger], found: list[Stream], low: int, high: int
+    ledgers: Callable[..., DuckLedger], found: list[Stream], low: int, high: int
 ) -> None:
     ledger = ledgers()
-    ledger.put_policy(POLICY, START_MS)
     for stream in found:
         book(ledger, batches(stream, 3))
     ledger.observe(NODE_DOWN, START_MS)
@@ -139,7 +123,7 @@ def _by_gpu(ledger: DuckLedger, start: int, end: int) -> dict[str, tuple[int, ..
     order=st.randoms(use_true_random=False),
 )
 def test_windows_are_bit_equal_whatever_the_order_and_equal_to_the_formula(
-    ledgers: Callable[[], DuckLedger],
+    ledgers: Callable[..., DuckLedger],
     found: list[Stream],
     half_life: int | None,
     at: int,
@@ -149,8 +133,6 @@ def test_windows_are_bit_equal_whatever_the_order_and_equal_to_the_formula(
     spec = WindowSpec(size=size, half_life=half_life)
     at_ms = START_MS + at
     first, second = ledgers(), ledgers()
-    for ledger in (first, second):
-        ledger.put_policy(POLICY, START_MS)
     book(first, [batch for stream in found for batch in batches(stream, 4)])
     # The second one hears the streams interleaved and piecemeal, and is asked in between.
     queues = [batches(stream, 1) for stream in found]
@@ -194,12 +176,11 @@ def test_windows_are_bit_equal_whatever_the_order_and_equal_to_the_formula(
     order=st.randoms(use_true_random=False),
 )
 def test_checkpoints_and_restarts_change_no_answer(
-    ledgers: Callable[[], DuckLedger], found: list[Stream], half_life: int | None, at: int, order: random.Random
+    ledgers: Callable[..., DuckLedger], found: list[Stream], half_life: int | None, at: int, order: random.Random
 ) -> None:
     """Sums are folded at checkpoints only, and tenures written where they begin: rows have to tell the rest."""
     spec, at_ms = WindowSpec(size=2 * SPAN_MS // 1000, half_life=half_life), START_MS + at
     straight = ledgers()
-    straight.put_policy(POLICY, START_MS)
     book(straight, [batch for stream in found for batch in batches(stream, 4)])
     clock = VirtualClock(START_MS + 2 * SPAN_MS)
     with TemporaryDirectory() as folder:

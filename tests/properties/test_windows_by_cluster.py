@@ -6,9 +6,8 @@ The clusters have nodes, GPUs, pods and queues of the same names.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -16,14 +15,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from accountant.ledger.protocols import Down, Facts, NodeFacts
-from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
 from agent.wire import Batch
 from fairshare.usage.cluster_windows import sum_of
-from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS
 from tests.effort import examples
-from tests.fresh import fresh
 from tests.properties.streams import POLICY, SPAN_MS, START_MS, Stream, batches, book, streams
 
 CLUSTERS = ("prod", "staging")
@@ -45,23 +42,6 @@ def nodes(cluster: str) -> Facts:
 
 def of_cluster(cluster: str, found: list[Stream], size: int) -> list[list[Batch]]:
     return [[structs.replace(batch, cluster=cluster) for batch in batches(stream, size)] for stream in found]
-
-
-@pytest.fixture
-def ledgers(tmp_path: Path) -> Iterator[Callable[..., DuckLedger]]:
-    opened: list[DuckLedger] = []
-
-    def make(*clusters: str) -> DuckLedger:
-        ledger = open_ledger(fresh(tmp_path / f"{len(opened)}.duckdb"), VirtualClock(START_MS + 2 * SPAN_MS))
-        opened.append(ledger)
-        ledger.put_policy(POLICY, START_MS)
-        for cluster in clusters:
-            ledger.observe(nodes(cluster), START_MS)
-        return ledger
-
-    yield make
-    for ledger in opened:
-        ledger.close()
 
 
 def plain(window: UsageWindow) -> UsageWindow:
@@ -87,7 +67,7 @@ def test_a_cluster_is_as_if_it_were_alone_and_all_of_them_add_up(
     order: random.Random,
 ) -> None:
     spec, at_ms = WindowSpec(size=size, half_life=half_life), START_MS + at
-    shared, alone = ledgers(*CLUSTERS), {cluster: ledgers(cluster) for cluster in CLUSTERS}
+    shared, alone = ledgers(*map(nodes, CLUSTERS)), {cluster: ledgers(nodes(cluster)) for cluster in CLUSTERS}
     queues = []
     for cluster, mine in zip(CLUSTERS, found, strict=True):
         book(alone[cluster], [batch for stream in of_cluster(cluster, mine, 4) for batch in stream])
@@ -142,7 +122,7 @@ def test_windows_of_several_ledgers_add_up_to_that_of_one_ledger_with_all_rows(
 ) -> None:
     names = (*CLUSTERS, "west")
     spec, at_ms = WindowSpec(size=size, half_life=half_life), START_MS + at
-    together, apart = ledgers(*names), {name: ledgers(name) for name in names}
+    together, apart = ledgers(*map(nodes, names)), {name: ledgers(nodes(name)) for name in names}
     for name, mine in zip(names, found, strict=True):
         rows = [batch for stream in of_cluster(name, mine, 4) for batch in stream]
         book(apart[name], rows)
@@ -167,7 +147,7 @@ def test_windows_of_several_ledgers_add_up_to_that_of_one_ledger_with_all_rows(
 def test_of_a_cluster_that_never_reported_there_is_neither_usage_nor_capacity(
     ledgers: Callable[..., DuckLedger],
 ) -> None:
-    ledger = ledgers("prod")
+    ledger = ledgers(nodes("prod"))
     for number in range(40):
         window = ledger.window(WindowSpec(size=3600), START_MS, "allocated", 0.98, cluster=f"other-{number}")
         assert (window.capacity, window.watermark_ms, set(window.usage.values())) == (0, None, {0})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accountant.wire.policy_models import Policy, TurnPolicy, UsageWindow
+from accountant.wire.policy_models import Policy, TurnPolicy
 from fairshare.core.model import Standing
 from fairshare.laws.weight_calculation import calculate_weights
 from fairshare.simulator import comparison, fairness_measures, kai_scenario_file, scheduling_policies
@@ -18,6 +18,7 @@ from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import NAMES, Feedback, Setup
 from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Pool, Workload
 from gputally.base.errors import DivisionError
+from tests.usage_windows import usage_window
 
 DAY, HOUR = 86_400, 3600
 
@@ -138,12 +139,8 @@ def _weights(policy: Policy, feedback: Feedback) -> int:
         used = [12 * at, 4 * at]
         view = ControllerView(at, 16, used, [12, 4], [40, 20], [1, 4], [0, at // CONTROL_S])
         ours = feedback(view)
-        window = UsageWindow(
-            kind="sliding", start_ms=0, end_ms=at * 1000, half_life_s=None, measure="allocated", unit="gpu_us",
-            by="queue",
-            usage={"a": used[0] * 1_000_000, "b": used[1] * 1_000_000}, unassigned=0, capacity=16 * at * 1_000_000,
-            watermark_ms=at * 1000, coverage=1.0, policy_version=None,
-        )  # fmt: skip
+        usage = {"a": used[0] * 1_000_000, "b": used[1] * 1_000_000}
+        window = usage_window(usage, 16 * at * 1_000_000, end_ms=at * 1000, start_ms=0)
         standings = {
             "a": replace(standings["a"], gang=1.0),
             "b": replace(standings["b"], gang=4.0, reclaims=float(at > 0)),
