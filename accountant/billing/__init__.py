@@ -1,1 +1,1 @@
-"""Decides who pays for which time: bills, statements, budgets and idle time."""
+"""Computes who pays for which GPU time: bills, statements, budgets and idle time."""

@@ -1,20 +1,17 @@
 """Divides idle and borrowed time among payers, and bills MIG instances by compute or memory.
 
-`spread` gives each pool's idle units to those who used that pool, in proportion; without any, they stay unallocated,
-because idle capacity must not vanish. `share_out` divides a common cost. Every division is by largest remainder with
-ties to the earlier key, so parts add up exactly. Pure.
+`spread_shares` divides each pool's idle time among those who used the pool, in proportion; if no one used it, the time
+stays unallocated. Every division is by largest remainder with ties to the earlier key, so parts add up exactly. Source:
+OpenCost's AggregateBy (idle is shared per idle pool and resource by the cost incurred there; idle first, then shared
+costs; weights are those before idle).
 
-Source of the rules: OpenCost's AggregateBy (idle is shared per idle pool and resource by the cost incurred there;
-idle first, then shared costs; weights are those before idle).
+`lend` bills borrowed time. A busy holder of a shared GPU may use more than its allocation. With `shared_gpus: busy` the
+excess is billed to it and taken first from the GPU's unallocated time, then from its co-holders' idle time, in
+proportion. What neither has is not billed, so the bill of a GPU never exceeds the GPU.
 
-On a shared GPU a busy holder may use more than it was allocated. Under `shared_gpus: busy` that time is billed to
-it, and taken from another holder: first from that GPU's unallocated time, then from what its co-holders left idle, in
-proportion. What neither has is not billed, so the bill of a GPU never exceeds the GPU. Pure.
-
-Agents divide a GPU by compute slices: a 1g of 7 holds 1/7 of its time. Under `mig_basis: memory` it pays for its
-memory slices instead, 1/8 each; what no instance has of the memory is unallocated. `rebase` only moves time between
-holders and the unheld rest: a place keeps every microsecond, and no account becomes negative. Pure.
-
+`by_memory` bills MIG instances. Agents divide a GPU by compute slices: a 1g of 7 holds 1/7 of its time. With
+`mig_basis: memory` an instance pays for its memory slices instead, 1/8 each; memory without an instance is unallocated.
+`rebase` only moves time between holders and unheld time, so the total stays the same and no account becomes negative.
 Source of the geometry: NVIDIA MIG user guide (eight memory slices; seven compute slices, four on an A30).
 """
 
@@ -41,7 +38,7 @@ K = TypeVar("K", bound=Hashable)
 def spread_shares(
     idle: Mapping[P, int], weights: Mapping[P, Mapping[K, int]]
 ) -> tuple[dict[P, dict[K, int]], dict[P, int]]:
-    """(shares per pool and key, what stays per pool); over both, the units of every pool are kept."""
+    """(shares per pool and key, undivided rest per pool); together they equal the idle time of every pool."""
     shares: dict[P, dict[K, int]] = {}
     left: dict[P, int] = {}
     for pool, units in idle.items():
@@ -54,7 +51,7 @@ def spread_shares(
 
 
 def whole_weights(amounts: Mapping[K, Decimal | Fraction]) -> dict[K, int]:
-    """Integers in the proportion of exact amounts."""
+    """Integers in the same proportion as exact amounts."""
     exact = {key: Fraction(amount) for key, amount in amounts.items()}
     unit = lcm(*(value.denominator for value in exact.values()))
     return {key: int(value * unit) for key, value in exact.items()}
@@ -62,16 +59,17 @@ def whole_weights(amounts: Mapping[K, Decimal | Fraction]) -> dict[K, int]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One holder's part of a GPU over a stretch."""
+    """One holder's part of a GPU during a span."""
 
     idle_us: int
     borrowed_us: int
 
 
 def lend(unallocated_us: int, shares: Sequence[Share]) -> tuple[list[int], list[list[int]]]:
-    """(what each takes of the unallocated time, what each takes of each other's idle time: [borrower][lender]).
+    """(unallocated time taken by each borrower, idle time taken as [borrower][lender]).
 
-    No holder lends more than it has, or to itself. Borrowers come in their order: the caller sorts."""
+    No holder lends more than it has, or to itself. Borrowers are served in the given order, so the caller sorts
+    them."""
     wanted = [share.borrowed_us for share in shares]
     free = apportion(min(unallocated_us, sum(wanted)), wanted) if shares else []
     idle = [share.idle_us for share in shares]
@@ -96,7 +94,7 @@ _PROFILE = re.compile(r"(?:\d+c\.)?(\d+)g\.(\d+)gb(?:\+\S*)?", re.IGNORECASE)
 def memory_to_compute(profile: str, gpu_model: str) -> Fraction | None:
     """The factor from an instance's compute share to its memory share; 1 for a whole GPU.
 
-    None where the profile, or the memory that the model's name states, cannot be read."""
+    None if the profile, or the memory size in the model's name, cannot be parsed."""
     if not profile:
         return Fraction(1)
     gpu = parse_gpu_model(gpu_model)
@@ -109,9 +107,10 @@ def memory_to_compute(profile: str, gpu_model: str) -> Fraction | None:
 
 
 def by_memory(lines: Sequence[UsageLine], places: Sequence[Dimension], *, with_unheld: bool) -> list[UsageLine]:
-    """Lines (grouped by `places` and `mig_profile` among others) with holders' time by memory slices.
+    """Lines (grouped by `places`, `mig_profile` and others) with holders' time by memory slices.
 
-    with_unheld: whether time without a holder belongs to the answer. Lines whose share cannot be told stay."""
+    with_unheld: whether the result includes time without a holder. Lines whose memory share cannot be determined are
+    left unchanged."""
     pools: dict[tuple[str, ...], list[UsageLine]] = {}
     for line in lines:
         pools.setdefault(tuple(line.key[name] for name in places), []).append(line)
@@ -139,7 +138,7 @@ def _pool(lines: Sequence[UsageLine], with_unheld: bool) -> list[UsageLine]:
 
 
 def _with_unallocated(lines: list[UsageLine], rest: int) -> list[UsageLine]:
-    """With `rest` as the unallocated time of all lines together."""
+    """The lines with `rest` as the unallocated time of all lines together."""
     free = [line for line in lines if line.accounts_gpu_us.unallocated]
     if not free:
         first = lines[0]
@@ -157,10 +156,10 @@ def _with_unallocated(lines: list[UsageLine], rest: int) -> list[UsageLine]:
 
 
 def rebase(held: Mapping[K, tuple[int, Fraction]], unheld: int) -> tuple[dict[K, int], int]:
-    """(time per group, time without a holder) once each group's time is multiplied by its ratio.
+    """(time per group, time without a holder) after each group's time is multiplied by its ratio.
 
-    The parts agents send are whole microseconds, so a full GPU may come out a few too long: groups then give
-    those back in proportion."""
+    Agents send integer microseconds, so after rounding, the groups of a full GPU may exceed it by a few microseconds;
+    these are taken back from the groups in proportion."""
     found = {key: int(gpu_us * ratio) for key, (gpu_us, ratio) in held.items()}
     rest = unheld + sum(gpu_us for gpu_us, _ in held.values()) - sum(found.values())
     if rest < 0:

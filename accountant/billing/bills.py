@@ -1,12 +1,12 @@
 """Applies the billing policy to charges: who pays for held, idle and committed time.
 
-A bill begins as the charges of accountant.billing.charge_columns (held time to its holder, the rest to `__idle__`).
-The policy then only moves time between payers: it makes and loses none, and changes neither account nor price. So the
-bills of a span add up to its charges, account by account and price row by price row. Time that was paid for in advance
-and not used is no time of the span: it stands beside the bills (`unused_commitments`).
+A bill starts with the charges of accountant.billing.charge_columns (held time to its holder, the rest to `__idle__`).
+The policy then only moves time between payers; it never changes totals, accounts or prices. So the bills of a span add
+up to its charges, account by account and price row by price row. Committed GPU time that was not used is not part of
+the capacity; it is listed separately (`unused_commitments`).
 
-The order is fixed: start-up time, then unused guarantees, then what is still unallocated. Unallocated time is spread by
-the cost of what was held, before any share. This module asks the ledger; billing_rules and quota_usage decide.
+The order is fixed: start-up time, then unused guarantees, then the rest of the unallocated time, which is spread by the
+cost of held time. This module queries the ledger; the rules are in billing_rules and quota_usage.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def bills(
     by: Sequence[Dimension],
     timezone: str = "UTC",
 ) -> list[Charge]:
-    """Charges by who pays; `by` begins with the team. Sorted by key, place, account, detail and price row."""
+    """Charges by payer; `by` begins with the team. Sorted by key, place, account, detail and price row."""
     (found,) = billed_columns(ledger, book, start_ms, end_ms, (by,), timezone)
     return found.charges()
 
@@ -57,7 +57,7 @@ def bills_by_cuts(
     cuts: Sequence[Sequence[Dimension]],
     timezone: str = "UTC",
 ) -> list[BilledLines]:
-    """The lines of a statement of [start_ms, end_ms), divided by each of the cuts, all of which begin with the team."""
+    """The lines of a statement of [start_ms, end_ms), grouped by each of the `cuts`, which all begin with the team."""
     return [found.by_line() for found in billed_columns(ledger, book, start_ms, end_ms, cuts, timezone)]
 
 
@@ -69,9 +69,9 @@ def billed_columns(
     cuts: Sequence[Sequence[Dimension]],
     timezone: str = "UTC",
 ) -> list[ChargeColumns]:
-    """The same as columns, by each of the cuts.
+    """Like `bills_by_cuts`, but returns one ChargeColumns per grouping.
 
-    Idle time of one cluster is not spread over teams of another, so the clusters are told apart meanwhile."""
+    Idle time of one cluster is not spread over teams of another, so the computation keeps clusters separate."""
     billing = book.billing if book is not None else Billing()
     guaranteed, spread = billing.any("guaranteed", "owner"), billing.any("unallocated", "spread")
     fine = [(*by, _CLUSTER) if spread and _CLUSTER not in by else tuple(by) for by in cuts]
@@ -94,7 +94,7 @@ def billed_columns(
 
 
 def bill_start_up(columns: ChargeColumns, billing: Billing, by: Sequence[Dimension]) -> ChargeColumns:
-    """Start-up time to the cluster, in the pools whose policy says so."""
+    """Moves start-up time to the cluster's idle time, in pools whose policy says so."""
     moved = np.zeros(len(columns.table), dtype=bool)
     for detail in _START_UP:
         pools = [getattr(billing.of_pool(place.pool), detail) == "cluster" for place in columns.places]
@@ -107,9 +107,10 @@ def bill_start_up(columns: ChargeColumns, billing: Billing, by: Sequence[Dimensi
 def unused_commitments(
     ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str = "UTC"
 ) -> list[Charge]:
-    """What was paid for in advance and not used, by its owner; hour by hour, in no account of the capacity.
+    """GPU time that was paid for in advance and not used, by its owner; computed hour by hour, and in no account of the
+    capacity.
 
-    GPUs that were down or not metered use nothing of it: they are never billed."""
+    GPUs that were down or not metered do not use commitments, because they are never billed."""
     if book is None or not book.commits(start_ms, end_ms):
         return []
     found: list[Charge] = []
@@ -138,9 +139,9 @@ def spread_idle(
     by: Sequence[Dimension],
     of_pool: Mapping[tuple[str, str], Mapping[str, int]],
 ) -> list[Charge]:
-    """Unallocated time over the teams of its pool, where the policy spreads it and something was held there.
+    """Divides unallocated time among the teams of its pool, if the policy spreads it and some GPU was held there.
 
-    A pool is one of a cluster, where `by` tells clusters apart. of_pool: `weights` of everything that was held."""
+    If `by` contains the cluster, each cluster's pool is separate. of_pool: `weights` of everything that was held."""
     cluster = by.index(_CLUSTER) if _CLUSTER in by else None
     idle: dict[int, Charge] = {}
     kept: list[Charge] = []
@@ -164,13 +165,13 @@ def spread_idle(
 
 
 def _pool(charge: Charge, cluster: int | None) -> tuple[str, str]:
-    """The cluster, whose place in the key is given, and its pool."""
+    """The cluster (at the given index of the key) and the pool."""
     return charge.key[cluster] if cluster is not None else "", charge.place.pool
 
 
 def weights(found: Iterable[Charge], by: Sequence[Dimension]) -> dict[tuple[str, str], dict[str, int]]:
-    """For each pool and team, sorted by team, the cost of what the team held in the pool; GPU time where some of that
-    has no price. by: begins with the team."""
+    """For each pool and team, sorted by team, the cost of what the team held in the pool; GPU time if some of that has
+    no price. by: begins with the team."""
     cluster = by.index(_CLUSTER) if _CLUSTER in by else None
     costs: dict[tuple[str, str], dict[str, Decimal]] = {}
     time: dict[tuple[str, str], dict[str, int]] = {}
@@ -203,7 +204,8 @@ def bill_guarantees(
     by: Sequence[Dimension],
     timezone: str,
 ) -> list[Charge]:
-    """Unused guarantees to their queues' teams, as far as time was unallocated in pools that bill them."""
+    """Charges unused guaranteed quota to the teams that own it, up to the unallocated time of the pools whose policy
+    bills it."""
     policies = ledger.policies(start_ms, end_ms)
     hourly = ledger.usage(start_ms, end_ms, ("queue", "hour"), None, timezone)
     unused = unused_by_team(policies, hourly, start_ms, end_ms, zone(timezone))
@@ -225,7 +227,7 @@ def bill_guarantees(
 def _moved(
     found: Iterable[Charge], taken: Mapping[tuple[Place, str], Mapping[str, int]], by: Sequence[Dimension]
 ) -> list[Charge]:
-    """Unallocated charges with what each team takes out of them as charges of its own."""
+    """The charges with what each team takes of the unallocated ones as separate charges."""
     left = {at: dict(teams) for at, teams in taken.items()}
     parts: list[Charge] = []
     for charge in found:
@@ -246,7 +248,7 @@ def _moved(
 
 
 def paid_by(team: str, key: tuple[str, ...], by: Sequence[Dimension]) -> tuple[str, ...]:
-    """The key of time that a team pays without having held it."""
+    """The key of time that a team pays for without having held it."""
     unheld = {"team": team, "queue": IDLE}
     return tuple(unheld.get(name, "") if name in OF_HOLDERS else value for name, value in zip(by, key, strict=True))
 
@@ -260,9 +262,9 @@ def statement(
     *,
     teams: Collection[str] | None = None,
 ) -> Statement:
-    """The statement of a span as the ledger stands now; teams None: of the whole cluster.
+    """The statement of a span from the present state of the ledger; teams: None for the whole cluster.
 
-    The coverage is always that of the cluster."""
+    The coverage is always that of the whole cluster."""
     found = bills(ledger, book, start_ms, end_ms, ("team",), timezone)
     unused = unused_commitments(ledger, book, start_ms, end_ms, timezone)
     whole = build(found, book, ledger.policies(start_ms, end_ms), start_ms, end_ms, timezone, unused=unused)

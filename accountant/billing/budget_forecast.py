@@ -1,19 +1,17 @@
 """Compares budgets with spend, and forecasts the month-end cost.
 
-A budget is of a queue (with its descendants) or of a team, in money or GPU-hours, per calendar month. Money is
-what held time costs, before shares of idle capacity; time without a price makes it unknown, never smaller. A forecast
-looks at the days that the ledger was there for: those before it began are no days on which nothing was spent.
-Asks the ledger; decides nothing that moves a weight: who reads it does.
+A budget belongs to a queue (with its descendants) or to a team, in money or GPU-hours, per calendar month. Money is the
+cost of held time, before shares of idle capacity; if some of that time has no price, the spend is unknown. Days before
+the ledger's first record are left out of a forecast, not counted as days without spend. This module only computes; the
+weights that budgets affect are set elsewhere.
 
-The days that are over are taken as draws of one daily amount. Their mean, times the days that are left, is added
-to what is spent; the interval covers 80 % if days are alike and independent, and is wide while days are few. With
-less than MIN_DAYS whole days there is no forecast. Sums are taken in a fixed order (math.fsum), so equal days give
-equal forecasts. Pure. Source: prediction interval of a sum of n further draws, normal approximation:
-mean·n ± z·s·sqrt(n + n²/k) after k days.
+`run_rate` takes the days so far as samples of one daily amount. It multiplies their mean by the days left and adds the
+spend so far. The interval covers 80 % if days are independent and alike, and is wide after few days; with fewer than
+MIN_DAYS whole days there is no forecast. Sums have a fixed order (math.fsum), so equal days give equal forecasts.
+Source: prediction interval of a sum of n further draws, normal approximation: mean·n ± z·s·sqrt(n + n²/k) after k days.
 
-Money here is the cost of held time, as budgets count it: before shares of idle capacity. Two forecasts stand side
-by side: the straight line (what is spent, divided by the time that is over, times the month) and the run-rate of
-whole days with its interval (accountant.billing.budget_forecast). Pure.
+A report (`outlook`) shows two forecasts: a straight line (the spend divided by the elapsed part of the month) and the
+run rate with its interval.
 """
 
 from __future__ import annotations
@@ -40,7 +38,8 @@ _Z80 = 1.2815515655446004
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """In the unit of the days; low and high bound the middle 80 %, and never undo what is spent."""
+    """The expected total in the unit of the days; low and high bound the middle 80 % and are never below the spend so
+    far."""
 
     expected: float
     low: float
@@ -48,14 +47,14 @@ class Forecast:
 
 
 def of_a_day(amount: float, start_ms: int, end_ms: int) -> float:
-    """What a local day [start_ms, end_ms) came to, as of one of 24 hours: the days that are left are counted in those,
-    and one in which the clocks change says no less, or more, of them."""
+    """The amount of a local day [start_ms, end_ms), scaled to 24 hours. So a day on which the clocks change counts like
+    others."""
     return amount * (MS_PER_DAY / (end_ms - start_ms))
 
 
 def run_rate(days: Sequence[float], spent: float, left_days: float) -> Forecast | None:
-    """days: amounts of whole days so far (`of_a_day`); spent: all so far, today's part included; left_days: until the
-    end."""
+    """Forecasts the total. days: amounts of whole days so far (`of_a_day`); spent: everything so far, including today;
+    left_days: days until the end. None with too few days."""
     if len(days) < MIN_DAYS:
         return None
     count = len(days)
@@ -68,8 +67,8 @@ def run_rate(days: Sequence[float], spent: float, left_days: float) -> Forecast 
 
 @dataclass(frozen=True, slots=True)
 class LimitForecast:
-    """In how many days from now a limit is reached: expected, and the bounds of the middle 80 %. latest None: it
-    may never be, at these rates."""
+    """Number of days until a limit is reached: expected, and the bounds of the middle 80 %. latest: None if it may
+    never be reached at these rates."""
 
     expected: float
     earliest: float
@@ -77,10 +76,10 @@ class LimitForecast:
 
 
 def limit_forecast(days: Sequence[float], spent: float, limit: float) -> LimitForecast | None:
-    """When `limit` is spent, at the rate of `days`; None while days are few, or nothing is spent in them.
+    """When `limit` is reached, at the rate of `days`; None with too few days, or if nothing was spent.
 
-    The bounds are where run_rate's own bounds meet the limit: the roots of (m² − z²s²/k)·n² − (2·m·r + z²s²)·n + r²
-    for what is left, r. Of a limit that is reached already: now."""
+    The bounds are where those of run_rate reach the limit: the roots of (m² − z²s²/k)·n² − (2·m·r + z²s²)·n + r², where
+    r is the rest of the limit. If the limit is already reached, the answer is now."""
     if len(days) < MIN_DAYS:
         return None
     left = max(0.0, limit - spent)
@@ -92,7 +91,7 @@ def limit_forecast(days: Sequence[float], spent: float, limit: float) -> LimitFo
     square, linear = mean * mean - doubt / count, 2 * mean * left + doubt
     root = math.sqrt(max(0.0, linear * linear - 4 * square * left * left))
     expected = left / mean
-    # 2r²/(b + root), not (b − root)/2a: nothing is lost by subtraction, and a may be 0.
+    # 2r²/(b + root) instead of (b − root)/2a avoids cancellation, and a may be 0.
     earliest = 2 * left * left / (linear + root) if left else 0.0
     latest = (linear + root) / (2 * square) if square > 0 else None
     return LimitForecast(expected, min(earliest, expected), None if latest is None else max(latest, expected))
@@ -102,7 +101,7 @@ BY: tuple[Dimension, ...] = ("team", "queue", "day")
 
 
 class Exhaustion(NamedTuple):
-    """When a budget is used up, within its month; None: not in it."""
+    """When a budget is used up within its month; None: not in this month."""
 
     expected_ms: int | None = None
     earliest_ms: int | None = None
@@ -115,9 +114,9 @@ NEVER: Final = Exhaustion()
 def states(
     ledger: Questions, book: PriceBook | None, policy: Policy, month: Month, now_ms: int, timezone: str
 ) -> list[BudgetState]:
-    """Every budget of the policy, in its order, over the month up to now.
+    """Every budget of the policy, in its order, for the month up to now.
 
-    A money budget in another currency than the price book's has no known spend."""
+    A money budget in another currency than the price book's has unknown spend."""
     tz = zone(timezone)
     start, end = month.span(tz)
     now = max(start, min(now_ms, end))
@@ -134,8 +133,8 @@ def of_charges(
     timezone: str,
     since_ms: int,
 ) -> list[BudgetState]:
-    """The same from the month's charges up to now_ms by BY, for who has them already. since_ms: where the ledger
-    begins."""
+    """Like `states`, from charges that the caller already has: those of the month up to now_ms by BY. since_ms: the
+    ledger's first record."""
     start, end = month.span(zone(timezone))
     start = max(start, since_ms)
     held = [charge for charge in found if charge.account in ALLOCATED]
@@ -196,7 +195,7 @@ def _state(
 
 
 def _used_up(past: Iterable[tuple[float, int, int]], limit: float, now_ms: int) -> int:
-    """When the days (amount, start, end) came to the limit, each as if it had been spent evenly."""
+    """The instant at which the days (amount, start, end) reached the limit, if each day's amount is spread evenly."""
     left = limit
     for amount, begin, stop in past:
         if 0 < amount >= left:
@@ -206,7 +205,7 @@ def _used_up(past: Iterable[tuple[float, int, int]], limit: float, now_ms: int) 
 
 
 def _exhaustion(found: LimitForecast | None, now_ms: int, end_ms: int) -> Exhaustion:
-    """When a budget that begins anew each month is used up."""
+    """When a budget that starts again each month is used up."""
 
     def within(left_days: float | None) -> int | None:
         if left_days is None or left_days * MS_PER_DAY >= end_ms - now_ms:
@@ -239,8 +238,8 @@ def _spent(budget: Budget, book: PriceBook | None, ours: Iterable[Charge]) -> De
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The forecast of a month that is not over, made at the end of the report. spent: exact. days_metered: of
-    days_over, since the ledger began. forecast None: days are few."""
+    """The forecast of a month in progress, as of the end of the report. spent: exact. days_metered: metered days among
+    days_over, since the ledger's first record. forecast: None after too few days."""
 
     month: str
     spent: Decimal
@@ -252,7 +251,7 @@ class Outlook:
 
 
 def month_of(start_ms: int, end_ms: int, timezone: str) -> Month | None:
-    """The calendar month that a span is, or is the beginning of."""
+    """The calendar month that begins with the span and contains it; None if there is none."""
     tz = zone(timezone)
     month = Month.of(start_ms, tz)
     begin, stop = month.span(tz)
@@ -268,8 +267,8 @@ def outlook(
     timezone: str,
     since_ms: int,
 ) -> Outlook | None:
-    """found: by accountant.billing.budget_forecast.BY. since_ms: where the ledger begins. None where the month is
-    over, or some of the time has no price."""
+    """Forecasts the month. found: charges by BY. since_ms: the ledger's first record. None if the month is over, or
+    some of the time has no price."""
     tz = zone(timezone)
     left_ms = month.span(tz)[1] - end_ms
     held = [charge for charge in found if charge.account in ALLOCATED and team in (None, charge.key[0])]
@@ -298,7 +297,7 @@ def budgets(
     timezone: str,
     since_ms: int,
 ) -> tuple[BudgetState, ...]:
-    """Those of the last policy of the span; of a team its own and those of its queues."""
+    """The budgets of the span's last policy; for a team, its own and those of its queues."""
     if not policies or not policies[-1].policy.budgets:
         return ()
     policy = policies[-1].policy

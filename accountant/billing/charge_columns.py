@@ -1,7 +1,7 @@
-"""Holds the charges of a span as columns of whole numbers: prices usage, and tells start-up from other idle time.
+"""Holds the charges of a span as integer columns: prices usage, and separates start-up time from other idle time.
 
-A bill of a month by pod or node has some hundred thousand charges. As columns they are summed and regrouped without an
-object for each; `ChargeColumns.charges` makes the objects of those that a caller wants to see.
+A month's bill by pod or node has some hundred thousand charges. Columns can be summed and regrouped without an object
+per charge; `ChargeColumns.charges` creates objects for those a caller displays.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from accountant.wire.usage_models import Dimension
 
 T = TypeVar("T", bound=tuple[str, ...])
 LineKey: TypeAlias = tuple[str, Account, Detail, str, str, str | None]
-"""What tells one line of a statement from another: team, account, detail, GPU model, capacity type, id of the price."""
+"""Identifies a line of a statement: team, account, detail, GPU model, capacity type, price id."""
 KEY, PLACE, ACCOUNT, DETAIL, PRICE, TIME = range(6)
 """The columns of `ChargeColumns.table`."""
 _IDLE_DETAILS: Final[tuple[Detail, ...]] = ("starting", "gang_waiting", "running_idle")
 _KEY_BYTES: Final = 300
-"""Approximate size of a key with the names that no other key has."""
+"""Approximate size of a key, including the names that only it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """GPU-µs by line and key. keys: ascending. of: by line the numbers of its keys, ascending, and the GPU-µs of each,
-    both int64 of shape (keys of the line,)."""
+    """GPU-µs by line and key. keys: sorted. of: by line, the sorted indices of its keys and the GPU-µs of each, both
+    int64 of shape (keys of the line,)."""
 
     keys: Sequence[tuple[str, ...]] = ()
     of: Mapping[LineKey, tuple[Whole, Whole]] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        """Approximate memory that it takes."""
+        """Approximate memory in bytes."""
         return _KEY_BYTES * len(self.keys) + sum(key.nbytes + gpu_us.nbytes for key, gpu_us in self.of.values())
 
 
 @dataclass(frozen=True, slots=True)
 class BilledLines:
-    """charges: one per line of a statement. groups: what each line is made of."""
+    """charges: one per line of a statement. groups: the time of each line by key."""
 
     charges: Sequence[Charge]
     groups: Groups
@@ -54,10 +54,10 @@ class BilledLines:
 
 @dataclass(frozen=True, slots=True)
 class ChargeColumns:
-    """Charges of a span. keys, places and prices ascend (prices by id, None first) and hold nothing twice.
+    """Charges of a span. keys, places and prices: sorted, unique values (prices by id, None first).
 
-    table: int64, shape (rows, 6): the numbers of key, place, account (in LINE_ACCOUNTS), detail (in DETAILS) and price,
-    and GPU-µs. Several rows may be equal but for their time."""
+    table: int64, shape (rows, 6): indices of key, place, account (in LINE_ACCOUNTS), detail (in DETAILS) and price, and
+    GPU-µs. Several rows may differ only in their time."""
 
     keys: Sequence[tuple[str, ...]]
     places: Sequence[Place]
@@ -65,7 +65,7 @@ class ChargeColumns:
     table: Whole
 
     def charges(self) -> list[Charge]:
-        """Equal rows as one charge, sorted by key, place, account, detail and price."""
+        """One charge per distinct row, sorted by key, place, account, detail and price."""
         numbers, gpu_us = merged(self.table[:, :TIME], self.table[:, TIME:])
         return [
             Charge(
@@ -75,18 +75,18 @@ class ChargeColumns:
         ]
 
     def only(self, rows: Whole) -> ChargeColumns:
-        """rows: their numbers, or a mask."""
+        """A selection of rows. rows: their indices, or a mask."""
         return replace(self, table=self.table[rows])
 
     def regrouped(self, dimensions: Sequence[int]) -> ChargeColumns:
-        """The charges grouped by these dimensions of the keys alone, which are given by their places in the key."""
+        """The charges grouped by some dimensions of the keys only. dimensions: their indices in the key."""
         keys, number = numbered([tuple([key[at] for at in dimensions]) for key in self.keys])
         table = self.table.copy()
         table[:, KEY] = number[table[:, KEY]]
         return replace(self, keys=keys, table=table)
 
     def paid_by(self, rows: Whole, payers: Mapping[int, tuple[str, ...]]) -> ChargeColumns:
-        """With other keys for these rows. payers: by the number of each of their keys."""
+        """The charges with other keys for these rows. payers: the new key by the index of the old one."""
         given = [payers.get(number, key) for number, key in enumerate(self.keys)]
         keys, number = numbered([*self.keys, *given])
         table = self.table.copy()
@@ -95,7 +95,7 @@ class ChargeColumns:
         return replace(self, keys=keys, table=table)
 
     def replaced(self, rows: Whole, instead: Sequence[Charge]) -> ChargeColumns:
-        """With these charges in place of the rows; their places and prices are among those that there are."""
+        """The charges with `instead` in place of these rows; its places and prices must already be in the lists."""
         keys, number = numbered([*self.keys, *(charge.key for charge in instead)])
         kept = np.delete(self.table, rows, axis=0)
         kept[:, KEY] = number[kept[:, KEY]]
@@ -109,7 +109,7 @@ class ChargeColumns:
         return replace(self, keys=keys, table=np.concatenate([kept, _rows(added, 6)]))
 
     def by_line(self) -> BilledLines:
-        """The charges grouped by line of a statement; a key begins with the team that pays."""
+        """The charges grouped by line of a statement; a key begins with the paying team."""
         teams, team = numbered([key[:1] for key in self.keys])
         kinds, kind = numbered([(place.gpu_model, place.capacity_type) for place in self.places])
         key, place, account, detail, price, _ = self.table.T
@@ -139,10 +139,10 @@ def charges_by_cuts(
     timezone: str = "UTC",
     where: Mapping[Dimension, Collection[str]] | None = None,
 ) -> list[ChargeColumns]:
-    """The charges of [start_ms, end_ms) by each of the cuts, with allocated_idle told apart into its details.
+    """The charges of [start_ms, end_ms) by each of the groupings, with allocated_idle divided into its details.
 
-    Between two changes of price each span is priced by itself: a start-up costs what its own hours cost. where: of
-    dimensions that every cut has."""
+    Each span without a price change is priced separately, so start-up time has the price of its own hours. where: a
+    filter by dimensions that every grouping has."""
     spans = pieces(book, start_ms, end_ms)
     usage = ledger.usage_columns((start_ms, *(end for _, end in spans)), cuts, timezone)
     if book is None or book.by_place(start_ms, end_ms):
@@ -164,7 +164,7 @@ def _chosen(
 
 
 def _priced_by_place(usage: UsageColumns, book: PriceBook | None, starts: Sequence[int]) -> ChargeColumns:
-    """Usage at the prices of its places. starts: of the stretches, in ms."""
+    """Prices usage by place. starts: of the spans, in ms."""
     of_place = [
         [book.unit_price(place.gpu_model, start, *place[1:]) if book is not None else None for place in usage.places]
         for start in starts
@@ -179,7 +179,8 @@ def _priced_by_place(usage: UsageColumns, book: PriceBook | None, starts: Sequen
 
 
 def _of_charges(by_stretch: Sequence[Sequence[Charge]], usage: UsageColumns) -> ChargeColumns:
-    """Charges of each stretch, where a price needs more than a place and an instant. usage: its start-up is theirs."""
+    """Charges for prices that depend on more than place and instant. by_stretch: charges of each span; usage: provides
+    their start-up time."""
     found = [(stretch, charge) for stretch, several in enumerate(by_stretch) for charge in several]
     keys, key = numbered([charge.key for _, charge in found])
     places, place = numbered([charge.place for _, charge in found])
@@ -200,10 +201,10 @@ def _of_charges(by_stretch: Sequence[Sequence[Charge]], usage: UsageColumns) -> 
 
 
 def _with_details(numbers: Whole, gpu_us: Whole, start_up_us: Whole, group: Whole) -> Whole:
-    """`ChargeColumns.table` with allocated_idle told apart.
+    """`ChargeColumns.table` with allocated_idle divided into details.
 
     numbers: key, place, account and price, shape (rows, 4). gpu_us, group: shape (rows,). start_up_us: starting and
-    gang_waiting of the row's whole group, shape (rows, 2). A group's idle rows are neighbours."""
+    gang_waiting of the row's whole group, shape (rows, 2). The idle rows of a group are adjacent."""
     is_idle = numbers[:, 2] == LINE_ACCOUNTS.index("allocated_idle")
     rest, idle = np.flatnonzero(~is_idle), np.flatnonzero(is_idle)
     parts = split_in_order(group[idle], gpu_us[idle], start_up_us[idle])
@@ -217,10 +218,10 @@ def _with_details(numbers: Whole, gpu_us: Whole, start_up_us: Whole, group: Whol
 
 
 def split_in_order(group: Whole, gpu_us: Whole, limits: Whole) -> Whole:
-    """Divides each group's time, in the order of its rows, into parts up to their limits and what is left.
+    """Divides each group's time, in the order of its rows, into parts up to their limits and a rest.
 
-    group, gpu_us: shape (rows,); equal neighbours are one group. limits: of a row's whole group, shape (rows, parts).
-    Returns shape (rows, parts + 1); each row adds up to its gpu_us."""
+    group, gpu_us: shape (rows,); adjacent equal values form one group. limits: of a row's whole group, shape (rows,
+    parts). Returns shape (rows, parts + 1); each row adds up to its gpu_us."""
     if not len(group):
         return np.zeros((0, limits.shape[1] + 1), dtype=np.int64)
     until = np.cumsum(gpu_us)
@@ -232,14 +233,14 @@ def split_in_order(group: Whole, gpu_us: Whole, limits: Whole) -> Whole:
 
 
 def numbered(values: Sequence[T]) -> tuple[list[T], Whole]:
-    """The different values, ascending, and the number of each value, shape (len(values),)."""
+    """The distinct values, sorted, and for each value its index among them, shape (len(values),)."""
     listed = sorted(set(values))
     number = {value: at for at, value in enumerate(listed)}
     return listed, np.array([number[value] for value in values], dtype=np.int64)
 
 
 def _numbered_prices(prices: Sequence[Price | None]) -> tuple[list[Price | None], Whole]:
-    """The different prices by id, None first, and the number of each."""
+    """The distinct prices by id, None first, and for each price its index among them."""
     by_id: dict[str, Price | None] = {"": None, **{_price_id(price): price for price in prices}}
     ids, number = numbered([("",), *((_price_id(price),) for price in prices)])
     return [by_id[name] for (name,) in ids], number[1:]

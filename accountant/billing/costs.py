@@ -1,16 +1,15 @@
-"""Prices usage: cuts it where prices change and returns exact charges, as lines or columns.
+"""Prices usage: splits it where prices change and returns exact charges, as lines or columns.
 
-The span is cut where a price changes (the ledger itself cuts where a policy does); inside a piece every
-GPU has one price or none. Time is added as integers first and priced afterwards, so the answer does not
-depend on how the time was cut. Only commitments are kept by the hour, or the part of one
-that the span has.
+The span is split where a price changes (the ledger splits where a policy does); within a piece every GPU has one price
+or none. Time is added as integers first and priced afterwards, so the result does not depend on how the time was split.
+Only commitments are computed per hour, or part of an hour at the ends of the span.
 
-Who pays: held time (busy, idle and unknown alike, or hoarding would be free) is billed to its holder;
-unallocated time is priced too and stays in `__idle__`, so that the lines add up to the price of the
-working capacity. Unmetered time and time that was down is never billed. Billed time without a price is
-listed as unpriced; a sum with unpriced time in it is None, never a smaller number.
+Held time (busy, idle and unknown) is billed to its holder; if idle time were free, holding GPUs would cost nothing.
+Unallocated time is priced too and stays in `__idle__`, so that the lines add up to the price of the working capacity.
+Unmetered time and down time are never billed. Billed time without a price is listed as unpriced; a sum that contains
+unpriced time is None.
 
-It must not round (gputally.base.money does, once), know statements or reports, or keep anything.
+Amounts are not rounded here; gputally.base.money rounds them once.
 """
 
 from __future__ import annotations
@@ -35,37 +34,37 @@ K = TypeVar("K", bound=tuple[str, ...])
 
 Capacity = Literal["busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down"]
 Account = Literal[Capacity, "unused_commitment"]
-"""`unused_commitment`: GPU time paid for in advance that no GPU took up; outside the capacity."""
+"""`unused_commitment` is GPU time that was paid for in advance and not used; it is not part of the capacity."""
 ACCOUNTS: Final[tuple[Capacity, ...]] = get_args(Capacity)
-"""In the order in which they are shown; they add up to the capacity."""
+"""In display order; they add up to the capacity."""
 LINE_ACCOUNTS: Final[tuple[Account, ...]] = get_args(Account)
-"""Those a statement has lines of: ACCOUNTS, and what stands beside them."""
+"""The accounts that a statement has lines for: ACCOUNTS and unused commitments."""
 ALLOCATED: Final = frozenset[Account](("busy", "allocated_idle", "allocated_unknown"))
 BILLED: Final = ALLOCATED | {"unallocated", "unused_commitment"}
 
 Detail = Literal["", "starting", "gang_waiting", "running_idle", "spread", "reserved"]
-"""What sort of its account a charge is. Of allocated_idle: `starting` (bound, no container running yet),
-`gang_waiting` (running, others of its gang are not), `running_idle`. Of unallocated: `spread` (a share of idle
-capacity), `reserved` (guaranteed quota left unused); "" where nothing is to be said."""
+"""Subdivision of an account. Of allocated_idle: `starting` (bound, no container running yet), `gang_waiting` (running
+while other members of its gang are not), `running_idle`. Of unallocated: `spread` (a share of idle capacity),
+`reserved` (unused guaranteed quota). "" for others."""
 DETAILS: Final[tuple[Detail, ...]] = get_args(Detail)
 
 UNPRICED: Final = "~unpriced"
 NOT_BILLED: Final = "~not billed"
-"""Buckets beside the price rows, whose ids never begin like that; they sort last."""
+"""Pseudo ids beside those of price rows, which never begin with `~`; they sort last."""
 
 _MIG: Final[tuple[Dimension, ...]] = ("mig_profile",)
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """GPU time of one group in one account at one price. key: the values of the asked dimensions."""
+    """GPU time of one group in one account at one price. key: the values of the requested dimensions."""
 
     key: tuple[str, ...]
     place: Place
     account: Account
     gpu_us: int
     row: Price | None
-    """None: unpriced where the account is billed, else without meaning."""
+    """None: unpriced if the account is billed, otherwise not applicable."""
     detail: Detail = ""
 
     @property
@@ -78,14 +77,14 @@ class Charge:
 
     @property
     def bucket(self) -> str:
-        """Time that is quantified together: a price row, the unpriced, the not billed (sorting last)."""
+        """Group of time that is rounded together: a price row, the unpriced time, or the time that is not billed."""
         if not self.billed:
             return NOT_BILLED
         return self.row.id if self.row else UNPRICED
 
 
 def pieces(book: PriceBook | None, start_ms: int, end_ms: int) -> list[Span]:
-    """The spans of a span in which no price changes, in order."""
+    """The span, split where a price changes, in order."""
     return list(pairwise((start_ms, *(book.cuts(start_ms, end_ms) if book is not None else ()), end_ms)))
 
 
@@ -98,10 +97,10 @@ def charges(
     where: Mapping[Dimension, Collection[str]] | None = None,
     timezone: str = "UTC",
 ) -> list[Charge]:
-    """Every account of every group with its price, over [start_ms, end_ms), sorted; none is empty.
+    """Every account of every group with its price, over [start_ms, end_ms), sorted, without empty charges.
 
-    Their gpu_us add up to the capacity of the span. Without a price book everything is unpriced. What a
-    commitment covers has its rate; for that all the cluster is counted hour by hour, whatever groups are asked for."""
+    Their gpu_us add up to the capacity of the span. Without a price book everything is unpriced. Time covered by a
+    commitment has its rate; to determine it, the whole cluster is counted per hour, whatever the groups."""
     if book is None or not book.commits(start_ms, end_ms):
         return _at_rows(ledger, book, start_ms, end_ms, by, where, timezone)
     fine: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *(where or {}), "team", "hour")))
@@ -121,7 +120,7 @@ def charges(
 def _at_commitments(
     found: Sequence[Charge], commitments: Sequence[Committed], lengths: Mapping[str, int], hour: int, team: int
 ) -> list[Charge]:
-    """Charges with what commitments cover of them as charges of its own; hour, team: places in their keys."""
+    """Charges with the parts that commitments cover as separate charges. hour, team: their indices in the keys."""
     left = list(found)
     done: list[Charge] = []
     for one in commitments:
@@ -151,7 +150,7 @@ def _at_rows(
     where: Mapping[Dimension, Collection[str]] | None,
     timezone: str,
 ) -> list[Charge]:
-    """The charges as the book's rows price them, commitments aside."""
+    """The charges at the prices of the book's rows, without commitments."""
     by_slices = book is not None and book.mig_basis == "memory"
     dimensions = tuple(dict.fromkeys((*by, *PRICED_BY, *_MIG[:by_slices])))
     with_unheld = not set(where or ()) & OF_HOLDERS
@@ -166,7 +165,7 @@ def _at_rows(
                 prices[place] = book.unit_price(place.gpu_model, start, *place[1:]) if book else None
             row = prices[place]
             if by_slices and memory_to_compute(line.key["mig_profile"], place.gpu_model) is None:
-                row = None  # which part of the GPU this instance has is not known
+                row = None  # the part of the GPU that this instance has is unknown
             row_id = row.id if row else ""
             rows[row_id] = row
             key = tuple(line.key[name] for name in by)
@@ -192,12 +191,12 @@ def _at_rows(
 
 
 def merged(found: Iterable[Charge]) -> list[Charge]:
-    """Equal charges as one, sorted by key, place, account, detail and price row."""
+    """Equal charges added up, sorted by key, place, account, detail and price row."""
     return _summed((charge.key, charge) for charge in found)
 
 
 def _summed(found: Iterable[tuple[tuple[str, ...], Charge]]) -> list[Charge]:
-    """`merged`, of charges under other keys than their own."""
+    """Like `merged`, with the keys given separately."""
     sums: dict[tuple[tuple[str, ...], Place, int, int, str], int] = {}
     rows: dict[tuple[tuple[str, ...], Place, int, int, str], Price | None] = {}
     for key, charge in found:
@@ -210,7 +209,7 @@ def _summed(found: Iterable[tuple[tuple[str, ...], Charge]]) -> list[Charge]:
 
 @dataclass(frozen=True, slots=True)
 class PricedTime:
-    """The time of one group at one price. unit_price None: unpriced, or not billed."""
+    """The time of one group at one price. unit_price: None if unpriced or not billed."""
 
     gpu_us: int
     gpu_hours: Decimal
@@ -219,18 +218,18 @@ class PricedTime:
 
     @property
     def cost(self) -> Decimal | None:
-        """unit_price × gpu_hours, exactly; 0 where not billed; None where unpriced."""
+        """unit_price × gpu_hours, exactly; 0 if not billed; None if unpriced."""
         if not self.billed:
             return Decimal(0)
         return None if self.unit_price is None else exact_product(self.unit_price, self.gpu_hours)
 
 
 def quantify(items: Iterable[tuple[K, Charge]]) -> dict[K, list[PricedTime]]:
-    """GPU-hours with nine decimals per group and price, groups in order; an item pairs a charge with its group.
+    """GPU-hours with nine decimals per group and price, groups in order; an item is a pair of group and charge.
 
-    All quantities add up to the total, which is rounded once. It is apportioned to the price rows first
-    and then within each row to the groups, so over one set of charges the cost of a row, and the
-    total cost, are the same however the charges are grouped."""
+    All quantities add up to the total, which is rounded once. It is apportioned to the price rows first and then within
+    each row to the groups. So for one set of charges, the cost of a row and the total cost are the same for every
+    grouping."""
     buckets: dict[str, dict[K, int]] = {}
     prices: dict[str, Decimal | None] = {}
     for group, charge in items:
@@ -246,14 +245,14 @@ def quantify(items: Iterable[tuple[K, Charge]]) -> dict[K, list[PricedTime]]:
 
 
 def total_cost(parts: Collection[PricedTime]) -> Decimal | None:
-    """Exact sum; None as soon as one part is unpriced."""
+    """The exact sum; None if any part is unpriced."""
     costs = [part.cost for part in parts]
     known = [cost for cost in costs if cost is not None]
     return exact_sum(known) if len(known) == len(costs) else None
 
 
 def coverage(items: Iterable[Charge]) -> float:
-    """Metered share of the capacity without down, as accountant.ledger.protocols.Ledger.coverage tells it."""
+    """Metered share of the capacity without down time, as in accountant.ledger.protocols.Ledger.coverage."""
     sums: dict[Account, int] = {}
     for charge in items:
         sums[charge.account] = sums.get(charge.account, 0) + charge.gpu_us
@@ -262,7 +261,7 @@ def coverage(items: Iterable[Charge]) -> float:
 
 
 def unpriced_us(parts: Iterable[PricedTime]) -> int:
-    """Billed GPU-µs that have no price."""
+    """Billed GPU-µs without a price."""
     return sum(part.gpu_us for part in parts if part.cost is None)
 
 

@@ -1,15 +1,17 @@
 """Breaks idle time down into starting, gang waiting, running idle and unused guarantees.
 
-`starting`, `gang_waiting` and `running_idle` add up to a line's `allocated_idle`. `reserved_unused` is a memo on the
-line of the queue (or team) whose guarantee it was: the part of the unallocated time of an hour that it could have
-had, by the policy in force. Of one hour no more is reserved than was unallocated, over all lines together. Asked for
-by name, because both look at more than the sums. Asks the ledger; the rules are accountant.billing.idle_breakdown' and
-guarantees'.
+`starting`, `gang_waiting` and `running_idle` add up to a line's `allocated_idle`. A pod holds its GPU from the moment
+it is bound. Until its first container runs it is `starting`. While it runs but members of its gang that already existed
+do not, it is `gang_waiting`. Its later idle time is `running_idle`. A member that replaces another one later does not
+make the others wait. Unreported instants are not guessed: a pod without a start is `starting` only as long as it was
+seen bound and not running.
 
-A pod holds its GPU from the moment it is bound. Until its first container runs it is `starting`; while it runs
-but members of its gang that existed by then do not, it is `gang_waiting`; from then on what it leaves idle is
-`running_idle`. A member that replaces another later does not make others wait. What was not reported is not guessed:
-without a start, a pod is `starting` only as long as it was seen bound and not running. Pure.
+`reserved_unused` is an additional figure on the line of the queue (or team) that owns the guarantee: the part of the
+unallocated time of an hour that its unused guarantee reserved, by the policy in force. All lines together reserve at
+most the unallocated time of the hour.
+
+The breakdown is computed only on request, because it needs more than the hourly sums. This module queries the ledger;
+the rule for start-up is `phase_spans` below, that for guarantees is in accountant.billing.quota_usage.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ def broken_down(
     where: Where,
     timezone: str,
 ) -> list[UsageLine]:
-    """The lines of `ledger.usage` for the same question with their breakdown, sorted by key; further lines for
-    queues that had a guarantee and held nothing."""
+    """The lines of `ledger.usage` for the same query with their breakdown, sorted by key; with further lines for queues
+    that had a guarantee and held nothing."""
     known = {_key(by, line.key): line for line in lines}
     starting: dict[Key, int] = {}
     gang_waiting: dict[Key, int] = {}
@@ -72,7 +74,7 @@ def broken_down(
 def _reserved(
     ledger: Questions, start_ms: int, end_ms: int, dimensions: Sequence[Dimension], timezone: str
 ) -> Iterable[tuple[dict[str, str], int]]:
-    """Names of the dimensions and GPU-µs: the queue's own, and those of the unallocated GPUs."""
+    """The dimension values and GPU-µs of reserved time: the queue's own values, and those of the unallocated GPUs."""
     policies = ledger.policies(start_ms, end_ms)
     if not any(queue.deserved > 0 for version in policies for queue in version.policy.queues):
         return
@@ -107,14 +109,14 @@ GANGS = frozenset(
         "RayJob", "RayCluster", "PodGroup",
     }
 )  # fmt: skip
-"""Kinds of workload whose pods begin together, or wait for each other."""
+"""Kinds of workload whose pods start together, or wait for each other."""
 _BEGINNING = 0
 
 
 class Launch(NamedTuple):
-    """When a holder's pod began. gang: what ties its members together, "" for a pod alone.
+    """When a holder's pod started. gang: the key that its members share, "" for a single pod.
 
-    observed_ms: of the newest report. Instants that were not reported are None."""
+    observed_ms: time of the newest report. Unreported instants are None."""
 
     holder: int
     gang: str
@@ -125,7 +127,7 @@ class Launch(NamedTuple):
 
 
 class PhaseSpan(NamedTuple):
-    """[start_ms, end_ms) of one holder; what it left idle then belongs to `phase`."""
+    """[start_ms, end_ms) of one holder; its idle time then belongs to `phase`."""
 
     holder: int
     phase: Phase
@@ -134,17 +136,17 @@ class PhaseSpan(NamedTuple):
 
 
 def in_gangs(workload: str) -> bool:
-    """Whether pods of such a workload (`Kind/name`) begin together."""
+    """Whether pods of a workload (`Kind/name`) start together."""
     return workload.partition("/")[0] in GANGS
 
 
 def gang(workload: str, place: str) -> str:
-    """The gang of a pod by its workload (`Kind/name`) and where that lives; "" where its kind has none."""
+    """The gang of a pod, from its workload (`Kind/name`) and the workload's place; "" for kinds without gangs."""
     return f"{place}/{workload}" if in_gangs(workload) else ""
 
 
 def phase_spans(launches: Iterable[Launch]) -> list[PhaseSpan]:
-    """Spans of all holders, by holder and time; those of one holder do not overlap."""
+    """The start-up spans of all holders, by holder and time; those of one holder do not overlap."""
     ordered = sorted(launches, key=attrgetter("holder"))
     members: dict[str, list[Launch]] = {}
     for launch in ordered:
@@ -166,7 +168,7 @@ def phase_spans(launches: Iterable[Launch]) -> list[PhaseSpan]:
 
 
 def _there(other: Launch, running_ms: int) -> int:
-    """Until when a member that runs since then waits for another."""
+    """The instant until which a member that runs since `running_ms` waits for the other one."""
     if other.created_ms is None or other.created_ms > running_ms:
         return running_ms
     return other.started_ms if other.started_ms is not None else other.observed_ms

@@ -1,19 +1,17 @@
-"""Computes what jobs and their epochs cost.
+"""Computes the cost of jobs and their epochs.
 
-A job's time is what its holders held; its price is that of the price book, commitments included. Each job is
-quantified by itself (gputally.base.money), so its cost does not depend on which others were asked for. Which team pays
-for start-up or idle capacity by the billing policy is part of the statement, not of the job.
+A job's time is the time that its holders held GPUs, at the price book's prices, commitments included. Each job is
+quantified separately (gputally.base.money), so its cost does not depend on the other jobs of the query. The billing
+policy, which may move start-up or idle time to other teams, applies to statements and not to jobs. The number of ledger
+queries does not depend on the number of jobs.
 
-Asks a snapshot a handful of questions, however many jobs there are; has no clock.
+An epoch has the time from the previous report to its own. The first epoch includes all earlier time, such as start-up;
+time after the last report belongs to no epoch yet. So late or reordered reports move time between epochs, and the
+epochs and the rest always add up to the job.
 
-An epoch has the time from the report before it to its own; the first one also has what came before, the start-up
-included; what follows the last report belongs to no epoch yet. So reports that come late, or in another order, move
-time between epochs, and epochs and rest always add up to the job.
-
-Charges are made by the hour, as the ledger and the price book make them for every group, and only then divided, in
-proportion to the GPU time the job held in each stretch of the hour: where one price holds in an hour that is the
-stretch's own time to the microsecond, and where commitments or shared GPUs mix prices nothing is lost either.
-Pure.
+Charges are computed per hour and then divided in proportion to the GPU time that the job held in each part of the hour.
+With one price per hour, each epoch gets exactly the cost of its own time; with several prices (commitments, shared
+GPUs) the parts still add up to the hour's cost.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from gputally.base.units import US_PER_MS, apportion
 
 
 class EpochSpan(NamedTuple):
-    """[start_ms, end_ms) of one epoch; None: after the last report."""
+    """[start_ms, end_ms) of one epoch; None: the time after the last report."""
 
     epoch: int | None
     start_ms: int
@@ -45,9 +43,9 @@ class EpochSpan(NamedTuple):
 
 
 def epoch_spans(reports: Iterable[EpochReport], start_ms: int, end_ms: int) -> list[EpochSpan]:
-    """The span cut at the reports inside (start_ms, end_ms], by instant and number; together they are the span.
+    """The span, split at the reports inside (start_ms, end_ms], by instant and number.
 
-    Of epochs that ended at the same instant the lowest number has the time."""
+    If several epochs ended at the same instant, the one with the lowest number has the time."""
     found: list[EpochSpan] = []
     begin = start_ms
     for at_ms, epoch in sorted((one.at_ms, one.epoch) for one in reports if start_ms < one.at_ms <= end_ms):
@@ -63,9 +61,10 @@ Group = tuple[str, Place, str]
 
 
 def divide_by_epoch(found: Sequence[Charge], held: Sequence[Sequence[UsageLine]]) -> list[list[Charge]]:
-    """Charges by hour (their key) among stretches. held: the job's usage in each, by hour and PRICED_BY.
+    """Divides each hour's charges among the epochs. Keys of the charges are hours. held: the job's usage in each epoch,
+    by hour and PRICED_BY.
 
-    Every charge is given out whole."""
+    The parts of a charge add up to it."""
     weights: dict[Group, list[int]] = defaultdict(lambda: [0] * len(held))
     in_hour: dict[str, list[int]] = defaultdict(lambda: [0] * len(held))
     for number, lines in enumerate(held):
@@ -87,7 +86,8 @@ def divide_by_epoch(found: Sequence[Charge], held: Sequence[Sequence[UsageLine]]
 
 
 def _dealt(charges: Sequence[Charge], weights: Sequence[int]) -> list[list[Charge]]:
-    """Charges of one hour, place and account: each stretch its share of all, from what is left of each."""
+    """Divides the charges of one hour, place and account in proportion to the weights; each share is filled from the
+    charges in turn."""
     left = [charge.gpu_us for charge in charges]
     dealt: list[list[Charge]] = []
     for wanted in apportion(sum(left), weights):
@@ -99,29 +99,29 @@ def _dealt(charges: Sequence[Charge], weights: Sequence[int]) -> list[list[Charg
 
 BY: Final[tuple[Dimension, ...]] = ("cluster", "namespace", "job", "team", "user")
 BURN_MS: Final = 5 * 60_000
-"""Over how long the burn rate is taken …"""
+"""Length of the time over which the burn rate is measured."""
 SETTLE_MS: Final = 2 * 60_000
-"""… and how long before the newest record that ends: agents do not report at the same instant."""
+"""How long before the newest record that time ends, because agents do not report at the same instant."""
 RATE_PLACES: Final = 6
 Where = Mapping[Dimension, Collection[str]]
 
 
 class EpochQuestions(Questions, Protocol):
-    """What is asked about epochs: accountant.storage.snapshot.Snapshot."""
+    """The queries that epochs need: accountant.storage.snapshot.Snapshot."""
 
     def usage_between(
         self, edges: Sequence[int], by: Sequence[Dimension], where: Where | None = None, timezone: str = "UTC"
     ) -> list[list[UsageLine]]:
-        """`usage` of each stretch between two neighbouring edges, which ascend."""
+        """`usage` of each span between two neighbouring edges, which ascend."""
         ...
 
     def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
-        """That ended in the span."""
+        """The epochs that ended in the span."""
         ...
 
 
 class JobQuestions(EpochQuestions, Protocol):
-    """What is asked about jobs."""
+    """The queries that jobs need."""
 
     @property
     def newest_ms(self) -> int:
@@ -129,17 +129,17 @@ class JobQuestions(EpochQuestions, Protocol):
         ...
 
     def recent_span(self, until_ms: int, length_ms: int) -> Span:
-        """The newest span, of about this length and not after `until_ms`, that a question can be asked about."""
+        """The newest span of about this length, ending at `until_ms` or before, that can be queried."""
         ...
 
     def pods(
         self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
     ) -> list[KnownPod]:
-        """of: of these jobs alone. waiting: only those without a known placement or end."""
+        """of: only pods of these jobs. waiting: only those without a known placement or end."""
         ...
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
-        """When these jobs held anything, over all time."""
+        """When these jobs held GPUs, over all time."""
         ...
 
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]: ...
@@ -147,7 +147,7 @@ class JobQuestions(EpochQuestions, Protocol):
 
 @dataclass(slots=True)
 class _JobRecords:
-    """What the ledger says of one job."""
+    """The ledger's data of one job."""
 
     charges: list[Charge] = field(default_factory=list)
     burning: list[Charge] = field(default_factory=list)
@@ -164,8 +164,8 @@ def jobs(
     where: Where | None = None,
     timezone: str = "UTC",
 ) -> list[Job]:
-    """Jobs that held GPUs or had pods in [start_ms, end_ms), by cluster, namespace and name. where: of teams,
-    namespaces, users or jobs; what they did for others is not counted."""
+    """Jobs that held GPUs or had pods in [start_ms, end_ms), by cluster, namespace and name. where: a filter by teams,
+    namespaces, users or jobs; a job's time that it excludes is not counted."""
     found = _seen(ledger, book, start_ms, end_ms, where, timezone)
     held = ledger.extents(found.keys())
     reports = _by_job(ledger.epochs(found.keys()))
@@ -181,7 +181,7 @@ def job(
     where: Where | None = None,
     timezone: str = "UTC",
 ) -> JobAnswer | None:
-    """One job; a span that begins with None: from its beginning on. None: the caller sees no such job."""
+    """One job; if the span starts with None, from the job's first use of a GPU. None if it is unknown or filtered out."""
     mine: Where = {**(where or {}), **only_job(key)}
     start_ms, end_ms = span
     held = ledger.extents({key}).get(key)
@@ -220,8 +220,8 @@ def job(
 def lifetime_costs(
     ledger: JobQuestions, book: PriceBook | None, keys: Collection[JobKey], now_ms: int, timezone: str = "UTC"
 ) -> dict[JobKey, dict[str, Decimal]]:
-    """What each of these jobs cost from its beginning until now, by GPU model; one that is not wholly priced, or
-    never held anything, is not in it."""
+    """The cost of each of these jobs from its beginning until now, by GPU model. Jobs that are not fully priced, or
+    never held a GPU, are missing."""
     held = ledger.extents(keys)
     if not held:
         return {}
@@ -243,12 +243,12 @@ def lifetime_costs(
 
 
 def only_job(key: JobKey) -> Where:
-    """The filter that leaves only this job."""
+    """The filter for this job."""
     return {"cluster": {key.cluster}, "namespace": {key.namespace}, "job": {key.job}}
 
 
 def _only(where: Where | None) -> Collection[JobKey] | None:
-    """The jobs that a filter leaves at most; None where that is not said."""
+    """The jobs that a filter selects at most; None if it does not name jobs."""
     if where is None or not {"cluster", "namespace", "job"} <= where.keys():
         return None
     return {JobKey(*of) for of in product(where["cluster"], where["namespace"], where["job"])}
@@ -262,9 +262,9 @@ def epoch_lines(
     mine: Where,
     timezone: str,
 ) -> tuple[list[EpochSpan], list[list[PricedTime]]]:
-    """The stretches between a job's reports, and the parts of each; they add up to the job, exactly.
+    """The spans between a job's reports, and the priced parts of each; together they equal the job exactly.
 
-    mine: the filter that leaves this job alone."""
+    mine: the filter for this job."""
     cut = epoch_spans(reports, *span)
     shares: list[list[Charge]] = [[] for _ in cut]
     for begin, end in pieces(book, *span):
@@ -291,7 +291,7 @@ def _seen(
     timezone: str,
     held_until_ms: int | None = None,
 ) -> dict[JobKey, _JobRecords]:
-    """held_until_ms: from when on none of them held anything, where that is known."""
+    """held_until_ms: the instant after which none of the jobs held a GPU, if known."""
     found: dict[JobKey, _JobRecords] = defaultdict(_JobRecords)
     for charge in charges(ledger, book, start_ms, end_ms, BY, where, timezone):
         if charge.account in ALLOCATED and charge.key[2]:
@@ -312,7 +312,7 @@ def _seen(
 
 
 def _passes(key: JobKey, pod: KnownPod, where: Where | None) -> bool:
-    """Whether a job that held nothing is asked for; who runs it is known of holders alone."""
+    """Whether a job that held nothing matches the filter; users are known only for holders."""
     told = {"cluster": key.cluster, "namespace": key.namespace, "job": key.job, "team": pod.team, "queue": pod.queue}
     return all(told.get(name, "") in values for name, values in (where or {}).items())
 
@@ -361,7 +361,7 @@ def _job(
 
 
 def _parts(found: Iterable[Charge]) -> list[PricedTime]:
-    """The priced parts of one job, rounded by themselves."""
+    """The priced parts of one job, rounded separately from other jobs."""
     return [part for several in quantify(((), charge) for charge in found).values() for part in several]
 
 
@@ -376,7 +376,7 @@ def _state(seen: _JobRecords) -> JobState:
 
 
 def _burn(seen: _JobRecords, held: tuple[int, int] | None) -> tuple[Decimal, Decimal | None]:
-    """GPUs held, and their price an hour (None: not all of them have one), over the last minutes on record."""
+    """The GPUs held, and their price per hour (None if some have no price), over the last minutes on record."""
     since, until = seen.burnt_ms
     over_us = (until - max(since, held[0] if held else since)) * US_PER_MS
     if over_us <= 0 or not seen.burning:
@@ -389,12 +389,12 @@ def _burn(seen: _JobRecords, held: tuple[int, int] | None) -> tuple[Decimal, Dec
 
 
 def _rounded(value: Fraction) -> Decimal:
-    """A rate for people to read: nothing is added up from it."""
+    """A rate for display; it is never added to others."""
     return Decimal(round(value * 10**RATE_PLACES)).scaleb(-RATE_PLACES)
 
 
 def _beginning(ledger: JobQuestions, key: JobKey, held: tuple[int, int] | None, end_ms: int) -> int:
-    """When a job first held a GPU (held: from when until when); of one that never did, when its first pod was made."""
+    """When a job first held a GPU (held: the span in which it did), otherwise when its first pod was created."""
     if held is not None:
         return min(held[0], end_ms)
     created = [pod.facts.created_ms for pod in ledger.pods(0, end_ms, of={key})]

@@ -1,10 +1,10 @@
 """Computes how long pods waited in their queues.
 
-A pod that was never scheduled has waited until it ended, or until now. What is not known is not zero: a pod
-without the instants of a wait is not counted in it.
+A pod that was never scheduled has waited until it ended, or until now. If an instant that a wait needs is unknown, the
+pod is left out of that figure; unknown is not zero.
 
-What happened after the end of the span is left out: a pod that was placed later still waited at the end, so a
-month looks the same whenever it is looked at. Pure.
+Events after the end of the span are ignored: a pod that was placed later still waited at the end. So a past month
+always has the same result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agent.wire import PodFacts
 
 @dataclass(frozen=True, slots=True)
 class KnownPod:
-    """A pod, with the team and the queue it had when it was made."""
+    """A pod, with the team and the queue that it had when it was created."""
 
     cluster: str
     team: str
@@ -30,14 +30,14 @@ class KnownPod:
 
     @property
     def key(self) -> JobKey:
-        """The job that it belongs to; a pod without a workload is a job of its own."""
+        """The job that it belongs to; a pod without a workload is its own job."""
         return JobKey(self.cluster, self.facts.namespace, self.facts.workload or f"Pod/{self.facts.name}")
 
 
 @dataclass(frozen=True, slots=True)
 class PodWait:
-    """One pod. queued_ms: in its queue, still rising while `waiting`. starting_ms: from its node to its first
-    container; None where unknown."""
+    """The waits of one pod. queued_ms: time in its queue, still increasing while `waiting`. starting_ms: from its
+    placement to its first container; None if unknown."""
 
     queued_ms: int | None
     starting_ms: int | None
@@ -55,7 +55,8 @@ class WaitStatistics:
 
 
 def merged(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
-    """What the pod's node and the API server know of it together: instants of either, the rest of the newer."""
+    """Combines the facts from the pod's node and from the API server: timestamps from whichever has them, all other
+    fields from the newer observation."""
     if node is None or cluster is None:
         one = node or cluster
         assert one is not None
@@ -67,7 +68,7 @@ def merged(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
 
     return structs.replace(
         newer,
-        # The node sees the nearest owner alone, the cluster the whole chain.
+        # The node sees only the nearest owner, the API server the whole chain.
         owners=cluster.owners or node.owners,
         workload=cluster.workload or node.workload,
         queue_ref=queue_of(node, cluster),
@@ -87,7 +88,8 @@ def pod_wait(fact: PodFacts, now_ms: int) -> PodWait:
 def waited_between(
     created_ms: int | None, scheduled_ms: int | None, started_ms: int | None, ended_ms: int | None, now_ms: int
 ) -> PodWait:
-    """Clocks of two machines may differ by a little: a wait is never negative."""
+    """Computes the waits from the instants. The clocks of two machines may differ slightly, so a negative wait becomes
+    0."""
     placed = started_ms if scheduled_ms is None else scheduled_ms
     until = placed if placed is not None else now_ms if ended_ms is None else ended_ms
     queued = None if created_ms is None else max(0, until - created_ms)
@@ -96,7 +98,7 @@ def waited_between(
 
 
 def wait_statistics(waits: Iterable[int | None]) -> WaitStatistics:
-    """Statistics of the waits that are known; zeros where none is."""
+    """Statistics of the known waits; zeros if there are none."""
     known = sorted(wait for wait in waits if wait is not None)
     if not known:
         return WaitStatistics(0, 0, 0, 0)
@@ -104,12 +106,13 @@ def wait_statistics(waits: Iterable[int | None]) -> WaitStatistics:
 
 
 def _rank(ordered: Sequence[int], percent: int) -> int:
-    """The nearest rank: the smallest value that at least so many percent do not exceed."""
+    """The nearest rank: the smallest value that is at least as large as that percentage of the values."""
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 
 def queue_of(node: PodFacts | None, cluster: PodFacts | None) -> str:
-    """The queue that a pod names, as its node and the API server say; `holder_origins.sql` says the same."""
+    """The queue that a pod names, as seen by its node and the API server; `holder_origins.sql` implements the same
+    rule."""
     if cluster is None or not cluster.queue_ref:
         return node.queue_ref if node is not None else ""
     if node is None or node.queue_ref in ("", cluster.queue_ref) or cluster.queue_ref.startswith(f"{node.queue_ref}@"):
@@ -118,18 +121,19 @@ def queue_of(node: PodFacts | None, cluster: PodFacts | None) -> str:
 
 
 def _age_rank(fact: PodFacts) -> int:
-    """The earlier settled first; behind them all the newest word."""
+    """Sorts facts with a settled queue first, the earliest settled one in front; then the others, newest first."""
     settled = getattr(fact, "queue_ms", None)
     return settled if settled is not None else UNSETTLED - fact.observed_ms
 
 
 UNSETTLED = 9_000_000_000_000_000
-"""Behind every instant."""
+"""Later than every instant."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitRow:
-    """pods: those that waited in the span. waiting: still, at its end; their wait so far is among `queued`."""
+    """pods: number of pods that waited in the span. waiting: those still waiting at its end; their wait so far is part
+    of `queued`."""
 
     queue: str
     team: str
@@ -140,8 +144,8 @@ class WaitRow:
 
 
 def queue_waits(pods: Iterable[KnownPod], start_ms: int, end_ms: int, team: str | None) -> tuple[WaitRow, ...]:
-    """One row for each queue, the longest 95th percentile first; pods that were placed before the span are not
-    counted."""
+    """One row per queue, the one with the longest 95th percentile first; pods that were placed before the span are left
+    out."""
     groups: dict[tuple[str, str], list[PodWait]] = defaultdict(list)
     for pod in pods:
         facts = pod.facts

@@ -1,12 +1,11 @@
 """Computes what each queue used of its guaranteed quota, borrowed beyond it, or left unused.
 
-The guarantee is the policy's deserved quota at the time, hour by hour: hours in which a queue held more do
-not make up for hours in which it held less, because a guarantee that was not used is gone. Only queues
-without children hold GPUs. Pure.
+The guarantee is the policy's deserved quota at the time, counted per hour: hours in which a queue held more do not
+compensate for hours in which it held less, because an unused guarantee cannot be used later. Only queues without
+children hold GPUs.
 
-Hour by hour, because a guarantee that was not used is gone: hours in which a queue held more do not make up for
-it. Of one hour no more than the unallocated time of that hour can have been reserved; where less was free than
-all queues together left unused, it is divided in proportion. Pure. The hourly rule is accountant.billing.quota_usage's.
+Unused guarantees reserve at most the unallocated time of the same hour; if less was free than all queues left unused,
+it is divided in proportion.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
     from accountant.ledger.usage_columns import Hours
 
 _MILLI = 1_000
-"""Deserved quotas are decimal GPUs; they are counted in thousandths."""
+"""Deserved quotas are decimal numbers of GPUs, counted here in thousandths."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaRow:
-    """GPU-µs of one queue. guaranteed_us and unused_us None: its quota was unlimited at some time.
+    """GPU-µs of one queue. guaranteed_us and unused_us: None if its quota was unlimited at some time.
 
-    within_us + borrowed_us is what it held; within_us + unused_us is what it was guaranteed."""
+    within_us + borrowed_us is the time it held; within_us + unused_us is its guarantee."""
 
     queue: str
     team: str
@@ -48,9 +47,9 @@ class QuotaRow:
 def quotas(
     policies: Sequence[PolicyVersion], hourly: Hours, start_ms: int, end_ms: int, tz: ZoneInfo
 ) -> tuple[QuotaRow, ...]:
-    """Per leaf queue of the policies in force in the span, by name.
+    """One row per leaf queue of the policies in force in the span, by name.
 
-    Of nothing where no queue has a deserved quota."""
+    Empty if no queue has a deserved quota."""
     quota_of = [
         (name, milli)
         for version, _, _ in _in_force(policies, start_ms, end_ms)
@@ -97,7 +96,7 @@ def _row(queue: str, team: str, deserved: dict[str, int], held: dict[str, int], 
 def _in_force(
     policies: Sequence[PolicyVersion], start_ms: int, end_ms: int
 ) -> Iterable[tuple[PolicyVersion, int, int]]:
-    """Each version with the part of the span in which it held; the first one holds from the beginning."""
+    """Each version with the part of the span in which it was in force; the first one also applies before its start."""
     for i, version in enumerate(policies):
         since = start_ms if i == 0 else max(start_ms, version.effective_ms)
         until = min(end_ms, policies[i + 1].effective_ms) if i + 1 < len(policies) else end_ms
@@ -142,7 +141,7 @@ def unused_by_queue(
 def unused_by_team(
     policies: Sequence[PolicyVersion], hourly: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo
 ) -> dict[str, dict[str, int]]:
-    """Unused guaranteed GPU-µs by local hour and team, of queues that belong to one."""
+    """Unused guaranteed GPU-µs by local hour and team, for queues that belong to a team."""
     by_queue, teams = unused_by_queue(policies, hourly, start_ms, end_ms, tz)
     found: dict[str, dict[str, int]] = {}
     for hour, queues in by_queue.items():
@@ -154,7 +153,7 @@ def unused_by_team(
 
 
 def reserve(free: Mapping[K, int], unused: Mapping[str, int]) -> dict[tuple[K, str], int]:
-    """One hour: of the free time per kind of GPU, what each unused guarantee reserved."""
+    """For one hour: divides the unallocated time of each kind of GPU among the unused guarantees."""
     taken = min(sum(free.values()), sum(unused.values()))
     if not taken:
         return {}

@@ -1,15 +1,13 @@
-"""Itemises a statement figure by job, pod, node or day, to the last digit.
+"""Itemises a statement figure by job, pod, node or day, exactly.
 
 Invariants:
 - The items of a line add up to it exactly: GPU-µs, hours with nine decimals, cost, and payable minor units.
-- A figure is a choice of statement lines, so every figure of a page of sums can be itemised, whichever it is.
-- Where the records have moved since a month was closed, what they differ by is an item of its own (`LATE`).
-- Time, hours and amounts are columns of whole numbers; objects are made only of the rows that are shown.
+- Every figure on a statement page is the sum of some statement lines (a LineFilter), so each can be itemised.
+- If the records have changed since a month was closed, the difference is an item of its own (`LATE`).
+- Time, hours and amounts are integer columns: GPU-µs, billionths of a GPU-hour, minor units. If 64 bits are too few for
+  an intermediate product, Python integers are used instead. Objects are created only for displayed rows.
 
-Pure: who asks the ledger is accountant.web.statement_pages.
-
-Everything is whole numbers: GPU-µs, billionths of a GPU-hour, minor units. Where 64 bits do not hold what is in
-between, Python's own integers do, slower. Pure.
+The ledger is queried by accountant.web.statement_pages, not here.
 """
 
 from __future__ import annotations
@@ -39,8 +37,8 @@ assert _US * 10**HOUR_PLACES == _NANO * US_PER_HOUR
 def nano_hours(total: int, gpu_us: Whole) -> Whole:
     """`total` billionths of an hour divided in proportion to GPU-µs, as gputally.base.units.apportion does.
 
-    The total is the hours of all of it but for a rounding, so a part is its own hours and a little: what is multiplied
-    out stays small."""
+    The total differs from the exact sum by rounding only, so each part differs little from its own hours and the
+    intermediate products stay small."""
     whole = int(gpu_us.sum())
     off = _US * total - _NANO * whole
     if not whole or abs(off) > _US or whole * (_US + abs(off)) >= _FITS or int(gpu_us.max()) >= _FITS // _NANO:
@@ -53,7 +51,7 @@ def nano_hours(total: int, gpu_us: Whole) -> Whole:
 
 
 def minor_units(price: Decimal, nano: Whole, total: int, places: int) -> Whole:
-    """What each of these quantities costs, in units of so many decimals that add up to `total`, as
+    """The cost of each of these quantities, in units with so many decimals that add up to `total`, as
     gputally.base.money.payable does. Raises ValueError for a total that no rounding of the parts gives."""
     exponent = int(price.as_tuple().exponent)
     scale = max(0, HOUR_PLACES - exponent - places)
@@ -69,7 +67,7 @@ def minor_units(price: Decimal, nano: Whole, total: int, places: int) -> Whole:
 
 
 def _with_missing(parts: Whole, left: Whole, missing: int) -> Whole:
-    """One more for those with the largest remainders, equal ones in their order."""
+    """Adds one to the parts with the largest remainders; ties in their order."""
     if missing:
         parts[np.argsort(-left, kind="stable")[:missing]] += 1
     return parts
@@ -86,19 +84,19 @@ DIMENSIONS: Final[Mapping[Cut, tuple[Dimension, ...]]] = {
     "gpu": ("team", "node", "gpu", "cluster"),
     "day": ("team", "day"),
 }
-"""What the bills are asked by, the payer first."""
+"""The dimensions by which the bills are queried, the payer first."""
 LATE: Final[tuple[str, ...]] = ()
-"""The key of what came, or went, after the month was closed."""
+"""The key of the difference that arose after the month was closed."""
 
 _LATE: Final = -1
-"""The number of the key LATE."""
+"""The index of the key LATE."""
 _NONE: Final[Whole] = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class LineFilter:
-    """A choice of statement lines. team, gpu_model, capacity_type, price_row None: of all. accounts: none: of all.
-    payers: leave out what no team pays for."""
+    """A choice of statement lines. team, gpu_model, capacity_type, price_row: None for all. accounts: empty for all.
+    payers: leave out lines that no team pays for."""
 
     team: str | None = None
     accounts: frozenset[Account] = frozenset()
@@ -120,7 +118,7 @@ class LineFilter:
 
 @dataclass(frozen=True, slots=True)
 class ItemAmount:
-    """A line, or an item of one. cost: exact, None: unpriced. amount: payable, in minor units; None without a price
+    """A line, or an item of one. cost: exact, None if unpriced. amount: payable, in minor units; None without a price
     or a price book."""
 
     gpu_us: int
@@ -131,7 +129,7 @@ class ItemAmount:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What one job (pod, node, day, …) has of one line. key: as DIMENSIONS of the cut, or LATE."""
+    """The part of one line that belongs to one job (pod, node, day, …). key: the values of DIMENSIONS, or LATE."""
 
     key: tuple[str, ...]
     line: StatementLine
@@ -140,7 +138,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All items of one key. mean of nothing: amount None only where all of it is unpriced."""
+    """All items of one key. mean: amount is None only if the whole row is unpriced."""
 
     key: tuple[str, ...]
     part: ItemAmount
@@ -149,8 +147,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class _DividedLine:
-    """A line cut by key: numbers of keys (`_LATE` for what has none), µs, billionths of an hour, and payable minor
-    units, None where the line has none."""
+    """A line divided by key: indices of keys (`_LATE` for the late difference), µs, billionths of an hour, and payable
+    minor units, None if the line has none."""
 
     line: StatementLine
     key: Whole
@@ -168,8 +166,8 @@ class _DividedLine:
 
 @dataclass(frozen=True, slots=True)
 class Itemised:
-    """lines: of the figure, as the statement orders them. whole: their sum. cuts: the lines by key, of `keys`; places:
-    decimals of a minor unit."""
+    """An itemised figure. lines: its statement lines, in their order. whole: their sum. cuts: the lines divided by key;
+    places: decimals of the currency."""
 
     lines: tuple[tuple[StatementLine, ItemAmount], ...]
     whole: ItemAmount
@@ -184,11 +182,11 @@ class Itemised:
             yield from cut.items(range(len(cut.key)), self.keys, self.places)
 
     def rows(self) -> list[Row]:
-        """The items by key, the dearest first, then the longest, then by name."""
+        """The items by key, most expensive first, then longest time, then by name."""
         return self.dearest(None)[0]
 
     def dearest(self, most: int | None) -> tuple[list[Row], Row | None, int]:
-        """The first of `rows`; of more than `most`, all others as one row of no key, and how many they are."""
+        """The first `most` of `rows`, the others as one row without a key, and their number."""
         numbers, order = self._ranked()
         shown = order[:most]
         place = {number: at for at, number in enumerate(numbers[shown].tolist())}
@@ -205,7 +203,7 @@ class Itemised:
         return list(cut.items(at.tolist(), self.keys, self.places)), cut.key[at].tolist()
 
     def _ranked(self) -> tuple[Whole, Whole]:
-        """The numbers of the keys that have anything, ascending, and their order by what they cost."""
+        """The indices of the keys that have items, ascending, and their order by cost."""
         if not self.cuts:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         numbers, row = np.unique(np.concatenate([cut.key for cut in self.cuts]), return_inverse=True)
@@ -216,7 +214,7 @@ class Itemised:
         return numbers, np.lexsort((numbers, -sums[:, 1], -sums[:, 0]))
 
     def _rest(self, shown: Sequence[Row], others: Whole) -> Row:
-        """What the rows that are shown leave of the whole."""
+        """The difference between the whole and the displayed rows."""
         known = [cut for cut in self.cuts if np.isin(cut.key, others).any()]
         left = total([self.whole, *(_negative(row.part) for row in shown)])
         part = ItemAmount(
@@ -229,14 +227,14 @@ class Itemised:
 
 
 def accounts_named(name: str) -> frozenset[Account]:
-    """`allocated` stands for its three accounts, "" for all."""
+    """The accounts for a name: `allocated` stands for three accounts, "" for all."""
     if name == "allocated":
         return ALLOCATED
     return frozenset((name,)) if name else frozenset()  # type: ignore[arg-type]  # checked where it is read
 
 
 def itemise(stated: Statement, figure: LineFilter, groups: Groups) -> Itemised:
-    """groups: the bills of the statement's span. What a figure does not sum up is not looked at."""
+    """Itemises the lines of a figure. groups: the bills of the statement's span."""
     places = minor_places(stated.currency) if stated.currency is not None else 0
     lines: list[tuple[StatementLine, ItemAmount]] = []
     cuts: list[_DividedLine] = []
@@ -250,7 +248,7 @@ def itemise(stated: Statement, figure: LineFilter, groups: Groups) -> Itemised:
 
 
 def total(parts: Iterable[ItemAmount]) -> ItemAmount:
-    """The sum; what has no price is in the time alone."""
+    """The sum; parts without a price count only in the time."""
     found = list(parts)
     costs = [part.cost for part in found if part.cost is not None]
     amounts = [part.amount for part in found if part.amount is not None]
@@ -263,15 +261,16 @@ def total(parts: Iterable[ItemAmount]) -> ItemAmount:
 
 
 def _cut(line: StatementLine, whole: ItemAmount, key: Whole, gpu_us: Whole, places: int) -> _DividedLine:
-    """Hours by largest remainder, ties to the earlier key; so are amounts."""
+    """Divides a line. Hours and amounts by largest remainder, ties to the earlier key."""
     hours = int(line.gpu_hours.scaleb(HOUR_PLACES))
     off = abs(int(gpu_us.sum()) - line.gpu_us)
     if len(key) and line.detail == "spread" and 0 < off < MS_PER_SECOND * US_PER_MS:
-        # Each key's idle time is divided over the teams by itself: a microsecond here and there goes to another team.
+        # Each key's idle time is divided over the teams separately, so by rounding a microsecond may go to another
+        # team.
         gpu_us = np.array(apportion(line.gpu_us, gpu_us.tolist()), dtype=np.int64)
     if len(key) and int(gpu_us.sum()) == line.gpu_us:
         nano = nano_hours(hours, gpu_us)
-    else:  # a closed month whose records have moved since
+    else:  # a closed month whose records have changed since
         nano = np.array([nano_gpu_hours(each) for each in gpu_us.tolist()], dtype=np.int64)
         key = np.append(key, _LATE)
         gpu_us = np.append(gpu_us, line.gpu_us - int(gpu_us.sum()))

@@ -1,14 +1,12 @@
 """Builds a month's statement: lines that add up, payable amounts, canonical bytes.
 
 Invariants:
-- Every GPU-microsecond of the month's capacity stands on exactly one line, under the team that pays and its account.
-- Hours have nine decimals and add up; a line's cost is its unit price times its hours, exactly; only what is
-  payable is rounded, to the currency's minor unit, so that the teams' amounts add up to the total.
-- What is due is payable plus the corrections of closed months plus the credits and charges booked in this one.
-- Equal records, price book and policies give equal bytes, in whatever order the records came; the bytes of a
-  closed month are kept (accountant.bookkeeping.bookkeeper) and name the hash of the month before.
-
-Pure: who asks the ledger is accountant.bookkeeping.bookkeeper.
+- Every GPU-microsecond of the month's capacity is on exactly one line, by the paying team and its account.
+- Hours have nine decimals and add up; a line's cost is exactly its unit price times its hours. Only payable amounts are
+  rounded, to the currency's minor unit, so that the teams' amounts add up to the total.
+- The amount due is the payable amount plus corrections of closed months plus credits and charges booked in this one.
+- Equal records, price book and policies give equal bytes, for any order of arrival. The bytes of a closed month are
+  stored (accountant.bookkeeping.bookkeeper) and contain the hash of the previous month.
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ Status = Literal["open", "closed"]
 
 @dataclass(frozen=True, slots=True)
 class StatementLine:
-    """GPU time that one team pays in one account on one kind of GPU at one price.
+    """GPU time that one team pays for, in one account, on one kind of GPU at one price.
 
-    detail: see accountant.billing.costs.Detail. gpu_hours: nine decimals. unit_price and price_row None: not billed
-    (down, unmetered), or unpriced; cost tells which: 0 where the account is not billed, None where a price is
-    missing. In a correction all figures are differences and may be negative; unpriced counts as 0 there."""
+    detail: see accountant.billing.costs.Detail. gpu_hours: nine decimals. unit_price and price_row: None if not billed
+    (down, unmetered) or unpriced. cost: 0 if the account is not billed, None if a price is missing. In a correction all
+    figures are differences and may be negative; unpriced time counts as 0 there."""
 
     team: str
     account: Account
@@ -54,9 +52,9 @@ class StatementLine:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A later fact about a closed month, booked in this one: the reversal and the new amount as one line.
+    """A change of a closed month that is booked in this one: the old amount reversed and the new one, as one line.
 
-    month: the original one. amount: the cost's difference in minor units."""
+    month: the closed month. amount: the difference of the cost in minor units."""
 
     month: str
     booked_in: str
@@ -67,7 +65,7 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """A credit (negative) or charge that was approved. month: the one that it is about."""
+    """An approved credit (negative) or charge. month: the month that it is about."""
 
     id: str
     month: str
@@ -83,7 +81,7 @@ class Adjustment:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """Who closed the month and when; acknowledged: the objections that stood, in words."""
+    """Who closed the month and when. acknowledged: the objections at that time, as text."""
 
     at_ms: int
     who: str
@@ -93,7 +91,7 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class UnmeteredItems:
-    """What stands beside the metered time. month: whose statement it is, where it is that of a month."""
+    """Items of a statement besides metered time. month: of the statement, None if it is not that of a month."""
 
     month: str | None = None
     corrections: tuple[Correction, ...] = ()
@@ -105,13 +103,12 @@ NOTHING_BESIDE = UnmeteredItems()
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Lines of one span, with what is needed to compute them again. month: whose it is, also while it runs.
+    """The lines of one span, with the inputs needed to compute them again. month: set also for a month in progress.
 
-    cost: exact sum of the priced lines. payable: per team, in minor units, adding up to payable_total (None
-    without a price book). unpriced_gpu_us: billed time that has no price, and is in no amount. commitments: lines
-    of GPU time paid for in advance and not used, beside the capacity, in no total but due. due: payable with these
-    (rounded as payable is), corrections and adjustments, adding up to due_total. previous_hash: of the closed month
-    before."""
+    cost: exact sum of the priced lines. payable: per team, in minor units, adding up to payable_total (None without a
+    price book). unpriced_gpu_us: billed time without a price, which is in no amount. commitments: lines of GPU time
+    that was paid for in advance and not used; of all totals only `due` includes them. due: payable plus these (rounded
+    likewise), corrections and adjustments, adding up to due_total. previous_hash: hash of the previous closed month."""
 
     start_ms: int
     end_ms: int
@@ -139,12 +136,12 @@ class Statement:
 
     @property
     def every_line(self) -> tuple[StatementLine, ...]:
-        """Those of the capacity, and the unused commitments."""
+        """The lines of the capacity, and the unused commitments."""
         return (*self.lines, *self.commitments)
 
     @property
     def metered(self) -> bool:
-        """Whether any time of the span is metered; of one without, all that is known is what is missing."""
+        """Whether any time of the span is metered."""
         return self.gpu_us > 0 and self.coverage > 0
 
     @property
@@ -163,9 +160,9 @@ def build(
     beside: UnmeteredItems = NOTHING_BESIDE,
     unused: Iterable[Charge] = (),
 ) -> Statement:
-    """The open statement of a span from all its charges, of whatever grouping that begins with the team.
+    """The open statement of a span, from all its charges with any grouping that begins with the team.
 
-    unused: of commitments, by owner.
+    unused: unused commitments, by owner.
 
     Lines are ordered by team, account (as in LINE_ACCOUNTS), detail, model, capacity type and price row. Raises
     ValueError for an unknown time zone."""
@@ -203,8 +200,8 @@ def build(
 
 
 def for_teams(whole: Statement, teams: Collection[str]) -> Statement:
-    """The part of a cluster's statement that concerns these teams: the very lines and amounts of the whole, so
-    that no two readers see figures that differ by a cent."""
+    """The part of a cluster's statement that concerns these teams, with the same lines and amounts as in the whole, so
+    that all readers see equal figures."""
     lines = tuple(line for line in whole.lines if line.team in teams)
     commitments = tuple(line for line in whole.commitments if line.team in teams)
     amounts = {team: amount for team, amount in whole.payable.items() if team in teams}
@@ -291,7 +288,7 @@ def _totals(
 
 
 def _by_owner(commitments: Iterable[StatementLine], currency: str | None) -> dict[str, Decimal]:
-    """In minor units, each owner's rounded for itself: so a team reads the same of it as the whole cluster."""
+    """Minor units per owner, each rounded separately, so that a team sees the same amount as the whole cluster."""
     owed: dict[str, Decimal] = {}
     for line in commitments:
         owed[line.team] = exact_sum([owed.get(line.team, Decimal(0)), line.cost or Decimal(0)])
@@ -306,7 +303,7 @@ def canonical(statement: Statement) -> bytes:
     """The statement as JSON with sorted keys, no spaces, and decimals as plain text: one line of UTF-8."""
     content = {"schema": SCHEMA, **asdict(statement)}
     if not statement.commitments:
-        del content["commitments"]  # as in statements older than commitments, whose bytes are kept
+        del content["commitments"]  # as in statements of releases without commitments, whose bytes are stored
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=as_text).encode()
 
 
@@ -314,7 +311,7 @@ _STATEMENT = TypeAdapter(Statement)
 
 
 def from_canonical(content: bytes) -> Statement:
-    """The statement whose `canonical` these bytes are. Raises ValueError for any other bytes."""
+    """The statement with these `canonical` bytes. Raises ValueError for any other bytes."""
     found = _STATEMENT.validate_json(content)
     if canonical(found) != content:
         raise ValueError("not the canonical form of a statement")
@@ -322,7 +319,7 @@ def from_canonical(content: bytes) -> Statement:
 
 
 def as_text(value: object) -> str:
-    """An amount as JSON keeps it. Raises TypeError for anything else."""
+    """An amount as JSON text. Raises TypeError for any other type."""
     if isinstance(value, Decimal):
         return plain(value)
     raise TypeError(f"no canonical form for {type(value).__name__}")
@@ -335,9 +332,8 @@ Entry: TypeAlias = tuple[Account, int, Decimal | None]
 def payable_lines(stated: Statement) -> list[tuple[StatementLine, Entry]]:
     """The statement's lines with their costs in minor units (None: unpriced).
 
-    Each team's payable amount is apportioned to its lines once; every table is a sum of these, so rows and
-    columns of all tables meet to the last cent. Source: the two-dimensional rounding problem, where
-    rounding per table breaks the other table's totals."""
+    Each team's payable amount is apportioned to its lines once. Every table sums these amounts, so the rows and columns
+    of all tables agree to the cent; rounding each table separately would not (the two-dimensional rounding problem)."""
     amounts: dict[int, Decimal] = {}
     if stated.currency is not None:
         currency = stated.currency

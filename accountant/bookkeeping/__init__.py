@@ -1,1 +1,1 @@
-"""Closes months, values late changes, and keeps corrections, adjustments, credits and price book versions."""
+"""Closes months, computes late changes, and stores corrections, adjustments, credits and price book versions."""

@@ -1,13 +1,12 @@
-"""Carries out acts on the books: asks the ledger, lets the pure rules decide, writes the journal.
+"""Executes bookkeeping acts: queries the ledger, applies the rules, writes the journal.
 
-A shell around pure decisions (accountant.bookkeeping.month_closing, corrections, adjustments): it asks the ledger,
-lets them decide, and records acts. What a closed month's statement says comes from the bytes that were kept, never
-from the ledger again. Every act is recorded only on the books its author has seen.
+The rules are in accountant.bookkeeping.month_closing and corrections_and_adjustments; the classes here pass them the
+ledger's data and record the resulting acts. The statement of a closed month comes from its stored bytes, never from the
+ledger again. Corrections, adjustments and credits do not change statement lines. An act is recorded only if the journal
+has not changed since its author read it.
 
-A shell around accountant.bookkeeping.corrections_and_adjustments and credits: it asks the ledger, lets them decide,
-and records the acts. No line of a statement changes by them.
-
-The content of every such act is written and read here alone. Bytes that were recorded stay readable for ever. Pure.
+`fold_acts` derives the state from the acts. The content of these acts is encoded and decoded only in this module;
+content that was recorded stays readable in later releases.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class Journalled(Ledger, Journal, Protocol):
 
 
 class _Books:
-    """timezone: of the months. books: all acts folded, as of now."""
+    """Base of the classes below. timezone: of the months. books: returns the state after all acts."""
 
     def __init__(
         self, ledger: Journalled, prices: Prices, clock: Clock, timezone: str, books: Callable[[], ClosedMonths]
@@ -100,10 +99,10 @@ class _Books:
 
 
 class Invoices(_Books):
-    """Compares invoices with months, keeps them, and prices months by them."""
+    """Compares invoices with months, stores them, and derives prices from them."""
 
     def reconcile(self, month: Month, invoice: Invoice) -> Reconciliation:
-        """The invoice against the month's bills as the ledger stands. Raises CannotClose."""
+        """Compares the invoice with the month's bills from the present records. Raises CannotClose."""
         book = self._of(month).book
         try:
             return reconcile(str(month), invoice, self._bills(month, book), book.currency)
@@ -111,27 +110,27 @@ class Invoices(_Books):
             raise CannotClose(str(error)) from error
 
     def newest(self, month: Month) -> KeptInvoice | None:
-        """The newest invoice that was kept for that month."""
+        """The newest stored invoice of that month."""
         acts = self._ledger.acts("invoiced", subject=str(month))
         if not acts:
             return None
         return KeptInvoice(act=acts[-1].number, invoice=Invoice.model_validate_json(acts[-1].content))
 
     def keep(self, month: Month, invoice: Invoice, who: str, reason: str) -> None:
-        """For readers of the books; the same invoice again is kept once. Raises CannotClose."""
+        """Stores the invoice; an identical one is stored only once. Raises CannotClose."""
         self.reconcile(month, invoice)
         known = self.newest(month)
         if known is None or known.invoice != invoice:
             record(self._ledger, [self.act(month, invoice, who, reason)], None)
 
     def act(self, month: Month, invoice: Invoice, who: str, reason: str) -> NewAct:
-        """That keeps the invoice."""
+        """The act that stores the invoice."""
         return NewAct(self._clock.wall_ms(), "invoiced", str(month), who, reason, invoice.model_dump_json())
 
     def true_up(self, month: Month, invoice: Invoice) -> tuple[ComposedPriceBook, ComposedPriceBook]:
-        """The book that the month is priced by then, and the one in force then; the same one for an open month.
-        Raises CannotClose."""
-        self.reconcile(month, invoice)  # for its refusals
+        """(the price book of the month, the price book in force) after a true-up with the invoice; the same one for an
+        open month. Raises CannotClose."""
+        self.reconcile(month, invoice)  # raises if the invoice is refused
         own = self._of(month)
         try:
             found = true_up(invoice, self._bills(month, own.book), str(month))
@@ -145,7 +144,7 @@ class Invoices(_Books):
         return self.made(own.base, _with(own.true_ups, found)), in_force
 
     def standing(self, without: Month | None = None) -> list[TrueUp]:
-        """The true-ups that a book in force is made with: those of months that are not published."""
+        """The true-ups that apply to the price book in force: those of months that are not published."""
         latest, books = self._prices.latest, self._books()
         found = []
         for one in latest.true_ups if latest is not None else ():
@@ -155,7 +154,7 @@ class Invoices(_Books):
         return found
 
     def made(self, base: PriceBook, true_ups: Iterable[TrueUp]) -> ComposedPriceBook:
-        """The base with these true-ups. Raises CannotClose for one that cannot be kept."""
+        """The price book with these true-ups. Raises CannotClose if one cannot be applied."""
         book, ordered = base, tuple(sorted(true_ups, key=lambda one: one.month))
         for one in ordered:
             month = Month.parse(one.month)
@@ -166,7 +165,7 @@ class Invoices(_Books):
         return ComposedPriceBook(book, base, ordered)
 
     def _of(self, month: Month) -> ComposedPriceBook:
-        """What the month is priced by. Raises CannotClose."""
+        """The price book of the month. Raises CannotClose."""
         closed = self._books().of(str(month))
         found = self._prices.version(closed.priced_by) if closed is not None else self._prices.latest
         if found is None:
@@ -181,7 +180,7 @@ class Invoices(_Books):
 
 
 def _with(true_ups: Iterable[TrueUp], new: TrueUp) -> list[TrueUp]:
-    """With the rates of one more invoice."""
+    """The true-ups with the rates of one more invoice."""
     of_month = {one.month: one for one in true_ups}
     return list((of_month | {new.month: new.after(of_month.get(new.month))}).values())
 
@@ -189,16 +188,16 @@ def _with(true_ups: Iterable[TrueUp], new: TrueUp) -> list[TrueUp]:
 ENTRIES: Final[tuple[ActKind, ...]] = (
     "closed", "reopened", "published", "repriced", "corrected", "refused", "adjusted",
 )  # fmt: skip
-"""The kinds of acts that `fold` is about."""
+"""The kinds of acts that `fold_acts` uses."""
 _CREDITED = "credited"
-"""In an adjustment's content: the node and span that it is for."""
+"""Key in an adjustment's content: the node and span that it is for."""
 _CORRECTIONS = TypeAdapter(tuple[Correction, ...])
 _ADJUSTMENT = TypeAdapter(Adjustment)
 
 
 def fold_acts(acts: Iterable[Act], seen: int) -> ClosedMonths:
-    """The books that acts of `ENTRIES` add up to, in the order of recording. seen: the number of the last act of any
-    kind."""
+    """The state after acts of the kinds in `ENTRIES`, in the order of recording. seen: the number of the last act of
+    any kind."""
     closed: dict[str, ClosedMonth] = {}
     corrections: list[Correction] = []
     adjustments: list[Adjustment] = []
@@ -212,7 +211,7 @@ def fold_acts(acts: Iterable[Act], seen: int) -> ClosedMonths:
                 )
             case "reopened":
                 closed.pop(act.subject, None)
-                # What they corrected is part of the month again.
+                # Corrections of a reopened month are part of the month again.
                 corrections = [correction for correction in corrections if correction.month != act.subject]
                 refused = [one for one in refused if one.month != act.subject]
             case "published":
@@ -231,12 +230,12 @@ def fold_acts(acts: Iterable[Act], seen: int) -> ClosedMonths:
 
 
 def closed_statement(closed: ClosedMonth) -> Statement:
-    """The statement of a closed month, from its bytes."""
+    """The statement of a closed month, from its stored bytes."""
     return from_canonical(closed.content.encode())
 
 
 def credited_spans(acts: Iterable[Act]) -> list[NodeSpan]:
-    """Spans of nodes that adjustments among these acts are for."""
+    """The spans of nodes for which these acts book credits."""
     contents = [json.loads(act.content) for act in acts if act.kind == "adjusted"]
     return [NodeSpan.model_validate(content[_CREDITED]) for content in contents if _CREDITED in content]
 
@@ -251,24 +250,24 @@ def closing(final: Statement) -> NewAct:
 
 
 def repricing(month: str, version: str, who: str, reason: str, at_ms: int) -> NewAct:
-    """From now on the closed month is corrected by that version of the price book."""
+    """The act after which the closed month is corrected by that version of the price book."""
     return NewAct(at_ms, "repriced", month, who, reason, json.dumps({"priced_by": version}))
 
 
 def correcting(month: str, corrections: Sequence[Correction], who: str, reason: str, at_ms: int) -> NewAct:
-    """Corrections of one closed month."""
+    """The act that books corrections of one closed month."""
     content = json.dumps([asdict(correction) for correction in corrections], default=as_text)
     return NewAct(at_ms, "corrected", month, who, reason, content)
 
 
 def refusal_act(month: str, lines: Sequence[Correction], who: str, reason: str, at_ms: int) -> NewAct:
-    """What arrived late for a closed month and is not booked."""
+    """The act that refuses late changes of a closed month."""
     content = json.dumps([asdict(line) for line in lines], default=as_text)
     return NewAct(at_ms, "refused", month, who, reason, content)
 
 
 def adjusting(adjustment: Adjustment, span: NodeSpan | None = None) -> NewAct:
-    """span: what the credit is for, where it is for a node."""
+    """The act that books an adjustment. span: the node and time of a node's credit."""
     content = asdict(adjustment)
     if span is not None:
         content[_CREDITED] = span.model_dump(mode="json")
@@ -283,7 +282,7 @@ class Credits(_Books):
 
     @retry_when_books_moved
     def adjust(self, new: NewAdjustment, who: str) -> Adjustment:
-        """Book an approved credit or charge in the open month. Raises CannotClose."""
+        """Books an approved credit or charge in the open month. Raises CannotClose."""
         book = self._prices.current
         if book is None:
             raise CannotClose("without a price book there is no currency to adjust in")
@@ -294,7 +293,7 @@ class Credits(_Books):
         return adjustment
 
     def preview(self, span: NodeSpan) -> list[CreditLine]:
-        """What a credit for a node would be, by team. Raises CannotClose."""
+        """The credit for a node, by team, without booking it. Raises CannotClose."""
         month = Month.of(span.start_ms, self._zone)
         if span.end_ms > month.span(self._zone)[1]:
             raise CannotClose(f"a credit is about one month: end it with {month}, and book the rest by itself")
@@ -310,7 +309,7 @@ class Credits(_Books):
 
     @retry_when_books_moved
     def credit(self, span: NodeSpan, who: str, reason: str, approved_by: str) -> list[Adjustment]:
-        """Book the credit for a node: one per team that was billed for it, all or none. Raises CannotClose."""
+        """Books the credit for a node: one per team that was billed for it, all or none. Raises CannotClose."""
         books = self._books()
         lines = [line for line in self.preview(span) if line.amount]
         book, month = self._prices.current, str(Month.of(span.start_ms, self._zone))
@@ -347,14 +346,15 @@ MOST_QUARANTINED = 10_000
 
 
 class BookkeepingLedger(Journalled, Protocol):
-    """And with what it did not book."""
+    """A ledger with its journal and its quarantined records."""
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]: ...
 
 
 class Bookkeeper:
-    """timezone: of the months. grace_days: how long after its end a month waits for late records. look_back: how
-    many closed months are always looked at for late facts."""
+    """Closes, reopens, publishes, corrects and prices months. timezone: of the months. grace_days: how long after its
+    end a month waits for late records. look_back: number of recent closed months that are always checked for late
+    records."""
 
     def __init__(
         self, ledger: BookkeepingLedger, clock: Clock, timezone: str = "UTC", grace_days: int = 5, look_back: int = 12
@@ -372,7 +372,7 @@ class Bookkeeper:
         self._waiting: tuple[Proposal, ...] = ()
 
     def books(self) -> ClosedMonths:
-        """All acts folded, as of now."""
+        """The present state after all acts."""
         known, seen = self._books, self._ledger.last_act()
         if known is not None and known.seen == seen:
             return known
@@ -380,12 +380,12 @@ class Bookkeeper:
         return self._books
 
     def closed_ms(self) -> int:
-        """The end of the newest closed month, 0 where none is: labels of time before it stay."""
+        """The end of the newest closed month, 0 if there is none; labels of time before it do not change."""
         latest = self.books().latest
         return Month.parse(latest.month).span(self._zone)[1] if latest else 0
 
     def status(self, month: Month, books: ClosedMonths | None = None) -> Status:
-        """The status of a month at this moment."""
+        """The present status of a month."""
         found = (books or self.books()).of(str(month))
         if found is not None:
             return "published" if found.published else "closed"
@@ -394,41 +394,41 @@ class Bookkeeper:
         return "open" if now < end else "grace" if now < end + self._grace_ms else "due"
 
     def month(self, month: Month, teams: Collection[str] | None = None) -> Statement:
-        """The statement of a month: the kept bytes of a closed one, else as the ledger stands, up to now.
+        """The statement of a month: the stored bytes if it is closed, otherwise from the present records, up to now.
 
-        teams None: of the whole cluster."""
+        teams: None for the whole cluster."""
         whole = self.kept(month)
         if whole is None:
             whole = self._open(month, self.books(), self.prices.current)
         return whole if teams is None else for_teams(whole, teams)
 
     def kept(self, month: Month) -> Statement | None:
-        """The statement of a closed month, from its bytes."""
+        """The statement of a closed month, from its stored bytes; None if it is open."""
         closed = self.books().of(str(month))
         return None if closed is None else closed_statement(closed)
 
     def beside(self, month: Month) -> UnmeteredItems:
-        """What is booked in that month beside its metered time."""
+        """The items booked in that month besides its metered time."""
         return booked_in_month(self.books(), month)
 
     def later(self, month: Month) -> UnmeteredItems:
-        """What is booked about that month in others."""
+        """The items booked in other months about that month."""
         return booked_later(self.books(), month)
 
     def priced_by(self, kept: Statement | None) -> PriceBook | None:
-        """The price book a kept statement was made with, else the one in force."""
+        """The price book of a stored statement; for None the one in force."""
         return self.prices.current if kept is None else self.prices.of(kept.price_book_version)
 
     def standing(self, month: Month) -> list[Objection]:
-        """What a close of that month would have to acknowledge."""
+        """The objections that closing this month would have to acknowledge."""
         books = self.books()
         if books.of(str(month)) is not None:
             return []
         return self._objections(self._open(month, books, self.prices.current), month, books)
 
     def preview(self, month: Month, book: PriceBook) -> tuple[Statement, Statement]:
-        """The month's lines as they stand and as `book` would price them; of a closed month its lines with all
-        corrections, as the ledger gives them now."""
+        """The month's lines at the present prices and at the prices of `book`; for a closed month from the present
+        records, with all corrections."""
         books = self.books()
         closed = books.of(str(month))
         if closed is not None:
@@ -437,11 +437,12 @@ class Bookkeeper:
         return self._open(month, books, self.prices.current), self._open(month, books, taken)
 
     def reconcile(self, month: Month, invoice: Invoice) -> Reconciliation:
-        """The invoice against the month's bills as the ledger stands. Raises CannotClose."""
+        """Compares the invoice with the month's bills from the present records. Raises CannotClose."""
         return self.invoices.reconcile(month, invoice)
 
     def close(self, month: Month, who: str, reason: str = "", acknowledged: Sequence[str] = ()) -> ClosedMonth:
-        """Freeze the month's statement. What waits for earlier months has to be acknowledged. Raises CannotClose."""
+        """Closes the month and stores its statement. Open proposals for earlier months have to be acknowledged. Raises
+        CannotClose."""
         end = month.span(self._zone)[1]
         now = self._clock.wall_ms()
         books = self.books()
@@ -461,13 +462,13 @@ class Bookkeeper:
         return self._closed(month)
 
     def reopen(self, month: Month, who: str, reason: str) -> None:
-        """Open the newest closed month again. Raises CannotClose."""
+        """Reopens the newest closed month. Raises CannotClose."""
         books = self.books()
         refuse_reopening(books, str(month), reason)
         record(self._ledger, [NewAct(self._clock.wall_ms(), "reopened", str(month), who, reason)], books.seen)
 
     def publish(self, month: Month, who: str, reason: str = "") -> ClosedMonth:
-        """From now on the closed month stays closed. Raises CannotClose."""
+        """Publishes the closed month, which can then not be reopened. Raises CannotClose."""
         books = self.books()
         found = books.of(str(month))
         if found is None:
@@ -477,7 +478,7 @@ class Bookkeeper:
         return self._closed(month)
 
     def correct(self, who: str) -> list[Correction]:
-        """Take up every proposal, of all closed months; the new corrections. An admin's act."""
+        """Accepts all proposals for all closed months, on behalf of an administrator; returns the new corrections."""
         books = self.books()
         after, acts = self._corrected(books, who, books.closed)
         if acts:
@@ -486,8 +487,8 @@ class Bookkeeper:
         return list(after.corrections[len(books.corrections) :])
 
     def proposals(self, month: Month | None = None) -> list[Proposal]:
-        """What arrived late and waits to be taken up or refused: for that closed month, without one for the newest and
-        for those that something was found for when they were looked at last."""
+        """The late changes that wait for a decision: of the given closed month, or without one of the newest closed
+        month and of those with a proposal at the last check."""
         books = self.books()
         known = {one.month for one in self.waiting} | {one.month for one in books.closed[-self._look_back :]}
         asked = [one for one in books.closed if one.month == str(month) or (month is None and one.month in known)]
@@ -496,8 +497,8 @@ class Bookkeeper:
         return found
 
     def look_lately(self) -> list[Proposal]:
-        """The proposals that were not known yet, of the newest closed months and of one of the older ones, each in its
-        turn: what is found there is as exact, and looking costs the same for ever."""
+        """New proposals of the newest closed months and of one older month, in rotation. The check is exact, and its
+        cost does not grow with the number of closed months."""
         books = self.books()
         older, newest = books.closed[: -self._look_back], books.closed[-self._look_back :]
         self._turn += 1
@@ -509,11 +510,11 @@ class Bookkeeper:
 
     @property
     def waiting(self) -> tuple[Proposal, ...]:
-        """The proposals that were found when closed months were looked at last."""
+        """The proposals found at the last check."""
         return self._waiting
 
     def take(self, month: Month, proposal_id: str, who: str, reason: str = "") -> list[Correction]:
-        """Book a proposal as corrections in the first open month. Raises CannotClose."""
+        """Accepts a proposal: books it as corrections in the first open month. Raises CannotClose."""
         found, books = self._chosen(month, proposal_id)
         act = correcting(found.month, found.lines, who, reason or "late facts", self._clock.wall_ms())
         record(self._ledger, [act], books.seen)
@@ -521,7 +522,7 @@ class Bookkeeper:
         return list(found.lines)
 
     def refuse(self, month: Month, proposal_id: str, who: str, reason: str) -> Proposal:
-        """Keep a proposal as refused: the month stays as it was stated. Raises CannotClose."""
+        """Refuses a proposal: the month stays as stated. Raises CannotClose."""
         if not reason.strip():
             raise CannotClose("refusing what arrived late needs a reason")
         found, books = self._chosen(month, proposal_id)
@@ -556,20 +557,20 @@ class Bookkeeper:
         self._waiting = tuple(one for one in self._waiting if one.month != done.month)
 
     def take_file(self, book: PriceBook, path: str) -> BookVersion | None:
-        """The price book's file into force, where it says something new; months that follow their invoices go on doing
-        so. Raises CannotClose."""
+        """Puts the price book's file in force if it has changed; months with invoice rates keep these. Raises
+        CannotClose."""
         with self.prices.deciding:
             if self.prices.filed(book):
                 return None
             return self.prices.enter([self.made(book)], "file", path, "", self._clock.wall_ms())
 
     def made(self, book: PriceBook) -> ComposedPriceBook:
-        """The book with the rates of months that follow their invoices. Raises CannotClose."""
+        """The book with the invoice rates of past months. Raises CannotClose."""
         return self.invoices.made(book, self.invoices.standing())
 
     def reprice(self, month: Month, book: PriceBook, who: str, reason: str) -> list[Correction]:
-        """Take a book into force; a closed month is corrected by it, and follows no invoice any more. The new
-        corrections. Raises CannotClose."""
+        """Puts a book in force; if the month is closed it is corrected by it, and no longer uses invoice rates. Returns
+        the new corrections. Raises CannotClose."""
         if not reason.strip():
             raise CannotClose("a re-pricing needs a reason")
         with self.prices.deciding:
@@ -577,7 +578,8 @@ class Bookkeeper:
             return self._priced(month, ComposedPriceBook(book, book), made, who, reason)
 
     def true_up(self, month: Month, invoice: Invoice, who: str, reason: str) -> tuple[PriceBook, list[Correction]]:
-        """Price the month by the invoice's rates: its new book, and corrections if it is closed. Raises CannotClose."""
+        """Prices the month by the invoice's rates; returns its new book, and corrections if it is closed. Raises
+        CannotClose."""
         if not reason.strip():
             raise CannotClose("a true-up needs a reason")
         with self.prices.deciding:
@@ -594,8 +596,7 @@ class Bookkeeper:
         reason: str,
         before: Sequence[NewAct] = (),
     ) -> list[Correction]:
-        """Take a book into force; a closed month is corrected by its own. All of it, with the acts before it, is
-        recorded at once."""
+        """Puts a book in force and corrects a closed month by the month's own book. All acts are recorded together."""
         now = self._clock.wall_ms()
         books = self.books()
         closed = books.of(str(month))
@@ -614,7 +615,8 @@ class Bookkeeper:
         return list(after.corrections[len(books.corrections) :])
 
     def _open(self, month: Month, books: ClosedMonths, book: PriceBook | None) -> Statement:
-        """The statement of a month as the ledger stands, with what is booked in it; of a running month up to now."""
+        """The statement of a month from the present records, with the items booked in it; for the current month up to
+        now."""
         start, end = month.span(self._zone)
         end = max(start, min(end, self._clock.wall_ms()))
         return build(
@@ -631,8 +633,8 @@ class Bookkeeper:
     def _corrected(
         self, books: ClosedMonths, who: str, months: Sequence[ClosedMonth], new: PriceBook | None = None
     ) -> tuple[ClosedMonths, list[NewAct]]:
-        """The books with what late facts changed about closed months, and the acts that book it. new: a book that is
-        not recorded yet, which a month may name."""
+        """The state with late changes of closed months, and the acts that book them. new: a book that is not recorded
+        yet and that a month may name."""
         acts: list[NewAct] = []
         corrections = list(books.corrections)
         booked_in = books.open_month()
@@ -676,8 +678,8 @@ class Bookkeeper:
 
 
 def _span(record: Quarantined) -> tuple[int, int]:
-    """The first and last millisecond that a record which was not booked speaks of: an interval its own, a pod's facts
-    all instants of the pod's life that they name; what names no instant the one when it came."""
+    """The first and last millisecond of a record that was not booked: an interval's span; for a pod's facts, all their
+    instants, or the time of arrival if they have none."""
     content = json.loads(record.content)
     if "start_ms" in content and "end_ms" in content:
         instants = [content["start_ms"], content["end_ms"] - 1]

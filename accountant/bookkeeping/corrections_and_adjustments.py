@@ -1,21 +1,21 @@
 """Turns late records into proposals and correction lines of a closed month, and computes credits and charges.
 
-The closed lines and every correction booked since, taken together, are compared with the lines as the ledger and
-the price book would give them now. What differs is booked in the open month, one line per team, account, kind
-of GPU and price: a changed price gives the reversal at the old one and a line at the new one. In GPU-µs the
-closed lines and all corrections always add up to the present lines, exactly. Pure.
+`differences` compares the closed lines plus all corrections since with the lines that the ledger and the price book
+give now. The difference is booked in the open month, one line per team, account, kind of GPU and price; a changed price
+gives a reversal at the old price and a line at the new one. In GPU-µs the closed lines and all corrections add up
+exactly to the present lines.
 
-An admin's act alone changes a closed month. What the ledger says of it now and its statement, with all corrections and
-all that was refused, does not, is one proposal: taken up it becomes corrections, refused it is kept as refused and
-never proposed again. Its id names its lines, so an act is about what its author has seen.
+Only an administrator's act changes a closed month. The part of the difference that was not refused before is one
+proposal: accepted, it becomes corrections; refused, it is recorded and not proposed again. The proposal's id is derived
+from its lines, so an act applies only to what its author has seen.
 
-An adjustment is an amount for one team, booked in an open month about that or an earlier one, with who booked it,
-who approved it and why. It never changes a line: it stands beside them and is due with them. Pure.
+An adjustment is an amount for one team, booked in an open month about that or an earlier month, with author, approver
+and reason. It is due in addition to the lines and changes none.
 
-Time that the books have as `down` is not billed and needs no credit. This is for what was billed all the same:
-a node that hung while its pods held it, a fabric that failed. The credit is the billed time of the node's holders
-at its price, times a share, in whole minor units that add up. A span of a node is credited once. Asks the ledger;
-what it decides is pure. Who books it is accountant.bookkeeping.bookkeeper.
+A credit for a node covers time that was billed although the node was unusable, such as a hung node or a failed fabric
+(time recorded as `down` is not billed and needs no credit). It is the billed time of the node's holders at its price,
+times a share, in minor units that add up. A span of a node can be credited once. accountant.bookkeeping.bookkeeper
+books it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from gputally.server.config_models import Model
 
 @dataclass(frozen=True, slots=True)
 class TeamEffect:
-    """What a proposal would change for one team. gpu_us: billed time. amount: in the price book's currency."""
+    """The effect of a proposal on one team. gpu_us: billed time. amount: in the price book's currency."""
 
     team: str
     gpu_us: int
@@ -81,7 +81,7 @@ def proposal(month: str, booked_in: str, lines: Sequence[Correction]) -> Proposa
 
 
 def chosen_proposal(waiting: Proposal | None, month: str, asked: str) -> Proposal:
-    """The proposal that is decided on. Raises CannotClose where none waits, or another one by now."""
+    """The proposal to decide on. Raises CannotClose if there is none, or if it has changed since."""
     if waiting is None:
         raise CannotClose(f"nothing that arrived late waits for {month}")
     if waiting.id != asked:
@@ -90,8 +90,8 @@ def chosen_proposal(waiting: Proposal | None, month: str, asked: str) -> Proposa
 
 
 def repriced_refusals(refused: Iterable[Correction], present: Iterable[StatementLine]) -> list[Correction]:
-    """What was refused, put from prices that the month no longer has to the price of the most time like it, so that a
-    month which is priced again does not take up what was refused for it."""
+    """Moves refused lines from prices that the month no longer has to the price with the most similar time, so that
+    pricing a month again does not book what was refused."""
     most: dict[tuple[str, ...], StatementLine] = {}
     prices = set()
     for line in present:
@@ -126,9 +126,9 @@ def differences(
     reason: str,
     currency: str | None,
 ) -> tuple[Correction, ...]:
-    """What has to be booked in `booked_in` so that `month` adds up again; of nothing where it does.
+    """The corrections to book in `booked_in` so that `month` adds up again; empty if it does.
 
-    A line's hours are those of its own GPU-µs, its cost their product with the price: None where unpriced."""
+    A line's hours are those of its own GPU-µs, its cost their product with the price: None if unpriced."""
     time: dict[_Key, int] = {}
     sample: dict[_Key, StatementLine] = {}
     for sign, lines in (
@@ -170,7 +170,7 @@ def _line(sample: StatementLine, gpu_us: int) -> StatementLine:
 
 
 def of_month(corrections: Sequence[Correction], month: str) -> list[Correction]:
-    """Those about that month, wherever they are booked."""
+    """The corrections of that month, in whichever month they are booked."""
     return [correction for correction in corrections if correction.month == month]
 
 
@@ -178,7 +178,7 @@ _MAX = Decimal(10) ** 12
 
 
 class NewAdjustment(Model):
-    """amount: negative for a credit, in whole minor units of the price book's currency."""
+    """A request for an adjustment. amount: negative for a credit, in whole minor units of the price book's currency."""
 
     month: str
     team: str = Field(min_length=1, max_length=253)
@@ -200,8 +200,8 @@ class NewAdjustment(Model):
 
 
 def booked(new: NewAdjustment, *, number: int, booked_in: str, currency: str, who: str, at_ms: int) -> Adjustment:
-    """The adjustment as it is booked. Raises ValueError for a fraction of a minor unit, or one that its own
-    author approves."""
+    """The adjustment to book. Raises ValueError for a fraction of a minor unit, or if the author is also the
+    approver."""
     places = minor_places(currency)
     if new.amount != round(new.amount, places):
         raise ValueError(f"{new.amount} {currency} is no whole number of minor units ({places} decimals)")
@@ -227,7 +227,7 @@ _BY: tuple[Dimension, ...] = ("team", "cluster", "node", *PRICED_BY)
 
 
 class NodeSpan(Model):
-    """A node over [start_ms, end_ms). share: of what was billed, 1 for all of it."""
+    """A node during [start_ms, end_ms). share: part of the billed amount to credit, 1 for all of it."""
 
     cluster: str = Field(max_length=253)
     node: str = Field(min_length=1, max_length=253)
@@ -252,13 +252,13 @@ class NodeSpan(Model):
 
     @property
     def text(self) -> str:
-        """For readers of the books."""
+        """The node and span as text, for the reason of an act."""
         return f"node {self.node}, {utc(self.start_ms)} to {utc(self.end_ms)}"
 
 
 @dataclass(frozen=True, slots=True)
 class CreditLine:
-    """What one team was billed for the node, and its credit (negative, whole minor units)."""
+    """What one team was billed for the node, and its credit (negative, in minor units)."""
 
     team: str
     gpu_us: int
@@ -267,8 +267,7 @@ class CreditLine:
 
 
 def credit_lines(ledger: Ledger, book: PriceBook, span: NodeSpan, timezone: str) -> list[CreditLine]:
-    """One line for each team; without a payer where nothing was held. Raises ValueError where held time has no
-    price."""
+    """One line per team, and one without a payer if nothing was held. Raises ValueError if held time has no price."""
     where: Mapping[Dimension, Collection[str]] = {"cluster": (span.cluster,), "node": (span.node,)}
     (found,) = charges_by_cuts(ledger, book, span.start_ms, span.end_ms, (_BY,), timezone, where)
     paid = bill_start_up(found, book.billing, _BY).charges()
@@ -285,7 +284,7 @@ def credit_lines(ledger: Ledger, book: PriceBook, span: NodeSpan, timezone: str)
 
 
 def cluster_of(ledger: Ledger, node: str, start_ms: int, end_ms: int) -> str:
-    """The cluster that has a node of that name in the span. Raises ValueError for none, or several."""
+    """The cluster with a node of that name in the span. Raises ValueError if there is none, or several."""
     found = [line.key["cluster"] for line in ledger.usage(start_ms, end_ms, ("cluster",), {"node": (node,)})]
     if len(found) != 1:
         raise ValueError(
@@ -297,7 +296,7 @@ def cluster_of(ledger: Ledger, node: str, start_ms: int, end_ms: int) -> str:
 
 
 def refuse_twice(span: NodeSpan, credited: Sequence[NodeSpan]) -> None:
-    """Raises ValueError where some of the span was credited already."""
+    """Raises ValueError if part of the span was credited before."""
     before = next((other for other in credited if other.overlaps(span)), None)
     if before is not None:
         raise ValueError(f"credited already: {before.text}")

@@ -1,10 +1,12 @@
 """Compares the provider's invoice with a month's bills, line by line, and derives true-up rates.
 
-Invoice lines of one kind of GPU (model, region, capacity type) are one pool; so are the month's bills of such GPUs.
-What was paid for in advance and not used stays visible beside what teams used, for every owner of a commitment.
-What a pool's invoice has beyond its bills is `unmatched` (negative where the books bill more); an invoice line
-that no GPU of ours answers to is unmatched whole. A true-up is those rates by which the bills of a month's pools come
-to its invoice; `trued_up` gives them to the rows of a price book, and leaves every other instant as it was. Pure.
+Invoice lines of one kind of GPU (model, region, capacity type) form one pool, together with the month's bills of such
+GPUs. Unused commitments are shown beside the teams' usage, for every owner of a commitment. The difference between a
+pool's invoice and its bills is `unmatched` (negative if the bills are higher); an invoice line without a matching GPU
+is unmatched entirely.
+
+A true-up is the set of hourly rates at which the month's bills equal the invoice. `trued_up` writes these rates into
+the price book for that month only.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from gputally.base.money import exact_sum
 from gputally.server.config_models import Model
 
 _AFTER = "@after-"
-"""In the id of a row, and behind it the month from whose end on the row holds again."""
+"""Part of a row's id: the suffix names the month after which the row's own price applies again."""
 
 
 MOST_ITEM = 500
-"""Characters of an item's name."""
+"""Maximum length of an item's name, in characters."""
 
 
 MOST_AMOUNT = 10**12
@@ -38,11 +40,11 @@ MOST_AMOUNT = 10**12
 
 
 class CannotTrueUp(ValueError):
-    """The invoice does not say enough to give every price row one rate: which, and what would help."""
+    """The invoice does not determine one rate for every price row; the message names the line and what to change."""
 
 
 class InvoiceLine(Model):
-    """What the provider charges for one kind of item in the month; gpu_model "" where it is no GPU of ours."""
+    """The provider's charge for one kind of item in the month; gpu_model: "" if it is not one of our GPUs."""
 
     item: str = Field(min_length=1, max_length=MOST_ITEM)
     gpu_model: str = Field(default="", max_length=200)
@@ -53,22 +55,22 @@ class InvoiceLine(Model):
 
 
 class Invoice(Model):
-    """source: the file, for later readers of the books."""
+    """source: name of the file, for later reference."""
 
     source: str = Field(min_length=1, max_length=1000)
     lines: tuple[InvoiceLine, ...] = Field(min_length=1, max_length=10_000)
 
 
 class KeptInvoice(Model):
-    """act: of the books, by which it was kept."""
+    """A stored invoice. act: the number of the act that stored it."""
 
     act: int
     invoice: Invoice
 
 
 class ReconciledLine(Model):
-    """invoice = teams + idle + unused_commitments + unmatched, exactly. items: of the invoice. rate: by which the bills
-    would come to it, None where nothing of it was used."""
+    """One pool: invoice = teams + idle + unused_commitments + unmatched, exactly. items: of the invoice. rate: the rate
+    at which the bills equal the invoice, None if nothing of it was used."""
 
     items: tuple[str, ...]
     gpu_model: str
@@ -84,7 +86,8 @@ class ReconciledLine(Model):
 
 
 class Reconciliation(Model):
-    """not_invoiced: priced bills that no invoice line answers to. unpriced_gpu_us: billed time without a price."""
+    """The comparison of a month. not_invoiced: priced bills without a matching invoice line. unpriced_gpu_us: billed
+    time without a price."""
 
     month: str
     currency: str
@@ -100,7 +103,7 @@ class Reconciliation(Model):
 
 
 _Kind: TypeAlias = tuple[str, str, str]
-"""Model, region and capacity type, as far as an invoice tells them apart."""
+"""Model, region and capacity type, as far as an invoice states them."""
 
 
 class TrueUpRate(Model):
@@ -118,13 +121,14 @@ class TrueUpRate(Model):
 
 
 class TrueUp(Model):
-    """The rates of a month's invoices, as they were taken into force."""
+    """The rates of a month's invoices, as they were put in force."""
 
     month: str
     rates: tuple[TrueUpRate, ...]
 
     def after(self, earlier: TrueUp | None) -> TrueUp:
-        """With the rates of earlier invoices of the month, such as another provider's, where this one has none."""
+        """These rates, and the rates of earlier invoices of the month (such as another provider's) for other kinds of
+        GPU."""
         found = {one.kind: one for one in (*(earlier.rates if earlier else ()), *self.rates)}
         return TrueUp(month=self.month, rates=tuple(found[kind] for kind in sorted(found)))
 
@@ -142,7 +146,8 @@ class _Pool:
 
 
 def reconcile(month: str, invoice: Invoice, charges: Sequence[Charge], currency: str) -> Reconciliation:
-    """charges: the month's bills by team. Raises ValueError for an invoice in another currency."""
+    """Compares an invoice with charges, the month's bills by team. Raises ValueError for an invoice in another
+    currency."""
     other = sorted({line.currency for line in invoice.lines} - {currency})
     if other:
         raise ValueError(f"the invoice is in {', '.join(other)} and the price book in {currency}")
@@ -165,8 +170,8 @@ def reconcile(month: str, invoice: Invoice, charges: Sequence[Charge], currency:
 
 
 def true_up(invoice: Invoice, charges: Sequence[Charge], month: str) -> TrueUp:
-    """The rates of the invoice. Raises CannotTrueUp where no line answers to a GPU of the month, or one of them answers
-    to time that no row prices."""
+    """The rates of the invoice. Raises CannotTrueUp if no line matches a GPU of the month, or one of them matches time
+    without a price."""
     rates = []
     for pool in _pools(invoice.lines, [charge for charge in charges if charge.billed])[0]:
         line = _line(pool)
@@ -183,8 +188,8 @@ def true_up(invoice: Invoice, charges: Sequence[Charge], month: str) -> TrueUp:
 
 
 def trued_up(book: PriceBook, true: TrueUp, charges: Sequence[Charge], span: tuple[int, int]) -> PriceBook:
-    """The book with the month's rows at the true-up's rates; charges: the month's bills by that book, which say
-    what each row stands for. Raises CannotTrueUp."""
+    """The book with the true-up's rates in the month's rows. charges: the month's bills by that book, which determine
+    the time of each row. Raises CannotTrueUp."""
     rates: dict[str, TrueUpRate] = {}
     of_kind = {one.kind: one for one in true.rates}
     for charge in charges:
@@ -203,9 +208,9 @@ def trued_up(book: PriceBook, true: TrueUp, charges: Sequence[Charge], span: tup
 
 
 def _cut(price: Price, span: tuple[int, int], trued: TrueUpRate, month: str) -> list[PriceRow]:
-    """The row before the month, at the invoice's rate inside it, and after it, as far as it was valid there."""
+    """The row before the month, at the invoice's rate inside it, and after it, as far as the row is valid there."""
     row, begin, stop = price.row, max(price.start_ms, span[0]), min(price.end_ms, span[1])
-    # After several months in a row, too, an id is the row's own with one month.
+    # After true-ups of several months in a row, the id still has only one suffix.
     own = row.id.partition(_AFTER)[0]
     found = [row.model_copy(update={"valid_to": utc(begin)})] if price.start_ms < begin else []
     inside = {
@@ -221,10 +226,10 @@ def _cut(price: Price, span: tuple[int, int], trued: TrueUpRate, month: str) -> 
 
 
 def _pools(lines: Iterable[InvoiceLine], charges: Iterable[Charge]) -> tuple[list[_Pool], list[Charge]]:
-    """Pools by kind, and the charges that belong to none."""
+    """The pools by kind, and the charges that belong to none."""
     kinds: dict[_Kind, list[InvoiceLine]] = {}
     for line in lines:
-        # What is no GPU of ours stays a line of its own, or its items could not be told apart.
+        # An item that is not one of our GPUs stays a separate line, so that items can be distinguished.
         kinds.setdefault(_kind(line) if line.gpu_model else ("", line.item, line.region), []).append(line)
     found: dict[_Kind, list[Charge]] = {kind: [] for kind in kinds}
     rest: list[Charge] = []
@@ -235,7 +240,7 @@ def _pools(lines: Iterable[InvoiceLine], charges: Iterable[Charge]) -> tuple[lis
 
 
 def _best(kinds: Iterable[_Kind], charge: Charge) -> _Kind | None:
-    """The kind that says most about a charge."""
+    """The most specific kind that matches a charge."""
     fitting = [kind for kind in kinds if kind[0] and _fits(kind, charge)]
     return max(fitting, key=lambda kind: (sum(map(bool, kind)), len(kind[0]), kind), default=None)
 
@@ -280,7 +285,7 @@ def _line(pool: _Pool) -> ReconciledLine:
 
 
 def _cost(charges: Iterable[Charge]) -> Decimal:
-    """The cost of the charges that have a price."""
+    """The cost of the charges with a price."""
     priced = [charge for charge in charges if not charge.unpriced]
     parts = [part for several in quantify(((), charge) for charge in priced).values() for part in several]
     return total_cost(parts) or Decimal(0)

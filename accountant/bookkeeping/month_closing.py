@@ -1,9 +1,9 @@
-"""Decides when a month may be closed or reopened, and computes and verifies the hash of a closed month.
+"""Decides whether a month may be closed, reopened or published, and verifies the stored chain of hashes.
 
-A month is open while it runs, in grace for some days after (late records are expected, and count), then due to be
-closed (they still count); closed it keeps its bytes, and published it stays closed. Months close in their order, each
-naming the hash of the one before. Only the newest closed month can be opened again, before it is published, with a
-reason. Pure.
+A month is open while it runs, then in grace for some days (late records still count), then due to be closed (they still
+count). A closed month's statement no longer changes, and a published month cannot be reopened. Months are closed in
+order, each with the hash of the previous one. Only the newest closed month can be reopened, before it is published and
+with a reason.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from gputally.base.errors import AccountantError
 from gputally.base.money import gpu_hours
 
 Status = Literal["open", "grace", "due", "closed", "published"]
-"""due: its grace is over, and it waits to be closed."""
+"""due: the grace period is over, and the month can be closed."""
 Objecting = Literal["grace", "unpriced", "quarantined", "coverage", "proposals"]
 MIN_COVERAGE = 0.99
-"""Coverage that a month needs to close without an acknowledgement."""
+"""Coverage that a month needs to be closed without an acknowledgement."""
 
 
 class CannotClose(AccountantError):
-    """The month cannot be closed, reopened, published or priced now: why, and what would help. key: where in a price
-    book the reason stands, where it is about one."""
+    """The month cannot be closed, reopened, published or priced; the message says why and what to do. key: the place in
+    a price book, if the reason is there."""
 
     key = "rows"
 
 
 class OtherCurrency(CannotClose):
-    """The price book has another currency than the amounts that are booked."""
+    """The price book has another currency than the booked amounts."""
 
     key = "currency"
 
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """Something that a person has to acknowledge before the month closes."""
+    """A reason against closing that a person has to acknowledge."""
 
     kind: Objecting
     text: str
@@ -48,8 +48,8 @@ class Objection:
 
 @dataclass(frozen=True, slots=True)
 class ClosedMonth:
-    """content: the canonical statement. priced_by: the price book version that corrections are made with: the
-    statement's own, or a later one by which the closed month was priced again."""
+    """content: the canonical statement. priced_by: the price book version for corrections: the statement's own, or a
+    later one by which the closed month was priced again."""
 
     month: str
     hash: str
@@ -62,13 +62,13 @@ class ClosedMonth:
 
 @dataclass(frozen=True, slots=True)
 class ClosedMonths:
-    """All acts folded: closed months in order, and what is booked beside the metered time."""
+    """The state after all acts: closed months in order, and the items booked besides metered time."""
 
     closed: tuple[ClosedMonth, ...] = ()
     corrections: tuple[Correction, ...] = ()
     adjustments: tuple[Adjustment, ...] = ()
     refused: tuple[Correction, ...] = ()
-    """What arrived late for closed months and was not taken up."""
+    """Late changes of closed months that were refused."""
     seen: int = field(default=0)
     """The number of the last act."""
 
@@ -80,17 +80,18 @@ class ClosedMonths:
         return next((found for found in self.closed if found.month == month), None)
 
     def open_month(self) -> str | None:
-        """The first month that is not closed: where late facts are booked. None before any month was closed."""
+        """The first month that is not closed, in which late changes are booked. None if no month was ever closed."""
         return str(Month.parse(self.latest.month).next) if self.latest else None
 
     def booked_in(self, month: str, first: str, current: str) -> str:
-        """Where a credit or charge about a month is booked: in the first open one; before any was closed in its own, as
-        far as the ledger has it (first to current): no statement would ever show it elsewhere."""
+        """The month in which a credit or charge about `month` is booked: the first open month. If no month was ever
+        closed, it is `month` itself, limited to the ledger's range (first to current), because no statement would show
+        it elsewhere."""
         return self.open_month() or min(max(month, first), current)
 
 
 def booked_in_month(books: ClosedMonths, month: Month) -> UnmeteredItems:
-    """What is booked in that month, whichever it is about."""
+    """The items booked in that month, about any month."""
     name = str(month)
     return UnmeteredItems(
         name,
@@ -100,7 +101,7 @@ def booked_in_month(books: ClosedMonths, month: Month) -> UnmeteredItems:
 
 
 def booked_later(books: ClosedMonths, month: Month) -> UnmeteredItems:
-    """What is booked in other months about that one."""
+    """The items booked in other months about that month."""
     name = str(month)
     return UnmeteredItems(
         name,
@@ -110,7 +111,7 @@ def booked_later(books: ClosedMonths, month: Month) -> UnmeteredItems:
 
 
 def objections(stated: Statement, quarantined: int, in_grace: bool) -> list[Objection]:
-    """What stands against closing this statement; quarantined: records of the month that were not booked."""
+    """The objections to closing this statement. quarantined: number of the month's records that were not booked."""
     found = []
     if in_grace:
         found.append(Objection("grace", "late records are still expected: the grace period is not over"))
@@ -127,7 +128,7 @@ def objections(stated: Statement, quarantined: int, in_grace: bool) -> list[Obje
 
 
 def waiting_elsewhere(months: Sequence[str]) -> list[Objection]:
-    """months: closed ones for which something waits to be taken up or refused."""
+    """The objection that proposals for these closed months wait for a decision."""
     if not months:
         return []
     return [Objection("proposals", f"what arrived late for {', '.join(months)} waits to be taken up or refused")]
@@ -146,7 +147,7 @@ def refuse_unless_acknowledged(standing: Sequence[Objection], acknowledged: Sequ
 
 
 def refuse_out_of_order(books: ClosedMonths, month: Month, end_ms: int, now_ms: int, earlier_records: bool) -> None:
-    """Raises CannotClose unless the month is over, open, and the next in the chain."""
+    """Raises CannotClose unless the month is over, open, and the next one to close."""
     if books.of(str(month)) is not None:
         raise CannotClose(f"{month} is closed already")
     if end_ms > now_ms:
@@ -172,8 +173,8 @@ def refuse_reopening(books: ClosedMonths, month: str, reason: str) -> None:
 
 
 def refuse_other_currency(books: ClosedMonths, currency: str) -> None:
-    """Raises CannotClose for a price book in a currency that no amount is booked in, once some are: they would be
-    added up with what is corrected, credited and due from then on."""
+    """Raises CannotClose for a price book in another currency than the amounts booked so far, since later corrections,
+    credits and amounts due would be added to these."""
     closed = {str(found) for each in books.closed if (found := json.loads(each.content)["currency"]) is not None}
     booked = sorted(closed | {adjustment.currency for adjustment in books.adjustments})
     if booked and currency not in booked:
@@ -185,7 +186,7 @@ def refuse_other_currency(books: ClosedMonths, currency: str) -> None:
 
 
 def faults(books: ClosedMonths) -> list[str]:
-    """What is wrong with the kept months themselves: bytes that are not their hash, a chain that does not hold."""
+    """Faults of the stored months: bytes that do not match their hash, or a broken chain of hashes."""
     found = []
     before: ClosedMonth | None = None
     for closed in books.closed:

@@ -1,10 +1,11 @@
-"""Keeps every version of the price book, and compares two of them for a month.
+"""Stores every version of the price book, and compares two of them for a month.
 
-A book comes from the file that the settings name, or from an admin's act (a re-pricing, a true-up).
-The newest act counts. A file is taken when its content is not that of the last file taken, so a restart does not
-undo what was put since. Every version stays readable for ever: statements name theirs. A version is a base, as written,
-with the rates of the months that follow their invoices: those are known by themselves, so that a later base gets them
-too (accountant.bookkeeping.bookkeeper).
+A book comes from the file that the settings name, or from an administrator's act (re-pricing, true-up); the newest act
+is in force. The file is put in force only if its content differs from the last file that was, so a restart does not
+undo a later act. Every version stays readable, because statements refer to them.
+
+A version consists of the price book as written (its base) and the invoice rates of past months. The rates are stored
+separately, so that a later price book keeps them (accountant.bookkeeping.bookkeeper).
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ Origin = Literal["file", "put"]
 
 @dataclass(frozen=True, slots=True)
 class ComposedPriceBook:
-    """A price book, and what it is made of: the base as written, and the rates of months' invoices."""
+    """A price book with its parts: the base as written, and the invoice rates of months."""
 
     book: PriceBook
     base: PriceBook
     true_ups: tuple[TrueUp, ...] = ()
 
     def content(self, origin: Origin) -> str:
-        """For the act."""
+        """The content of the act that records it."""
         found: dict[str, object] = {"origin": origin, "book": self.book.model_dump(mode="json", by_alias=True)}
         if self.true_ups:
             found["base"] = self.base.model_dump(mode="json", by_alias=True)
@@ -56,15 +57,15 @@ class BookVersion(ComposedPriceBook):
 
 
 class Prices:
-    """The price books of a journal. Thread-safe; reads the journal once. check: raises AccountantError for a book that
-    must not come into force."""
+    """The price books in a journal, which is read once. Thread-safe. check: raises AccountantError for a book that must
+    not come into force."""
 
     def __init__(self, journal: Journal, check: Callable[[PriceBook], None]) -> None:
         self._journal = journal
         self._check = check
         self._lock = threading.Lock()
         self.deciding = threading.RLock()
-        """Held while the next book is made from the one in force, until it is taken."""
+        """Held while the next book is computed from the one in force, until it is recorded."""
         self._versions = [_version(act) for act in journal.acts("prices")]
 
     @property
@@ -75,16 +76,16 @@ class Prices:
 
     @property
     def versions(self) -> tuple[BookVersion, ...]:
-        """Oldest first."""
+        """All versions, oldest first."""
         return tuple(self._versions)
 
     @property
     def latest(self) -> BookVersion | None:
-        """How the book in force came to be."""
+        """The version in force, with its origin."""
         return self._versions[-1] if self._versions else None
 
     def of(self, version: str) -> PriceBook | None:
-        """The book of that version; None for one that was never in force ("" is none at all)."""
+        """The book of that version; None if it was never recorded."""
         found = self.version(version)
         return found.book if found is not None else None
 
@@ -92,18 +93,18 @@ class Prices:
         return next((found for found in self._versions if found.version == version), None)
 
     def filed(self, base: PriceBook) -> bool:
-        """Whether it is what the file said when it was last taken."""
+        """Whether the file that was last put in force has this content."""
         files = [found.base.version for found in self._versions if found.origin == "file"]
         return bool(files) and files[-1] == base.version
 
     def try_out(self, book: PriceBook, now_ms: int) -> None:
-        """In force for this process alone; nothing is recorded. Raises what the check raises."""
+        """Puts a book in force for this process only, without recording it. Raises what the check raises."""
         self._check(book)
         with self._lock:
             self._versions.append(BookVersion(book, book, (), book.version, 0, now_ms, "file", "", "tried out"))
 
     def take(self, book: PriceBook, origin: Origin, who: str, reason: str, now_ms: int) -> BookVersion | None:
-        """`enter` for a book as it was written."""
+        """Calls `enter` for a book as written."""
         return self.enter([ComposedPriceBook(book, book)], origin, who, reason, now_ms)
 
     def enter(
@@ -118,11 +119,12 @@ class Prices:
         after: Sequence[NewAct] = (),
         seen: int | None = None,
     ) -> BookVersion | None:
-        """Take the last of these books into force; None where that changes nothing. Those before it can be named by
-        statements from now on, and are not in force.
+        """Puts the last of these books in force; None if it already is. The earlier books are only recorded, so that
+        statements can refer to them.
 
-        before, after: acts that are recorded with it, all or none. seen: see accountant.ledger.journal.record. Raises
-        accountant.core.errors.LedgerUnavailable, BooksMoved, and what the check raises; nothing is recorded then."""
+        before, after: acts that are recorded together with it, all or none. seen: see accountant.ledger.journal.record.
+        Raises accountant.core.errors.LedgerUnavailable, BooksMoved, and what the check raises; then nothing is
+        recorded."""
         last = made[-1]
         with self._lock:
             if origin == "file" and self.filed(last.base):
@@ -153,7 +155,7 @@ _Key = tuple[str, str, str]
 
 
 class PriceChange(Model):
-    """Exact costs; None where some of the time has no price under that book."""
+    """The cost of one group under two books, exact; None if some of the time has no price."""
 
     team: str
     gpu_model: str
@@ -164,7 +166,7 @@ class PriceChange(Model):
 
 
 class PriceDiff(Model):
-    """Only groups whose cost changes; the totals are of everything that has a price, unused commitments too."""
+    """The groups whose cost changes. The totals include everything with a price, also unused commitments."""
 
     month: str
     currency_before: str | None
@@ -179,7 +181,7 @@ class PriceDiff(Model):
 
 
 def difference(month: str, before: Statement, after: Statement) -> PriceDiff:
-    """The difference between `before` and `after`: two statements of the same time under two books."""
+    """Compares two statements of the same time under two price books."""
     old, new = _costs(before.every_line), _costs(after.every_line)
     time: dict[_Key, int] = {}
     for line in after.every_line:

@@ -1,1 +1,1 @@
-"""Defines the values, settings, files and errors that every room of the accountant uses."""
+"""Defines the values, settings, files and errors that all packages of the accountant use."""

@@ -1,11 +1,11 @@
 """Splits each microsecond of a GPU into accounts (busy, idle, unknown, down), for one row or for columns of rows.
 
-`split` gives one row its accounts; `part` takes a stretch out of a set. Both keep the law of
-conservation to the microsecond: the accounts of a row add up to its capacity, the parts of a set
-over any partition of its span add up to the set, and a part of a full set adds up to its length.
+`split` computes the accounts of one row; `part` cuts a span out of a set of rows. Both conserve time to the
+microsecond: the accounts of a row add up to its capacity, the parts of a set over any partition of its span add up to
+the set, and a part of a full set adds up to its length.
 
-Pure: no clock, no I/O, no floats. It knows neither nodes nor lifetimes; `down` here is only the
-time of a lost GPU (a node that was down is `accountant.storage.gpu_lifetimes`'s).
+There are no floats and no nodes or lifetimes here; `down` is only the time of a lost GPU (down time of nodes is added
+in `accountant.storage.gpu_lifetimes`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gputally.base.units import US_PER_MS
 
 
 class AccountVector(NamedTuple):
-    """What one row (or a sum of rows) holds. The first five are accounts, GPU-microseconds, each in
-    exactly one of them; the rest are memos outside that sum.
+    """The figures of one row, or a sum of rows. The first five are accounts in GPU-microseconds; every microsecond is
+    in exactly one of them. The others are not part of that sum.
 
-    unheld_us: it has no holder (`unallocated`, or `down` where its node was).
-    borrowed_us: busy beyond what the row's own allocation can hold.
+    unheld_us: time without a holder (`unallocated`, or `down` if its node was down).
+    borrowed_us: busy time beyond the row's own allocation.
     unattributed_us: busy time without a known owner.
-    energy_blind_us: capacity, without down, whose energy is unknown.
+    energy_blind_us: capacity without down time whose energy is unknown.
     memory_blind_us: allocated time whose memory is unknown."""
 
     busy_us: int = 0
@@ -53,16 +53,17 @@ class AccountVector(NamedTuple):
 
 
 CELLS = AccountVector._fields
-"""The columns, in the one order that files, rows and sums share."""
+"""The columns, in the order that files, rows and sums use."""
 ACCOUNTS = 5
-"""How many of CELLS, from the front, are accounts."""
+"""How many of CELLS, from the first, are accounts."""
 
 
 def split(row: UsageInterval) -> AccountVector:
-    """The accounts of one valid row, by the precedence lost, held, unheld.
+    """The accounts of one valid row: lost time if the GPU was lost, otherwise held time if it has a holder, otherwise
+    unheld time.
 
-    Unknown is the allocated share of the gaps, all of it where busy is not known; busy is what was
-    measured, as far as the rest of the allocation can hold it."""
+    Unknown is the allocated share of the gaps, or all of it if busy is not known; busy is the measured time, at most
+    the rest of the allocation."""
     energy = row.energy_uj or 0
     memory = row.memory_mib_s or 0
     if row.health == "lost":
@@ -93,17 +94,15 @@ def _gap_ms(gaps: Iterable[Gap], start_ms: int, end_ms: int) -> int:
 
 
 def part(rows: Sequence[AccountVector], span_ms: int, start_ms: int, end_ms: int) -> list[AccountVector]:
-    """The stretch [start_ms, end_ms) of a set whose rows spread evenly over [0, span_ms).
+    """Cuts [start_ms, end_ms) out of a set whose rows are spread evenly over [0, span_ms).
 
-    Each figure is a difference of one cumulative, non-decreasing whole-number function of time, so
-    parts are never negative and add up over any partition. The accounts are carved one after the
-    other out of what is left of the capacity up to that instant: that function is floor(x*r/R) of a
-    remainder r that itself never decreases, so the accounts of a part add up to the set's capacity
-    in it, exactly its length for a full set. Memos are carved each for itself.
+    Each figure is the difference of a cumulative, non-decreasing integer function of time, so parts are never negative
+    and add up over any partition. The accounts are taken in turn from what is left of the capacity up to an instant:
+    the function is floor(x*r/R) of a remainder r that itself never decreases. So the accounts of a part add up to the
+    set's capacity in it, which for a full set is exactly its length. The other figures are divided independently.
 
-    Largest remainder (gputally.base.units.apportion) would also hit the sum of one part, but not that of
-    several: its parts do not add up (the Alabama paradox). Needs 0 <= start_ms <= end_ms <= span_ms.
-    """
+    Largest remainder (gputally.base.units.apportion) would give the right sum for one part, but several parts would not
+    add up (the Alabama paradox). Requires 0 <= start_ms <= end_ms <= span_ms."""
     if not 0 <= start_ms <= end_ms <= span_ms or span_ms <= 0:
         raise ValueError(f"part needs 0 <= start <= end <= span, got [{start_ms}, {end_ms}) of {span_ms}")
     if start_ms == 0 and end_ms == span_ms:
@@ -117,7 +116,7 @@ def part(rows: Sequence[AccountVector], span_ms: int, start_ms: int, end_ms: int
 
 
 def _until(rows: Sequence[AccountVector], span_ms: int, at_ms: int) -> list[list[int]]:
-    """What the rows hold in [0, at_ms)."""
+    """The figures of the rows in [0, at_ms)."""
     whole = sum(sum(row[:ACCOUNTS]) for row in rows)
     left = whole * at_ms // span_ms
     held = []
@@ -133,7 +132,7 @@ def _until(rows: Sequence[AccountVector], span_ms: int, at_ms: int) -> list[list
 
 
 def add(cells: Iterable[AccountVector]) -> AccountVector:
-    """The sum; of nothing, zero."""
+    """The sum of all; zero for none."""
     return AccountVector(*map(sum, zip(*cells, strict=True)))
 
 
@@ -143,7 +142,7 @@ def full_us(span_ms: int) -> int:
 
 
 Whole = npt.NDArray[np.int64]
-"""Rows of accountant.core.accounts.AccountVector, or one number per row."""
+"""An array with rows of accountant.core.accounts.AccountVector, or with one number per row."""
 
 
 def terms(values: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) -> Whole:
@@ -162,7 +161,8 @@ def figures(cells: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) ->
 
 
 def merged(keys: Whole, values: Whole) -> tuple[Whole, Whole]:
-    """Rows of `values` added up by equal rows of `keys`: the different keys, ascending, and the sums of each."""
+    """Adds up rows of `values` with equal rows of `keys`; returns the distinct keys, ascending, and the sums of
+    each."""
     if not len(keys):
         return keys, values
     order = np.lexsort(keys.T[::-1])

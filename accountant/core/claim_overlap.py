@@ -1,9 +1,9 @@
 """Decides which of several overlapping claims to the same GPU keeps which time.
 
-A claim is one set as received. Of overlapping claims the one that comes first by `Claim.rank` keeps the time: what
-an agent measured before what it carried over a restart, both before what was imported from elsewhere; then the older
-outbox (epoch is a UUIDv7, so its text sorts by creation), then the lower sequence number. The result is a function of
-the set of claims alone: the order of arrival cannot change it.
+A claim is one set of rows as received. Of overlapping claims, the one with the lowest `Claim.rank` keeps the time.
+Measured claims precede claims that an agent carried over a restart, and both precede imported ones; then the older
+outbox comes first (its epoch is a UUIDv7, so the text sorts by creation), then the lower sequence number. The result
+depends only on the set of claims, not on the order of arrival.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, order=True)
 class ClaimRank:
-    """Precedence, lowest first. remove: how far from a measurement, 0 measured, 1 carried, 2 imported. node breaks
-    ties between outboxes that claim one epoch."""
+    """Precedence; lowest first. remove: distance from a measurement: 0 measured, 1 carried, 2 imported. node breaks
+    ties between outboxes with the same epoch."""
 
     remove: int
     epoch: str
@@ -34,10 +34,10 @@ class Claim:
 
 
 def settle(claims: Iterable[Claim]) -> Mapping[ClaimRank, tuple[Span, ...]]:
-    """The spans each claim keeps, ascending; () where it is displaced whole.
+    """The spans that each claim keeps, ascending; () if it keeps nothing.
 
-    What a claim keeps depends only on the claims that overlap it, so a caller may settle a
-    neighbourhood: every claim of interest together with all that overlap one of them."""
+    The result for a claim depends only on the claims that overlap it. So a caller may settle a neighbourhood: the
+    claims of interest together with all claims that overlap one of them."""
     kept: dict[ClaimRank, tuple[Span, ...]] = {}
     taken: list[Span] = []
     for claim in sorted(claims, key=lambda c: c.rank):
@@ -47,7 +47,7 @@ def settle(claims: Iterable[Claim]) -> Mapping[ClaimRank, tuple[Span, ...]]:
 
 
 def subtract(span: Span, taken: Iterable[Span]) -> list[Span]:
-    """`span` without the `taken` ones, which are sorted and disjoint."""
+    """`span` without the `taken` spans, which are sorted and disjoint."""
     start, end = span
     rest = []
     for begin, stop in taken:
@@ -64,7 +64,7 @@ def subtract(span: Span, taken: Iterable[Span]) -> list[Span]:
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """Sorted, disjoint spans that cover the same time; empty ones vanish."""
+    """Sorted, disjoint spans that cover the same time; empty spans are dropped."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if start >= end:
@@ -77,7 +77,7 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def intersect(left: Iterable[Span], right: Iterable[Span]) -> list[Span]:
-    """The time both have; each sorted and disjoint."""
+    """The time in both lists; each is sorted and disjoint."""
     first, second = list(left), list(right)
     both = []
     i = j = 0
@@ -94,7 +94,7 @@ def intersect(left: Iterable[Span], right: Iterable[Span]) -> list[Span]:
 
 
 def cut(span: Span, edges: Iterable[int]) -> list[Span]:
-    """`span` in pieces between the `edges` (sorted) that fall inside it."""
+    """`span`, split at the `edges` (sorted) that lie inside it."""
     start, end = span
     pieces = []
     for edge in edges:

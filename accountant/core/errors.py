@@ -1,7 +1,7 @@
-"""Defines the accountant's exceptions, and names the known names that are most like a mistyped one.
+"""Defines the accountant's exceptions, and suggests known names for a mistyped one.
 
-Every message is one line that a person can act on: the place, then the reason. Bad data is not
-here: it becomes a value (a quarantined row, a result) and never stops the ledger.
+Every message is one line: the place, then the reason. Invalid data does not raise; it becomes a value (a quarantined
+row, a result) and never stops the ledger.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gputally.base.untrusted_text import escaped
 
 
 class SequenceGap(AccountantError):
-    """A batch that begins after a hole. `ack` says from where the agent has to send again."""
+    """Records before this batch are missing. `ack` says from which number the agent has to send again."""
 
     def __init__(self, ack: Ack) -> None:
         super().__init__(f"numbers after {ack.durable_seq} are missing; send again from {ack.durable_seq + 1}")
@@ -23,7 +23,7 @@ class SequenceGap(AccountantError):
 
 
 class LedgerUnavailable(AccountantError):
-    """Nothing was stored; the same request may succeed later (full disk, clock behind, closing)."""
+    """Nothing was stored; the same request may succeed later (full disk, clock not trusted, shutting down)."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -31,31 +31,31 @@ class LedgerUnavailable(AccountantError):
 
 
 class SecretsUnreadable(AccountantError):
-    """A file of secrets cannot be read, or is not a mapping: the place and the reason."""
+    """A secrets file cannot be read, or is not a mapping; the message has the place and the reason."""
 
 
 class LakeUnavailable(AccountantError):
-    """The lake cannot be read or written now: the place and the reason."""
+    """The lake cannot be read or written at present; the message has the place and the reason."""
 
 
 class LedgerLocked(AccountantError):
-    """Another process owns the ledger file."""
+    """Another process has the ledger file open."""
 
 
 class LedgerDamaged(AccountantError):
-    """The ledger cannot be opened without losing what was acknowledged; a person has to decide."""
+    """The ledger cannot be opened without losing acknowledged records; a person has to decide."""
 
 
 class InventoryError(AccountantError):
-    """The inventory could not be read: the place and the reason."""
+    """The inventory could not be read; the message has the place and the reason."""
 
 
 class LedgerFailed(AccountantError):
-    """The engine declared its database unusable in this process; only a restart helps."""
+    """The engine cannot use its database in this process any more; only a restart helps."""
 
 
 class BadBatch(AccountantError):
-    """A batch that cannot be read as one. `type` is a stable slug, `detail` is for people."""
+    """The batch cannot be decoded. `type` is a stable identifier, `detail` is text for people."""
 
     def __init__(self, type_: str, detail: str) -> None:
         super().__init__(detail)
@@ -64,35 +64,35 @@ class BadBatch(AccountantError):
 
 
 class UnsupportedQuestion(AccountantError):
-    """The ledger keeps no answer to this question; asking again will not help."""
+    """The ledger has no data for this query; repeating it does not help."""
 
 
 class CannotRedate(AccountantError):
-    """What is dated wrongly cannot be healed here."""
+    """Misdated records cannot be corrected in this ledger."""
 
 
 class CannotRetire(AccountantError):
-    """GPUs cannot be taken out of the capacity as asked, and none was: the reason."""
+    """GPUs cannot be retired as requested, and none was; the message has the reason."""
 
 
 class CannotMove(AccountantError):
-    """GPUs cannot be moved to a node as asked, and none was: the reason."""
+    """GPUs cannot be moved to a node as requested, and none was; the message has the reason."""
 
 
 class CannotRender(AccountantError):
-    """A report cannot be written in this form here: what is missing, and what would help."""
+    """A report cannot be rendered in this format; the message says what is missing and what to do."""
 
 
 _NAMED = 3
-"""Names in an error at most."""
+"""Maximum number of names listed in an error."""
 _LONGEST = 200
-"""Characters of a name in an error."""
+"""Maximum length of a name in an error, in characters."""
 _ALIKE = 0.5
-"""How alike a name has to be, from 0 to 1."""
+"""Similarity, from 0 to 1, that a suggested name must have."""
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """`; did you mean vision or speech?`, or `; known are …`; "" where nothing is known."""
+    """`; did you mean vision or speech?`, or `; known are …`; "" if no names are known."""
     folded = {each.casefold(): each for each in sorted(known) if each}
     alike = [folded[each] for each in get_close_matches(name.casefold(), folded, _NAMED, _ALIKE)]
     if alike:
@@ -105,5 +105,5 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 
 def shown(name: str) -> str:
-    """A name in an error: quoted, short, without characters that steer a terminal."""
+    """A name for an error message: quoted, shortened, without terminal control characters."""
     return f"'{escaped(name[:_LONGEST])}'"

@@ -1,10 +1,7 @@
 """Defines calendar months and days of a time zone as UTC spans, and values that change at known instants.
 
-Spans are half-open [start_ms, end_ms). A month is a calendar month of the configured zone, so it has
-672 to 745 hours: never 730, and an hour more or less where the clocks change. Pure.
-
-A history is never empty, ascends, and neighbours differ. What holds at an instant depends on the
-steps alone, never on the order of the questions.
+Spans are half-open [start_ms, end_ms). A month is a calendar month of the configured time zone, so it has 672 to 745
+hours, with an hour more or less if the clocks change.
 """
 
 from __future__ import annotations
@@ -34,15 +31,15 @@ def zone(name: str) -> ZoneInfo:
 def midnight_ms(day: date, tz: ZoneInfo) -> int:
     """The first instant of a local day, UTC ms.
 
-    Where the clocks skip midnight, it is the instant of the change; where midnight comes twice,
-    the first of the two (PEP 495, fold=0)."""
+    If the clocks skip midnight, it is the instant of the change; if midnight occurs twice, the first one (PEP 495,
+    fold=0)."""
     return round(datetime(day.year, day.month, day.day, tzinfo=tz).timestamp()) * MS_PER_SECOND
 
 
 def parse_instant(text: str, tz: ZoneInfo) -> int:
     """UTC ms of `2026-10-01` (local midnight in `tz`) or of a date-time with its offset.
 
-    Raises ValueError, also for a date-time without offset: it would come twice a year."""
+    Raises ValueError, also for a date-time without an offset, since such a local time can occur twice a year."""
     if _DATE.fullmatch(text):
         try:
             return midnight_ms(date.fromisoformat(text), tz)
@@ -60,18 +57,18 @@ def parse_instant(text: str, tz: ZoneInfo) -> int:
 
 
 def utc(at_ms: int) -> str:
-    """`2026-10-01T00:00:00Z`: files and refusals name instants in UTC."""
+    """The instant as `2026-10-01T00:00:00Z`, the form in files and error messages."""
     return datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def local_date(at_ms: int, tz: ZoneInfo) -> date:
-    """The local day an instant belongs to."""
+    """The local day of an instant."""
     return datetime.fromtimestamp(at_ms // MS_PER_SECOND, tz).date()
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Month:
-    """A calendar month; which instants it covers depends on the zone."""
+    """A calendar month; its span depends on the time zone."""
 
     year: int
     month: int
@@ -86,13 +83,13 @@ class Month:
 
     @classmethod
     def of(cls, at_ms: int, tz: ZoneInfo) -> Month:
-        """The month an instant belongs to."""
+        """The month of an instant."""
         day = local_date(at_ms, tz)
         return cls(day.year, day.month)
 
     @classmethod
     def spanning(cls, start_ms: int, end_ms: int, tz: ZoneInfo) -> Month | None:
-        """The month that is exactly this span, if one is."""
+        """The month that has exactly this span; None if there is none."""
         month = cls.of(start_ms, tz)
         return month if month.span(tz) == (start_ms, end_ms) else None
 
@@ -115,9 +112,9 @@ class Month:
 
 
 def month_with_records(now_ms: int, newest_ms: int | None, tz: ZoneInfo) -> Month:
-    """The running month, or the last one that has records where the running one has none yet.
+    """The current month if it has records, otherwise the month of the newest record.
 
-    newest_ms: end of the newest record; 0 or None where there is none."""
+    newest_ms: end of the newest record; 0 or None if there is none."""
     running = Month.of(now_ms - 1, tz)
     if not newest_ms or newest_ms > running.span(tz)[0]:
         return running
@@ -125,8 +122,8 @@ def month_with_records(now_ms: int, newest_ms: int | None, tz: ZoneInfo) -> Mont
 
 
 def hours(start_ms: int, end_ms: int, tz: ZoneInfo) -> dict[str, int]:
-    """Local hours of a span, as the ledger names them (2026-10-01T13), with their length in ms: twice as long
-    where an hour is repeated."""
+    """The local hours of a span by their names in the ledger (2026-10-01T13), with their length in ms; an hour that is
+    repeated when clocks go back has twice the length."""
     found: dict[str, int] = {}
     at = start_ms
     while at < end_ms:
@@ -138,12 +135,12 @@ def hours(start_ms: int, end_ms: int, tz: ZoneInfo) -> dict[str, int]:
 
 
 def whole_day(day: date, start_ms: int, end_ms: int, tz: ZoneInfo) -> bool:
-    """Whether [start_ms, end_ms) is all of a local day."""
+    """Whether [start_ms, end_ms) is exactly one local day."""
     return start_ms == midnight_ms(day, tz) and end_ms == midnight_ms(day + timedelta(days=1), tz)
 
 
 def days(start_ms: int, end_ms: int, tz: ZoneInfo) -> Iterator[tuple[date, int, int]]:
-    """The local days a span touches, each clipped to the span: (day, start_ms, end_ms)."""
+    """The local days that overlap a span, each cut to the span: (day, start_ms, end_ms)."""
     at = start_ms
     while at < end_ms:
         day = local_date(at, tz)
@@ -157,7 +154,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Timeline(Generic[T]):
-    """steps: (since_ms, value), ascending. The first value holds before its instant too."""
+    """A value that changes at known instants. steps: (since_ms, value), at least one, ascending, neighbours with
+    different values. The first value also applies before its instant."""
 
     steps: tuple[tuple[int, T], ...]
 
@@ -170,15 +168,15 @@ class Timeline(Generic[T]):
         return self.steps[-1][1]
 
     def at(self, at_ms: int) -> T:
-        """What held at an instant."""
+        """The value at an instant."""
         return self.steps[max(0, bisect_right(self.steps, at_ms, key=lambda step: step[0]) - 1)][1]
 
     def changes(self) -> Iterator[int]:
-        """The instants at which another value began to hold."""
+        """The instants at which the value changes."""
         return (since for since, _ in self.steps[1:])
 
     def changed(self, value: T, since_ms: int) -> Timeline[T]:
-        """`value` from `since_ms` on, whatever was thought to hold from then on; before, all stays as it was."""
+        """A copy with `value` from `since_ms` on; later steps are dropped, earlier ones kept."""
         kept = tuple(step for step in self.steps if step[0] < since_ms)
         if not kept:
             return Timeline(((since_ms, value),))

@@ -1,6 +1,6 @@
 """Defines every setting of the accountant.
 
-Every fault names its place (`gputally.server.config_models`). Unknown keys are faults.
+Error messages name the place of the faulty value (`gputally.server.config_models`). Unknown keys are errors.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from gputally.server.tokens_and_grants import is_loopback
 
 
 class Issuer(Model):
-    """Names in FOCUS exports, the same in every month: who reads them groups by them."""
+    """Names in FOCUS exports. Keep them equal in all months, because readers group by them."""
 
     name: str = Field(default="GPU platform", min_length=1, max_length=200)
-    """Who provides the service and issues the invoices."""
+    """The name of the party that provides the service and issues the invoices."""
     billing_account: str = Field(default="gpu-cluster", min_length=1, max_length=200)
-    """BillingAccountId: the account of the organisation that all teams belong to."""
+    """BillingAccountId: the account of the organisation to which all teams belong."""
     billing_account_name: str = Field(default="GPU cluster", min_length=1, max_length=200)
-    """Its name."""
+    """Name of that account."""
     host: str = Field(default="", max_length=200)
-    """HostProviderName: the cloud or the data centre that the GPUs stand in; empty: not said."""
+    """HostProviderName: the cloud or data centre of the GPUs; empty: not stated."""
 
 
 ENV_PREFIX = "GPUTALLY_ACCOUNTANT_"
@@ -42,67 +42,69 @@ MIB = 1024 * 1024
 
 
 class Limits(Model):
-    """Bounds on what one client, and all of them together, may ask for."""
+    """Limits on the requests of one client and of all clients together."""
 
     body_bytes: int = Field(default=8 * MIB, ge=1024)
     """Largest request body as sent (compressed)."""
     decoded_bytes: int = Field(default=64 * MIB, ge=1024)
     """Largest request body after decompression."""
     inflight_bytes: int = Field(default=256 * MIB, ge=1024)
-    """Bodies held in memory at one time, as far as they have arrived and after decompression, all clients together;
-    above it 503 with Retry-After. One client has a quarter of it, or what one body may take where that is more."""
+    """Memory for request bodies of all clients at one time, as received and decompressed; above it 503 with
+    Retry-After. One client may use a quarter of it, but at least as much as the largest body needs."""
     read_seconds: float = Field(default=30.0, gt=0)
-    """A client has to send its whole body within this time."""
+    """A client must send its whole body within this time."""
     body_bytes_per_second: int = Field(default=1024, ge=1)
-    """Slower than this, after the first five seconds, a body is given up."""
+    """A body that arrives more slowly than this, after the first five seconds, is rejected."""
     connections: int = Field(default=16_384, ge=1)
-    """Open connections of all clients; fewer where the process may not open as many files. One too many is closed."""
+    """Open connections of all clients, fewer if the process may not open as many files; further connections are
+    closed."""
     connections_by_address: int = Field(default=1_024, ge=1)
-    """The same of one address."""
+    """Open connections of one address."""
     header_seconds: float = Field(default=5.0, gt=0)
-    """A client has to finish its TLS handshake, and send a request's headers, within this time."""
+    """A client must finish its TLS handshake, and send a request's headers, within this time."""
     reviews_per_second: float = Field(default=5.0, gt=0)
-    """How often one address may bring a token that only the API server can judge; above it 429 with Retry-After."""
+    """Rate at which one address may send tokens that must be checked by the API server; above it 429 with
+    Retry-After."""
     reviews_burst: int = Field(default=50, ge=1)
-    """How many such tokens one address may bring at once before the rate counts."""
+    """How many such tokens one address may send in a burst before the rate applies."""
     requests_per_second: float = Field(default=2_000.0, gt=0)
-    """Sustained rate of one token from one address; above it 429 with Retry-After."""
+    """Sustained request rate of one token from one address; above it 429 with Retry-After."""
     burst: int = Field(default=4_000, ge=1)
-    """Requests one token may make at once from one address before the rate counts."""
+    """Requests that one token may send in a burst from one address before the rate applies."""
     page_lines: int = Field(default=10_000, ge=1)
-    """Most lines of one page of an answer."""
+    """Maximum number of lines on one page of an answer."""
     pages_bytes: int = Field(default=64 * MIB, ge=0)
-    """Memory for answers of several pages, compressed, while their pages are read. A page of one that found no
-    room takes as long as the first; where the answer is another one by then, it is refused."""
+    """Memory for answers of several pages, compressed, while clients read them. If an answer does not fit, each of its
+    pages takes as long as the first, and a page is refused if the answer has changed."""
     span_days: int = Field(default=1_100, ge=1)
-    """Longest span of one question."""
+    """Longest span of one query."""
 
     window_gpu_hours: int = Field(default=2_500_000, ge=1)
-    """What one window may add up: its hours times the GPUs. The window of the policy in force may add up more."""
+    """Size limit of one usage window: its hours times the GPUs. The window of the policy in force may exceed it."""
     question_gpu_hours: int = Field(default=1_000_000_000, ge=1)
-    """What one question about usage, cost, jobs or a report may add up: its hours times the GPUs times the dimensions
-    of its groups (a report counts as six). A calendar month of a statement or a report may add up more."""
+    """Size limit of one query for usage, cost, jobs or a report: its hours times the GPUs times the number of group
+    dimensions (a report counts as six). A calendar month of a statement or a report may exceed it."""
 
     def of_connections(self) -> ConnectionLimits:
-        """What a listener needs of them."""
+        """The limits that apply to a listener."""
         return ConnectionLimits(self.connections, self.connections_by_address, self.header_seconds)
 
 
 class KaiUsage(Model):
-    """The usage source for KAI-Scheduler's `connectionString`: Prometheus' query API on a port of its own.
+    """The usage source for KAI-Scheduler's `connectionString`: Prometheus' query API on a separate port.
 
-    Its client sends no credentials: let a NetworkPolicy admit KAI's scheduler alone."""
+    KAI sends no credentials, so use a NetworkPolicy that admits only KAI's scheduler."""
 
     listen: str
     """host:port to serve on."""
     measure: Measure = "allocated"
-    """What a queue's usage and the capacity are measured in."""
+    """The unit of a queue's usage and of the capacity."""
     min_coverage: float = Field(default=0.98, ge=0, le=1)
-    """Usage is known up to the latest instant that this share of the GPUs has reached."""
+    """Usage counts as known up to the latest instant up to which this share of the GPUs is metered."""
     stale_after: Duration = Field(default=900, gt=0)
-    """Usage older than this is an error, on which KAI keeps the usage it has."""
+    """If the newest usage is older than this, the query fails, and KAI keeps its previous usage."""
     plain_after: Duration = Field(default=86_400, gt=0)
-    """Usage older than this is left out: every queue gets its configured weight."""
+    """If the newest usage is older than this, it is left out, and every queue gets its configured weight."""
 
     @field_validator("listen")
     @classmethod
@@ -117,10 +119,10 @@ class KaiUsage(Model):
 
 
 class OpenCost(Model):
-    """OpenCost's allocation API on a port of its own, for its dashboards and exporters.
+    """OpenCost's allocation API on a separate port, for its dashboards and exporters.
 
-    Its clients send no credentials, and every client that reaches the port reads all costs: let a NetworkPolicy admit
-    those clients alone."""
+    Its clients send no credentials, and every client that reaches the port can read all costs, so use a NetworkPolicy
+    that admits only those clients."""
 
     listen: str
     """host:port to serve on."""
@@ -132,38 +134,38 @@ class OpenCost(Model):
 
 
 class JobMetrics(Model):
-    """Series of jobs in /metrics: their number is up to those who submit jobs, so it is bounded."""
+    """Series of jobs in /metrics. Users determine the number of jobs, so the number of series is limited."""
 
     most: int = Field(default=200, ge=0, le=10_000)
-    """Jobs shown at once; 0: none."""
+    """Number of jobs shown at a time; 0: none."""
     keep: Duration = Field(default=3_600, ge=0)
-    """How long after its end a job is shown."""
+    """How long a job is shown after its end."""
     training_job_cost_usd: bool = False
-    """Also as `training_job_cost_usd`, by GPU type; only with a price book in USD."""
+    """Also export `training_job_cost_usd`, by GPU type; only with a price book in USD."""
 
 
 def _listed(value: object) -> object:
-    """The environment has no lists: there they are comma-separated."""
+    """Environment variables cannot be lists, so lists are comma-separated there."""
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
 class Kubernetes(Model):
-    """The API server that this accountant asks about its own cluster."""
+    """The API server of the accountant's own cluster."""
 
     inventory: bool = False
-    """Keep pods, their owners, namespaces and nodes up to date by watches."""
+    """Watch pods, their owners, namespaces and nodes."""
     cluster: str = Field(default="default", min_length=1, max_length=253)
     """Name of that cluster in the ledger."""
     kubeconfig: Path | None = None
-    """How to reach it from outside; without one, as the pod's own service account."""
+    """A kubeconfig file for access from outside the cluster; without one, the pod's service account is used."""
     team_labels: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
-    """Further namespace labels that name the team, best first, after gputally.dev/team."""
+    """Further namespace labels that name the team, in order of precedence, after gputally.dev/team."""
     user_labels: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
-    """Further pod labels or annotations that name who runs it, best first, after gputally.dev/user."""
+    """Further pod labels or annotations that name the user, in order of precedence, after gputally.dev/user."""
 
 
 def _mapping(value: object) -> object:
-    """The environment has no mappings: there they are `name=value`, comma-separated."""
+    """Environment variables cannot be mappings, so mappings are `name=value`, comma-separated, there."""
     if not isinstance(value, str):
         return value
     pairs = [part.partition("=") for part in value.split(",") if part.strip()]
@@ -191,22 +193,22 @@ StoreAddress = Annotated[str, BeforeValidator(_store_address), Field(min_length=
 
 
 class ObjectStorage(Model):
-    """How the object store is reached that the archive or the backups are in. Without properties: as the environment
-    says (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, a role of the pod, and so on)."""
+    """Access to the object store of the archive or the backups. Without properties, the environment determines it
+    (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, a role of the pod, and so on)."""
 
     properties: Annotated[dict[str, str], BeforeValidator(_mapping)] = Field(default={}, max_length=100)
-    """Properties of PyIceberg's file access, for example `s3.endpoint` and `s3.region`. No secrets: those belong into
-    the file `secrets`."""
+    """Properties of PyIceberg's file access, for example `s3.endpoint` and `s3.region`. Put secrets into the file
+    `secrets` instead."""
     secrets: Path | None = None
-    """File (YAML) with properties that are secret, for example `s3.secret-access-key`; never logged."""
+    """YAML file with secret properties, for example `s3.secret-access-key`; never logged."""
 
     def secret_properties(self) -> dict[str, str]:
-        """Raises SecretsUnreadable."""
+        """The properties in `secrets`. Raises SecretsUnreadable."""
         return secret_properties(self.secrets)
 
 
 def secret_properties(path: Path | None) -> dict[str, str]:
-    """The properties in a file of secrets. Raises SecretsUnreadable, which names the file and no content."""
+    """The properties in a secrets file. Raises SecretsUnreadable, whose message names the file and no content."""
     if path is None:
         return {}
     try:
@@ -219,32 +221,34 @@ def secret_properties(path: Path | None) -> dict[str, str]:
 
 
 class Archive(Model):
-    """What was received, in Parquet away from the ledger's volume: agents then keep their spool until it is there."""
+    """Received records as Parquet files outside the ledger's volume. Agents keep records in their spool until they are
+    archived."""
 
     to: StoreAddress
     """A folder on another volume than `data`, or `s3://`, `gs://`, `abfs://`."""
     every: Duration = Field(default=3_600, ge=1)
-    """How often what came since is written there."""
+    """How often new records are written to the archive."""
     keep_rows: Duration | None = Field(default=None, ge=86_400)
-    """Rows older than this leave the ledger file; sums stay, rows are read from the archive. None: never."""
+    """Rows older than this are removed from the ledger file; their sums stay, and the rows can be read from the
+    archive. None: never."""
 
 
 class LeaderElection(Model):
-    """One of several replicas serves the ledger; the others wait until it lets go of a Lease."""
+    """One of several replicas serves the ledger; the others wait until it releases a Lease."""
 
     lease: str = Field(min_length=1, max_length=253)
     """Name of the Lease."""
     namespace: str = Field(min_length=1, max_length=63)
-    """Where it is."""
+    """Namespace of the Lease."""
     identity: str = Field(default="", max_length=253)
-    """What the Lease calls this replica; empty: the name of the host and the process."""
+    """Name of this replica in the Lease; empty: the host name and process id."""
     own_volume: bool = False
-    """Each replica has a `data` folder of its own, and a new leader rebuilds the ledger from the newest backup and the
-    archive, which all of them reach. False: all of them share one `data` folder."""
+    """True: each replica has its own `data` folder, and a new leader rebuilds the ledger from the newest backup and the
+    archive, which all replicas can read. False: all replicas share one `data` folder."""
 
 
 class LakeCatalog(Model):
-    """Where the lake's tables are registered: a catalog of Apache Iceberg."""
+    """The Apache Iceberg catalog of the lake's tables."""
 
     type: Literal["sql", "rest", "glue", "hive"] = "sql"
     """`sql`: SQLite or PostgreSQL."""
@@ -252,120 +256,124 @@ class LakeCatalog(Model):
     """Address of the catalog, for example `postgresql+psycopg://gputally@db/lake`; empty with `sql`: a SQLite file in
     the warehouse."""
     name: str = Field(default="gputally", min_length=1, max_length=100)
-    """Name of the catalog, where several are on one database."""
+    """Name of the catalog, if one database has several."""
     properties: Annotated[dict[str, str], BeforeValidator(_mapping)] = Field(default={}, max_length=100)
-    """Further properties of PyIceberg, for example `s3.endpoint`. No secrets: those belong into the file `secrets`."""
+    """Further properties of PyIceberg, for example `s3.endpoint`. Put secrets into the file `secrets` instead."""
 
 
 class Lake(Model):
-    """Settled figures as Apache Iceberg tables, for a fleet of clusters and for other engines."""
+    """Settled figures as Apache Iceberg tables, for a fleet of clusters and for other query engines."""
 
     warehouse: str = Field(min_length=1, max_length=2_000)
-    """Where the tables' files are: a folder, `s3://`, `gs://` or `abfs://`."""
+    """Location of the tables' files: a folder, `s3://`, `gs://` or `abfs://`."""
     catalog: LakeCatalog = LakeCatalog()
-    """Where the tables are registered."""
+    """The catalog of the tables."""
     secrets: Path | None = None
-    """File (YAML) with properties that are secret, for example `s3.secret-access-key`; never logged."""
+    """YAML file with secret properties, for example `s3.secret-access-key`; never logged."""
     ledger: str = Field(default="", max_length=253)
-    """Name of this accountant's rows in the lake; empty: that of its cluster (`kubernetes.cluster`)."""
+    """Name of this accountant's rows in the lake; empty: the name of its cluster (`kubernetes.cluster`)."""
     every: Duration = Field(default=3_600, ge=60)
-    """How often the running day and what changed before it are written."""
+    """How often the current day and changed earlier days are written."""
     days_back: int = Field(default=45, ge=1, le=400)
-    """How many days, from today back, are looked at for changes every time; of older ones one, in turn."""
+    """Number of most recent days that are checked for changes every time; of the older days one is checked each time,
+    in rotation."""
     keep_snapshots: Duration = Field(default=7 * 86_400, ge=3_600)
-    """How long earlier versions of a table stay readable."""
+    """How long earlier versions of a table remain readable."""
 
 
 class Backups(Model):
-    """Whole copies of the ledger, each verified."""
+    """Complete, verified copies of the ledger."""
 
     to: StoreAddress | None = None
-    """A folder, best on another volume, or `s3://`, `gs://`, `abfs://`; None: `backups` in the data folder."""
+    """A folder, preferably on another volume, or `s3://`, `gs://`, `abfs://`; None: `backups` in the data folder."""
     every: Duration | None = Field(default=None, ge=60)
-    """How often one is made by itself. None: only when asked for."""
+    """How often a backup is made automatically. None: only on request."""
     keep: int = Field(default=7, ge=1)
-    """How many there are at most; the oldest go when another is made."""
+    """Maximum number of backups; a new one replaces the oldest."""
 
 
 class Settings(Model):
-    """The accountant's settings. Paths are taken from the working directory."""
+    """The accountant's settings. Relative paths start at the working directory."""
 
     data: Path = Path("/var/lib/gputally")
-    """Folder of the ledger; made if missing."""
+    """Folder of the ledger; created if missing."""
     ledger: str = Field(default="ledger.duckdb", pattern=r"^[^/]+$")
-    """The ledger's file in it."""
+    """Name of the ledger file in that folder."""
     listen: str = "127.0.0.1:8080"
-    """host:port to serve on; port 0 takes a free one."""
+    """host:port to serve on; port 0 uses a free port."""
     auth: Annotated[Literal["tokens", "off"], BeforeValidator(bare_off)] = "tokens"
-    """`off` lets every caller do everything and is refused unless `listen` is a loopback address."""
+    """`off` gives every caller all permissions and is refused unless `listen` is a loopback address."""
     tokens: Path | None = None
-    """File of bearer tokens (hashed); read again when it changes."""
+    """File with hashed bearer tokens; read again when it changes."""
     open_metrics: bool = False
-    """Name teams, queues, namespaces and jobs in /metrics also without a token. False: what names them needs one with
-    scope `read`."""
+    """True: metrics that name teams, queues, namespaces and jobs need no token. False: they need a token with scope
+    `read`."""
     metrics_token: Path | None = None
-    """File with a bearer token of scope `read`, for the Prometheus that reads /metrics; read again when it changes."""
+    """File with a bearer token of scope `read`, for Prometheus to read /metrics; read again when it changes."""
     timezone: str = "UTC"
-    """IANA zone that months, days and hours are local to."""
+    """IANA time zone of months, days and hours."""
     prices: Path | None = None
-    """Price book; read again when it changes. Without one everything is unpriced, never free."""
+    """Price book; read again when it changes. Without one all time is unpriced, never free."""
     inventory: Path | None = None
-    """Nodes, namespaces and planned maintenance (YAML); what it says beats what the cluster says."""
+    """YAML file with nodes, namespaces and planned maintenance; it takes precedence over the cluster."""
     kubernetes: Kubernetes = Kubernetes()
     """The API server of the accountant's own cluster."""
     callers: Path | None = None
-    """Who else is let in, beside the token file: agents by their service accounts, people by their groups."""
+    """Callers besides those in the token file: agents by their service accounts, people by their groups."""
     public_url: Annotated[str, Field(pattern=r"^https?://[^\s?#]+$")] | None = None
-    """Where people reach the pages, for links in letters and for the way back from a sign-in."""
+    """Public URL of the pages, for links in messages and for the redirect after a sign-in."""
     session: Duration = Field(default=8 * 3_600, ge=60)
-    """How long a sign-in lasts."""
+    """How long a sign-in is valid."""
     session_key: Path | None = None
-    """Secret that sessions are signed with, 32 bytes or more; None: one is made, and kept in the data folder."""
+    """File with the secret that signs sessions, 32 bytes or more; None: a secret is generated and stored in the data
+    folder."""
     tls_cert: Path | None = None
-    """Certificate (PEM) to serve HTTPS with; taken anew when it changes."""
+    """Certificate (PEM) for HTTPS; read again when it changes."""
     tls_key: Path | None = None
-    """Its key."""
+    """Private key of that certificate."""
     tls_client_ca: Path | None = None
-    """Authorities (PEM) of client certificates that `callers` lists."""
+    """CA certificates (PEM) for the client certificates that `callers` lists."""
     policy: Path | None = None
     """Policy file, for an accountant without fairshare; read again when it changes."""
     deliveries: Path | None = None
-    """Which reports and notices are sent, and where; read again when it changes."""
+    """File that says which reports and notices are sent and where; read again when it changes."""
     linger_ms: int = Field(default=10, ge=0, le=1_000)
-    """How long a commit waits for more batches to share its fsync."""
+    """How long a commit waits for more batches, to share one fsync."""
     checkpoint_seconds: Duration = Field(default=300, ge=1)
-    """How often the write-ahead log is folded into the ledger file."""
+    """How often the write-ahead log is written into the ledger file."""
     refresh_seconds: Duration = Field(default=30, ge=1)
-    """How often the inventory is read and the files above are looked at."""
+    """How often the inventory is read and the files above are checked for changes."""
     gpu_move_after: Duration = Field(default=3_600, ge=60)
-    """Silence of a node about a GPU after which another node may report that GPU: the card was moved."""
+    """After a node has been silent about a GPU for this long, another node may report that GPU (the card was moved)."""
     keep_decisions: Duration | None = Field(default=400 * 86_400, ge=86_400)
-    """Decisions older than this leave the ledger, with an archive once it has them. None: never. Statements and audit
-    trail need none of them."""
+    """Decisions older than this are deleted from the ledger, with an archive only after they are archived. None: never.
+    Statements and the audit trail do not use them."""
     grace_days: int = Field(default=5, ge=0, le=60)
-    """How long after its end a month waits for late records before it closes without an acknowledgement."""
+    """How long after its end a month waits for late records before it can be closed without an acknowledgement."""
     correct_seconds: Duration = Field(default=3_600, ge=60)
-    """How often late facts about closed months are looked for; what is found waits as a proposal."""
+    """How often closed months are checked for late records; differences become proposals."""
     correct_months: int = Field(default=12, ge=1, le=120)
-    """How many closed months, from the newest back, are looked at for that every time; of older ones one, in turn."""
+    """Number of most recent closed months that are checked every time; of the older ones one is checked each time, in
+    rotation."""
     issuer: Issuer = Issuer()
     """The issuer and the billing account in FOCUS exports."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     limits: Limits = Limits()
     archive: Archive | None = None
-    """Off by default: what the ledger's volume loses, agents send again from their spools, as far as they have it."""
+    """Off by default: after a loss of the ledger's volume, agents send records again from their spools, as far as they
+    still have them."""
     leader_election: LeaderElection | None = None
-    """Off by default: this is the only replica."""
+    """Off by default: a single replica."""
     lake: Lake | None = None
     """Off by default: publish settled figures for a fleet."""
     backups: Backups = Backups()
     object_storage: ObjectStorage = ObjectStorage()
     job_metrics: JobMetrics = JobMetrics()
-    """What jobs cost, in /metrics."""
+    """Costs of jobs in /metrics."""
     kai_usage: KaiUsage | None = None
     """Answer KAI-Scheduler's usage queries. Off by default."""
     opencost: OpenCost | None = None
-    """Answer OpenCost's clients. Off by default."""
+    """Answer OpenCost clients. Off by default."""
 
     @field_validator("timezone")
     @classmethod
@@ -425,7 +433,7 @@ class Settings(Model):
 
 
 def address(text: str) -> str:
-    """The text itself where it is host:port. Raises ValueError."""
+    """Returns the text if it has the form host:port. Raises ValueError otherwise."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise ValueError(f"not an address: {text!r} (write host:port, for example 127.0.0.1:8080 or [::]:8080)")
@@ -433,7 +441,7 @@ def address(text: str) -> str:
 
 
 def host_and_port(listen: str) -> tuple[str, int]:
-    """The host and the port of an `address`; IPv6 without its brackets."""
+    """The host and the port of an `address`; an IPv6 host without brackets."""
     host, _, port = listen.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -441,5 +449,6 @@ def host_and_port(listen: str) -> tuple[str, int]:
 def load(
     path: Path | None = None, environ: Mapping[str, str] = os.environ, flags: Mapping[str, object] | None = None
 ) -> Settings:
-    """Read and merge the three layers (`gputally.server.config_models`). Raises SettingsFault with a line per fault."""
+    """Reads and merges settings file, environment and flags (`gputally.server.config_models`). Raises SettingsFault
+    with a line per fault."""
     return config_models.load_settings(Settings, ENV_PREFIX, path, environ, flags or {})

@@ -1,13 +1,13 @@
 """Computes where a usage window begins and how usage decays with its half-life.
 
-Usage v at age a counts v * 2^(-a / half_life). Of an interval over which v spreads evenly the integral
-has a closed form; it is taken relative to the end of the quarter-hour the interval lies in (`reference_ms`),
-rounded there to a whole unit, and added up as integers. Only then are the quarter-hours weighted by their age and
-combined, oldest first, by `math.fsum`. So a window is bit-equal whatever the order in which intervals arrived, and
-the terms of an interval are the same in every window of that half-life.
+Usage v at age a counts v * 2^(-a / half_life). For an interval over which v is spread evenly the integral has a closed
+form. It is computed relative to the end of the interval's quarter-hour (`reference_ms`), rounded there to an integer,
+and added up with other intervals. Then the quarter-hours are weighted by their age and summed by `math.fsum`, oldest
+first. So the result is bit-equal for any order of arrival, and an interval has the same terms in every window with that
+half-life.
 
-Pure: instants are arguments, UTC milliseconds. Formula: KAI-Scheduler's usage query, 0.5^(age / half-life)
-summed over samples, in the limit of continuous sampling.
+Instants are UTC milliseconds. Formula: KAI-Scheduler's usage query, 0.5^(age / half-life) summed over samples, in the
+limit of continuous sampling.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from gputally.base.units import BUCKET_MS, MS_PER_SECOND
 
 LN2 = 0.6931471805599453
 SLURM_LN2 = 0.693
-"""ln 2 as Slurm writes it."""
+"""ln 2 as Slurm rounds it."""
 SERIES_BELOW = 0.25
 SERIES_TERMS = 12
-"""(1 - e^-x) / x = 1 - x/2 (1 - x/3 (1 - ...)): below SERIES_BELOW the first term left out is < 1e-17."""
+"""(1 - e^-x) / x = 1 - x/2 (1 - x/3 (1 - ...)): below SERIES_BELOW the first omitted term is < 1e-17."""
 
 
 def bounds(spec: WindowSpec, at_ms: int, zone: ZoneInfo) -> tuple[int, int]:
-    """The window's [start_ms, end_ms) as seen at `at_ms`, which is its end.
+    """The window's [start_ms, end_ms); the end is `at_ms`.
 
-    Windows with boundaries begin at the last one strictly before `at_ms`: at a boundary the window that has
-    just ended. Months and cron expressions go by `zone`."""
+    A window with fixed boundaries begins at the last boundary strictly before `at_ms`, so at a boundary it is the
+    window that just ended. Months and cron expressions use `zone`."""
     size = spec.size * MS_PER_SECOND
     match spec.kind:
         case "sliding":
@@ -46,7 +46,7 @@ def bounds(spec: WindowSpec, at_ms: int, zone: ZoneInfo) -> tuple[int, int]:
             local = _local(at_ms - 1, zone)
             return _instant_ms(datetime(local.year, local.month, 1, tzinfo=zone)), at_ms
         case "cron":
-            # It fires at whole minutes: the last one strictly before the second after the last whole one that counts.
+            # cron fires at whole minutes: take the last one strictly before the next whole second.
             following = (at_ms - 1) // MS_PER_SECOND * MS_PER_SECOND + MS_PER_SECOND
             return _instant_ms(croniter(spec.cron or "", _local(following, zone)).get_prev(datetime)), at_ms
 
@@ -60,22 +60,23 @@ def _instant_ms(instant: datetime) -> int:
 
 
 def reference_ms(start_ms: int, end_ms: int, half_life_s: int | None) -> int:
-    """The instant to which usage inside [start_ms, end_ms), a stretch of one quarter-hour, is decayed: its end.
+    """The instant to which usage inside [start_ms, end_ms), a part of one quarter-hour, is decayed: the quarter-hour's
+    end.
 
-    Of the stretch itself where the half-life is shorter than a quarter-hour: usage of its beginning would be rounded
-    away before a window that ends there counts it in full."""
+    If the half-life is shorter than a quarter-hour, it is the part's own end; otherwise rounding would lose usage at
+    its start that a window ending there counts in full."""
     if half_life_s is not None and half_life_s * MS_PER_SECOND < BUCKET_MS:
         return end_ms
     return start_ms - start_ms % BUCKET_MS + BUCKET_MS
 
 
 def factor(start_ms: int, end_ms: int, reference_ms: int, half_life_s: int | None) -> float:
-    """Mean weight of [start_ms, end_ms) seen from `reference_ms`, which is not before its end: in (0, 1].
+    """Mean weight, in (0, 1], of [start_ms, end_ms) as seen from `reference_ms`, which is not before its end.
 
-    2^-a * (1 - e^-x) / x, with a the age of its end in half-lives and x its length in half-lives times
-    ln 2; where x is small, as it mostly is, the second part by its power series, which cancels nothing.
-    Written in plain operations in a fixed order, because the ledger's engine evaluates the same expression
-    (window_rows.sql) and has to agree to the last bit. 1 without a half-life."""
+    2^-a * (1 - e^-x) / x, where a is the age of the end in half-lives and x the length in half-lives times ln 2. For
+    small x, the usual case, the second factor is a power series, which avoids cancellation. The operations and their
+    order are fixed, because the ledger's engine evaluates the same expression (window_rows.sql) and both must agree to
+    the last bit. 1 without a half-life."""
     if half_life_s is None:
         return 1.0
     half_life = float(half_life_s * MS_PER_SECOND)
@@ -90,22 +91,22 @@ def factor(start_ms: int, end_ms: int, reference_ms: int, half_life_s: int | Non
 
 
 def term(value: int, weight: float) -> int:
-    """value * weight to the nearest whole unit, halves up: the one place where usage is rounded.
+    """value * weight, rounded to the nearest integer, halves up. Usage is rounded only here.
 
     Exact for weight 1 as long as value < 2^52."""
     return math.floor(value * weight + 0.5)
 
 
 def total(terms: Iterable[tuple[int, int]], at_ms: int, half_life_s: int | None) -> int:
-    """Sum of (reference_ms, whole units) seen from `at_ms`, rounded once to a whole unit.
+    """The sum of (reference_ms, integer) terms as seen from `at_ms`, rounded once to an integer.
 
-    Without a half-life the plain sum, in integers of any size."""
+    Without a half-life it is the plain sum, in integers of any size."""
     references, values = zip(*found, strict=True) if (found := list(terms)) else ((), ())
     return combine(enumerate(values), age_weights(references, at_ms, half_life_s))
 
 
 def age_weights(references_ms: Iterable[int], at_ms: int, half_life_s: int | None) -> Sequence[float] | None:
-    """The weight of each stretch by its end, for `combine`; None where nothing decays."""
+    """The weight of each span by its end, for `combine`; None without decay."""
     if half_life_s is None:
         return None
     scale_ms = half_life_s * MS_PER_SECOND  # age_weight of each
@@ -113,7 +114,7 @@ def age_weights(references_ms: Iterable[int], at_ms: int, half_life_s: int | Non
 
 
 def combine(terms: Iterable[tuple[int, int]], weights: Sequence[float] | None) -> int:
-    """`total` of (number of the stretch, whole units), oldest first, with the weights worked out once for all."""
+    """`total` of (index of the span, integer) terms, oldest first, with weights that are computed once for all."""
     if weights is None:
         return sum(value for _, value in terms)
     return round(math.fsum([value * weights[number] for number, value in terms]))
@@ -122,9 +123,9 @@ def combine(terms: Iterable[tuple[int, int]], weights: Sequence[float] | None) -
 def slurm_weights(starts_ms: Iterable[int], at_ms: int, half_life_s: int | None) -> Sequence[float] | None:
     """The weight of each slice as Slurm decays it: (1 - 0.693 / half-life) ^ seconds since its beginning.
 
-    Slurm decays what came in a period by the whole length of the period, and linearises ln 2, so it counts a
-    little less than the integral does. For comparing with Slurm's own figures. Slices begin at a multiple of
-    PriorityCalcPeriod, or inside one. Source: Slurm's priority/multifactor plugin, _decay_thread."""
+    Slurm decays the usage of a period by the whole length of the period, and linearises ln 2, so it counts slightly
+    less than the integral. Used to compare with Slurm's own figures. Slices begin at a multiple of PriorityCalcPeriod,
+    or inside one. Source: Slurm's priority/multifactor plugin, _decay_thread."""
     if half_life_s is None:
         return None
     kept = 1.0 - SLURM_LN2 / half_life_s

@@ -1,11 +1,11 @@
-"""Brings the names of GPU models into one form.
+"""Normalises the names of GPU models.
 
 NVML, GPU Feature Discovery and people write the same device in many ways: `NVIDIA A100-SXM4-80GB`,
-`NVIDIA-A100-SXM4-80GB-MIG-1g.10gb`, `A100 80GB`. A price must meet its GPU whichever of them was used.
-What a name does not say stays None; nothing is guessed from tables. Pure.
+`NVIDIA-A100-SXM4-80GB-MIG-1g.10gb`, `A100 80GB`. A price must match its GPU for each of these forms. A property that
+the name does not state is None; nothing is looked up or guessed.
 
-Source of the label forms: NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery (`nvidia.com/gpu.product`
-takes the suffixes -SHARED under time-slicing and -MIG-<profile> under MIG strategy single).
+Source of the label forms: NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery (`nvidia.com/gpu.product` has the suffix
+-SHARED with time-slicing and -MIG-<profile> with MIG strategy single).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _NOISE = re.compile(r"NVIDIA|AMD|INSTINCT|TESLA|QUADRO|GEFORCE|SHARED|GENERATION
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """family: upper case, single spaces (`H100`, `RTX 6000 ADA`). memory_gb and form: None where the name
-    does not say."""
+    """family: upper case, single spaces (`H100`, `RTX 6000 ADA`). memory_gb and form: None if the name does not state
+    them."""
 
     family: str
     memory_gb: int | None = None
     form: str | None = None
 
     def covers(self, other: GpuModel) -> bool:
-        """Whether `other` is such a GPU: equal family, and whatever this name states is stated there."""
+        """Whether `other` is such a GPU: it has the same family, and everything this name states."""
         return (
             self.family == other.family
             and (self.memory_gb is None or self.memory_gb == other.memory_gb)
@@ -45,7 +45,7 @@ class GpuModel:
 
 @lru_cache(maxsize=1024)
 def parse_gpu_model(name: str) -> GpuModel:
-    """`NVIDIA-A100-SXM4-80GB-MIG-1g.10gb` -> A100, 80, SXM. A name without a family keeps it empty."""
+    """`NVIDIA-A100-SXM4-80GB-MIG-1g.10gb` -> A100, 80, SXM. The family may be empty."""
     family: list[str] = []
     memory: int | None = None
     form: str | None = None

@@ -1,55 +1,50 @@
-"""Reads the price book and picks the price row, billing policy and commitments that apply to a GPU at an instant.
+"""Reads the price book and selects the price row, billing policy and commitments that apply to a GPU at an instant.
 
-A file a person writes, read into frozen rows. Invariants:
-- At any instant a GPU has one price or none: rows whose validity overlaps and of which neither is the more
-  specific are refused when the book is read, not resolved by their order.
-- A GPU no row matches is unpriced: None, never 0 and never a default.
+Invariants:
+- At any instant a GPU has one price or none: two rows with overlapping validity of which neither is more specific are
+  refused when the book is read; their order does not matter.
+- A GPU that matches no row is unpriced: None, never 0 and never a default.
 - The unit is written in the row (`per: gpu-hour`); nothing is inferred from the size of a number.
 - Equal content has an equal `version`, whatever the order of the rows.
 
-A YAML number arrives as a binary float; its shortest text is what was written, up to 15 digits.
+YAML numbers are read as binary floats; their shortest text is the number as written, up to 15 digits.
 
-It must not know usage, teams or the ledger. Everything but `load` is pure.
+A row states its price in one of three ways: the amount itself, the price of a whole machine, or the purchase cost of
+own GPUs. A discount is written beside the list price. Every row has its source and the day on which it was read.
 
-A row states its price in one of three ways: the amount itself, a whole machine, or what the GPUs cost that one owns. A
-discount is written beside the list price, never into it. Every row says its source and the day it was read. Pure.
-
-It stands in the price book, under `billing`, so it is dated and versioned with the prices and every
-statement names the version it was made by. These are only the choices; accountant.billing.billing_rules and
-accountant.billing.billing_rules apply them, and neither makes or loses a microsecond. Pure.
+`billing` holds the billing policy. It is part of the price book, so it is dated and versioned with the prices, and
+every statement names its version. accountant.billing.billing_rules applies it.
 
     billing:
-      shared_gpus: allocation          # or busy: what a holder borrowed is billed to it
+      shared_gpus: allocation          # or busy: a holder is billed for borrowed time
       idle: {unallocated: spread, guaranteed: owner, starting: cluster}
       pools:
         interactive: {unallocated: keep}
 
-A commitment is so many GPUs in every hour, use it or lose it: usage counts against it at the committed rate, what
-goes beyond is billed as it comes, and what is left of an hour is unused and was paid all the same. Within an hour it
-covers all usage in the same proportion, so that no group gains by being counted first. An hour that was not used up
-makes up for no other. Pure; accountant.billing.costs and accountant.billing.bills apply it.
+A commitment is a number of GPUs that is paid for in every hour, used or not. Usage counts against it at the committed
+rate, usage beyond it has the normal price, and the rest of an hour is unused. Within an hour it covers all usage in the
+same proportion, so the order of groups does not matter; unused hours do not compensate for others.
+accountant.billing.costs and accountant.billing.bills apply it. Source: FOCUS, commitment discount examples (an hour's
+Used and Unused EffectiveCost add up to the commitment; unused has no ConsumedQuantity). FOCUS takes usage in the order
+of arrival; its totals are the same.
 
-Source: FOCUS, commitment discount examples (an hour's Used and Unused EffectiveCost add up to the commitment;
-unused has no ConsumedQuantity). FOCUS takes usage in the order of arrival; its totals are the same.
+`Instance` derives a GPU-hour price from an instance price. Either the GPUs carry the whole price (`whole-instance`), or
+each resource gets its part in proportion to weight × amount (`gpu-only`). The parts add up to the machine's price: only
+the ratio of the weights matters. Sources: OpenCost specification, appendix A (base prices are ratios, scaled to the
+node's price); AWS split cost allocation data (weights GPU 9 : vCPU 0.9 : GB 0.1); slurm.conf(5) TRESBillingWeights (the
+notation of weights).
 
-Derives a GPU-hour price from an instance price or from a purchase (amortization).
-
-A cloud quotes an instance; a bill wants its GPUs. Either the whole price is put on the GPUs (`whole-instance`: its
-CPUs and memory come with them), or each resource gets its part in proportion to weight × amount (`gpu-only`).
-The parts add up to the machine's price: only the ratio of the weights matters. Pure.
-
-Sources: OpenCost specification, appendix A (base prices are ratios, scaled to the node's price); AWS split cost
-allocation data (weights GPU 9 : vCPU 0.9 : GB 0.1); slurm.conf(5) TRESBillingWeights (the notation of weights).
+`Amortised` derives a GPU-hour price from a purchase:
 
 price = (capex - residual + life_months × (colocation + operations + licences)) / (gpus × hours × utilisation)
           + kW × PUE × price of a kWh / (gpus × utilisation)
 
     capex = gpus × gpu_price × (1 + overhead);   residual = capex × residual share
 
-`hours` are the real hours of the life, from the day in service over so many calendar months: never 730 a month.
-Power is drawn by the hour, so its part does not depend on the length of the life. `utilisation` 1 divides by
-all hours: idle time is then a pool of its own, which is right for fair shares. Below 1, idle is
-hidden in the price of what is expected to be used. Pure.
+`hours` are the real hours of the life, from the day in service over the calendar months, not 730 a month. Power is paid
+by the hour, so its part does not depend on the length of the life. With `utilisation` 1 the cost is divided by all
+hours, and idle time has a cost of its own, which fair shares need. Below 1, the price of used hours includes the
+expected idle time.
 """
 
 from __future__ import annotations
@@ -80,11 +75,11 @@ from gputally.server.config_models import Model, load_yaml
 MAX_AMOUNT = 10**9
 MAX_PLACES = 12
 _FLOAT_DIGITS = 15
-"""Decimal digits a binary float always gives back as written (IEEE 754 double: DBL_DIG)."""
+"""Decimal digits that a binary float preserves (IEEE 754 double: DBL_DIG)."""
 
 
 def parse_amount(value: object) -> Decimal:
-    """A YAML number or text as the decimal that was written: 0 to MAX_AMOUNT. Raises ValueError."""
+    """Converts a YAML number or text to the decimal as written: 0 to MAX_AMOUNT. Raises ValueError."""
     try:
         amount = Decimal(str(value))
     except InvalidOperation as error:
@@ -127,7 +122,7 @@ def _day(value: str) -> str:
 
 
 Amount = Annotated[Decimal, BeforeValidator(parse_amount)]
-"""A non-negative amount of the book's currency, or a quantity it is multiplied with."""
+"""A non-negative amount of the book's currency, or a quantity that is multiplied with one."""
 Share = Annotated[Decimal, BeforeValidator(_share)]
 """0 to 1."""
 CurrencyCode = Annotated[str, AfterValidator(_currency)]
@@ -141,7 +136,7 @@ _PER_MB = {
     "P": Fraction(1024**3),
 }  # fmt: skip
 EXAMPLE = "example"
-"""The source of rows that the chart brings to begin with."""
+"""The source of the example rows in the chart."""
 AWS_WEIGHTS = "gres/gpu=9,cpu=0.9,mem=0.1G"
 """Weights of accelerated instances. Source: AWS, cost allocation data user guide."""
 _MB_PER_GB = 1024
@@ -155,7 +150,7 @@ class ResourceWeights:
 
     @classmethod
     def parse(cls, text: str) -> ResourceWeights:
-        """From `CPU=1.0,Mem=0.25G,GRES/gpu=2.0`: a suffix says that the weight is of that many (0.25 a GB).
+        """Parses `CPU=1.0,Mem=0.25G,GRES/gpu=2.0`; a suffix says that the weight is per so many units (0.25 per GB).
 
         Raises ValueError."""
         of: dict[str, Fraction] = {}
@@ -167,7 +162,7 @@ class ResourceWeights:
         return cls(of)
 
     def terms(self, amounts: Mapping[str, Fraction | int]) -> dict[str, Fraction]:
-        """weight × amount per resource; what has no weight counts nothing."""
+        """weight × amount per resource; 0 for resources without a weight."""
         return {name: self.of.get(name, Fraction(0)) * amount for name, amount in amounts.items()}
 
     def units(self, amounts: Mapping[str, Fraction | int]) -> Fraction:
@@ -175,9 +170,9 @@ class ResourceWeights:
         return sum(self.terms(amounts).values(), Fraction(0))
 
     def divide(self, price: Decimal | Fraction, amounts: Mapping[str, Fraction | int]) -> dict[str, Fraction]:
-        """The part of a machine's price that each of its resources carries; they add up to it exactly.
+        """The part of a machine's price for each of its resources; the parts add up exactly.
 
-        Raises ValueError where no resource has a weight."""
+        Raises ValueError if no resource has a weight."""
         terms = self.terms(amounts)
         whole = sum(terms.values(), Fraction(0))
         if not whole:
@@ -186,9 +181,10 @@ class ResourceWeights:
 
 
 class Instance(Model):
-    """A machine's price per hour and what is in it.
+    """A machine's price per hour and its contents.
 
-    vcpus and memory_gb with weights: the GPUs pay their part only; without: the whole price is theirs."""
+    If vcpus, memory_gb and weights are given, the GPUs carry only their part of the price, otherwise the whole
+    price."""
 
     name: str = Field(min_length=1, max_length=200)
     price: Amount
@@ -220,11 +216,11 @@ class Instance(Model):
 
 
 class Amortised(Model):
-    """The inputs, in the book's currency.
+    """The costs of a purchase, in the book's currency.
 
-    gpu_price: of one GPU; overhead: servers, network, installation, as a share of that (0.4 = 40 %).
-    residual: what is left of the capex at the end, as a share. kw: drawn by all of `gpus` with their hosts;
-    colo_per_kw_month: rent per kW. ops_month, licences_month: of all of `gpus` together."""
+    gpu_price: of one GPU; overhead: servers, network, installation, as a share of that (0.4 = 40 %). residual: value at
+    the end, as a share of the capex. kw: power of all `gpus` with their hosts; colo_per_kw_month: rent per kW.
+    ops_month, licences_month: of all `gpus` together."""
 
     in_service: Day
     lifetime_months: int = Field(ge=1, le=240)
@@ -250,11 +246,12 @@ class Amortised(Model):
 
     @property
     def capex(self) -> Fraction:
-        """The capital cost of all GPUs with their overhead."""
+        """The capital cost of all GPUs including overhead."""
         return self.gpus * Fraction(self.gpu_price) * (1 + Fraction(self.overhead))
 
     def life_ms(self, tz: ZoneInfo) -> tuple[int, int]:
-        """[in service, end of life) in UTC milliseconds; the day of the month is kept, at most its last day."""
+        """[in service, end of life) in UTC milliseconds; the end has the same day of the month, or the month's last
+        day."""
         start = parse_instant(self.in_service, tz)
         month = Month.parse(self.in_service[:7])
         for _ in range(self.lifetime_months):
@@ -263,7 +260,7 @@ class Amortised(Model):
         return start, parse_instant(f"{month}-{last:02d}", tz)
 
     def unit_price(self, tz: ZoneInfo) -> Decimal:
-        """Per GPU and hour, rounded half to even to MAX_PLACES decimals: the one rounding there is."""
+        """Per GPU and hour, rounded half to even to MAX_PLACES decimals. There is no other rounding."""
         start, end = self.life_ms(tz)
         hours = Fraction(end - start, MS_PER_HOUR)
         monthly = Fraction(self.kw) * Fraction(self.colo_per_kw_month) + Fraction(self.ops_month + self.licences_month)
@@ -285,14 +282,13 @@ ID = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$"
 
 
 class PriceRow(Model):
-    """One price. A selector that is left out matches everything; a named one must be known and equal.
+    """One price. A missing selector matches everything; a given one must be known and equal.
 
-    price: currency units per whole physical GPU and hour (a slice pays its fraction); or instance, or
-    amortised. discount: share off that. commitment: the contract a row belongs to; where the book
-    has a commitment of that id, the row is its rate and holds for nothing else. Valid in [valid_from,
-    valid_to), open-ended without valid_to (an amortised row ends with the life of its GPUs); dates are local
-    midnights of the book's zone. basis: whether host CPU, memory and disk are in the price. source, as_of: where
-    the figure was read, when."""
+    price: currency units per whole physical GPU and hour (a slice pays its fraction); or instance, or amortised.
+    discount: share off that. commitment: the contract of the row; if the book has a commitment of that id, the row is
+    its rate and prices nothing else. Valid in [valid_from, valid_to), open-ended without valid_to (an amortised row
+    ends with the life of its GPUs); dates are local midnights of the book's zone. basis: whether the price includes
+    host CPU, memory and disk. source, as_of: where and when the figure was read."""
 
     id: str = Field(min_length=1, max_length=200, pattern=ID)
     model: str = Field(min_length=1, max_length=200)
@@ -326,7 +322,7 @@ class PriceRow(Model):
 
     @property
     def selectors(self) -> Selectors:
-        """What the row asks of a GPU beyond its family; more of them are more specific."""
+        """The row's conditions besides the GPU family; a row with more of them is more specific."""
         gpu = parse_gpu_model(self.model)
         named = {
             "memory": gpu.memory_gb, "form": gpu.form,
@@ -344,15 +340,15 @@ class PriceRow(Model):
         return self.price
 
     def unit_price(self, tz: ZoneInfo) -> Decimal:
-        """Per GPU and hour, as it is charged: the list price less the discount, exactly."""
+        """Per GPU and hour, as charged: the list price less the discount, exactly."""
         return exact_product(self.list_price(tz), 1 - self.discount)
 
 
 class IdlePolicy(Model):
-    """unallocated: `keep` leaves it in `__idle__`; `spread` divides it over the teams of the pool, each cluster's for
-    itself, by the cost of what they held there. guaranteed: `owner` first bills unused guaranteed quota to the queue's
-    team, as far as there was unallocated time; `none` does not. starting (bound, no container running yet) and
-    gang_waiting (running, but others of the gang are not): `holder` pays, or it is put to the `cluster`'s idle time."""
+    """unallocated: `keep` leaves it in `__idle__`; `spread` divides it over the teams of the pool, per cluster, by the
+    cost of what they held there. guaranteed: `owner` first bills unused guaranteed quota to the queue's team, up to the
+    unallocated time; `none` does not. starting (bound, no container running yet) and gang_waiting (running while other
+    members of the gang are not): paid by the `holder`, or moved to the `cluster`'s idle time."""
 
     unallocated: Literal["keep", "spread"] = "keep"
     guaranteed: Literal["none", "owner"] = "none"
@@ -361,9 +357,9 @@ class IdlePolicy(Model):
 
 
 class Billing(Model):
-    """shared_gpus: `allocation` bills what was allocated. `busy` also bills busy time beyond it: it is taken
-    from that GPU's unallocated time, then from its co-holders' idle time, so the bill never exceeds the GPU.
-    idle: for every pool that `pools` does not name."""
+    """shared_gpus: `allocation` bills the allocated time. `busy` also bills busy time beyond it, taken from that GPU's
+    unallocated time, then from its co-holders' idle time, so the bill never exceeds the GPU. idle: the policy of pools
+    that are not in `pools`."""
 
     shared_gpus: Literal["allocation", "busy"] = "allocation"
     idle: IdlePolicy = IdlePolicy()
@@ -373,7 +369,7 @@ class Billing(Model):
         return self.pools.get(pool, self.idle)
 
     def any(self, choice: str, value: str) -> bool:
-        """Whether some pool chose so."""
+        """Whether any pool has this value for a choice."""
         return any(getattr(policy, choice) == value for policy in (self.idle, *self.pools.values()))
 
 
@@ -381,9 +377,9 @@ N = TypeVar("N", int, Decimal)
 
 
 class Commitment(Model):
-    """`gpus` GPUs in every hour, at the price of the rows that name it, while one of those is valid.
+    """`gpus` GPUs in every hour, at the price of the rows that name the commitment, while one of them is valid.
 
-    owner: the team that pays for what is not used; the cluster (`__idle__`) where none is named."""
+    owner: the team that pays for unused time; without one, the cluster (`__idle__`)."""
 
     id: str = Field(min_length=1, max_length=200)
     gpus: int = Field(gt=0, le=10_000_000)
@@ -392,7 +388,7 @@ class Commitment(Model):
 
 @dataclass(frozen=True, slots=True)
 class CommitmentUse(Generic[N]):
-    """One hour: used + unused is the commitment, used + beyond the usage."""
+    """One hour: used + unused is the commitment, used + beyond is the usage."""
 
     used: N
     beyond: N
@@ -400,7 +396,8 @@ class CommitmentUse(Generic[N]):
 
 
 def settle(commitment: N, usage: N) -> CommitmentUse[N]:
-    """An hour's usage (GPU time, or money at committed rates) against it. Raises ValueError for a negative one."""
+    """Compares an hour's usage (GPU time, or money at committed rates) with the commitment. Raises ValueError for
+    negative numbers."""
     if commitment < 0 or usage < 0:
         raise ValueError("commitments and usage are not negative")
     used = min(commitment, usage)
@@ -410,7 +407,7 @@ def settle(commitment: N, usage: N) -> CommitmentUse[N]:
 def commitment_cover(commitment: int, usages: Sequence[tuple[Hashable, int]]) -> list[int]:
     """How much of each usage (group, GPU-µs) an hour's commitment covers: in proportion, adding up exactly.
 
-    First between groups and then within each, so a group's part does not depend on how finely it is told apart."""
+    First between groups and then within each, so a group's part does not depend on how finely it is divided."""
     groups: dict[Hashable, list[int]] = {}
     for place, (group, _) in enumerate(usages):
         groups.setdefault(group, []).append(place)
@@ -427,7 +424,7 @@ def commitment_cover(commitment: int, usages: Sequence[tuple[Hashable, int]]) ->
 
 
 class PriceFault(ValueError):
-    """A fault of one row: `path` says where in the document it stands."""
+    """A fault of one row. `path`: its place in the document."""
 
     def __init__(self, index: int, key: str, message: str) -> None:
         super().__init__(message)
@@ -436,7 +433,7 @@ class PriceFault(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A row's figures, per whole GPU and hour: price is what is charged, list_price before the discount."""
+    """A row's figures, per whole GPU and hour: price as charged, list_price before the discount."""
 
     id: str
     price: Decimal
@@ -451,7 +448,7 @@ class Price:
 
 
 class _Entry(NamedTuple):
-    """A row with what is derived from it; `place` is its index in the file."""
+    """A row with derived values; `place` is its index in the file."""
 
     place: int
     row: PriceRow
@@ -464,14 +461,14 @@ class _Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A commitment in force, at the rate that holds then."""
+    """A commitment in force, with its rate at the time."""
 
     commitment: Commitment
     price: Price
     gpu: GpuModel
 
     def takes(self, model: str, pool: str, region: str, capacity_type: str) -> bool:
-        """Whether such a GPU's time counts against it."""
+        """Whether time of such a GPU counts against it."""
         row = self.price.row
         asked = ((row.pool, pool), (row.region, region), (row.capacity_type, capacity_type))
         return self.gpu.covers(parse_gpu_model(model)) and all(want in (None, has) for want, has in asked)
@@ -481,12 +478,12 @@ _FOREVER = 1 << 62
 
 
 class PriceBook(Model):
-    """Dated prices of one currency, and who pays for what (`billing`).
+    """Dated prices in one currency, and the billing policy (`billing`).
 
-    timezone: in which a plain date begins. mig_basis: a MIG instance pays its compute slices' part of the
-    GPU (1g of 7 pays 1/7), which is how the agents divide a GPU, or its memory slices' part (1g.10gb of
-    80 GB pays 1/8; what no instance has is unallocated). Parts never exceed one GPU. commitments: GPUs paid
-    for in advance; the rows that name one are its rate and price nothing else."""
+    timezone: of dates without a time. mig_basis: a MIG instance pays for its compute slices (1g of 7 pays 1/7), which
+    is how agents divide a GPU, or for its memory slices (1g.10gb of 80 GB pays 1/8; memory without an instance is
+    unallocated). Parts never exceed one GPU. commitments: GPUs paid for in advance; a row that names one is its rate
+    and prices nothing else."""
 
     schema_: Literal[1] = Field(alias="schema")
     currency: CurrencyCode
@@ -530,7 +527,7 @@ class PriceBook(Model):
 
     @property
     def has_examples(self) -> bool:
-        """Whether any row says that it is an example and not an agreed price."""
+        """Whether any row is marked as an example instead of an agreed price."""
         return any(row.source == EXAMPLE for row in self.rows)
 
     @cached_property
@@ -544,10 +541,10 @@ class PriceBook(Model):
     def unit_price(
         self, model: str, at_ms: int, pool: str = "", region: str = "", capacity_type: str = ""
     ) -> Price | None:
-        """The price of the most specific row for such a GPU at that instant; None: it has no price.
+        """The price of the most specific row for such a GPU at that instant; None if it has no price.
 
-        `model` as NVML or a node label writes it; "" stands for a place or capacity type not known,
-        which only rows that do not ask for one match."""
+        model: as NVML or a node label writes it. "" stands for an unknown place or capacity type, which matches only
+        rows without that selector."""
         gpu = parse_gpu_model(model)
         place = {"pool": pool, "region": region, "capacity_type": capacity_type}
         best: _Entry | None = None
@@ -561,7 +558,7 @@ class PriceBook(Model):
         return best.price if best else None
 
     def committed(self, at_ms: int) -> tuple[Committed, ...]:
-        """The commitments in force at that instant, in the book's order, with the rate of each."""
+        """The commitments in force at that instant, in the book's order, each with its rate."""
         of = {one.id: one for one in self.commitments}
         return tuple(
             Committed(of[entry.row.commitment or ""], entry.price, entry.gpu)
@@ -570,16 +567,16 @@ class PriceBook(Model):
         )
 
     def commits(self, start_ms: int, end_ms: int) -> bool:
-        """Whether some commitment is in force in the span."""
+        """Whether any commitment is in force in the span."""
         return any(entry.start_ms < end_ms and start_ms < entry.end_ms for entry in self._committed)
 
     def plain(self, start_ms: int, end_ms: int) -> bool:
-        """Whether held time is billed to its holder, at a price that the place and the instant decide alone."""
+        """Whether held time is billed to its holder at a price that depends only on place and instant."""
         moved = self.billing.any("starting", "cluster") or self.billing.any("gang_waiting", "cluster")
         return not moved and self.by_place(start_ms, end_ms)
 
     def by_place(self, start_ms: int, end_ms: int) -> bool:
-        """Whether time has a price that the place and the instant decide alone, and is counted as it was allocated."""
+        """Whether the price of time depends only on place and instant, and time is counted as allocated."""
         divided = self.mig_basis == "memory" or self.billing.shared_gpus == "busy"
         return not (divided or self.commits(start_ms, end_ms))
 
@@ -589,18 +586,18 @@ class PriceBook(Model):
 
     @cached_property
     def prices(self) -> tuple[Price, ...]:
-        """Every row's, by model, capacity type and id."""
+        """Every row's price, by model, capacity type and id."""
         found = [entry.price for entry in self._entries]
         return tuple(sorted(found, key=lambda price: (price.row.model, price.row.capacity_type or "", price.id)))
 
     def cuts(self, start_ms: int, end_ms: int) -> tuple[int, ...]:
-        """Instants strictly inside the span at which some row begins or ends, in order."""
+        """Instants strictly inside the span at which a row begins or ends, in order."""
         edges = {edge for entry in self._entries for edge in (entry.start_ms, entry.end_ms)}
         return tuple(sorted(edge for edge in edges if start_ms < edge < end_ms))
 
 
 def load(path: Path) -> PriceBook:
-    """Read a price book. Raises gputally.base.yaml_file.FileFault with file:line for every fault."""
+    """Reads a price book. Raises gputally.base.yaml_file.FileFault with file:line for every fault."""
     return load_yaml(path, PriceBook)
 
 
@@ -629,7 +626,7 @@ def _entry(index: int, row: PriceRow, tz: ZoneInfo) -> _Entry:
 
 
 def _rates(one: Commitment, entries: list[_Entry]) -> list[_Entry]:
-    """A commitment's rows in order of time; at most one rate holds at an instant."""
+    """A commitment's rows in order of time; at most one rate is valid at an instant."""
     ordered = sorted(entries, key=lambda entry: entry.start_ms)
     for first, second in pairwise(ordered):
         if second.start_ms < first.end_ms:
@@ -639,17 +636,16 @@ def _rates(one: Commitment, entries: list[_Entry]) -> list[_Entry]:
 
 
 def _check_pair(first: _Entry, second: _Entry, family: list[_Entry]) -> None:
-    """Refuse two rows that could both apply with neither the more specific.
+    """Refuses two rows that could both apply while neither is more specific.
 
-    `pool: a` and `capacity_type: spot` are such a pair, unless rows that ask for both cover the
-    time in which both are valid: the family is then closed under intersection and the row with
-    the most selectors is the one that includes all others."""
+    `pool: a` and `capacity_type: spot` are such a pair, unless rows with both conditions cover the time in which both
+    are valid: the family is then closed under intersection, and the row with the most selectors includes all others."""
     start, end = max(first.start_ms, second.start_ms), min(first.end_ms, second.end_ms)
     if start >= end or first.selectors < second.selectors or second.selectors < first.selectors:
         return
     both = first.selectors | second.selectors
     if len(dict(both)) < len(both):
-        return  # they ask for different values of the same thing: no GPU is both
+        return  # they require different values of the same property, so no GPU matches both
     if first.selectors != second.selectors and _covered(start, end, [e for e in family if e.selectors == both]):
         return
     if first.selectors == second.selectors:
