@@ -181,7 +181,7 @@ def job(
     where: Where | None = None,
     timezone: str = "UTC",
 ) -> JobAnswer | None:
-    """One job; if the span starts with None, from the job's first use of a GPU. None if it is unknown or filtered out."""
+    """One job; if the span starts with None, from the job's first use of a GPU. None if unknown or filtered out."""
     mine: Where = {**(where or {}), **only_job(key)}
     start_ms, end_ms = span
     held = ledger.extents({key}).get(key)
