@@ -30,8 +30,8 @@ from fairshare.controller.weight_writer import (
 from fairshare.core.model import Condition, Observation, Pod, Value, Weight, own_window
 from fairshare.core.queue_objects import has_ref, say
 from fairshare.laws.feedback_laws import Memory
-from fairshare.laws.weight_calculation import WeightResult, weigh_pools
-from fairshare.laws.weight_change import DecidedWeight, WeightChange, WeightInputs, changes
+from fairshare.laws.weight_calculation import WeightInputs, WeightResult, weigh_pools
+from fairshare.laws.weight_change import DecidedWeight, WeightChange, changes
 from fairshare.preemption import target_preemption
 from fairshare.preemption.preemption_claims import free_by_node
 from fairshare.preemption.preemption_cycle import Calls, PreemptionCounts, Preemptions, no_calls
@@ -287,14 +287,13 @@ class Controller:
                 capacity = target_capacity(serving, window, observation.capacity, observation.shards)
             except NothingToDivide as error:
                 return _degraded(report, "NoCapacity", str(error)), []
-            gpus, devices, parts = capacity.gpus, capacity.devices, capacity.pools
-            report = replace(report, pools=parts, devices=devices)
+            gpus = capacity.gpus
+            report = replace(report, pools=capacity.pools, devices=capacity.devices)
             situation = WeightInputs(
-                self._policy, window, observation.standings, gpus, now_ms, memory, spent, devices, tuple(parts)
-            )
-            weighing = weigh_pools(
-                self._policy, window, observation.standings, parts, gpus, now_ms, memory, spent, devices
-            )
+                self._policy, window, observation.standings, gpus, now_ms, memory, spent, capacity.devices,
+                capacity.pools,
+            )  # fmt: skip
+            weighing = weigh_pools(situation)
             self._memory[adapter.name] = weighing.memory
             values = adapter.express(self._policy, weighing.weights, observation, gpus)
         if adapter.publishes(self._policy):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from accountant.wire.policy_models import Decision, Policy, UsageWindow
 from fairshare.core.model import Condition, Entitlement, FleetWindow, Gang, Quota, Standing, Weight
 from fairshare.laws.feedback_laws import Memory
-from fairshare.laws.weight_calculation import Pool, WeightResult, weigh_pools
+from fairshare.laws.weight_calculation import Pool, WeightInputs, WeightResult, weigh_pools
 from fairshare.laws.weight_change import WeightChange, change_sentence
 from fairshare.preemption.target_preemption import RELEASE, PreemptionReport
 from fairshare.targets.weight_plan import Apply, Mode
@@ -134,38 +134,31 @@ def weight_decisions(
         "policy_version": policy_version,
     }
     weights = {weight.queue: weight for weight in target.weights}
+
+    def record(outcome: Outcome) -> Decision:
+        apply = outcome.apply
+        weight, change = weights.get(apply.queue), target.changes.get(apply.queue)
+        return Decision(
+            id=f"{cycle}/{apply.queue}",
+            subject=apply.queue,
+            value=weight.value if weight is not None else None,
+            previous=weight.previous if weight is not None else None,
+            reason=with_change(apply.why, change, weight),
+            inputs={
+                "cycle": cycle,
+                "object": apply.name,
+                "published": apply.value,
+                "result": outcome.result,
+                "detail": outcome.detail,
+                **({"explanation": plain(asdict(weight.explanation))} if weight is not None else {}),
+                **({"change": plain(asdict(change))} if change is not None else {}),
+            },
+            **common,
+        )
+
     return (
         Decision(id=cycle, subject=EVERYTHING, reason="the inputs of this cycle", inputs=inputs, **common),
-        *(
-            Decision(
-                id=f"{cycle}/{outcome.apply.queue}",
-                subject=outcome.apply.queue,
-                value=weights[outcome.apply.queue].value if outcome.apply.queue in weights else None,
-                previous=weights[outcome.apply.queue].previous if outcome.apply.queue in weights else None,
-                reason=with_change(
-                    outcome.apply.why, target.changes.get(outcome.apply.queue), weights.get(outcome.apply.queue)
-                ),
-                inputs={
-                    "cycle": cycle,
-                    "object": outcome.apply.name,
-                    "published": outcome.apply.value,
-                    "result": outcome.result,
-                    "detail": outcome.detail,
-                    **(
-                        {"explanation": plain(asdict(weights[outcome.apply.queue].explanation))}
-                        if outcome.apply.queue in weights
-                        else {}
-                    ),
-                    **(
-                        {"change": plain(asdict(target.changes[outcome.apply.queue]))}
-                        if outcome.apply.queue in target.changes
-                        else {}
-                    ),
-                },
-                **common,
-            )
-            for outcome in news
-        ),
+        *map(record, news),
     )
 
 
@@ -174,13 +167,6 @@ def with_change(why: str, change: WeightChange | None, weight: Weight | None) ->
     if change is None or weight is None:
         return why
     return "; ".join(filter(None, (change_sentence(change, weight.value), why)))
-
-
-def replay(policy: Policy, cycle: Decision) -> WeightResult:
-    """`again`, for a caller whose policy may be another one: raises ValueError for that too."""
-    if cycle.policy_version != policy.version():
-        raise ValueError(f"the decision was made under policy {cycle.policy_version}, this is {policy.version()}")
-    return replay_weights(policy, cycle)
 
 
 def replay_weights(policy: Policy, cycle: Decision) -> WeightResult:
@@ -194,17 +180,10 @@ def replay_weights(policy: Policy, cycle: Decision) -> WeightResult:
     recorded = inputs["window"]
     window = (FleetWindow if "clusters" in recorded else UsageWindow).model_validate(recorded)
     exhausted = frozenset(inputs.get("exhausted", ()))
-    parts = [Pool(tuple(each["queues"]), each["gpus"], each["part"]) for each in inputs.get("pools", ())]
+    parts = tuple(Pool(tuple(each["queues"]), each["gpus"], each["part"]) for each in inputs.get("pools", ()))
+    memory, devices = inputs.get("memory") or {}, inputs.get("devices")
     return weigh_pools(
-        policy,
-        window,
-        standings,
-        parts,
-        inputs["gpus"],
-        cycle.at_ms,
-        inputs.get("memory"),
-        exhausted,
-        inputs.get("devices"),
+        WeightInputs(policy, window, standings, inputs["gpus"], cycle.at_ms, memory, exhausted, devices, parts)
     )
 
 

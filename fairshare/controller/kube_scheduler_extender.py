@@ -36,7 +36,7 @@ from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.core.model import Condition, Entitlement, Pod, Standing
 from fairshare.core.pods import LABELLED, queue_namer, read_pod, taken_up
 from fairshare.core.queue_tree import PolicyTree
-from fairshare.laws.weight_calculation import weigh_pools
+from fairshare.laws.weight_calculation import WeightInputs, weigh_pools
 from gputally.base.clock import Clock
 from gputally.kubernetes.objects import Object, gpus
 
@@ -405,6 +405,8 @@ def _with_newcomers(
         for queue, standing in target.standings.items()
     }
     return weigh_pools(
-        policy, report.window, standings, target.pools, target.gpus, report.at_ms, target.memory, target.exhausted,
-        target.devices,
+        WeightInputs(
+            policy, report.window, standings, target.gpus, report.at_ms, target.memory, target.exhausted,
+            target.devices, target.pools,
+        )
     ).entitlements  # fmt: skip

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import compress
 from math import exp2, fsum, inf, log
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow, WindowSpec
 from accountant.wire.usage_models import BudgetState
@@ -77,26 +77,12 @@ class PacedWeight(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class WeightInForce(Protocol):
-    """What a `Standing` says of the weight in force: the weight, None where unset; when it was last changed by us, and
-    which way."""
-
-    @property
-    def weight(self) -> float | None: ...
-
-    @property
-    def changed_ms(self) -> int | None: ...
-
-    @property
-    def direction(self) -> int: ...
-
-
 def rounded_weight(value: float) -> float:
     """Six significant digits: what people can read, and enough that rounding never decides a share."""
     return float(format(value, _FORM))
 
 
-def pace(target: float, standing: WeightInForce, bounds: Bounds, now_ms: int) -> PacedWeight:
+def pace(target: float, standing: Standing, bounds: Bounds, now_ms: int) -> PacedWeight:
     """One cycle's move towards `target` (> 0). An unset or zero weight is no place to step from: it jumps."""
     held = standing.weight
     stepped, value, left_ms = strides(target, held, standing.changed_ms, standing.direction, bounds, now_ms)
@@ -123,7 +109,7 @@ def strides(
     target: float, held: float | None, changed_ms: int | None, direction: int, bounds: Bounds, now_ms: int
 ) -> tuple[float, float, int]:
     """`pace` in numbers alone: as far as one cycle may go, what to publish, and for how many ms more the weight is held
-    down before it may turn round. held, changed_ms, direction: of a `Paced`."""
+    down before it may turn round. held, changed_ms, direction: see `Standing`."""
     if held is None or held <= 0:
         return target, target, 0
     step = bounds.max_step
@@ -601,35 +587,42 @@ def pools(shards: Sequence[Shard], nodes: Sequence[Object], gpus: float) -> tupl
     return tuple(found)
 
 
-def weigh_pools(
-    policy: Policy,
-    window: UsageWindow,
-    standings: Mapping[str, Standing],
-    parts: Sequence[Pool],
-    gpus: float,
-    now_ms: int,
-    memory: Memory | None = None,
-    exhausted: frozenset[str] = frozenset(),
-    devices: float | None = None,
-) -> WeightResult:
-    """Calculates weights pool by pool; see `calculate_weights`. Queues of no pool that have children get what these get
-    together."""
-    if not parts:
-        return calculate_weights(policy, window, standings, gpus, now_ms, memory, exhausted, devices)
+@dataclass(frozen=True, slots=True)
+class WeightInputs:
+    """Everything that weights are calculated from; see `calculate_weights`. pools: what is divided by itself each;
+    empty: `gpus` are divided as one."""
+
+    policy: Policy
+    window: UsageWindow
+    standings: Mapping[str, Standing]
+    gpus: float
+    now_ms: int
+    memory: Memory = field(default_factory=dict)
+    exhausted: frozenset[str] = frozenset()
+    devices: float | None = None
+    pools: tuple[Pool, ...] = ()
+
+
+def weigh_pools(of: WeightInputs) -> WeightResult:
+    """Calculates weights pool by pool. Queues of no pool that have children get what these get together."""
+    policy, standings, gpus = of.policy, of.standings, of.gpus
+    common = (of.now_ms, of.memory, of.exhausted)
+    if not of.pools:
+        return calculate_weights(policy, of.window, standings, gpus, *common, of.devices)
     due: dict[str, Entitlement] = {}
     kept: dict[str, Mapping[str, float]] = {}
     weights: list[Weight] = []
-    for pool in parts:
+    for pool in of.pools:
         own = _policy_of(policy, pool)
         if not own.queues:
             continue
         if pool.gpus <= 0:
             due |= {queue.name: _nothing(queue.name, queue.parent, queue.deserved, standings) for queue in own.queues}
             continue
-        seen = scaled(window, pool.part)
+        seen = scaled(of.window, pool.part)
         known = {name: standing for name, standing in standings.items() if name in pool.queues}
-        behind = None if devices is None else devices * pool.gpus / gpus
-        weighing = calculate_weights(own, seen, known, pool.gpus, now_ms, memory, exhausted, behind)
+        behind = None if of.devices is None else of.devices * pool.gpus / gpus
+        weighing = calculate_weights(own, seen, known, pool.gpus, *common, behind)
         due |= {each.queue: each for each in weighing.entitlements}
         kept |= weighing.memory
         weights += weighing.weights

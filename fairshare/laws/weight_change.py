@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import floor, fsum, log10
 
-from accountant.wire.policy_models import Policy, UsageWindow
+from accountant.wire.policy_models import UsageWindow
 from fairshare.core.model import Standing, Weight
-from fairshare.laws.feedback_laws import Memory
-from fairshare.laws.weight_calculation import Pool, weigh_pools
+from fairshare.laws.weight_calculation import WeightInputs, weigh_pools
 
 CAUSES = (
     ("policy", "the policy"),
@@ -31,21 +30,6 @@ MOST = 32
 MOST_SITUATIONS = 4
 """… and each situation that they were last decided in five more."""
 _SHOWN_DIGITS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class WeightInputs:
-    """Everything that `weigh_pools` was given in one cycle."""
-
-    policy: Policy
-    window: UsageWindow
-    standings: Mapping[str, Standing]
-    gpus: float
-    now_ms: int
-    memory: Memory
-    exhausted: frozenset[str] = frozenset()
-    devices: float | None = None
-    pools: tuple[Pool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +121,7 @@ def _apportioned(parts: Mapping[str, float], whole: int, scale: float) -> dict[s
 
 def _answers(one: WeightInputs) -> Mapping[str, float]:
     """What the law wants for every queue, before pace."""
-    found = weigh_pools(
-        one.policy, one.window, one.standings, one.pools, one.gpus, one.now_ms, one.memory, one.exhausted, one.devices
-    )
-    return {weight.queue: weight.explanation.proportional for weight in found.weights}
+    return {weight.queue: weight.explanation.proportional for weight in weigh_pools(one).weights}
 
 
 def _standings(

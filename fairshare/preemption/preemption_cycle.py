@@ -25,7 +25,7 @@ from accountant.wire.policy_models import Decision, Policy
 from fairshare.core.model import Entitlement, Eviction, Gang, Pod, Quota, Standing
 from fairshare.core.queue_objects import has_ref
 from fairshare.core.queue_tree import PolicyTree
-from fairshare.laws.weight_calculation import weigh_pools
+from fairshare.laws.weight_calculation import WeightInputs, weigh_pools
 from fairshare.preemption import target_preemption
 from fairshare.preemption.eviction import STOPPED, EvictionVeto
 from fairshare.preemption.idle_reclaim import IdleReport, IdleWatch, PodUsage
@@ -297,28 +297,15 @@ def by_hand(
         except NothingToDivide as error:
             raise NotPossible(f"{adapter.name}: {error}") from error
         weighing = weigh_pools(
-            policy,
-            window,
-            observation.standings,
-            capacity.pools,
-            capacity.gpus,
-            now_ms,
-            {},
-            devices=capacity.devices,
-        )
-        past = recent(cluster, where)
+            WeightInputs(
+                policy, window, observation.standings, capacity.gpus, now_ms, devices=capacity.devices,
+                pools=capacity.pools,
+            )
+        )  # fmt: skip
         here = preemption_inputs(
-            policy,
-            adapter.name,
-            observation.gangs,
-            weighing.entitlements,
-            serving.nodes,
-            pods,
-            now_ms,
-            past=past,
-            calls=(call,),
-            quotas=observation.quotas,
-        )
+            policy, adapter.name, observation.gangs, weighing.entitlements, serving.nodes, pods, now_ms,
+            past=recent(cluster, where), calls=(call,), quotas=observation.quotas,
+        )  # fmt: skip
         report = target_preemption.preempt(policy, cluster, replace(here, calls_only=True), mode)
         if mode == "enforce":
             report = _remembered(policy, cluster, where, report)

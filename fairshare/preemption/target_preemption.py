@@ -260,13 +260,6 @@ def facts(victim: Victim) -> dict[str, Any]:
     }
 
 
-def replay(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
-    """`again`, for a caller whose policy may be another one: raises ValueError for that too."""
-    if cycle.policy_version != policy.version():
-        raise ValueError(f"the decision was made under policy {cycle.policy_version}, this is {policy.version()}")
-    return replay_verdicts(policy, cycle)
-
-
 def replay_verdicts(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
     """Decide a recorded cycle again: the same verdicts, bit for bit. policy: the one it was made under. Raises
     ValueError for a record that holds no inputs."""

@@ -15,7 +15,7 @@ from accountant.core.settings import Settings
 from accountant.wire.policy_models import Measure, Policy, UsageWindow, WindowSpec
 from fairshare.__main__ import main
 from fairshare.controller.control_loop import Controller
-from fairshare.controller.cycle_report import CycleReport, replay
+from fairshare.controller.cycle_report import CycleReport, replay_weights
 from fairshare.controller.policy_file import PolicyFile
 from fairshare.core.model import FleetWindow
 from fairshare.explain.what_if import of_books
@@ -167,7 +167,9 @@ def test_a_decision_on_several_clusters_replays_bit_for_bit(accountant: Accounta
     policy, _, found = _cycle(accountant, clock, k=2.0)
     (inputs,) = (each for each in accountant.decisions if each.subject == "*")
     assert inputs.inputs["window"]["clusters"] == ["prod", "west"]  # type: ignore[index, call-overload]
-    assert replay(policy, inputs.model_validate_json(inputs.model_dump_json())).weights == found.targets[0].weights
+    assert (
+        replay_weights(policy, inputs.model_validate_json(inputs.model_dump_json())).weights == found.targets[0].weights
+    )
 
 
 def test_clusters_that_are_alike_repay_a_debt_once_together(accountant: Accountant, clock: VirtualClock) -> None:

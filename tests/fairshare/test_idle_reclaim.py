@@ -13,7 +13,7 @@ from accountant.wire.usage_models import Accounts
 from fairshare.controller.control_loop import Controller
 from fairshare.core.pods import QUEUE_LABEL, read_pod
 from fairshare.preemption.idle_reclaim import LOOKS, WARNING
-from fairshare.preemption.target_preemption import replay
+from fairshare.preemption.target_preemption import replay_verdicts
 from fairshare.targets import KINDS
 from fairshare.targets.status_conditions import StatusObject
 from gputally.base.clock import VirtualClock
@@ -130,7 +130,7 @@ def test_warning_then_grace_then_reclaim(
     assert stop.victim.lost_gpu_hours == pytest.approx(0.0)  # idle all its life
     made = {each.subject: each for each in accountant.decisions if each.kind == "preemption"}
     assert set(made) == {"*", "Idle/Pod/ns/nb", "Pod/ns/nb"}
-    assert replay(loop.policy, made["*"]) == report.targets[0].preemption.verdicts
+    assert replay_verdicts(loop.policy, made["*"]) == report.targets[0].preemption.verdicts
     kept = json.loads(cluster.get(CONFIG_MAP, "gputally-fairshare", "gputally")["data"]["preempted"])
     assert [row[1] for row in kept] == ["Pod/ns/nb"]
 

@@ -155,7 +155,7 @@ def test_every_target_divides_what_works(target: str, either_of: Make, controlle
     assert (cycle.gpus_by_node, cycle.free_by_node) == ({"n1": 5, "n2": 8}, {"n1": 5, "n2": 8})
     record = next(decision for decision in accountant.decisions if decision.subject == cycle_report.EVERYTHING)
     assert (record.inputs["gpus"], record.inputs["lost"]) == (13, {"n1": 3})
-    assert cycle_report.replay(policy, record).weights == found.weights
+    assert cycle_report.replay_weights(policy, record).weights == found.weights
 
 
 def test_what_was_left_out_is_said_with_its_nodes() -> None:

@@ -12,7 +12,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.core.pods import CHECKPOINT, read_pod
 from fairshare.preemption.preemption_cycle import FORGOTTEN_MS
-from fairshare.preemption.target_preemption import replay
+from fairshare.preemption.target_preemption import replay_verdicts
 from fairshare.targets.status_conditions import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
@@ -59,7 +59,7 @@ def test_a_cycle_reclaims_records_and_remembers(controller: Make, accountant: Ac
     made = {each.subject: each for each in accountant.decisions if each.kind == "preemption"}
     assert set(made) == {"*", "Pod/ns/b0", "Pod/ns/a0"}
     assert made["Pod/ns/a0"].inputs["result"] == "stopped"
-    assert replay(loop.policy, made["*"]) == target.preemption.verdicts
+    assert replay_verdicts(loop.policy, made["*"]) == target.preemption.verdicts
     clock.advance(60_000)
     assert loop.cycle().targets[0].preemption.verdicts[0].outcome == "room"
     again = controller(cluster)

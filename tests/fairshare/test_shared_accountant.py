@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from fairshare.controller.control_loop import Controller
-from fairshare.controller.cycle_report import CycleReport, replay
+from fairshare.controller.cycle_report import CycleReport, replay_weights
 from fairshare.targets.kai import QUEUE
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
@@ -118,7 +118,7 @@ def test_decisions_are_kept_apart_and_replay(
         found = list(client_of(cluster).decisions(clock.wall_ms(), clock.wall_ms() + 1))
         assert {decision.cluster for decision in found} == {cluster}
         (inputs,) = (decision for decision in found if decision.subject == "*")
-        assert replay(policy, inputs).weights == at.targets[0].weights
+        assert replay_weights(policy, inputs).weights == at.targets[0].weights
     everybody = list(client_of().decisions(clock.wall_ms(), clock.wall_ms() + 1))
     assert len(everybody) == sum(len(at.decisions) for at in told.values())
 

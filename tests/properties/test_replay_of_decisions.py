@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from accountant.wire.policy_models import Budget, Decision, Policy, UsageWindow
 from accountant.wire.usage_models import BudgetState
 from fairshare.cli.replay_command import recount
-from fairshare.controller.cycle_report import Outcome, TargetReport, replay, weight_decisions
+from fairshare.controller.cycle_report import Outcome, TargetReport, replay_weights, weight_decisions
 from fairshare.core.model import Standing
 from fairshare.laws.weight_calculation import WeightResult, acts, calculate_weights, exhausted
 from fairshare.targets.weight_plan import Apply
@@ -78,7 +78,7 @@ def test_what_was_recorded_comes_to_the_same_bit_for_bit(
             "kai", "enforce", standings, last.weights, last.entitlements, 24.5, memory=before, exhausted=spent
         )
         records = _recorded(target, window, policy, window.end_ms)
-        assert replay(policy, records[0]) == last
+        assert replay_weights(policy, records[0]) == last
         (count,) = recount(records, {policy.version(): policy}, RELEASE)
         assert (count.fault, count.differences) == ("", ())
         assert count.compared >= 20 * len(NAMES)
