@@ -69,6 +69,7 @@ from accountant.wire.policy_models import UNASSIGNED
 from accountant.wire.usage_models import Dimension
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
+from gputally.base.money import exact_product
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR, US_PER_MS
 from gputally.base.untrusted_text import for_cell
 
@@ -161,6 +162,16 @@ class Allocation:
     def efficiency(self) -> Fraction | None:
         """Busy time of all devices over held time, as far as known; None where nothing is."""
         return Fraction(self.busy_us, self.known_us) if self.known_us else None
+
+    def at_rate(self, rate: Decimal) -> Allocation:
+        """The same with every price multiplied, exactly."""
+        if rate == 1:
+            return self
+        converted = {
+            slot._replace(price=None if slot.price is None else exact_product(slot.price, rate)): gpu_us
+            for slot, gpu_us in self.time.items()
+        }
+        return replace(self, time=converted)
 
     def _cost(self, slots: Iterable[CostGroup]) -> Fraction:
         priced = [(slot.price, self.time[slot]) for slot in slots if slot.price is not None]
@@ -706,15 +717,29 @@ class AllocationSource:
             yield from of_step
 
 
+class ExchangeRates(Protocol):
+    """accountant.fleet.members.Rates. to: the currency that amounts are converted to."""
+
+    to: str
+
+    def converted(self, amount: Decimal, currency: str) -> Decimal:
+        """The amount in `to`, exactly. Raises AccountantError where there is no rate."""
+        ...
+
+
 class AllocationsOfLedgers(AllocationSource):
-    """Answers for several ledgers as one: allocations of one name are added up. ledgers: by name.
+    """Answers for several ledgers as one: allocations of one name are added up. ledgers: by name. rates: the
+    operator's; with them every cost is in their currency.
 
-    Costs in several currencies are not added up: such a question is refused."""
+    Without rates, costs in several currencies are not added up: such a question is refused."""
 
-    def __init__(self, ledgers: Mapping[str, AllocationSource], clock: Clock, limits: Limits) -> None:
+    def __init__(
+        self, ledgers: Mapping[str, AllocationSource], clock: Clock, limits: Limits, rates: ExchangeRates | None = None
+    ) -> None:
         # What reads one ledger is overridden.
         super().__init__(cast(PodLedger, None), clock, lambda: None, "", limits)
         self._ledgers = ledgers
+        self._rates = rates
 
     def groups(self, question: Question) -> tuple[Found, int]:
         self._check_currencies()
@@ -723,8 +748,9 @@ class AllocationsOfLedgers(AllocationSource):
         for source in self._ledgers.values():
             found, unmetered = source.groups(question)
             unmetered_us += unmetered
+            rate = self._rate(source)
             for span, named in found:
-                sets.setdefault(span, []).append(named)
+                sets.setdefault(span, []).append({name: one.at_rate(rate) for name, one in named.items()})
         added = [(span, accumulated(several)) for span, several in sets.items()]
         if sum(len(named) for _, named in added) > MAX_ALLOCATIONS:
             raise BadQuestion("window", f"more than {MAX_ALLOCATIONS} allocations: aggregate, or ask for less time")
@@ -739,7 +765,11 @@ class AllocationsOfLedgers(AllocationSource):
             if twice := found.keys() & of_ledger.keys():
                 node = min(twice).rpartition("/")[2]
                 raise BadQuestion("window", f"{name} and another ledger have a node {node} in a cluster of one name")
-            found |= of_ledger
+            rate = float(self._rate(source))
+            found |= {
+                key: {**asset, "gpuCost": asset["gpuCost"] * rate, "totalCost": asset["totalCost"] * rate}
+                for key, asset in of_ledger.items()
+            }
             for model, gpu_us in without.items():
                 unpriced[model] = unpriced.get(model, 0) + gpu_us
         return found, unpriced
@@ -748,13 +778,29 @@ class AllocationsOfLedgers(AllocationSource):
         return frozenset().union(*(source.clusters() for source in self._ledgers.values()))
 
     def currency(self) -> str | None:
-        known = {source.currency() for source in self._ledgers.values()} - {None}
-        return min(filter(None, known)) if len(known) == 1 else None
+        known = self._currencies()
+        if self._rates is not None and known:
+            return self._rates.to
+        return known[0] if len(known) == 1 else None
+
+    def _currencies(self) -> list[str]:
+        return sorted({found for source in self._ledgers.values() if (found := source.currency()) is not None})
 
     def _check_currencies(self) -> None:
-        known = sorted({found for source in self._ledgers.values() if (found := source.currency()) is not None})
-        if len(known) > 1:
-            raise BadQuestion("window", f"amounts in {', '.join(known)} cannot be added up: ask for one ledger")
+        known = self._currencies()
+        if self._rates is None and len(known) > 1:
+            hint = "ask for one ledger, or give --rates FILE"
+            raise BadQuestion("window", f"amounts in {', '.join(known)} cannot be added up: {hint}")
+
+    def _rate(self, source: AllocationSource) -> Decimal:
+        """What one unit of the source's currency is worth in ours. Raises BadQuestion."""
+        currency = source.currency()
+        if self._rates is None or currency is None:
+            return Decimal(1)
+        try:
+            return self._rates.converted(Decimal(1), currency)
+        except AccountantError as error:
+            raise BadQuestion("window", str(error)) from error
 
 
 def _grain(steps: Sequence[Span]) -> Literal["hour", "day"] | None:

@@ -132,7 +132,9 @@ class FleetService:
         self._served = dict(sorted((kept | new).items()))
         self._state.take([one.member for one in self._served.values()])
         sources = {name: one.source for name, one in self._served.items()}
-        self._together = opencost_api.create_app(AllocationsOfLedgers(sources, self._clock, self.settings.limits))
+        self._together = opencost_api.create_app(
+            AllocationsOfLedgers(sources, self._clock, self.settings.limits, self._state.fleet.rates)
+        )
         for name in known.keys() - kept.keys():
             known[name].deps.prepared.close()
 

@@ -132,6 +132,11 @@ class Fleet:
         self._engine = engine
         self._rates = rates
 
+    @property
+    def rates(self) -> Rates | None:
+        """Those that the operator gave."""
+        return self._rates
+
     def statuses(self) -> Mapping[str, LedgerStatus]:
         """The status of every ledger that publishes here, by name, ascending."""
         return ledgers(self._engine)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urljoin
@@ -19,11 +20,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from accountant.api.dependencies import Deps, Ingesting
+from accountant.compat.opencost_api import AllocationsOfLedgers
 from accountant.composition import create_app
 from accountant.core.periods import utc
 from accountant.core.settings import Settings
 from accountant.fleet.fleet_server import FleetService
-from accountant.fleet.members import Fleet
+from accountant.fleet.members import Fleet, Rates
 from accountant.lake.engines import DuckDbEngine
 from accountant.runtime.service_metrics import Metrics
 from gputally.base.clock import VirtualClock
@@ -188,6 +190,33 @@ def test_opencost_lists_the_clusters_and_refuses_to_add_currencies(client: TestC
         assert refused.status_code == 400
         assert "amounts in EUR, USD cannot be added up" in refused.text
         assert mixed.get(f"/clusters/a/opencost/allocation?{window}").status_code == 200
+
+        def costs(app: TestClient, asked: str) -> dict[str, float]:
+            (found,) = app.get(f"{asked}?{window}&aggregate=namespace&includeIdle=true").json()["data"]
+            return {name: one["totalCost"] for name, one in found.items()}
+
+        rates = Rates(to="USD", rates={"EUR": Decimal("1.25")})
+        converting = FleetService(Settings(auth="off"), Fleet(engine, rates), known.clock)
+        rated = TestClient(converting.app, base_url=HERE)
+        assert rated.get("/opencost/getConfigs").json()["data"]["currencyCode"] == "USD"
+        dollars, of_euros = (costs(rated, f"/clusters/{name}/opencost/allocation") for name in ("a", "b"))
+        assert sum(of_euros.values()) > 0
+        assert costs(rated, "/opencost/allocation") == pytest.approx(
+            {name: dollars[name] + of_euros[name] * 1.25 for name in dollars}
+        )
+        source = converting._served["b"].source
+        limits = converting.settings.limits
+        (own, _), (converted, _) = (
+            one.assets(window) for one in (source, AllocationsOfLedgers({"b": source}, known.clock, limits, rates))
+        )
+        assert [one["totalCost"] for one in converted.values()] == pytest.approx(
+            [one["totalCost"] * 1.25 for one in own.values()]
+        )
+        no_rate = Fleet(engine, Rates(to="CHF", rates={"USD": Decimal("0.9")}))
+        refused = TestClient(FleetService(Settings(auth="off"), no_rate, known.clock).app, base_url=HERE).get(
+            f"/opencost/allocation?{window}&aggregate=cluster"
+        )
+        assert (refused.status_code, "no rate from EUR to CHF" in refused.text) == (400, True)
         engine.close()
 
 
