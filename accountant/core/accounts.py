@@ -152,7 +152,7 @@ def terms(values: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) -> 
 
 
 def figures(cells: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) -> Whole:
-    """accountant.storage.query.window_sums.figures of each."""
+    """accountant.storage.query.window_sums.Figures of each row, decayed by its weight."""
     cell = dict(zip(CELLS, cells.T, strict=True))
     allocated = cell["busy_us"] + cell["idle_us"] + cell["unknown_us"]
     decaying = [allocated, cell["busy_us"], cell["energy_uj"], cell["down_us"]]

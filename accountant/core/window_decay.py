@@ -97,27 +97,18 @@ def term(value: int, weight: float) -> int:
     return math.floor(value * weight + 0.5)
 
 
-def total(terms: Iterable[tuple[int, int]], at_ms: int, half_life_s: int | None) -> int:
-    """The sum of (reference_ms, integer) terms as seen from `at_ms`, rounded once to an integer.
-
-    Without a half-life it is the plain sum, in integers of any size."""
-    references, values = zip(*found, strict=True) if (found := list(terms)) else ((), ())
-    return combine(enumerate(values), age_weights(references, at_ms, half_life_s))
-
-
 def age_weights(references_ms: Iterable[int], at_ms: int, half_life_s: int | None) -> Sequence[float] | None:
     """The weight of each span by its end, for `combine`; None without decay."""
-    if half_life_s is None:
-        return None
-    scale_ms = half_life_s * MS_PER_SECOND  # age_weight of each
-    return [math.pow(2.0, (reference - at_ms) / scale_ms) for reference in references_ms]
+    return None if half_life_s is None else [age_weight(end_ms, at_ms, half_life_s) for end_ms in references_ms]
 
 
-def combine(terms: Iterable[tuple[int, int]], weights: Sequence[float] | None) -> int:
-    """`total` of (index of the span, integer) terms, oldest first, with weights that are computed once for all."""
+def combine(values: Sequence[int], weights: Sequence[float] | None) -> int:
+    """The sum of the integers of spans, oldest first, by the weights of the spans, rounded once to an integer.
+
+    Without weights it is the plain sum, in integers of any size."""
     if weights is None:
-        return sum(value for _, value in terms)
-    return round(math.fsum([value * weights[number] for number, value in terms]))
+        return sum(values)
+    return round(math.fsum([value * weight for value, weight in zip(values, weights, strict=True)]))
 
 
 def slurm_weights(starts_ms: Iterable[int], at_ms: int, half_life_s: int | None) -> Sequence[float] | None:

@@ -40,11 +40,10 @@ from accountant.ledger.protocols import (
     NodeFacts,
     Quarantined,
 )
-from accountant.ledger.team_assignment import Assignment, in_force
+from accountant.ledger.team_assignment import Assignment, in_force, rolled_up
 from accountant.ledger.usage_columns import PRICED_BY, Hours, JobName, Peak, Place, UsageColumns, Whole, repeated
 from accountant.prices.price_book import PriceBook
 from accountant.storage.query.grouping import OF_TIME
-from accountant.storage.query.window_query import rolled_up
 from accountant.storage.snapshot import Hole
 from accountant.storage.span_plan import local_hours
 from accountant.storage.write.reference_tables import policies_between

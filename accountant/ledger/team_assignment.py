@@ -107,6 +107,33 @@ def in_force(policies: Sequence[Assignment], start_ms: int, end_ms: int) -> list
     return pieces
 
 
+def rolled_up(leaves: Mapping[str, int], policies: Sequence[Assignment]) -> tuple[dict[str, int], int]:
+    """Usage per queue including descendants, and the usage that belongs to no queue.
+
+    If a queue was removed from the policy, its usage goes to the queue that now has its refs. If no queue or several
+    have them, the usage stays under the old name, and also counts for its former ancestors that still exist."""
+    current = policies[-1] if policies else NO_POLICY
+    usage = dict.fromkeys(current.queues, 0)
+    for queue, value in leaves.items():
+        if queue == UNASSIGNED or not value:
+            continue
+        for name in current.lineage(queue) or _heirs(queue, policies, current):
+            usage[name] = usage.get(name, 0) + value
+    return dict(sorted(usage.items())), leaves.get(UNASSIGNED, 0)
+
+
+def _heirs(queue: str, policies: Sequence[Assignment], current: Assignment) -> list[str]:
+    """The queues that receive the usage of a removed one, by the last policy that contained it."""
+    before = next((rules for rules in reversed(policies) if queue in rules.queues), None)
+    if before is None:
+        return [queue]
+    owners = {current.queue(ref) for ref in before.queues[queue].refs}
+    if len(owners) == 1 and UNASSIGNED not in owners:
+        return current.lineage(owners.pop())
+    above = next((name for name in before.lineage(queue) if name in current.queues), None)
+    return [queue, *(current.lineage(above) if above is not None else ())]
+
+
 TEAM_KEY = "gputally.dev/team"
 """Annotation or label of a namespace that names its team."""
 LABEL_KEY = "gputally.dev/team-label"

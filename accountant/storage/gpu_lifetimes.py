@@ -317,6 +317,10 @@ class Fleet:
                 self._censuses[cluster] = found
         return found
 
+    def one_of_several(self, cluster: str | None) -> str | None:
+        """The cluster; None if it is the only one, because the census of all GPUs is then its own."""
+        return None if self.clusters == {cluster} else cluster
+
     def _unlisted(self, gpu: int, life: Life) -> bool:
         """Whether its node has reported other GPUs for long enough since its last record."""
         return self._newest[self.gpus[gpu].cluster, life.home] >= life.last_ms + UNLISTED_MS
@@ -531,14 +535,10 @@ def gpus_at(fleet: Fleet, start_ms: int, end_ms: int) -> dict[tuple[str, str], i
     return dict(found)
 
 
-def down_in(census: GpuCensus, pieces: Sequence[Span]) -> list[TaggedSpan]:
-    """The down time of each GPU in each piece, tagged with the piece. pieces: ascending, without overlap."""
+def down_in(down: Iterable[tuple[int, Span]], pieces: Sequence[Span]) -> list[TaggedSpan]:
+    """The down time of GPUs in each piece, tagged with the piece. pieces: ascending, without overlap."""
     starts = [start for start, _ in pieces]
-    return [
-        TaggedSpan(tag, low, high, gpu)
-        for gpu, span in census.down()
-        for tag, low, high in _inside(span, pieces, starts)
-    ]
+    return [TaggedSpan(tag, low, high, gpu) for gpu, span in down for tag, low, high in _inside(span, pieces, starts)]
 
 
 def _inside(span: Span, pieces: Sequence[Span], starts: Sequence[int]) -> Iterator[tuple[int, int, int]]:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from typing import TypeVar
 from zoneinfo import ZoneInfo
 
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
@@ -79,11 +80,14 @@ def plan_spans(
     return found
 
 
-def near(spans: Iterable[TaggedSpan], most: int = 4) -> list[list[TaggedSpan]]:
+S = TypeVar("S", bound=TaggedSpan)
+
+
+def near(spans: Iterable[S], most: int = 4) -> list[list[S]]:
     """Groups spans that are close together, so that each group covers a short range of time; one group if there would
     be more than `most`."""
     ordered = sorted(spans, key=lambda span: span.start_ms)
-    groups: list[list[TaggedSpan]] = []
+    groups: list[list[S]] = []
     for span in ordered:
         if groups and span.start_ms - groups[-1][-1].start_ms <= MS_PER_HOUR:
             groups[-1].append(span)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from accountant.core.accounts import AccountVector, part, split
 from accountant.core.claim_overlap import Claim, ClaimRank, settle
+from accountant.core.window_decay import age_weights, combine
 from accountant.ledger.protocols import Receipt
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import Policy, QueuePolicy
@@ -147,3 +149,9 @@ def book(ledger: DuckLedger, group: list[Batch]) -> None:
     for result in ledger.append(group, START_MS + 2 * SPAN_MS):
         assert isinstance(result, Receipt)
         assert result.quarantined == 0
+
+
+def total(terms: Iterable[tuple[int, int]], at_ms: int, half_life_s: int | None) -> int:
+    """The sum of (end of a stretch, whole units) seen from `at_ms`."""
+    ends, values = zip(*found, strict=True) if (found := list(terms)) else ((), ())
+    return combine(values, age_weights(ends, at_ms, half_life_s))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from accountant.core import accounts
 from accountant.core.accounts import AccountVector
-from accountant.storage.query.window_sums import figures
+from accountant.core.window_decay import term
 from gputally.base.units import BUCKET_MS
 
 FIGURE = st.one_of(st.just(0), st.integers(0, BUCKET_MS * 200))
@@ -19,7 +19,11 @@ ROW = st.lists(FIGURE, min_size=WIDTH, max_size=WIDTH)
 @given(st.lists(ROW, min_size=1, max_size=20), st.floats(0, 2))
 def test_figures_of_many_rows_are_those_of_each(rows: list[list[int]], weight: float) -> None:
     found = accounts.figures(np.array(rows, dtype=np.int64), [weight] * len(rows))
-    assert found.tolist() == [list(figures(AccountVector(*row), weight)) for row in rows]
+    for row, figures in zip(rows, found.tolist(), strict=True):
+        cells = AccountVector(*row)
+        decaying = (cells.allocated_us, cells.busy_us, cells.energy_uj, cells.down_us)
+        plain = (cells.allocated_us, cells.unheld_us, cells.down_us, cells.unknown_us, cells.energy_blind_us)
+        assert figures == [*(term(value, weight) for value in decaying), *plain]
 
 
 def test_sums_go_by_equal_keys() -> None:

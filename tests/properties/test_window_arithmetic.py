@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from accountant.core.accounts import AccountVector, add, part
 from accountant.core.claim_overlap import intersect, subtract, union
-from accountant.core.window_decay import age_weight, factor, total
+from accountant.core.window_decay import age_weight, age_weights, combine, factor
 from gputally.base.units import BUCKET_MS
 
 
@@ -30,8 +30,8 @@ def test_the_mean_weight_is_the_integral(start: int, length: int, half_life: int
 
 def test_a_window_forgets_by_halves() -> None:
     assert age_weight(0, 3_600_000, 3600) == 0.5
-    assert total([(0, 1000), (3_600_000, 1000)], 3_600_000, 3600) == 1500
-    assert total([(0, 10**30), (1, 1)], 5, None) == 10**30 + 1
+    assert combine([1000, 1000], age_weights([0, 3_600_000], 3_600_000, 3600)) == 1500
+    assert combine([10**30, 1], age_weights([0, 1], 5, None)) == 10**30 + 1
 
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(lambda s: (min(s), max(s))), max_size=8)

@@ -20,14 +20,14 @@ from msgspec import structs
 
 from accountant.billing.costs import ALLOCATED, charges
 from accountant.core.errors import UnsupportedQuestion
-from accountant.core.window_decay import factor, reference_ms, term, total
+from accountant.core.window_decay import factor, reference_ms, term
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.prices.price_book import PriceBook, load
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import UNASSIGNED, Measure, UsageWindow, WindowSpec
 from gputally.base.units import BUCKET_MS
 from tests.effort import examples
-from tests.properties.streams import QUEUE_OF, SPAN_MS, START_MS, Stream, batches, book, inside, kept, streams
+from tests.properties.streams import QUEUE_OF, SPAN_MS, START_MS, Stream, batches, book, inside, kept, streams, total
 from tests.shelf import shared_cases
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 

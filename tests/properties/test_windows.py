@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from accountant.core.accounts import ACCOUNTS, AccountVector, add
-from accountant.core.window_decay import factor, term, total
+from accountant.core.window_decay import factor, term
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import IDLE, UNASSIGNED, Measure, WindowSpec
@@ -21,7 +21,19 @@ from accountant.wire.usage_models import Dimension, UsageLine
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS
 from tests.effort import examples
-from tests.properties.streams import POLICY, QUEUE_OF, SPAN_MS, START_MS, Stream, batches, book, inside, kept, streams
+from tests.properties.streams import (
+    POLICY,
+    QUEUE_OF,
+    SPAN_MS,
+    START_MS,
+    Stream,
+    batches,
+    book,
+    inside,
+    kept,
+    streams,
+    total,
+)
 
 TRUSTED = settings(max_examples=examples(4, 24), deadline=None, suppress_health_check=list(HealthCheck))
 

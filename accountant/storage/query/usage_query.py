@@ -265,7 +265,7 @@ def unseen(
 ) -> Iterable[Contribution]:
     """Unmetered time, and the unheld and missing time that counts as down because the node was down."""
     fleet = state.fleet
-    spans = down_in(fleet.census, [(piece.start_ms, piece.end_ms) for piece in pieces])
+    spans = down_in(fleet.census.down(), [(piece.start_ms, piece.end_ms) for piece in pieces])
     down_us: dict[tuple[int, int], int] = defaultdict(int)
     if gpus is not None:
         spans = [span for span in spans if span.gpu in gpus]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -145,13 +145,11 @@ def _parts(
         low, high = min(s.start_ms for s in edges), max(s.end_ms for s in edges)
         inside = "e.start_ms >= i.start_ms AND e.end_ms <= i.end_ms AND i.gpu IN (0, e.gpu)"
         yield _sums(ask, "i.tag", f"entry e JOIN incoming i ON {inside}", "e.start_ms", (low, high), apart, table)
-        reaching = statement("straddling", only=apart.only_sets)
-        rows = cursor.run(reaching, {"low": low - BUCKET_MS, "high": high}, incoming=table)
         cut = []
-        for tag, gpu, device, payer, *cells in _straddlers(rows, apart.payers, apart.gpus):
-            group = apart.group(payer)
+        for one in straddling_parts(cursor, edges, apart):
+            group = apart.group(one.payer)
             if group is not None:
-                cut.append((tag, gpu * apart.by_device, apart.kind(device), group, *cells))
+                cut.append((one.tag, one.gpu * apart.by_device, apart.kind(one.device), group, *one.cells))
         yield cut
 
 
@@ -253,6 +251,11 @@ class _Grouping:
     def payers_table(self) -> pa.Table | None:
         return None if self.payers is None else record_columns.column_table(_PAYERS, self.payers.items())
 
+    def looks_at(self, gpu: int, payers: Collection[int]) -> bool:
+        """Whether a set of rows of a GPU matches the filter."""
+        wanted = self.payers is None or any(payer in self.payers for payer in payers)
+        return wanted and (self.gpus is None or gpu in self.gpus)
+
     def group(self, payer: int) -> int | None:
         """The class of a payer; None if it is not among the queried ones."""
         if self.payers is None:
@@ -312,17 +315,37 @@ def _merge(totals: dict[Key, Sequence[int]], rows: Sequence[Row]) -> None:
         totals[key] = values if before is None else [a + b for a, b in zip(before, values, strict=True)]
 
 
-def _straddlers(rows: Sequence[Row], payers: Collection[int] | None, gpus: Collection[int] | None) -> list[Row]:
-    """The parts of sets that reach over an edge of the span (columns of straddling.sql), if they match the filter."""
-    found: list[Row] = []
+class StraddlingPart(NamedTuple):
+    """The part [start_ms, end_ms), inside a queried span, of a row that reaches over an edge of the span."""
+
+    tag: int
+    start_ms: int
+    end_ms: int
+    gpu: int
+    device: int
+    payer: int
+    cells: AccountVector
+
+
+_EVERYTHING = _Grouping.of(by_device=True, kinds=None, payers=None, gpus=None, by_payer=True)
+
+
+def straddling_parts(
+    cursor: Cursor, spans: Sequence[TaggedSpan], apart: _Grouping = _EVERYTHING
+) -> Iterator[StraddlingPart]:
+    """The parts inside spans of sets that reach over an edge, if the sets match the filter of `apart`.
+
+    A set is cut as a whole, otherwise its parts would not add up."""
+    rows = cursor.run(
+        statement("straddling", only=apart.only_sets),
+        {"low": min(s.start_ms for s in spans) - BUCKET_MS, "high": max(s.end_ms for s in spans)},
+        record_columns.column_table(record_columns.SPAN, [(s.tag, s.gpu, s.start_ms, s.end_ms) for s in spans]),
+    )
     for (tag, low, high, _, _, start, end, gpu), group in groupby(rows, key=lambda row: row[:8]):
         members = list(group)
-        # A set is cut as a whole, otherwise its parts would not add up.
-        if (gpus is not None and gpu not in gpus) or (
-            payers is not None and not any(row[9] in payers for row in members)
-        ):
+        if not apart.looks_at(gpu, [row[9] for row in members]):
             continue
-        begin, stop = max(start, low) - start, min(end, high) - start
-        parts = part([AccountVector(*row[10:]) for row in members], end - start, begin, stop)
-        found += [(tag, gpu, row[8], row[9], *held) for row, held in zip(members, parts, strict=True)]
-    return found
+        begin, stop = max(start, low), min(end, high)
+        parts = part([AccountVector(*row[10:]) for row in members], end - start, begin - start, stop - start)
+        for row, cells in zip(members, parts, strict=True):
+            yield StraddlingPart(tag, begin, stop, gpu, row[8], row[9], cells)

@@ -10,13 +10,13 @@ Down time, of a node or of a lost GPU, is not capacity; time when both are down 
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import compress, groupby, pairwise
+from functools import cached_property
+from itertools import chain, compress, groupby, pairwise
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -26,22 +26,22 @@ from accountant.core.accounts import full_us
 from accountant.core.claim_overlap import Span, cut
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.window_decay import age_weights, bounds, combine, factor, slurm_weights, term
-from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force
+from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force, rolled_up
 from accountant.storage.duckdb_engine import Cursor
-from accountant.storage.gpu_lifetimes import Fleet, GpuCensus, in_service
+from accountant.storage.gpu_lifetimes import Fleet, GpuCensus, down_in, in_service
 from accountant.storage.ledger_state import State
 from accountant.storage.query.window_sums import (
     NO_PAYER,
     NO_SUMS,
     Buckets,
     Figures,
+    Form,
     Numbers,
     Parts,
     Reader,
     RowSpan,
     Sums,
     SumsCache,
-    SumsPart,
     TimeSlice,
     View,
     added_up,
@@ -50,18 +50,16 @@ from accountant.storage.query.window_sums import (
 )
 from accountant.storage.query.window_weights import (
     COST_UNIT_PLACES,
-    ByCluster,
-    BySurroundings,
-    Device,
+    GpusInService,
     Lens,
     Place,
     Placement,
     placement_changes,
     shard_of,
 )
-from accountant.storage.span_plan import EVERY_GPU, TaggedSpan, quarters
-from accountant.wire.policy_models import UNASSIGNED, Measure, UsageWindow, WindowSpec
-from gputally.base.units import BUCKET_MS, MS_PER_SECOND
+from accountant.storage.span_plan import EVERY_GPU, quarters
+from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND
 
 MEASURED: Mapping[Measure, int] = {
     "allocated": Figures._fields.index("allocated"),
@@ -76,34 +74,6 @@ _START, _END, _PLACE, _QUEUE = range(4)
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
-    """One window query. slices: the parts of the window; policies: the policy of each slice; pieces: runs of slices
-    during which no GPU changes its place."""
-
-    spec: WindowSpec
-    at_ms: int
-    measure: Measure
-    min_coverage: float
-    lens: Lens
-    slices: Sequence[TimeSlice]
-    policies: Sequence[Assignment]
-    pieces: Sequence[_Piece]
-
-    @property
-    def half_life_s(self) -> int | None:
-        """The half-life that decays the sums within slices; None for Slurm's decay, which applies to whole slices
-        only."""
-        return None if self.spec.decay == "slurm" else self.spec.half_life
-
-    def ages(self) -> Sequence[float] | None:
-        """The weight of each slice by its age; None without decay."""
-        if self.spec.decay == "slurm":
-            return slurm_weights((start for start, _ in self.slices), self.at_ms, self.spec.half_life)
-        references = (one.reference_ms(self.half_life_s) for one in self.slices)
-        return age_weights(references, self.at_ms, self.half_life_s)
-
-
-@dataclass(frozen=True, slots=True)
 class _Piece:
     """Slices [first, last) of the window, during which no GPU changes its place. gpus: the GPUs of each place that the
     lens includes."""
@@ -111,15 +81,53 @@ class _Piece:
     first: int
     last: int
     placement: Placement
-    gpus: Mapping[Place, _Gpus]
+    gpus: Mapping[Place, GpusInService]
 
 
-@dataclass(frozen=True, slots=True)
-class _Gpus:
-    """lives: number of GPUs in service, by span. down: their down time, tagged with the slice."""
+@dataclass(frozen=True)
+class _Question:
+    """One window query. slices: the parts of the window; policies: the policy of each slice; pieces: runs of slices
+    during which no GPU changes its place."""
 
-    lives: Mapping[Span, int]
-    down: Sequence[TaggedSpan]
+    spec: WindowSpec
+    at_ms: int
+    measure: Measure
+    lens: Lens
+    slices: Sequence[TimeSlice]
+    policies: Sequence[Assignment]
+    pieces: Sequence[_Piece]
+
+    @classmethod
+    def of(cls, state: State, spec: WindowSpec, between: Span, measure: Measure, lens: Lens) -> _Question:
+        (start, end), fleet = between, state.fleet
+        moved = [] if lens.trivial else sorted({*placement_changes(fleet, start, end), *lens.cuts(start, end)})
+        period = spec.calc_period * MS_PER_SECOND
+        ticks = range(start - start % period, end, period) if spec.decay == "slurm" else ()
+        slices, policies = _slices(state, start, end, [*moved, *ticks])
+        starts = [one.start_ms for one in slices]
+        pieces = []
+        for first, last in pairwise(bisect_left(starts, at) for at in (start, *moved, end)):
+            if first < last:
+                placement = Placement(fleet, lens, starts[first])
+                pieces.append(_Piece(first, last, placement, placement.gpus()))
+        return cls(spec, end, measure, lens, slices, policies, pieces)
+
+    @property
+    def half_life_s(self) -> int | None:
+        """The half-life that decays the sums within slices; None for Slurm's decay, which applies to whole slices
+        only."""
+        return None if self.spec.decay == "slurm" else self.spec.half_life
+
+    def reference_ms(self, number: int) -> int:
+        """The instant to which the usage of a slice is decayed."""
+        return self.slices[number].reference_ms(self.half_life_s)
+
+    @cached_property
+    def ages(self) -> Sequence[float] | None:
+        """The weight of each slice by its age; None without decay."""
+        if self.spec.decay == "slurm":
+            return slurm_weights((start for start, _ in self.slices), self.at_ms, self.spec.half_life)
+        return age_weights(map(self.reference_ms, range(len(self.slices))), self.at_ms, self.half_life_s)
 
 
 @dataclass(slots=True)
@@ -133,13 +141,13 @@ class _SliceSums:
     down: Mapping[int, Sums]
 
     @classmethod
-    def of(cls, found: Mapping[int, Parts], down: Mapping[int, Sums]) -> _SliceSums:
+    def of(cls, found: Mapping[int, Parts], down: Mapping[int, Parts]) -> _SliceSums:
         numbered = [(number, sums) for number in sorted(found) for sums in found[number]] or [(0, NO_SUMS)]
         return cls(
             np.repeat([number for number, _ in numbered], [len(sums.keys) for _, sums in numbered]),
             np.concatenate([sums.keys for _, sums in numbered]),
             exact(np.concatenate([sums.values for _, sums in numbered])),
-            down,
+            {number: added_up(parts) for number, parts in down.items()},
         )
 
     def within(self, first: int, last: int) -> slice:
@@ -155,7 +163,7 @@ class Windows:
         self._zone = month_zone
         self.sums = SumsCache()
 
-    def bounds(self, spec: WindowSpec, at_ms: int) -> tuple[int, int]:
+    def bounds(self, spec: WindowSpec, at_ms: int) -> Span:
         """The window's [start_ms, end_ms)."""
         return bounds(spec, at_ms, self._zone)
 
@@ -164,7 +172,7 @@ class Windows:
     ) -> int | None:
         """The watermark of every window that ends at `end_ms`."""
         if shard is None:
-            census = fleet.census_of(_only(fleet, cluster))
+            census = fleet.census_of(fleet.one_of_several(cluster))
         else:
             census = GpuCensus.of(shard_of(fleet, shard, end_ms, cluster), fleet.life, fleet.newest_end_ms)
         return census.watermark(end_ms, min_coverage)
@@ -186,303 +194,272 @@ class Windows:
             raise UnsupportedQuestion("without a price book nothing has a cost: ask for allocated, busy or energy")
         if measure in ("cost", "energy") and lens.gpu_weights:
             raise UnsupportedQuestion(f"weights of models are for GPU time, and this window measures {measure}")
-        question = self._question(state, spec, at_ms, measure, min_coverage, lens)
-        held = self._held(cursor, state, question)
-        return None if held is None else self._answer(state, question, held)
-
-    def _question(
-        self, state: State, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float, lens: Lens
-    ) -> _Question:
         start, end = self.bounds(spec, at_ms)
-        moved = set() if lens.trivial else {*placement_changes(state.fleet, start, end), *lens.cuts(start, end)}
-        period = spec.calc_period * MS_PER_SECOND
-        ticks = range(start - start % period, end, period) if spec.decay == "slurm" else ()
-        slices, policies = _slices(state, start, end, [*moved, *ticks])
-        starts = [one.start_ms for one in slices]
-        runs = pairwise(bisect_left(starts, at) for at in (start, *sorted(moved), end))
-        pieces = [_piece(state.fleet, lens, slices, first, last) for first, last in runs if first < last]
-        return _Question(spec, at_ms, measure, min_coverage, lens, slices, policies, pieces)
-
-    def _held(self, cursor: Cursor | None, state: State, question: _Question) -> _SliceSums | None:
-        """The sums of the slices; None if they are not cached and there is no cursor."""
-        if not any(piece.gpus for piece in question.pieces):
-            return _SliceSums.of({}, {})  # an unknown cluster has no sums, and its name is not added to the cache
-        view = View(question.half_life_s, question.lens.placing(state.fleet))
-        gathering = _Gathering(self.sums, state, view, question.slices)
+        question = _Question.of(state, spec, (start, end), measure, lens)
+        reading = _Reading(self.sums, cursor, state, question)
+        if not all(reading.add(piece) for piece in question.pieces if piece.gpus):
+            return None
+        total = _Total(question, _SliceSums.of(reading.found, reading.down), self.sums)
         for piece in question.pieces:
-            gathering.gather(piece)
-        if gathering.missing:
-            if cursor is None:
-                return None
-            gathering.read(cursor, profiles=question.lens.tells_profiles)
-        return _SliceSums.of(gathering.found, gathering.down)
-
-    def _answer(self, state: State, question: _Question, held: _SliceSums) -> UsageWindow:
-        ages, slices, total = question.ages(), question.slices, _Total(question, held)
-        for piece in question.pieces:
-            lines = held.within(piece.first, piece.last)
-            places = held.keys[lines, _PLACE]
-            known = {self.sums.places.names[number]: number for number in np.unique(places).tolist()}
-            for place in known.keys() | piece.gpus.keys():
-                if question.lens.sees(place):
-                    number = known.get(place, -1)
-                    total.add(piece, place, number, np.flatnonzero(places == number) + lines.start)
-        usage, unassigned = rolled_up(total.leaves(self.sums.queues.names, ages), question.policies)
-        return self._told(
-            state.fleet,
-            question,
-            usage=usage,
-            unassigned=unassigned,
-            capacity=total.capacity(ages),
-            coverage=max(0, total.metered) / total.working if total.working > 0 else 1.0,
-            lost_ms=_newest((slices[number] for number in total.lost), slices[-1].end_ms if slices else 0),
-        )
-
-    def _told(
-        self,
-        fleet: Fleet,
-        question: _Question,
-        *,
-        usage: Mapping[str, int],
-        unassigned: int,
-        capacity: int,
-        coverage: float,
-        lost_ms: int,
-    ) -> UsageWindow:
-        spec, lens, policies = question.spec, question.lens, question.policies
-        start, end = self.bounds(spec, question.at_ms)
-        in_force_now = policies[-1].version if policies else None
-        census = fleet.census_of(_only(fleet, lens.cluster))
+            total.add(piece)
+        usage, unassigned = rolled_up(total.leaves(), question.policies)
+        fleet, slices, current = state.fleet, question.slices, question.policies[-1] if question.policies else NO_POLICY
+        census = fleet.census_of(fleet.one_of_several(lens.cluster))
         return UsageWindow(
             kind=spec.kind,
             start_ms=start,
             end_ms=end,
             half_life_s=spec.half_life,
             decay=spec.decay,
-            measure=question.measure,
-            unit=_unit(question.measure, lens),
+            measure=measure,
+            unit=_unit(measure, lens),
             by="queue",
-            usage=dict(usage),
+            usage=usage,
             unassigned=unassigned,
-            capacity=capacity,
-            watermark_ms=self.watermark(fleet, end, question.min_coverage, lens.shard, lens.cluster),
-            coverage=coverage,
-            policy_version=in_force_now.version if in_force_now is not None else None,
+            capacity=total.capacity(),
+            watermark_ms=self.watermark(fleet, end, min_coverage, lens.shard, lens.cluster),
+            coverage=max(0, total.metered) / total.working if total.working > 0 else 1.0,
+            policy_version=current.version.version if current.version is not None else None,
             gpu_weights=spec.gpu_weights if lens.gpu_weights else {},
             price_book_version=lens.book.version if lens.book is not None else None,
             shard=lens.shard,
             cluster=lens.cluster,
-            policy_counting=policies[-1].counting if policies and lens.cluster is not None else None,
-            lost_ms=lost_ms,
+            policy_counting=current.counting if lens.cluster is not None else None,
+            lost_ms=_newest((slices[number] for number in total.lost), slices[-1].end_ms if slices else 0),
             since_ms=min(end, max(start, min((begun for begun, _ in census.lives()), default=end))),
         )
 
 
-class _Gathering:
-    """Takes the sums of slices from the cache, and reads missing ones from the ledger."""
-
-    def __init__(self, cache: SumsCache, state: State, view: View, slices: Sequence[TimeSlice]) -> None:
-        self._cache = cache
-        self._state = state
-        self._view = view
-        self._slices = slices
-        self._cached: Buckets = cache.cached(view, state.version)
-        self.found: dict[int, Parts] = {}
-        self.down: dict[int, Sums] = {}
-        self.missing: dict[int, _Missing] = {}
-        """The slices that are not cached, by the number of the piece's first slice."""
-        self._collapsed: list[tuple[int, SumsPart, Sums]] = []
-
-    def gather(self, piece: _Piece) -> None:
-        """Takes the cached sums of a piece's slices and notes the missing ones."""
-        lacking = _Missing(piece)
-        begin = self._slices[piece.first].start_ms
-        for number in range(piece.first, piece.last):
-            one = self._slices[number]
-            since = begin if self._view.placing is not None and begin > one.bucket else 0
-            if one.bucket >= self._state.fleet.newest_end_ms:
-                continue  # nothing is booked there yet
-            known = self._cached.get(one.bucket, {})
-            if one.whole:
-                parts = known.get(SumsPart()) or self._without_spans(one.bucket, known)
-                if parts is None:
-                    lacking.whole.append(number)
-                else:
-                    self.found[number] = parts
-            elif not self._view.steady:
-                lacking.cut.append(number)
-            else:
-                by_span = SumsPart(by_span=True, since_ms=since)
-                if by_span in known:
-                    self._inside(number, added_up(known[by_span]), lacking)
-                else:
-                    lacking.spans.append((number, by_span))
-        for number, spans in _by_slice(piece).items():
-            if self._slices[number].bucket < self._state.fleet.newest_end_ms:
-                part = SumsPart(down=tuple((span.gpu, span.start_ms, span.end_ms) for span in spans), since_ms=begin)
-                known = self._cached.get(self._slices[number].bucket, {})
-                if part in known and self._cacheable(number):
-                    self.down[number] = added_up(known[part])
-                else:
-                    lacking.down[number] = part
-        if lacking:
-            self.missing[piece.first] = lacking
-        self._cache.remember(self._view, self._state.version, self._collapsed)
-        self._collapsed = []
-
-    def read(self, cursor: Cursor, *, profiles: bool) -> None:
-        """Reads the missing sums from the snapshot of `cursor`. profiles: whether MIG profiles are distinguished."""
-        rows = cursor.run("SELECT id, gpu, node, gpu_model, if(?, profile, '') FROM device", [profiles])
-        devices = [Device(*row) for row in rows]
-        reader = Reader(cursor, self._state, self._view.half_life_s, self._cache.queues)
-        read: list[tuple[int, SumsPart, Sums]] = []
-        for lacking in self.missing.values():
-            place = lacking.piece.placement.place
-            places = {device.id: self._cache.places[place(device)] for device in devices}
-            at = {self._slices[number].start_ms: number for number in lacking.whole}
-            for bucket, sums in reader.quarters(at, places).items():
-                self.found[at[bucket]] = (sums,)
-                read.append((bucket, SumsPart(), sums))
-            spans = [self._all_of(number, bucket=True) for number, _ in lacking.spans]
-            parts = dict(lacking.spans)
-            for number, sums in reader.rows(spans, places).items():
-                self._inside(number, sums, lacking)
-                read.append((self._slices[number].bucket, parts[number], sums))
-            for number, sums in reader.rows([self._all_of(number) for number in lacking.cut], places).items():
-                self.found[number] = (sums,)
-            reaching = [self._all_of(number) for number in {*lacking.cut, *lacking.over}]
-            for number, sums in reader.reaching_over(reaching, places).items():
-                self.found[number] = (*self.found[number], sums)
-            for number, sums in self._down_time(reader, lacking, places):
-                self.down[number] = sums
-                if self._cacheable(number):
-                    read.append((self._slices[number].bucket, lacking.down[number], sums))
-        self._cache.remember(self._view, self._state.version, read)
-
-    def _without_spans(self, bucket: int, known: Mapping[SumsPart, Parts]) -> Parts | None:
-        """The sums of a whole quarter-hour, added up from cached sums by row span; None if these are not cached."""
-        by_span = known.get(SumsPart(by_span=True))
-        if by_span is None:
-            return None
-        whole = without_spans(added_up(by_span))
-        self._collapsed.append((bucket, SumsPart(), whole))
-        return (whole,)
-
-    def _inside(self, number: int, sums: Sums, lacking: _Missing) -> None:
-        """Takes the part inside the slice from a quarter-hour's sums by row span."""
-        start, end = self._slices[number]
-        starts, ends = sums.keys[:, _START], sums.keys[:, _END]
-        inside = (starts >= start) & (ends <= end)
-        self.found[number] = (Sums(sums.keys[inside], sums.values[inside]),)
-        if bool(((starts < end) & (ends > start) & ~inside).any()):
-            lacking.over.append(number)
-
-    def _all_of(self, number: int, *, bucket: bool = False) -> RowSpan:
-        """The rows to read for a slice or, with bucket, for its whole quarter-hour by row span."""
-        one = self._slices[number]
-        if bucket:
-            end = one.bucket + BUCKET_MS
-            return RowSpan(number, EVERY_GPU, one.bucket, end, end, 1)
-        return RowSpan(number, EVERY_GPU, *one, one.reference_ms(self._view.half_life_s), 0)
-
-    def _down_time(self, reader: Reader, lacking: _Missing, places: Mapping[int, int]) -> Iterator[tuple[int, Sums]]:
-        """The sums of the rows inside down time, by slice."""
-        asked: list[RowSpan] = []
-        of_span: list[int] = []
-        for number, part in lacking.down.items():
-            reference = self._slices[number].reference_ms(self._view.half_life_s)
-            for gpu, start, end in part.down:
-                asked.append(RowSpan(len(of_span), gpu, start, end, reference, 0))
-                of_span.append(number)
-        inside = reader.rows(asked, places)
-        cut = [one for one in asked if one.start_ms % BUCKET_MS or one.end_ms % BUCKET_MS]
-        over = reader.reaching_over(cut, places) if cut else {}
-        parts: dict[int, list[Sums]] = {number: [] for number in lacking.down}
-        for found in (inside, over):
-            for tag, sums in found.items():
-                parts[of_span[tag]].append(sums)
-        for number, several in parts.items():
-            yield number, added_up(several)
-
-    def _cacheable(self, number: int) -> bool:
-        return self._view.steady or self._slices[number].whole
-
-
 @dataclass(slots=True)
-class _Missing:
-    """Numbers of slices that are not cached. whole: whole quarter-hours. spans: slices to be cut from their
-    quarter-hour's sums by row span. cut: slices that are read directly. over: slices with rows that reach over their
-    edge. down: slices with down time."""
+class _Wanted:
+    """Required sums of a slice. into: receives the sums. form: the form in which they are cached; None: they are not
+    cached. spans: the rows to read if they are not in the cache. parts: the sums; None until they are known."""
 
-    piece: _Piece
-    whole: list[int] = field(default_factory=list)
-    spans: list[tuple[int, SumsPart]] = field(default_factory=list)
-    cut: list[int] = field(default_factory=list)
-    over: list[int] = field(default_factory=list)
-    down: dict[int, SumsPart] = field(default_factory=dict)
+    number: int
+    bucket: int
+    into: dict[int, Parts]
+    form: Form | None
+    spans: Sequence[RowSpan]
+    parts: Parts | None = None
 
-    def __bool__(self) -> bool:
-        return any((self.whole, self.spans, self.cut, self.over, self.down))
+
+class _Reading:
+    """Takes the sums of slices from the cache, or reads them from the snapshot of `cursor` and caches them.
+
+    found: the sums of each slice, by its number. down: the part of them inside down time."""
+
+    def __init__(self, cache: SumsCache, cursor: Cursor | None, state: State, question: _Question) -> None:
+        self._cache = cache
+        self._cursor = cursor
+        self._state = state
+        self._question = question
+        self._view = View(question.half_life_s, question.lens.placing(state.fleet))
+        self._read: list[tuple[int, Form, Sums]] = []
+        self.found: dict[int, Parts] = {}
+        self.down: dict[int, Parts] = {}
+
+    @cached_property
+    def _cached(self) -> Buckets:
+        return self._cache.cached(self._view, self._state.version)
+
+    def add(self, piece: _Piece) -> bool:
+        """Adds the sums of a piece; False if they are not all cached and there is no cursor."""
+        wanted = self._wanted(piece)
+        for one in wanted:
+            one.parts = self._known(one)
+        missing = [one for one in wanted if one.parts is None]
+        reader = None if self._cursor is None else self._reader(self._cursor, piece)
+        if missing:
+            if reader is None:
+                return False
+            self._read_missing(reader, missing)
+        crossed: list[RowSpan] = []
+        for one in wanted:
+            one.into[one.number] = one.parts or ()
+            if one.form == "by_span":
+                time_slice = self._question.slices[one.number]
+                inside, crossing = _inside(time_slice, added_up(one.parts or ()))
+                one.into[one.number] = (inside,)
+                if crossing:
+                    reference = self._question.reference_ms(one.number)
+                    crossed.append(RowSpan(one.number, *time_slice, EVERY_GPU, reference))
+        if crossed:
+            if reader is None:
+                return False
+            for number, several in reader.straddling(crossed).items():
+                self.found[number] += tuple(several)
+        if self._read:
+            self._cache.remember(self._view, self._state.version, self._read)
+            self._read = []
+        return True
+
+    def _wanted(self, piece: _Piece) -> list[_Wanted]:
+        slices, newest, wanted = self._question.slices, self._state.fleet.newest_end_ms, []
+        begin = slices[piece.first].start_ms
+        down: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        of_gpus = chain.from_iterable(gpus.down for gpus in piece.gpus.values())
+        for span in down_in(sorted(of_gpus), slices[piece.first : piece.last]):
+            down[piece.first + span.tag].append((span.gpu, span.start_ms, span.end_ms))
+        for number in range(piece.first, piece.last):
+            one, reference = slices[number], self._question.reference_ms(number)
+            if one.bucket >= newest:
+                break  # nothing is booked there yet
+            form: Form | None = None
+            span = RowSpan(number, *one, EVERY_GPU, reference)
+            if one.whole:
+                form = "whole"
+            elif self._view.steady and (self._view.placing is None or begin <= one.bucket):
+                # Cached sums by row span have the places at the beginning of the quarter-hour.
+                form = "by_span"
+                span = RowSpan(number, one.bucket, one.bucket + BUCKET_MS, EVERY_GPU, reference, by_span=True)
+            wanted.append(_Wanted(number, one.bucket, self.found, form, [span]))
+            if number in down:
+                spans = [RowSpan(number, start, end, gpu, reference) for gpu, start, end in down[number]]
+                of_down = tuple(down[number]) if one.whole else None
+                wanted.append(_Wanted(number, one.bucket, self.down, of_down, spans))
+        return wanted
+
+    def _known(self, one: _Wanted) -> Parts | None:
+        """The cached sums; those of a whole quarter-hour may be added up from its sums by row span."""
+        known = self._cached.get(one.bucket, {})
+        if one.form == "whole" and "whole" not in known and "by_span" in known:
+            whole = without_spans(added_up(known["by_span"]))
+            self._read.append((one.bucket, "whole", whole))
+            return (whole,)
+        return None if one.form is None else known.get(one.form)
+
+    def _reader(self, cursor: Cursor, piece: _Piece) -> Reader:
+        devices = self._state.device_names(cursor).items()
+        places = {number: self._cache.places[piece.placement.place(device)] for number, device in devices}
+        return Reader(cursor, self._view.half_life_s, self._cache.queues, places)
+
+    def _read_missing(self, reader: Reader, missing: Sequence[_Wanted]) -> None:
+        """Reads sums that are not cached. Folded hours have quarter-hourly sums; decayed terms need the rows."""
+        at_hand = {
+            one.bucket: place
+            for place, one in enumerate(missing)
+            if one.form == "whole" and self._view.half_life_s is None
+            and one.bucket - one.bucket % MS_PER_HOUR not in self._state.unfolded
+        }  # fmt: skip
+        parts: dict[int, Parts] = defaultdict(tuple)
+        if at_hand:
+            parts |= {at_hand[bucket]: (sums,) for bucket, sums in reader.folded(at_hand).items()}
+        rest = sorted(set(range(len(missing))) - set(at_hand.values()))
+        asked = [replace(span, tag=place) for place in rest for span in missing[place].spans]
+        cut = [span for span in asked if span.start_ms % BUCKET_MS or span.end_ms % BUCKET_MS]
+        for found in (reader.inside(asked), reader.straddling(cut)):
+            for place, several in found.items():
+                parts[place] += tuple(several)
+        for place, one in enumerate(missing):
+            sums = added_up(parts[place])
+            one.parts = (sums,)
+            if one.form is not None:
+                self._read.append((one.bucket, one.form, sums))
+
+
+def _inside(within: TimeSlice, sums: Sums) -> tuple[Sums, bool]:
+    """The part inside a slice of a quarter-hour's sums by row span, and whether a row reaches over an edge."""
+    starts, ends = sums.keys[:, _START], sums.keys[:, _END]
+    inside = (starts >= within.start_ms) & (ends <= within.end_ms)
+    crossing = (starts < within.end_ms) & (ends > within.start_ms) & ~inside
+    return sums.of(inside), bool(crossing.any())
 
 
 class _Total:
-    """Adds places of equal weight as integers, by slice, and multiplies by the weight at the end, exactly."""
+    """Adds places of equal weight as integers, by slice, and multiplies by the weight at the end, exactly.
 
-    def __init__(self, question: _Question, held: _SliceSums) -> None:
+    working: time of GPUs in service that were not down, without decay; metered: the part with a known measure.
+    lost: numbers of slices during which a GPU was lost."""
+
+    def __init__(self, question: _Question, held: _SliceSums, cache: SumsCache) -> None:
         self._question = question
         self._held = held
+        self._places = cache.places.names
+        self._queue_refs = cache.queues.names
         self._lines: dict[Fraction, list[npt.NDArray[np.int64]]] = defaultdict(list)
-        self._available: dict[Fraction, list[int]] = defaultdict(lambda: [0] * len(question.slices))
+        self._available: dict[Fraction, Numbers] = defaultdict(lambda: np.zeros(len(question.slices), dtype=object))
         self.working = 0
         self.metered = 0
         self.lost: list[int] = []
-        """Numbers of slices during which a GPU was lost."""
 
-    def add(self, piece: _Piece, place: Place, number: int, lines: npt.NDArray[np.int64]) -> None:
+    def add(self, piece: _Piece) -> None:
+        """Adds the sums of the slices of a piece, and its GPUs."""
+        held, lens = self._held, self._question.lens
+        lines = held.within(piece.first, piece.last)
+        places = held.keys[lines, _PLACE]
+        known = {self._places[number]: number for number in np.unique(places).tolist()}
+        for place in known.keys() | piece.gpus.keys():
+            if lens.sees(place):
+                number = known.get(place, -1)
+                self._add_place(piece, place, number, np.flatnonzero(places == number) + lines.start)
+
+    def _add_place(self, piece: _Piece, place: Place, number: int, lines: npt.NDArray[np.int64]) -> None:
         """Adds a place of a piece. number: the number of the place; lines: lines of `held`.
 
         Time without a weight counts neither as usage nor as capacity, and lowers the coverage."""
         question, held, first = self._question, self._held, piece.first
-        slices = question.slices[first : piece.last]
-        by_slice = np.zeros((len(slices), len(Figures._fields)), dtype=held.values.dtype)
+        by_slice = np.zeros((piece.last - first, len(Figures._fields)), dtype=held.values.dtype)
         np.add.at(by_slice, held.number[lines] - first, held.values[lines])
         rows = Figures(*by_slice.sum(axis=0).tolist())
-        lost, energy = by_slice[:, _LOST].tolist(), by_slice[:, _ENERGY].tolist()
-        self.lost += compress(range(first, piece.last), lost)
-        gpus = piece.gpus.get(place, _Gpus({}, ()))
-        rows_down = {
+        available, energy = (-by_slice[:, _LOST]).tolist(), by_slice[:, _ENERGY].tolist()
+        self.lost += compress(range(first, piece.last), available)
+        in_down_time = {
             tag - first: figures for tag in range(first, piece.last) if (figures := _of_place(held.down, tag, number))
         }
-        capacity = _capacity(gpus, rows_down, lost, slices, first, question.half_life_s)
-        self.working += capacity.working - rows.plain_lost
-        weight = question.lens.weight(place, slices[0].start_ms)
+        gpus = piece.gpus.get(place)
+        if gpus is not None:
+            self._add_gpus(piece, gpus, available, in_down_time)
+        # Time that was held or lost during a node's down time is already part of it.
+        inside = Figures(*map(sum, zip(*in_down_time.values(), strict=True))) if in_down_time else Figures()
+        self.working += inside.plain_allocated + inside.plain_lost - rows.plain_lost
+        weight = question.lens.weight(place, question.slices[first].start_ms)
         if weight is None:
             return
-        self.metered += _metered(rows, capacity, question.measure)
+        blind = {"busy": rows.plain_unknown, "energy": rows.plain_blind}.get(question.measure, 0)
+        self.metered += rows.plain_allocated + rows.plain_unheld - inside.plain_unheld - blind
         self._lines[weight].append(lines)
-        available = self._available[weight]
-        of_slices = energy if question.measure == "energy" else capacity.available
-        available[first : piece.last] = map(sum, zip(available[first : piece.last], of_slices, strict=True))
+        self._available[weight][first : piece.last] += energy if question.measure == "energy" else available
 
-    def leaves(self, queue_refs: Sequence[str | None], ages: Sequence[float] | None) -> dict[str, int]:
-        """Usage of each queue without its descendants, in the window's unit; usage outside all queues as UNASSIGNED.
+    def _add_gpus(
+        self, piece: _Piece, gpus: GpusInService, available: list[int], in_down_time: Mapping[int, Figures]
+    ) -> None:
+        """Adds the time of GPUs in service, without their nodes' down time, to `available`, decayed by slice of the
+        piece. Terms are rounded, so a slice may be slightly below 0 if everything is lost."""
+        question, half_life_s = self._question, self._question.half_life_s
+        slices = question.slices[piece.first : piece.last]
+        references = [question.reference_ms(number) for number in range(piece.first, piece.last)]
+        here = in_service(gpus.lives, slices)
+        for number, one in enumerate(slices):
+            for (start, end), count in [(one, here.whole[number]), *here.parts.get(number, {}).items()]:
+                if count:
+                    weight = factor(start, end, references[number], half_life_s)
+                    available[number] += term(full_us(end - start), weight) * count
+                    self.working += full_us(end - start) * count
+        down = down_in(gpus.down, slices)
+        for span in down:
+            weight = factor(span.start_ms, span.end_ms, references[span.tag], half_life_s)
+            available[span.tag] -= term(full_us(span.end_ms - span.start_ms), weight)
+            self.working -= full_us(span.end_ms - span.start_ms)
+        for number in {span.tag for span in down} & in_down_time.keys():
+            available[number] += in_down_time[number].allocated + in_down_time[number].lost
 
-        queue_refs: the queue references of pods, by number."""
-        queues, held = self._queues(queue_refs), self._held
-        column = held.values[:, MEASURED[self._question.measure]]
+    def leaves(self) -> dict[str, int]:
+        """Usage of each queue without its descendants, in the window's unit; usage outside all queues as UNASSIGNED."""
+        question, held = self._question, self._held
+        names, of_line = self._queues()
+        column = held.values[:, MEASURED[question.measure]]
         usage: dict[str, Fraction] = defaultdict(Fraction)
         for weight, several in self._lines.items():
             lines = np.concatenate(several)
-            lines = lines[queues.of_line[lines] >= 0]
-            shape = len(queues.names), len(self._question.slices)
-            values: Numbers = np.zeros(shape, dtype=held.values.dtype)
-            np.add.at(values, (queues.of_line[lines], held.number[lines]), column[lines])
-            for queue, own in zip(queues.names, _combined(values, ages), strict=True):
-                usage[queue] += weight * own
+            lines = lines[of_line[lines] >= 0]
+            values: Numbers = np.zeros((len(names), len(question.slices)), dtype=held.values.dtype)
+            np.add.at(values, (of_line[lines], held.number[lines]), column[lines])
+            for queue, own in zip(names, values.tolist(), strict=True):
+                usage[queue] += weight * combine(own, question.ages)
         return {queue: round(value) for queue, value in usage.items()}
 
-    def _queues(self, queue_refs: Sequence[str | None]) -> _Queues:
-        """The queue of every line, by the policy of its slice."""
+    def _queues(self) -> tuple[list[str], npt.NDArray[np.int64]]:
+        """The names of the queues, and the queue number of each line by the policy of its slice; -1 without a payer."""
         numbers: dict[str, int] = {}
         of_line = np.full(len(self._held.number), -1)
         for rules, run in groupby(enumerate(self._question.policies), lambda pair: pair[1]):
@@ -490,74 +467,17 @@ class _Total:
             lines = self._held.within(tags[0], tags[-1] + 1)
             refs, place = np.unique(self._held.keys[lines, _QUEUE], return_inverse=True)
             of_ref = [
-                -1 if ref == NO_PAYER else numbers.setdefault(rules.queue(queue_refs[ref] or ""), len(numbers))
+                -1 if ref == NO_PAYER else numbers.setdefault(rules.queue(self._queue_refs[ref] or ""), len(numbers))
                 for ref in refs.tolist()
             ]
             of_line[lines] = np.array(of_ref, np.int64)[place]
-        return _Queues(list(numbers), of_line)
+        return list(numbers), of_line
 
-    def capacity(self, ages: Sequence[float] | None) -> int:
+    def capacity(self) -> int:
         """The capacity in the window's unit. A negative value, which can only come from rounding, becomes 0."""
-        parts = (
-            weight * combine(enumerate(max(0, value) for value in values), ages)
-            for weight, values in self._available.items()
-        )
-        return round(sum(parts, Fraction(0)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Queues:
-    """names: of the queues. of_line: the queue number of each line; -1 without a payer."""
-
-    names: Sequence[str]
-    of_line: npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class _Capacity:
-    """In-service time of GPUs without their nodes' down time. available: by slice, decayed; terms are rounded, so it
-    may be slightly below 0 if everything is lost. working: total without decay. down_unheld: rows without a holder
-    during down time, without decay."""
-
-    available: Sequence[int]
-    working: int
-    down_unheld: int
-
-
-def _capacity(
-    gpus: _Gpus,
-    rows_down: Mapping[int, Figures],
-    lost: Sequence[int],
-    slices: Sequence[TimeSlice],
-    first: int,
-    half_life_s: int | None,
-) -> _Capacity:
-    """first: the number of the first slice. rows_down: sums of the rows inside down time, by slice. lost: time of lost
-    GPUs in the rows, by slice."""
-    down_us: dict[int, int] = defaultdict(int)
-    working = 0
-    for span in gpus.down:
-        reference = slices[span.tag - first].reference_ms(half_life_s)
-        weight = factor(span.start_ms, span.end_ms, reference, half_life_s)
-        down_us[span.tag - first] += term(full_us(span.end_ms - span.start_ms), weight)
-        working -= full_us(span.end_ms - span.start_ms)
-    for rows in rows_down.values():
-        # Time that was held or lost during a node's down time is already part of it.
-        working += rows.plain_allocated + rows.plain_lost
-    here = in_service(gpus.lives, slices)
-    available = []
-    for number, one in enumerate(slices):
-        reference = one.reference_ms(half_life_s)
-        mine = -lost[number]
-        for (start, end), count in [(one, here.whole[number]), *here.parts.get(number, {}).items()]:
-            if count:
-                mine += term(full_us(end - start), factor(start, end, reference, half_life_s)) * count
-                working += full_us(end - start) * count
-        if number in down_us:
-            rows = rows_down.get(number, Figures())
-            mine -= down_us[number] - rows.allocated - rows.lost
-        available.append(mine)
-    return _Capacity(available, working, sum(rows.plain_unheld for rows in rows_down.values()))
+        ages = self._question.ages
+        available = self._available.items()
+        return round(sum(weight * combine(np.maximum(values, 0).tolist(), ages) for weight, values in available))
 
 
 def _of_place(down: Mapping[int, Sums], number: int, place: int) -> Figures | None:
@@ -566,49 +486,6 @@ def _of_place(down: Mapping[int, Sums], number: int, place: int) -> Figures | No
     if sums is None or not (mine := sums.keys[:, _PLACE] == place).any():
         return None
     return Figures(*sums.values[mine].sum(axis=0).tolist())
-
-
-def _metered(rows: Figures, capacity: _Capacity, measure: Measure) -> int:
-    """Microseconds, without decay, for which the measure is known; the rest lowers the coverage."""
-    known = rows.plain_allocated + rows.plain_unheld - capacity.down_unheld
-    return known - (rows.plain_unknown if measure == "busy" else rows.plain_blind if measure == "energy" else 0)
-
-
-def _combined(values: Numbers, ages: Sequence[float] | None) -> list[int]:
-    """accountant.core.window_decay.combine of each row."""
-    if ages is None:
-        return [sum(row) for row in values.tolist()]
-    return [round(math.fsum(row)) for row in (values * np.array(ages)).tolist()]
-
-
-def _piece(fleet: Fleet, lens: Lens, slices: Sequence[TimeSlice], first: int, last: int) -> _Piece:
-    placement = ByCluster(fleet, lens.cluster) if lens.trivial else BySurroundings(fleet, slices[first].start_ms)
-    starts = [one.start_ms for one in slices[first:last]]
-    gpus = {}
-    for place, capacity in placement.capacity():
-        if lens.sees(place):
-            down = [
-                TaggedSpan(tag, max(start, slices[tag].start_ms), min(end, slices[tag].end_ms), gpu)
-                for gpu, (start, end) in capacity.down
-                for tag in range(first + max(0, bisect_right(starts, start) - 1), first + bisect_left(starts, end))
-                if start < slices[tag].end_ms
-            ]
-            gpus[place] = _Gpus(capacity.lives, down)
-    return _Piece(first, last, placement, gpus)
-
-
-def _by_slice(piece: _Piece) -> Mapping[int, list[TaggedSpan]]:
-    """The down time of all places, by the number of the slice."""
-    found: dict[int, list[TaggedSpan]] = defaultdict(list)
-    for gpus in piece.gpus.values():
-        for span in gpus.down:
-            found[span.tag].append(span)
-    return {number: sorted(spans, key=lambda span: (span.gpu, span.start_ms)) for number, spans in found.items()}
-
-
-def _only(fleet: Fleet, cluster: str | None) -> str | None:
-    """The cluster to select; None if it is the only one."""
-    return None if cluster is None or fleet.clusters == {cluster} else cluster
 
 
 def _newest(slices: Iterable[Span], end_ms: int) -> int:
@@ -635,30 +512,3 @@ def _slices(
         slices += found
         policies += [rules] * len(found)
     return slices, policies
-
-
-def rolled_up(leaves: Mapping[str, int], policies: Sequence[Assignment]) -> tuple[dict[str, int], int]:
-    """Usage per queue including descendants, and the usage that belongs to no queue.
-
-    If a queue was removed from the policy, its usage goes to the queue that now has its refs. If no queue or several
-    have them, the usage stays under the old name, and also counts for its former ancestors that still exist."""
-    current = policies[-1] if policies else NO_POLICY
-    usage = dict.fromkeys(current.queues, 0)
-    for queue, value in leaves.items():
-        if queue == UNASSIGNED or not value:
-            continue
-        for name in current.lineage(queue) or _heirs(queue, policies, current):
-            usage[name] = usage.get(name, 0) + value
-    return dict(sorted(usage.items())), leaves.get(UNASSIGNED, 0)
-
-
-def _heirs(queue: str, policies: Sequence[Assignment], current: Assignment) -> list[str]:
-    """The queues that receive the usage of a removed one, by the last policy that contained it."""
-    before = next((rules for rules in reversed(policies) if queue in rules.queues), None)
-    if before is None:
-        return [queue]
-    owners = {current.queue(ref) for ref in before.queues[queue].refs}
-    if len(owners) == 1 and UNASSIGNED not in owners:
-        return current.lineage(owners.pop())
-    above = next((name for name in before.lineage(queue) if name in current.queues), None)
-    return [queue, *(current.lineage(above) if above is not None else ())]

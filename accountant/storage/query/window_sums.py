@@ -16,23 +16,21 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
-from operator import itemgetter
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from accountant.core import accounts
-from accountant.core.accounts import AccountVector, part
-from accountant.core.window_decay import factor, reference_ms, term
+from accountant.core.window_decay import factor, reference_ms
 from accountant.storage.duckdb_engine import Cursor, Row, statement
-from accountant.storage.ledger_state import State
+from accountant.storage.query.usage_sums import straddling_parts
 from accountant.storage.query.window_weights import Place
 from accountant.storage.span_plan import TaggedSpan, near
 from accountant.storage.write import record_columns
 from accountant.storage.write.interval_writer import AddedRows, BookedChanges
-from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND
+from gputally.base.units import BUCKET_MS, MS_PER_SECOND
 
 MOST_LINES: Final = 1_000_000
 """Lines of sums in the cache, over all views; when it is full, the older half of the quarter-hours is dropped."""
@@ -92,14 +90,11 @@ class Numbering(Generic[N]):
         self._lock = threading.Lock()
 
     def __getitem__(self, name: N) -> int:
-        number = self._numbers.get(name)
-        if number is None:
-            with self._lock:
-                number = self._numbers.get(name)
-                if number is None:
-                    self.names.append(name)
-                    number = self._numbers[name] = len(self.names) - 1
-        return number
+        with self._lock:
+            number = self._numbers.setdefault(name, len(self.names))
+            if number == len(self.names):
+                self.names.append(name)
+            return number
 
 
 NO_PAYER: Final = 0
@@ -112,6 +107,9 @@ class Sums(NamedTuple):
 
     keys: npt.NDArray[np.int64]
     values: Numbers
+
+    def of(self, lines: npt.NDArray[np.bool_]) -> Sums:
+        return Sums(self.keys[lines], self.values[lines])
 
 
 Parts = tuple[Sums, ...]
@@ -141,18 +139,9 @@ def without_spans(sums: Sums) -> Sums:
     return added_up([Sums(keys, sums.values)])
 
 
-Down = tuple[tuple[int, int, int], ...]
-"""(gpu, start_ms, end_ms): the down time of GPUs inside one slice."""
-
-
-class SumsPart(NamedTuple):
-    """Identifies the kind of sums of a quarter-hour: all rows, rows by their spans, or rows inside down time.
-
-    since_ms: the instant whose labels determine the places, if it is not the quarter-hour's start."""
-
-    by_span: bool = False
-    down: Down = ()
-    since_ms: int = 0
+Form = Literal["whole", "by_span"] | tuple[tuple[int, int, int], ...]
+"""The kind of cached sums of a quarter-hour: all rows, all rows by their spans, or rows inside the down time of GPUs,
+(gpu, start_ms, end_ms) of each."""
 
 
 class View(NamedTuple):
@@ -168,23 +157,21 @@ class View(NamedTuple):
         return reference_ms(0, 1, self.half_life_s) == BUCKET_MS
 
 
-Buckets = Mapping[int, Mapping[SumsPart, Parts]]
+Buckets = Mapping[int, Mapping[Form, Parts]]
 """Sums by the start of the quarter-hour."""
-_BY_SPAN: Final = SumsPart(by_span=True)
 
 
 class SumsCache:
     """Caches sums of quarter-hours by view. Thread-safe. places, queues: the names behind the numbers in keys; a queue
     is the queue reference of a pod."""
 
-    def __init__(self, most_lines: int = MOST_LINES) -> None:
+    def __init__(self) -> None:
         self.places: Numbering[Place] = Numbering()
         self.queues: Numbering[str | None] = Numbering(None)
-        self._most_lines = most_lines
         self._lock = threading.Lock()
-        self._known: OrderedDict[View, dict[int, Mapping[SumsPart, Parts]]] = OrderedDict()
+        self._known: OrderedDict[View, dict[int, Mapping[Form, Parts]]] = OrderedDict()
         self._touched: dict[int, int] = {}
-        self._last_touched = self._cleared = 0
+        self._cleared = 0
 
     def cached(self, view: View, version: int) -> Buckets:
         """The cached sums of a view that are valid for the snapshot of `version`."""
@@ -195,20 +182,18 @@ class SumsCache:
                 self._known.popitem(last=False)
             if self._cleared > version:
                 return {}
-            if self._last_touched <= version:
-                return dict(known)
             return {bucket: parts for bucket, parts in known.items() if self._touched.get(bucket, 0) <= version}
 
-    def remember(self, view: View, version: int, found: Iterable[tuple[int, SumsPart, Sums]]) -> None:
+    def remember(self, view: View, version: int, found: Iterable[tuple[int, Form, Sums]]) -> None:
         """Caches sums read from the snapshot of `version`, unless a later commit changed them."""
         with self._lock:
             known = self._known.get(view)
             if known is None or self._cleared > version:
                 return
-            for bucket, asked, sums in found:
+            for bucket, form, sums in found:
                 if self._touched.get(bucket, 0) <= version:
-                    known[bucket] = {**known.get(bucket, {}), asked: (sums,)}
-            if sum(_lines(parts) for of in self._known.values() for parts in of.values()) > self._most_lines:
+                    known[bucket] = {**known.get(bucket, {}), form: (sums,)}
+            if sum(_lines(parts) for of in self._known.values() for parts in of.values()) > MOST_LINES:
                 for of in self._known.values():
                     for old in sorted(of)[: (len(of) + 1) // 2]:
                         del of[old]
@@ -243,14 +228,12 @@ class SumsCache:
         with self._lock:
             if booked.requeued:
                 self._clear(version)
-            if booked.touched:
-                self._last_touched = version
             for bucket in booked.touched:
                 self._touched[bucket] = version
                 for view, known in self._known.items():
                     before = known.pop(bucket, None)
                     if bucket in booked.fresh and before is None and not booked.requeued:
-                        before = {_BY_SPAN: ()}
+                        before = {"by_span": ()}
                     sums = additions.get((view, bucket))
                     if before is not None and sums is not None:
                         known[bucket] = _grown(before, sums)
@@ -266,130 +249,90 @@ class SumsCache:
             known.clear()
 
 
-def _lines(of_bucket: Mapping[SumsPart, Parts]) -> int:
+def _lines(of_bucket: Mapping[Form, Parts]) -> int:
     return sum(len(sums.keys) for parts in of_bucket.values() for sums in parts)
 
 
-def _grown(before: Mapping[SumsPart, Parts], sums: Sums) -> Mapping[SumsPart, Parts]:
+def _grown(before: Mapping[Form, Parts], sums: Sums) -> Mapping[Form, Parts]:
     """A quarter-hour after an addition; its sums inside down time are dropped and must be read again."""
-    grown = {}
-    for asked, parts in before.items():
-        if not asked.down:
-            more = (*parts, sums if asked.by_span else without_spans(sums))
-            grown[asked] = more if len(more) <= _MOST_PARTS else (added_up(more),)
+    grown: dict[Form, Parts] = {}
+    added_to: dict[Form, Sums] = {"by_span": sums, "whole": without_spans(sums)}
+    for form, added in added_to.items():
+        if form in before:
+            more = (*before[form], added)
+            grown[form] = more if len(more) <= _MOST_PARTS else (added_up(more),)
     return grown
 
 
-class RowSpan(NamedTuple):
-    """Rows inside a slice that are to be summed. gpu: one GPU, or 0 for all."""
+@dataclass(frozen=True, slots=True)
+class RowSpan(TaggedSpan):
+    """Rows inside one quarter-hour to sum, decayed to `reference_ms`. by_span: separately by their spans."""
 
-    tag: int
-    gpu: int
-    start_ms: int
-    end_ms: int
-    reference_ms: int
-    by_span: int
+    reference_ms: int = 0
+    by_span: bool = False
 
 
 class Reader:
-    """Reads sums from the snapshot of `cursor`, which belongs to `state`. The methods' `places`: the number of every
-    device's place."""
+    """Reads sums from the snapshot of `cursor`. places: the number of every device's place."""
 
-    def __init__(self, cursor: Cursor, state: State, half_life_s: int | None, queues: Numbering[str | None]) -> None:
+    def __init__(
+        self, cursor: Cursor, half_life_s: int | None, queues: Numbering[str | None], places: Mapping[int, int]
+    ) -> None:
         self._cursor = cursor
-        self._state = state
         self._half_life_s = half_life_s
         self._queues = queues
+        self._places = places
+        self._kinds = record_columns.column_table(record_columns.KIND, places.items())
 
-    def quarters(self, buckets: Collection[int], places: Mapping[int, int]) -> dict[int, Sums]:
-        """The sums of whole quarter-hours, by their starts."""
-        folded: list[int] = []
-        if self._half_life_s is None:
-            # Folded hours have quarter-hourly sums; decayed terms can only be computed from rows.
-            folded = [at for at in buckets if at - at % MS_PER_HOUR not in self._state.unfolded]
-        found = dict.fromkeys(buckets, NO_SUMS)
-        if folded:
-            span: dict[str, int | None] = {"low": min(folded), "high": max(folded) + BUCKET_MS}
-            table = record_columns.column_table(record_columns.HOUR, [(at,) for at in folded])
-            found |= self._run(statement("window_quarters", origins=_origins()), span, table, places)
-        for group in near([TaggedSpan(0, at, at + BUCKET_MS) for at in set(buckets) - set(folded)]):
-            bounds = self._bounds(group[0].start_ms, group[-1].end_ms)
-            read = self._run(_rows("rows_of_quarters"), bounds, None, places)
-            found |= {one.start_ms: read[one.start_ms] for one in group if one.start_ms in read}
+    def folded(self, buckets: Collection[int]) -> dict[int, Sums]:
+        """The sums of whole quarter-hours of folded hours, by their starts, without decay."""
+        span = {"low": min(buckets), "high": max(buckets) + BUCKET_MS}
+        table = record_columns.column_table(record_columns.HOUR, [(at,) for at in buckets])
+        return self._run(statement("window_quarters", origins=_origins()), span, table)
+
+    def inside(self, asked: Sequence[RowSpan]) -> dict[int, list[Sums]]:
+        """The sums of rows that lie inside the spans, by tag."""
+        found: dict[int, list[Sums]] = defaultdict(list)
+        sql = statement("window_rows", weight=statement("weight"), origins=_origins())
+        half_life_ms = None if self._half_life_s is None else self._half_life_s * MS_PER_SECOND
+        for here in near(asked):
+            low, high = min(one.start_ms for one in here), max(one.end_ms for one in here)
+            rows = [
+                (n, one.gpu, one.start_ms, one.end_ms, one.reference_ms, int(one.by_span)) for n, one in enumerate(here)
+            ]
+            table = record_columns.column_table(record_columns.WINDOW_SPAN, rows)
+            sums_of = self._run(sql, {"low": low, "high": high, "half_life_ms": half_life_ms}, table)
+            for number, sums in sums_of.items():
+                found[here[number].tag].append(sums)
         return found
 
-    def rows(self, asked: Sequence[RowSpan], places: Mapping[int, int]) -> dict[int, Sums]:
-        """The sums of rows that lie inside the spans, by tag."""
-        found: dict[int, list[Sums]] = {one.tag: [] for one in asked}
-        for group in near([TaggedSpan(number, one.start_ms, one.end_ms) for number, one in enumerate(asked)]):
-            here = [asked[span.tag] for span in group]
-            bounds = self._bounds(min(one.start_ms for one in here), max(one.end_ms for one in here))
-            table = record_columns.column_table(record_columns.WINDOW_SPAN, here)
-            for tag, sums in self._run(_rows("rows_inside_spans"), bounds, table, places).items():
-                found[tag].append(sums)
-        return {tag: added_up(several) for tag, several in found.items()}
-
-    def reaching_over(self, asked: Sequence[RowSpan], places: Mapping[int, int]) -> dict[int, Sums]:
+    def straddling(self, asked: Sequence[RowSpan]) -> dict[int, list[Sums]]:
         """The parts inside a span of rows that reach over its edge, by tag; a set of rows is cut as a whole."""
-        found: dict[int, list[Row]] = defaultdict(list)
-        of_tag = {one.tag: one for one in asked}
-        origins: dict[int, str | None] = {}
-        for group in near([TaggedSpan(number, one.start_ms, one.end_ms) for number, one in enumerate(asked)]):
-            here = [asked[span.tag] for span in group]
-            bounds = {"low": min(one.start_ms for one in here) - BUCKET_MS, "high": max(one.end_ms for one in here)}
-            table = record_columns.column_table(record_columns.SPAN, [one[:4] for one in here])
-            rows = self._cursor.run(statement("straddling", only=""), bounds, table)
-            origins |= self._origins({row[9] for row in rows})
-            for _, members in groupby(rows, key=itemgetter(*range(8))):
-                for tag, device, payer, figures in self._cut(list(members), of_tag):
-                    found[tag].append((0, 0, places[device], self._queues[origins.get(payer)], *figures))
-        return {tag: _table(rows) for tag, rows in found.items() if rows}
-
-    def _cut(self, members: Sequence[Row], asked: Mapping[int, RowSpan]) -> Iterable[tuple[int, int, int, Figures]]:
-        """Tag, device, payer and figures of each row of one set."""
-        tag, since, until, _, _, start, end = members[0][:7]
-        begin, stop = max(start, since), min(end, until)
-        weight = factor(begin, stop, asked[tag].reference_ms, self._half_life_s)
-        parts = part([AccountVector(*row[10:]) for row in members], end - start, begin - start, stop - start)
-        for row, cells in zip(members, parts, strict=True):
-            yield tag, row[8], row[9], figures(cells, weight)
+        numbered = [TaggedSpan(number, one.start_ms, one.end_ms, one.gpu) for number, one in enumerate(asked)]
+        parts = [one for here in near(numbered) for one in straddling_parts(self._cursor, here)]
+        if not parts:
+            return {}
+        origins = self._origins({one.payer for one in parts})
+        keys = [(0, 0, self._places[one.device], self._queues[origins.get(one.payer)]) for one in parts]
+        weights = [factor(one.start_ms, one.end_ms, asked[one.tag].reference_ms, self._half_life_s) for one in parts]
+        values = accounts.figures(np.array([one.cells for one in parts], np.int64), weights)
+        tags = np.array([asked[one.tag].tag for one in parts])
+        sums = Sums(np.array(keys, np.int64), values)
+        return {tag: [added_up([sums.of(tags == tag)])] for tag in set(tags.tolist())}
 
     def _origins(self, payers: Collection[int]) -> dict[int, str | None]:
-        if not payers:
-            return {}
         table = record_columns.column_table(record_columns.ID, [(payer,) for payer in sorted(payers)])
         return dict(self._cursor.run(statement("holder_origins", payers="SELECT id FROM incoming"), None, table))
 
-    def _bounds(self, low_ms: int, high_ms: int) -> dict[str, int | None]:
-        half_life_ms = None if self._half_life_s is None else self._half_life_s * MS_PER_SECOND
-        return {"low": low_ms, "high": high_ms, "half_life_ms": half_life_ms}
-
-    def _run(
-        self, sql: str, bounds: Mapping[str, int | None], incoming: Any, places: Mapping[int, int]
-    ) -> dict[int, Sums]:
-        kinds = record_columns.column_table(record_columns.KIND, places.items())
+    def _run(self, sql: str, bounds: Mapping[str, int | None], incoming: Any) -> dict[int, Sums]:
         found: dict[int, list[Row]] = defaultdict(list)
-        for tag, start, end, place, queue, *values in self._cursor.run(sql, bounds, incoming, None, kinds):
+        for tag, start, end, place, queue, *values in self._cursor.run(sql, bounds, incoming, None, self._kinds):
             found[tag].append((start, end, place, self._queues[queue], *values))
         return {tag: _table(rows) for tag, rows in found.items()}
 
 
-def _rows(source: str) -> str:
-    """SQL for the figures of the rows that a statement selects."""
-    return statement("window_rows", rows=statement(source), weight=statement("weight"), origins=_origins())
-
-
 def _origins() -> str:
     return statement("holder_origins", payers=statement("payers"))
-
-
-def figures(cells: AccountVector, weight: float) -> Figures:
-    """The figures of one row."""
-    return Figures(
-        term(cells.allocated_us, weight), term(cells.busy_us, weight), term(cells.energy_uj, weight),
-        term(cells.down_us, weight), cells.allocated_us, cells.unheld_us, cells.down_us, cells.unknown_us,
-        cells.energy_blind_us,
-    )  # fmt: skip
 
 
 def _table(rows: Sequence[Row]) -> Sums:

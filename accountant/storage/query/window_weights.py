@@ -11,17 +11,18 @@ billing policy, which depend on other users and not only on the usage.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from accountant.billing.billing_rules import memory_to_compute
 from accountant.core.claim_overlap import Span
 from accountant.prices.gpu_model_names import GpuModel, parse_gpu_model
 from accountant.prices.price_book import PriceBook
 from accountant.storage.gpu_lifetimes import Fleet, NodeKey, changes_between
+from accountant.storage.write.name_ids import DeviceName
 from gputally.base.units import US_PER_HOUR
 
 COST_UNIT_PLACES: Final = 9
@@ -110,77 +111,49 @@ def _precision(model: GpuModel) -> int:
     return (model.memory_gb is not None) + (model.form is not None)
 
 
-class Device(NamedTuple):
-    """A row of the ledger's devices. profile: "" if it does not matter."""
-
-    id: int
-    gpu: int
-    node: str
-    gpu_model: str
-    profile: str
-
-
-class Capacity(NamedTuple):
+class GpusInService(NamedTuple):
     """The GPUs of a place. lives: number in service, by span. down: their down time, by GPU."""
 
     lives: Mapping[Span, int]
     down: Sequence[tuple[int, Span]]
 
 
-class Placement(Protocol):
-    """Finds the places of devices and GPUs for a time in which none changes."""
+class Placement:
+    """Finds the places of devices and GPUs for a time in which none changes.
 
-    def place(self, device: Device) -> Place:
-        """The place of a device in the records."""
-        ...
+    As the lens requires, places differ by cluster only, or by model, profile, node labels and cluster."""
 
-    def capacity(self) -> Iterator[tuple[Place, Capacity]]:
-        """Every place with its GPUs."""
-        ...
-
-
-class ByCluster:
-    """Distinguishes places by cluster only."""
-
-    def __init__(self, fleet: Fleet, cluster: str | None) -> None:
-        """cluster: the only one that counts; None: all."""
+    def __init__(self, fleet: Fleet, lens: Lens, at_ms: int) -> None:
         self._fleet = fleet
-        self._cluster = cluster
-
-    def place(self, device: Device) -> Place:
-        return Place(self._fleet.gpus[device.gpu].cluster)
-
-    def capacity(self) -> Iterator[tuple[Place, Capacity]]:
-        for cluster in sorted(self._fleet.clusters):
-            if self._cluster in (None, cluster):
-                census = self._fleet.census_of(None if len(self._fleet.clusters) == 1 else cluster)
-                yield Place(cluster), Capacity(census.lives(), list(census.down()))
-
-
-class BySurroundings:
-    """Distinguishes places by model, profile, node labels and cluster, as of an instant."""
-
-    def __init__(self, fleet: Fleet, at_ms: int) -> None:
-        self._fleet = fleet
+        self._lens = lens
         self._at_ms = at_ms
         self._labels: dict[NodeKey, tuple[str, str, str, str]] = {}
 
-    def place(self, device: Device) -> Place:
-        return self._place(device.gpu, device.node, device.gpu_model, device.profile)
+    def place(self, device: DeviceName) -> Place:
+        """The place of a device in the records."""
+        profile = device.profile if self._lens.tells_profiles else ""
+        return self._place(device.gpu, device.node, device.gpu_model, profile)
 
-    def capacity(self) -> Iterator[tuple[Place, Capacity]]:
+    def gpus(self) -> dict[Place, GpusInService]:
+        """Every place that the lens includes, with its GPUs."""
+        fleet, lens = self._fleet, self._lens
+        if lens.trivial:
+            clusters = fleet.clusters if lens.cluster is None else fleet.clusters & {lens.cluster}
+            censuses = {cluster: fleet.census_of(fleet.one_of_several(cluster)) for cluster in sorted(clusters)}
+            return {Place(name): GpusInService(one.lives(), list(one.down())) for name, one in censuses.items()}
         lives: dict[Place, Counter[Span]] = defaultdict(Counter)
         down: dict[Place, list[tuple[int, Span]]] = defaultdict(list)
-        for gpu in sorted(self._fleet.tenures):
-            life = self._fleet.life(gpu)
-            place = self._place(gpu, life.node_at(self._at_ms), self._fleet.gpus[gpu].model, "")
+        for gpu in sorted(fleet.tenures):
+            life = fleet.life(gpu)
+            place = self._place(gpu, life.node_at(self._at_ms), fleet.gpus[gpu].model, "")
             lives[place][life.start_ms, life.end_ms] += 1
             down[place] += [(gpu, span) for span in life.down]
-        for place, counted in lives.items():
-            yield place, Capacity(counted, down[place])
+        return {place: GpusInService(counted, down[place]) for place, counted in lives.items() if lens.sees(place)}
 
     def _place(self, gpu: int, node: str, gpu_model: str, profile: str) -> Place:
         cluster = self._fleet.gpus[gpu].cluster
+        if self._lens.trivial:
+            return Place(cluster)
         labels = self._labels.get((cluster, node))
         if labels is None:
             facts = self._fleet.node_at((cluster, node), self._at_ms)

@@ -1,12 +1,16 @@
 -- Figures of rows, by tag, span, place and queue: allocated, busy, energy and lost, each decayed to the instant
 -- reference_ms; then plain: allocated, unheld, lost, unknown, without energy. The weight is
 -- accountant.core.window_decay.factor and the rounding accountant.core.window_decay.term, operation by operation.
--- kinds: the place of every device. $half_life_ms null: nothing decays. The braces hold the rows
--- (rows_inside_spans.sql, rows_of_quarters.sql), weight.sql and holder_origins.sql.
+-- incoming: tag, gpu (0: every), start_ms, end_ms, reference_ms, by_span (1: told apart by the spans of the rows); one
+-- span lies in one quarter-hour. kinds: the place of every device. $half_life_ms null: nothing decays. The braces hold
+-- weight.sql and holder_origins.sql.
 WITH origin AS ({origins}),
 inside AS (
-    SELECT *, (end_ms - start_ms) / $half_life_ms::DOUBLE * 0.6931471805599453::DOUBLE AS x
-    FROM ({rows})
+    SELECT i.tag, i.by_span, i.reference_ms, e.*,
+           (e.end_ms - e.start_ms) / $half_life_ms::DOUBLE * 0.6931471805599453::DOUBLE AS x
+    FROM entry e JOIN incoming i ON e.start_ms // 900000 = i.start_ms // 900000
+    WHERE e.start_ms >= i.start_ms AND e.end_ms <= i.end_ms AND (i.gpu IN (0, e.gpu))
+      AND e.start_ms >= $low AND e.start_ms < $high
 ), weighted AS (
     SELECT *, coalesce({weight}, 1.0::DOUBLE) AS weight
     FROM inside
