@@ -1,13 +1,15 @@
 """Checks the write-ahead log before opening, and restores blocks that an interrupted checkpoint damaged.
 
-After certain kinds of damage DuckDB 1.5 silently drops every commit of the log, and after a harmless one (zeros
-appended by a power cut) it refuses to open. So the log is checked first. An incomplete entry at the end is copied aside
-and the log is cut after the last complete commit. Damage before complete commits needs a person to decide. If the
-header is of an unknown version, this module cannot judge the log; the file and the log are copied aside and DuckDB
-decides, since it may drop a log whose header it does not know.
+After certain kinds of damage DuckDB 1.5 silently drops every commit of the log, and after a harmless one (an unsynced
+last commit, as a power failure leaves it) it refuses to open. So the log is checked first. DuckDB syncs a commit before
+it begins the next, so a power failure damages only the last commit, in any of its blocks: the log is copied aside and
+cut before that commit. Damage in an earlier commit needs a person to decide. If the header is of an unknown version,
+this module cannot judge the log; the file and the log are copied aside and DuckDB decides, since it may drop a log
+whose header it does not know.
 
 Framing: a header entry, then entries of u64 size, u64 checksum, payload; a commit ends with a constant marker entry.
-Source: measured on DuckDB 1.5.5 and 2.0.0 against nine kinds of damage.
+Source: measured on DuckDB 1.5.5 and 2.0.0 against nine kinds of damage. The checksum is DuckDB's own (`checksum.cpp`):
+products of 64-bit words XORed together, and MurmurHash64A of the rest.
 
 DuckDB 1.5 writes data into free blocks and then switches its header, so that after a crash either the old or the new
 state is valid. The exception is its metadata: a metadata block has 64 parts, and when some are free DuckDB overwrites
@@ -29,6 +31,7 @@ from enum import Enum
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import structlog
 
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
@@ -49,28 +52,58 @@ class Verdict(Enum):
 
 
 def judge_log(log: bytes | mmap.mmap) -> tuple[Verdict, int]:
-    """Judges a log; also returns the offset of the end of its last complete commit.
+    """Judges a log; also returns the offset of the end of the last commit up to which every entry is complete.
 
-    Damage inside a payload counts as CLEAN, because the engine's checksum finds it. A header of an unknown version is
-    UNKNOWN."""
-    try:
-        at = commit = _header_end(log)
-    except (IndexError, ValueError):
-        return Verdict.UNKNOWN, 0
-    while at + 16 <= len(log):
-        (size,) = struct.unpack_from("<Q", log, at)
-        if size == 0 or at + 16 + size > len(log):
-            break
-        if log[at : at + len(COMMIT)] == COMMIT:
-            commit = at + len(COMMIT)
-        at += 16 + size
-    if commit == len(log):
+    TORN: only the last commit is incomplete. A missing header belongs to a log whose first commit was never synced;
+    a header of an unknown version is UNKNOWN."""
+    at = commit = 0
+    if any(log[: len(_MAGIC)]):
+        try:
+            at = commit = _header_end(log)
+        except IndexError:
+            return Verdict.TORN, 0
+        except ValueError:
+            return Verdict.UNKNOWN, 0
+        while end := _entry_end(log, at):
+            if log[at:end] == COMMIT:
+                commit = end
+            at = end
+    if 0 < commit == len(log):
         return Verdict.CLEAN, commit
-    return (Verdict.DAMAGED if log.find(COMMIT, commit) >= 0 else Verdict.TORN), commit
+    marker = log.find(COMMIT, commit)
+    torn = marker in (-1, len(log) - len(COMMIT))
+    return (Verdict.TORN if torn else Verdict.DAMAGED), commit
+
+
+def _entry_end(log: bytes | mmap.mmap, at: int) -> int | None:
+    """Returns the offset behind the entry at `at`, or None if no complete entry begins there."""
+    if at + 16 > len(log):
+        return None
+    size, checksum = struct.unpack_from("<QQ", log, at)
+    end: int = at + 16 + size
+    return end if size and end <= len(log) and entry_checksum(log[at + 16 : end]) == checksum else None
+
+
+def entry_checksum(payload: bytes) -> int:
+    """Returns DuckDB's checksum of an entry."""
+    words = np.frombuffer(payload, "<u8", len(payload) // 8)
+    checksum = 5381 ^ int(np.bitwise_xor.reduce(words * np.uint64(0xBF58476D1CE4E5B9)))
+    rest = payload[len(words) * 8 :]
+    return checksum ^ _murmur_hash(rest) if rest else checksum
+
+
+def _murmur_hash(rest: bytes) -> int:
+    """Returns MurmurHash64A of fewer than eight bytes."""
+    factor, shift, mask = 0xC6A4A7935BD1E995, 47, 2**64 - 1
+    value = 0xE17A1465 ^ (len(rest) * factor & mask)
+    value = (value ^ int.from_bytes(rest, "little")) * factor & mask
+    value = (value ^ value >> shift) * factor & mask
+    return value ^ value >> shift
 
 
 def _header_end(log: bytes | mmap.mmap) -> int:
-    if log[: len(_MAGIC)] != _MAGIC:
+    """The offset behind the header. Raises ValueError where it is not known, IndexError where the log ends in it."""
+    if not _MAGIC.startswith(log[: len(_MAGIC)]):
         raise ValueError("unknown header")
     at = len(_MAGIC)
     while log[at : at + 2] != _END:
@@ -118,6 +151,9 @@ def prepare_log(database: Path) -> Verdict | None:
     with log.open("rb+") as torn:
         torn.truncate(commit)
         os.fsync(torn.fileno())
+    structlog.get_logger("accountant.storage").warning(
+        "unsynced_commit_cut", log=str(log), copy=str(aside), kept_bytes=commit, cut_bytes=aside.stat().st_size - commit
+    )
     return verdict
 
 

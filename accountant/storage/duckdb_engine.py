@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from accountant.core.errors import LedgerFailed, LedgerLocked, LedgerUnavailable
 from accountant.storage import crash_recovery
+from gputally.base.atomic_file import sync
 from gputally.base.errors import AccountantError
 
 if TYPE_CHECKING:
@@ -185,6 +186,8 @@ class Database:
         self._wal = path.with_name(path.name + ".wal")
         self._lock = _lock(path)
         try:
+            if not path.exists():
+                _create(path)
             crash_recovery.prepare_log(path)
             crash_recovery.restore_blocks(path)
             # The engine's automatic checkpoint is only a fallback: ours run between transactions and update
@@ -301,6 +304,17 @@ class Database:
         if not self.wal_bytes():  # otherwise the last checkpoint was not completed
             crash_recovery.block_copy_path(self.path).unlink(missing_ok=True)
         self._lock.close()
+
+
+def _create(path: Path) -> None:
+    """Make an empty database that is there whole or not at all: a power failure may leave half of what the engine
+    writes into a new file before its first sync, and it opens no such file."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    duckdb.connect(str(fresh)).close()
+    sync(fresh)
+    fresh.replace(path)
+    sync(path.parent)
 
 
 def _lock(path: Path) -> IO[bytes]:

@@ -44,7 +44,7 @@ class Mortal:
 
     @property
     def log(self) -> Path:
-        return self.folder / "gputally.server.logs_and_metrics"
+        return self.folder / "accountant.log"
 
     def settings(self, **changes: Any) -> None:
         given: dict[str, Any] = {

@@ -59,7 +59,7 @@ class PowerCuts:
         return lost
 
 
-def torn(synced: bytes, written: bytes, chance: random.Random) -> bytes:
+def torn(synced: bytes, written: bytes, chance: random.Random, block_bytes: int = BLOCK) -> bytes:
     """`synced` with any of the blocks that `written` has changed, and a length between the two."""
     if synced == written:
         return written
@@ -67,8 +67,8 @@ def torn(synced: bytes, written: bytes, chance: random.Random) -> bytes:
     shorter, longer = sorted((len(synced), len(written)))
     length = chance.choice((len(synced), chance.randint(shorter, longer)))
     found = bytearray()
-    for start in range(0, length, BLOCK):
+    for start in range(0, length, block_bytes):
         newer = chance.random() < share
-        block = (written if newer else synced)[start : min(start + BLOCK, length)]
-        found += block.ljust(min(BLOCK, length - start), b"\0")
+        block = (written if newer else synced)[start : min(start + block_bytes, length)]
+        found += block.ljust(min(block_bytes, length - start), b"\0")
     return bytes(found)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import random
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +21,8 @@ from accountant.core.errors import LedgerDamaged, LedgerLocked, LedgerUnavailabl
 from accountant.storage.crash_recovery import COMMIT, Verdict, judge_log, prepare_log
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.wire.policy_models import WindowSpec
+from tests.chaos.power_cuts import torn
+from tests.effort import examples
 from tests.ledger.conftest import NOW_MS, START_MS
 
 OWNER = """
@@ -75,7 +79,8 @@ def _log(path: Path) -> Path:
 def _durable(path: Path, clock: Any) -> int:
     ledger = open_ledger(path, clock)
     try:
-        return ledger.acks("n1", "prod")["e"].durable_seq
+        acknowledged = ledger.acks("n1", "prod").get("e")
+        return acknowledged.durable_seq if acknowledged else 0
     finally:
         ledger.close()
 
@@ -136,6 +141,29 @@ def test_a_commit_torn_in_the_middle_is_as_if_it_never_was(killed: Path, clock: 
     whole = _log(killed).read_bytes()
     _log(killed).write_bytes(whole[:-30])
     assert _durable(killed, clock) == 4
+
+
+@pytest.mark.parametrize("whole_commits", [0, 1, 4])
+def test_any_blocks_of_an_unsynced_commit_are_as_if_it_never_was(killed: Path, clock: Any, whole_commits: int) -> None:
+    """A power failure leaves any blocks of the commit that was not synced yet, its end among them, or none."""
+    log, file, chance = _log(killed).read_bytes(), killed.read_bytes(), random.Random(whole_commits)
+    ends = [0, *(found.end() for found in re.finditer(re.escape(COMMIT), log))]
+    synced, written = log[: ends[whole_commits]], log[: ends[whole_commits + 1]]
+    begin = len(synced)
+    but_the_first_block = synced + bytes(64) + written[begin + 64 :]
+    any_blocks = [torn(synced, written, chance, block_bytes=64) for _ in range(examples(6, 200))]
+    for left in (but_the_first_block, *any_blocks):
+        killed.write_bytes(file)
+        _log(killed).write_bytes(left)
+        assert _durable(killed, clock) == whole_commits + (left == written)
+
+
+def test_a_power_failure_while_a_ledger_is_made_leaves_none(path: Path, clock: Any, hand: Any) -> None:
+    path.with_name(f".{path.name}.new").write_bytes(b"\0" * 4096 + b"half of what the engine writes first")
+    ledger = open_ledger(path, clock)
+    ledger.append([hand.batch(hand.row(1))], hand.now_ms)
+    ledger.close()
+    assert {place.name for place in path.parent.iterdir()} == {path.name, f"{path.name}.lock"}
 
 
 def test_damage_before_whole_commits_is_left_to_a_person(killed: Path, clock: Any) -> None:
