@@ -21,7 +21,7 @@ MARKS = {
     "kubelet": "needs nodes that run pods",
     "gpu": "needs an NVIDIA GPU and its driver; run by `make test-real` on the simulated ones of the tests",
     "host": "changes the machine it runs on, or needs root on it",
-    "elsewhere": "needs an outside service: a Grafana, a registry, mail, a trace to download",
+    "elsewhere": "needs an outside service: a Grafana, a registry, mail, a lake, a trace to download",
 }
 COMMANDS = ("sh", "console")
 SHOWN = ("text", "csv", "json", "promql", "jsonc", "python", "ini", "sql")
