@@ -1,7 +1,7 @@
 """Runs `gputally agent`: reads the settings, builds the parts, and runs them until a signal arrives.
 
-Everything a person can get wrong ends in one clear line on stderr and exit code 2; what the machine
-gets wrong (spool, port) in 1. Libraries that only some ways of running need are imported there.
+A user's mistake gives a one-line message on stderr and exit code 2, a fault of the machine (spool, port) exit code 1.
+Libraries that only some commands need are imported there.
 """
 
 from __future__ import annotations
@@ -87,8 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser of all commands; of `run` alone where that is the one, because the daemon needs nothing the others
-    import."""
+    """Return the parser of all commands, or only of `run` if that is the command, because the daemon needs nothing that
+    the others import.
+    """
     made = argparse.ArgumentParser(prog="gputally agent", description="Meters the GPUs of one machine.")
     made.add_argument("--version", action="version", version=f"gputally agent {_version()}")
     commands = made.add_subparsers(dest="command", metavar="COMMAND")
@@ -165,7 +166,9 @@ def _once(chosen: Settings) -> int:
 
 
 def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *, restarted: bool = False) -> Source:
-    """Raises FileFault for a scenario or pods file that cannot be read, SettingsError where nothing is chosen."""
+    """Return the source of readings. Raises FileFault for a scenario or pods file that cannot be read, SettingsError if
+    no source is chosen.
+    """
     if chosen.simulated:
         from agent.simulation.scenario_file import load_scenario
 
@@ -247,7 +250,7 @@ def _uploader(chosen: Settings, outbox: Outbox, node: str, clock: Clock) -> Uplo
 
 
 def _boot_id(proc: str) -> str:
-    """What changes with every boot; empty where the kernel does not say, and then nothing is carried over."""
+    """Return an id that changes with every boot; empty if the kernel gives none, and then no state is carried over."""
     try:
         return (Path(proc) / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

@@ -1,9 +1,9 @@
-"""Runs the agent's two rhythms on two threads: sample the node, and upload closed intervals.
+"""Runs the agent's two loops on two threads: sample the node, and upload closed intervals.
 
-Two rhythms on two threads: sampling must never wait for the network, since the driver forgets after
-ten seconds. `sample` and `ship` are single bounded steps, so that tests and the demo drive them on a
-virtual clock. A source that fails costs the readings of that moment and nothing else; a spool that
-fails is replaced by bounded memory until it works again, oldest kept. No reading is interpreted here.
+Sampling must never wait for the network, because the driver keeps samples for only ten seconds. `sample` and `ship` are
+single bounded steps, so that tests and the demo can run them on a virtual clock. If a source fails, only the readings
+of that moment are lost. If the spool fails, bounded memory replaces it until it works again, and the oldest records are
+kept. No reading is interpreted here.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ log = logging.getLogger("agent.main_loop")
 MAX_BACKLOG_ROWS = 20_000
 """Rows kept in memory while the spool cannot be written: some hours of a busy node, about 20 MiB."""
 STALE_SAMPLES = 10
-"""Sampling hangs where no sample has ended for so many sampling periods, and for `PATIENCE_S`."""
+"""Sampling counts as hanging if no sample has ended for this many sampling periods, and for `PATIENCE_S`."""
 
 
 class Source(Protocol):
-    """What shows a node: the real machine, a simulated one."""
+    """Reads a node: the real machine or a simulated one."""
 
     def snapshot(self, at_ms: int) -> Snapshot:
-        """Everything at `at_ms` (UTC milliseconds, never decreasing). What cannot be read is Unavailable."""
+        """Read everything at `at_ms` (UTC milliseconds, never decreasing). A failed reading is Unavailable."""
         ...
 
     def close(self) -> None:
-        """Let go of the hardware."""
+        """Close the hardware."""
         ...
 
 
 @dataclass(slots=True)
 class Health:
-    """Counters of the agent itself, for its metrics. Written by the loop only."""
+    """Counters of the agent itself, for its metrics. Only the loop writes them."""
 
     intervals_closed: int = 0
     samples_failed: int = 0
@@ -75,9 +75,10 @@ class _UnspooledRecords:
 
 
 class Agent:
-    """One node's agent. `shutdown` closes the source, the uploader and the outbox given to it.
+    """One node's agent. `shutdown` closes the given source, uploader and outbox.
 
-    metrics is fed with every turn; on_sample is called with every snapshot, after it was metered."""
+    metrics gets the results of every turn; on_sample is called with every snapshot after it was metered.
+    """
 
     def __init__(
         self,
@@ -112,16 +113,16 @@ class Agent:
         self._leapt_ms = self._clock_steps = 0
         self._resumed = False
         self._facts: dict[str, tuple[PodFacts, PodFacts]] = {}
-        """What was spooled last for each uid: the facts as they were shown, and the part that counts."""
+        """The last spooled facts by uid: the facts as they were read, and the part that counts as a change."""
         self._forgotten = 0
-        """The outbox's count when these facts were looked at last."""
+        """The outbox's count of forgotten records at the last comparison of these facts."""
         self._backlog: deque[_UnspooledRecords] = deque()
         self._lost: LostRecords | None = None
 
     # --- one step each ---------------------------------------------------------------------------
 
     def sample(self) -> Snapshot | None:
-        """Read, meter and spool once; None when the source failed. Raises DriverReplaced and ClockSetBack."""
+        """Read, meter and spool once; returns None if the source failed. Raises DriverReplaced and ClockSetBack."""
         at_ms = self._timeline.now_ms()
         self._require_clock()
         began_ms = self._clock.monotonic_ms()
@@ -148,8 +149,9 @@ class Agent:
         return snapshot
 
     def ship(self, upto: int | None = None) -> ShipResult:
-        """One attempt to deliver, nothing newer than `upto`; a spool that cannot be read is a result to retry, not
-        an error."""
+        """Try once to deliver records, nothing newer than `upto`; an unreadable spool gives a result to retry, not an
+        error.
+        """
         try:
             result = self._uploader.ship(upto)
         except OutboxUnavailable as error:
@@ -160,15 +162,16 @@ class Agent:
         return result
 
     def alive(self) -> bool:
-        """Whether sampling still happens; a call that hangs in the driver makes this False."""
+        """Return whether sampling still runs; a call that hangs in the driver makes this False."""
         return not self._sampling.hangs
 
     # --- the loops -------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event) -> None:
-        """Sample here and ship on a second thread until `stop` is set, then shut down.
+        """Sample here and upload on a second thread until `stop` is set, then shut down.
 
-        Raises DriverReplaced and ClockSetBack, after a clean shutdown that delivers nothing: the next process does."""
+        Raises DriverReplaced and ClockSetBack after a clean shutdown that delivers nothing: the next process delivers.
+        """
         patience_s = max(PATIENCE_S, 1.5 * self._settings.timeout_s)
         shipping = self._tasks.start("ship", self._ship_loop, stop, _shipping_failed, patience_s)
         period_ms = round(self._settings.sample_s * MS_PER_SECOND)
@@ -186,10 +189,11 @@ class Agent:
             self.shutdown(shipping, deliver=deliver)
 
     def shutdown(self, shipping: threading.Thread | None = None, *, deliver: bool = True) -> None:
-        """Close the open intervals, spool them, deliver what the grace period allows, let go of everything.
+        """Close the open intervals, spool them, deliver what the grace period allows, and close everything.
 
-        shipping: the thread that may still be in the middle of an upload; if it stays there, what is left
-        is delivered by the next start. deliver: False leaves all of it to the next start."""
+        shipping: the thread that may be in the middle of an upload; if it does not end, the next start delivers the
+        rest. deliver: False leaves all records to the next start.
+        """
         deadline_ms = self._clock.monotonic_ms() + round(self._settings.grace_s * MS_PER_SECOND)
         now_ms = self._timeline.now_ms()
         self._leap()
@@ -225,7 +229,7 @@ class Agent:
     # --- inside ----------------------------------------------------------------------------------
 
     def _operations(self, snapshot: Snapshot) -> Operations:
-        """The agent's own state, for its metrics."""
+        """Return the agent's own state, for its metrics."""
         failures, took_ms = dict(snapshot.sources), dict(snapshot.took_ms)
         collectors: dict[str, tuple[bool | None, float | None]] = {
             name: (
@@ -264,17 +268,17 @@ class Agent:
         self._sampling.begin()
 
     def _require_clock(self) -> None:
-        """Raises ClockSetBack where the clock was far ahead and the accountant says that it is right now."""
+        """Raise ClockSetBack if the clock was far ahead and the accountant says that it is right now."""
         ahead_ms = -self._timeline.offset_ms
         if ahead_ms > WRONG_MS and self._lines.opinion(self._clock.wall_ms() - self._clock.monotonic_ms()):
             raise ClockSetBack(f"the clock was {ahead_ms // MS_PER_SECOND} s ahead and is right now: starting anew")
 
     def _line_ms(self) -> int:
-        """What the time of the meter is ahead of the monotonic clock."""
+        """Return how far the meter's time is ahead of the monotonic clock."""
         return self._timeline.now_ms() - self._clock.monotonic_ms()
 
     def _leap(self) -> None:
-        """Keep out of the books what the wall clock was set ahead by since this was last asked."""
+        """Exclude from metering the time by which the wall clock was set ahead since the last call."""
         timeline = self._timeline
         if timeline.step_count != self._clock_steps:
             self._clock_steps = timeline.step_count
@@ -287,13 +291,15 @@ class Agent:
                 self._date_again()
 
     def _date_again(self) -> None:
-        """Date what was dated by a wrong clock of this boot, where the accountant agrees with the right one."""
+        """Correct the times of records that were dated by a wrong clock of this boot, if the accountant agrees with the
+        right one.
+        """
         line_ms = self._line_ms()
         if self._lines.opinion(line_ms) and (count := self._lines.date_again(line_ms)):
             log.warning("records that a wrong clock dated are dated again", extra={"records": count})
 
     def _resume(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
-        """The first snapshot of this process: go on where an earlier one of the same boot ended."""
+        """Handle the first snapshot of this process: continue where an earlier process of the same boot ended."""
         self._resumed = True
         line_ms = self._line_ms()
         try:
@@ -309,8 +315,10 @@ class Agent:
         return self._meter.observe(snapshot) if state is None else self._meter.resume(state, snapshot)
 
     def _news(self, snapshot: Snapshot) -> tuple[PodFacts, ...]:
-        """Facts that are new or changed since they were spooled; when they were observed is no change. All of them
-        again where the accountant lost records that no spool holds any more: whose these pods are was told in it."""
+        """Return facts that are new or changed since they were spooled; the time of observation is not a change.
+        Returns all facts if the accountant lost records that no spool holds any more, because they contained the owners
+        of these pods.
+        """
         if (forgotten := self._outbox.forgotten) != self._forgotten:
             self._forgotten = forgotten
             self._facts.clear()
@@ -325,7 +333,7 @@ class Agent:
         return known is None or (known[0] is not facts and known[1] != _essence(facts))
 
     def _spool(self, closed: tuple[ClosedSet, ...], facts: tuple[PodFacts, ...], *, always: bool = False) -> None:
-        """Hand over what is new, behind what could not be spooled earlier. always: the state at least."""
+        """Spool new records after those that could not be spooled earlier. always: store at least the state."""
         self.health.intervals_closed += sum(len(c.rows) for c in closed)
         if closed or facts or always:
             self._keep(_UnspooledRecords(closed, facts, sum(len(c.rows) for c in closed) + len(facts)))
@@ -347,8 +355,9 @@ class Agent:
         self._facts.update({fact.uid: (fact, _essence(fact)) for fact in new.facts})
 
     def _store(self, oldest: _UnspooledRecords) -> bool:
-        """Append to the outbox; False while it cannot be written. The meter's state goes with the newest
-        sets only: stored earlier it would claim that sets are spooled which are still in memory."""
+        """Append to the outbox; returns False while it cannot be written. The meter's state is stored only with the
+        newest sets, because otherwise it would claim that sets are spooled which are still in memory.
+        """
         state = self._meter.state() if len(self._backlog) == 1 else None
         try:
             done = self._outbox.append(oldest.sets, oldest.facts, state)

@@ -22,10 +22,11 @@ _PACKAGES: Final = frozenset({"agent", "accountant", "fairshare", "dashboards"})
 
 
 def connect(url: str, token: str | None = None) -> Client:
-    """The books of the accountant at `url` as pandas DataFrames; see gputally.client. Needs the extra `accountant`.
+    """Connect to the accountant at `url`, whose data comes back as pandas DataFrames; see gputally.client. Needs the
+    extra `accountant`.
 
-    Modules of the caller's own that are named as gputally's packages are (an `agent` beside a notebook) stay what
-    they are."""
+    The caller's own modules with names of gputally's packages (an `agent` beside a notebook) are not affected.
+    """
     if "gputally.client" not in sys.modules:
         with _own_packages():
             import_module("gputally.client")
@@ -36,9 +37,10 @@ def connect(url: str, token: str | None = None) -> Client:
 
 @contextmanager
 def _own_packages() -> Iterator[None]:
-    """Within, the names of gputally's packages mean the ones that are installed with it.
+    """Inside this context, the names of gputally's packages refer to the installed packages.
 
-    Afterwards a name that means something else to the caller means that again."""
+    Afterwards each name refers to the caller's own module again.
+    """
     home = str(Path(__file__).parents[1])
 
     def foreign(name: str, module: ModuleType | None) -> bool:
@@ -64,6 +66,6 @@ def _own_packages() -> Iterator[None]:
 
 
 def _elsewhere(name: str, home: str) -> bool:
-    """Whether the caller would get another module of that name than the one in `home`."""
+    """Return whether the caller would import another module of that name than the one in `home`."""
     found = find_spec(name)
     return found is None or found.origin is None or not found.origin.startswith(home + os.sep)

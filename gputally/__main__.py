@@ -19,7 +19,7 @@ Main = Callable[[Sequence[str]], int]
 
 @dataclass(frozen=True)
 class Command:
-    """A program: where it lives, and arguments put before the user's."""
+    """A program: its module, and the arguments that are put before the user's."""
 
     module: str
     help: str
@@ -28,7 +28,7 @@ class Command:
 
 
 INTERRUPTED = 130
-"""Ctrl-C, as shells count it: 128 and the signal's number."""
+"""The exit code after Ctrl-C: 128 plus the signal's number, as in shells."""
 COMPLETION = ("--install-completion", "--show-completion")
 TREE = Command("gputally.command_tree", "shell completion", entry="run")
 COMMANDS = {
@@ -50,7 +50,7 @@ COMMANDS = {
 
 
 def description() -> str:
-    """What it is, in a sentence."""
+    """The program's description in one sentence."""
     return "Every GPU-second accounted for exactly once; every team its fair share over time."
 
 
@@ -73,8 +73,9 @@ def usage() -> str:
 
 
 def run(command: Command, arguments: Sequence[str]) -> int:
-    """Import the program and run it. Raises SystemExit with one clear line where a library is missing, as it is in the
-    image of another program; that may show only when the program imports the part that is called."""
+    """Import the program and run it. Raises SystemExit with a one-line message if a library is missing, as it is in the
+    image of another program. A missing library may show only when the program imports the called part.
+    """
     try:
         program = cast(Main, getattr(importlib.import_module(command.module), command.entry))
         return program(arguments)

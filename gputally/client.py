@@ -1,8 +1,8 @@
 """Returns the accountant's answers as pandas DataFrames (`gputally.connect()`); needs pandas and `gputally.base` alone.
 
-Types say what a figure is: instants are UTC timestamps, GPU time and energy are integers with the
-unit in the column's name, money is `decimal.Decimal` with a currency beside it, unknown is missing and
-never zero. Pages are fetched until there are none; what comes back is whole or an exception.
+Times are UTC timestamps, GPU time and energy are integers with the unit in the column's name, money is
+`decimal.Decimal` with a currency, and an unknown value is missing, never zero. The client fetches all pages: a result
+is complete, or an exception is raised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from accountant.wire.policy_models import Decision, Measure, UsageWindow, Window
 from accountant.wire.usage_models import Accounts, CostAnswer, JobsAnswer, JobState, UsageAnswer
 
 Instant = str | int | date | datetime | pd.Timestamp
-"""RFC 3339 text, UTC milliseconds (numpy's integers too), an aware datetime, or a date: its local midnight."""
+"""RFC 3339 text, UTC milliseconds (numpy's integers too), an aware datetime, or a date, which stands for its local
+midnight.
+"""
 
 _ACCOUNTS = {name: f"{name}_gpu_us" for name in Accounts.model_fields}
 _MEMOS = ("borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "memory_unknown_us", "energy_uj")
@@ -40,14 +42,17 @@ _DECISIONS = TypeAdapter(list[Decision])
 
 
 def connect(url: str, token: str | None = None, *, ca_file: str | Path | None = None) -> Client:
-    """A client of the accountant at `url`. Asks nothing yet. Raises Unanswered for an address that is none.
+    """Return a client of the accountant at `url`. Sends no request yet. Raises Unanswered for an invalid address.
 
-    ca_file: authorities trusted for https instead of the system's, PEM."""
+    ca_file: PEM file of the authorities for https, instead of the system's.
+    """
     return Client(AccountantClient(url, token, Path(ca_file) if ca_file is not None else None))
 
 
 class Client:
-    """Every method raises accountant.wire.http_client.Unanswered with one clear line where there is no answer."""
+    """A client of the accountant. Every method raises accountant.wire.http_client.Unanswered with a one-line message if
+    there is no valid answer.
+    """
 
     def __init__(self, remote: AccountantClient) -> None:
         self._remote = remote
@@ -91,9 +96,10 @@ class Client:
         where: Mapping[str, str | Sequence[str]] | None = None,
         timezone: str | None = None,
     ) -> pd.DataFrame:
-        """Billed GPU time and its exact cost per group, as Decimal; None where some of it has no price.
+        """Billed GPU time and its exact cost per group, as Decimal; None if some of it has no price.
 
-        `attrs["total"]` (None while anything is unpriced) and `attrs["price_book_version"]` stand beside."""
+        `attrs["total"]` (None while any time is unpriced) and `attrs["price_book_version"]` accompany the rows.
+        """
         pages = list(self._remote.pages(CostAnswer, "/v1/cost", _grouped(start, end, by, where, timezone)))
         rows = (
             {**line.key, "gpu_us": line.gpu_us, "cost": line.cost, "unpriced_gpu_us": line.unpriced_gpu_us}
@@ -107,12 +113,14 @@ class Client:
         return frame
 
     def statement(self, month: str, team: str | None = None) -> pd.DataFrame:
-        """The lines of a calendar month (`2026-10`), of the whole cluster or one team; closed, as they were closed.
+        """The lines of a calendar month (`2026-10`), for the whole cluster or one team; a closed month as it was
+        closed.
 
-        `gpu_us` integers, `gpu_hours`, `unit_price` and `cost` Decimal (None: no price). The gpu_us of the lines add
-        up to the capacity, their costs to attrs["cost"]; attrs["due"] is what each team owes, in whole minor units,
+        `gpu_us` is integer, `gpu_hours`, `unit_price` and `cost` are Decimal (None: no price). The gpu_us of the lines
+        add up to the capacity, their costs to attrs["cost"]; attrs["due"] is what each team owes, in whole minor units,
         with commitments, corrections and credits. attrs: cost, due, due_total, currency, status, hash, coverage,
-        unpriced_gpu_us, price_book_version."""
+        unpriced_gpu_us, price_book_version.
+        """
         path = "/v1/statement"
         try:
             found = from_canonical(self._remote.get(path, {"month": month, "team": team}))
@@ -167,10 +175,11 @@ class Client:
         gpu_weights: Mapping[str, Decimal | int] | None = None,
         cluster: str | None = None,
     ) -> pd.DataFrame:
-        """Usage of every queue over the window that ends at `at`: `queue`, `usage` in `attrs["unit"]`, and `share`
-        of the window's capacity. Kinds as in the policy: sliding, tumbling (`start`), cron, calendar. gpu_weights:
-        by model, how much its GPU time counts. cluster: of its GPUs alone.
-        attrs: start, capacity, unassigned, coverage, watermark."""
+        """Usage of every queue over the window that ends at `at`: `queue`, `usage` in `attrs["unit"]`, and `share` of
+        the window's capacity. Kinds as in the policy: sliding, tumbling (`start`), cron, calendar. gpu_weights: the
+        weight of GPU time by model. cluster: count only its GPUs. attrs: start, capacity, unassigned, coverage,
+        watermark.
+        """
         query: Query = {
             "kind": kind, "size": size, "half_life": half_life, "measure": measure, "at": _instant(at),
             "start": _instant(start), "cron": cron, "cluster": cluster,
@@ -217,7 +226,7 @@ def _grouped(
 
 
 def _instant(value: Instant | None) -> str | None:
-    """The instant as the API reads it. Raises ValueError for a datetime that does not say its zone."""
+    """Convert an instant to the API's form. Raises ValueError for a datetime without a time zone."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, datetime):
@@ -233,7 +242,7 @@ def _frame(
     types: Mapping[str, str],
     columns: Sequence[str] | None = None,
 ) -> pd.DataFrame:
-    """Rows in typed columns, which are there even when there is no row."""
+    """Return rows as typed columns, which exist even without rows."""
     names = [*by, *types] if columns is None else list(columns)
     frame = pd.DataFrame.from_records([[row[name] for name in names] for row in rows], columns=names)
     return frame.astype({**dict.fromkeys(by, "str"), **types})

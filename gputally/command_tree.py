@@ -1,7 +1,7 @@
 """Describes all commands as one tree, for shell completion and the command reference.
 
-Programs are imported for completion beyond their name, or asks for the whole tree; those that parse with the
-standard library (the agent's image has nothing else) are described to typer by their own parsers.
+A program is imported only if a completion goes beyond its name or a caller needs the whole tree. Programs that parse
+with the standard library (the agent's image has no other parser) are converted to typer commands.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typer.core import TyperCommand, TyperGroup
 from gputally.__main__ import COMMANDS, COMPLETION, Command, description
 
 _UNDETECTED = "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"
-"""With it typer takes the shell's name as a value instead of looking at the processes above."""
+"""Makes typer take the shell's name as a value instead of inspecting the parent processes."""
 
 
 class Program(TyperGroup):
-    """One of COMMANDS, known by name and help; what is below it is imported at the first question."""
+    """One of COMMANDS, with its name and help; its subcommands are imported on first use."""
 
     def __init__(self, name: str, command: Command) -> None:
         super().__init__(name=name, help=command.help, add_help_option=False)
         self._command = command
 
     def loaded(self) -> TyperCommand | TyperGroup:
-        """The program itself."""
+        """Import the program."""
         return described(self.name or "", self._command)
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
@@ -39,7 +39,7 @@ class Program(TyperGroup):
 
 
 class Programs(TyperGroup):
-    """The root."""
+    """The root of the tree."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the group's interface
         return list(COMMANDS)
@@ -53,7 +53,7 @@ root = typer.Typer(cls=Programs, name="gputally", help=description(), rich_marku
 
 @root.callback()
 def _root() -> None:
-    """Nothing of its own."""
+    """The root command, which does nothing itself."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -69,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def described(name: str, command: Command) -> TyperCommand | TyperGroup:
-    """A program as typer's own command, whichever library parses for it. Raises ModuleNotFoundError."""
+    """Return a program as a typer command, whichever library parses for it. Raises ModuleNotFoundError."""
     module = importlib.import_module(command.module)
     app = getattr(module, "app", None) or _of_parser(module.parser())
     found: Any = typer.main.get_command(app)
@@ -80,7 +80,7 @@ def described(name: str, command: Command) -> TyperCommand | TyperGroup:
 
 
 def all_commands() -> Iterator[tuple[str, TyperCommand | TyperGroup]]:
-    """(full name, command) of every program and all below it, in the order of their help."""
+    """Yield the full name and the command of every program and its subcommands, in the order of their help."""
     for name, command in COMMANDS.items():
         yield from _below(f"gputally {name}", described(name, command))
 
@@ -105,12 +105,12 @@ def _of_parser(parser: argparse.ArgumentParser) -> typer.Typer:
 
 
 def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """argparse keeps its arguments private."""
+    """Return the actions of a parser, which argparse keeps private."""
     return parser._actions
 
 
 def _function(parser: argparse.ArgumentParser) -> Callable[..., None]:
-    """A function that takes what the parser takes, and does nothing."""
+    """Return a function with the parameters of the parser that does nothing."""
 
     def nothing(**_: Any) -> None: ...
 
@@ -127,7 +127,7 @@ def _function(parser: argparse.ArgumentParser) -> Callable[..., None]:
 
 
 def _parameter(action: argparse.Action) -> tuple[Any, Any]:
-    """(annotation, default) as typer reads them."""
+    """Return the annotation and the default of an action, as typer reads them."""
     kind: Any = str
     if action.nargs == 0:
         kind = bool

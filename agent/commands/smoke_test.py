@@ -1,12 +1,11 @@
 """Runs `gputally agent smoke`: puts a known load on a GPU through CUDA and checks that the agent sees it.
 
-Holds device memory and keeps the GPU busy through the CUDA driver, and reads NVML the way the agent does. Run
-as a pod, it answers whether each pod gets, and is billed for, its own memory. What was expected and what was
-seen is printed, check by check; what cannot be seen from here is said to be unknown and is no failure.
-Exit codes: 0 all as expected, 1 something is not, 2 wrong call, 3 no GPU.
+It holds device memory and keeps the GPU busy through the CUDA driver, and reads NVML like the agent. In a pod, it shows
+whether each pod gets, and is billed for, its own memory. It prints the expected and the measured value of each check; a
+value that is invisible here is unknown and not a failure. Exit codes: 0 all as expected, 1 something is not, 2 wrong
+call, 3 no GPU.
 
-The driver's library is loaded when it is first asked for. Nothing here is used for metering: it makes the
-load that `agent.commands.smoke_test` then looks for with the agent's own eyes. One thread only.
+The driver's library is loaded on first use. Metering does not use this module. It is for one thread.
 
 Source of the calls: cuda.h (CUDA driver API); the kernel is PTX, which the driver compiles for its GPU.
 """
@@ -68,7 +67,7 @@ class CudaFault(AgentError):
 
 
 class NoCuda(CudaFault):
-    """There is no CUDA driver here, or no GPU that this process may use."""
+    """There is no CUDA driver, or no GPU that this process may use."""
 
 
 class Cuda:
@@ -101,7 +100,7 @@ class Cuda:
             self._context = ctypes.c_void_p()
 
     def uuid(self) -> str:
-        """`8-4-4-4-12` hex digits of the GPU or, where the process was given one, of the MIG instance."""
+        """Return `8-4-4-4-12` hex digits of the GPU, or of the MIG instance if the process was given one."""
         raw = (ctypes.c_ubyte * 16)()
         self._call("cuDeviceGetUuid_v2", raw, self._device)
         digits = bytes(raw).hex()
@@ -114,7 +113,7 @@ class Cuda:
         self._call("cuCtxSynchronize")
 
     def spin(self, milliseconds: int) -> None:
-        """Keep every multiprocessor at work that long, after what was asked before; returns at once."""
+        """Keep every multiprocessor busy for that long, after earlier calls; returns at once."""
         if self._kernel.value is None:
             module = ctypes.c_void_p()
             self._call("cuModuleLoadData", ctypes.byref(module), _KERNEL)
@@ -125,7 +124,7 @@ class Cuda:
         self._call("cuLaunchKernel", self._kernel, *grid, None, parameters, None)
 
     def finish(self) -> None:
-        """Wait for all that was asked."""
+        """Wait for all started work."""
         self._call("cuCtxSynchronize")
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -148,9 +147,9 @@ class Cuda:
 PASS, FAIL, NO_GPU = 0, 1, 3
 MIB = 1024 * 1024
 GRANULE_MIB = 2
-"""What the driver hands out memory in."""
+"""Unit in which the driver allocates memory."""
 MIN_BUSY_PERCENT = 80
-"""A device of one's own is busy all the time; its sampler sees the edges a little late."""
+"""Lowest accepted busy part of an unshared device; the sampler sees the start and end a little late."""
 _CHUNK_MS = 250  # a display's watchdog ends kernels after seconds
 _SETTLE_MS = 1_000  # the driver publishes its readings about that often
 _SIZE = re.compile(r"(\d+)(MiB|GiB)")
@@ -163,7 +162,7 @@ Verdict = Literal["ok", "FAILED", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked for."""
+    """One check of the test."""
 
     name: str
     expected: str
@@ -172,7 +171,7 @@ class Check:
 
 
 class Load(Protocol):
-    """What makes the load: `agent.commands.smoke_test.Cuda`."""
+    """Makes the load: `agent.commands.smoke_test.Cuda`."""
 
     def uuid(self) -> str: ...
 
@@ -185,7 +184,7 @@ class Load(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What one snapshot says about this process and the device it runs on."""
+    """The part of a snapshot about this process and its device."""
 
     at_ms: int
     device: DeviceReading | None
@@ -214,9 +213,10 @@ def duration_ms(text: str) -> int:
 def examine(
     load: Load, source: Source, clock: Clock, pid: int, holder: Holder | None, memory: int, busy_ms: int
 ) -> tuple[Check, ...]:
-    """Make the load and look for it. holder: whose this process is, None where that cannot be said.
+    """Make the load and check the agent's readings. holder: the holder of this process, None if unknown.
 
-    Raises CudaFault."""
+    Raises CudaFault.
+    """
     uuid = load.uuid()
 
     def look() -> _View:
@@ -239,7 +239,9 @@ def examine(
 
 
 def _keep_busy(load: Load, look: Callable[[], _View], pause: Callable[[int], None], busy_ms: int) -> _View:
-    """Busy for that long, seen at the end. Readings in between, so that no sample of the driver is lost."""
+    """Keep the GPU busy for that long and return the last view. It reads in between, so that no driver sample
+    is lost.
+    """
     spent = 0
     view: _View | None = None
     while spent < busy_ms or view is None:
@@ -274,7 +276,7 @@ def _device(uuid: str, view: _View) -> Check:
 
 
 def _mig(uuid: str, view: _View) -> tuple[Check, ...]:
-    """Only where the process was given an instance."""
+    """Check the MIG instance, if the process was given one."""
     if view.device is None or view.instance is None:
         return ()
     mig = next(m for m in view.device.gpu.mig if m.uuid == view.instance.mig_uuid)
@@ -288,7 +290,7 @@ def _pid(pid: int, view: _View) -> Check:
 
 
 def _memory(wanted: int, before: _View, after: _View) -> Check:
-    """What the process has more than before, so that its context does not count."""
+    """Check the process's additional memory since `before`, so that its context does not count."""
     low, high = wanted // MIB, -(-wanted // (GRANULE_MIB * MIB)) * GRANULE_MIB + 1  # NVML's bytes are cut to MiB
     expected = f"{low} MiB more"
     had = before.process.memory_mib if before.process else Unavailable("process not seen")
@@ -313,7 +315,9 @@ def _holder(expected: Holder, view: _View) -> Check:
 
 
 def _busy(before: _View, after: _View) -> Check:
-    """On a device of its own: the device's busy time; beside others: its own, which may be anything above 0."""
+    """Check busy time. On an unshared device it is the device's busy time; on a shared one the process's own, which may
+    be any value above 0.
+    """
     span_us = (after.at_ms - before.at_ms) * US_PER_MS
     alone = len(after.pids) <= 1
     expected = f"{MIN_BUSY_PERCENT} % or more" if alone else "more than 0 %"
@@ -363,7 +367,7 @@ def table(checks: Sequence[Check]) -> str:
 
 
 def print_checks(checks: Sequence[Check], output: Output) -> None:
-    """Print them. The table needs no library, for the agent's image has none for it."""
+    """Print the checks. The table needs no library, because the agent's image has none."""
     if output == "table":
         sys.stdout.write(table(checks) + "\n")
     else:
@@ -424,7 +428,7 @@ def run(arguments: argparse.Namespace) -> int:
 def report(
     cuda: Cuda, source: Source, clock: Clock, holder: Holder | None, memory: int, busy_ms: int, output: Output = "table"
 ) -> int:
-    """Examine, print, and answer the exit code. Raises NoCuda, CudaFault."""
+    """Run the test, print the checks, and return the exit code. Raises NoCuda, CudaFault."""
     source.snapshot(clock.wall_ms())  # so that the counters have begun before the load does
     with cuda:
         checks = examine(cuda, source, clock, os.getpid(), holder, memory, busy_ms)

@@ -1,12 +1,11 @@
 """Shows a live table of this machine's GPUs, from NVML itself or from a running agent's /metrics.
 
-It meters and ships nothing. Without arguments it reads NVML and says who runs on what (Slurm steps, containers,
-pods by their log folders, processes). With --metrics it shows what that agent last closed, which changes with
-its intervals. Exit codes: 0, 1 without a GPU (or where the page cannot be read), 2 wrong call.
+It stores and sends nothing. Without arguments it reads NVML and shows the holders (Slurm steps, containers, pods by
+their log folders, processes). With --metrics it shows the last closed intervals of that agent. Exit codes: 0; 1 without
+a GPU or if the page cannot be read; 2 for a wrong call.
 
-`History` turns pictures into lines and is pure; `render` draws them, as many columns as the terminal is wide
-for. Unknown is drawn as a dash, never as a zero. Only this module imports rich, and only when a table is
-asked for.
+`History` turns frames into lines; `render` draws them, with as many columns as fit on the terminal. An unknown value is
+a dash, never a zero. Only this module imports rich, and only to draw a table.
 """
 
 from __future__ import annotations
@@ -45,8 +44,9 @@ _MICRO = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class HolderFrame:
-    """One holder on one device. key: the same in every picture. share: its part of the GPU, None where it
-    cannot be told. busy_us counts up, in time of the whole GPU."""
+    """One holder on one device. key: identifies it in all frames. share: its part of the GPU, None if unknown. busy_us
+    is a counter, in time of the whole GPU.
+    """
 
     key: str
     name: str
@@ -57,7 +57,7 @@ class HolderFrame:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFrame:
-    """One GPU. origin: where its counters began; two pictures with different ones cannot be compared."""
+    """One GPU. origin: identifies the start of its counters; frames with different origins cannot be compared."""
 
     uuid: str
     index: int
@@ -73,9 +73,10 @@ class DeviceFrame:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A node at `at_ms`. message: what failed, "" where nothing did.
+    """A node at `at_ms`. message: why the reading failed, "" if it did not.
 
-    serial: None where the counters are of this instant; else a number that grows when they are closed."""
+    serial: None if the counters are current; otherwise a number that grows when intervals are closed.
+    """
 
     at_ms: int
     devices: tuple[DeviceFrame, ...]
@@ -84,7 +85,7 @@ class Frame:
 
 
 def from_snapshot(snapshot: Snapshot) -> Frame:
-    """The picture of a snapshot of our own source."""
+    """Make a frame from a snapshot of the agent's own source."""
     failures = [f"{name}: {failure}" for name, failure in snapshot.sources if failure]
     unknown = snapshot.allocations
     if isinstance(unknown, Unavailable) and not failures:
@@ -127,7 +128,7 @@ def _device(device: DeviceReading, layout: Layout) -> DeviceFrame:
 
 
 def _holder(device: DeviceReading, share: Share, part: Fraction, whole_us: int | None) -> HolderFrame:
-    """A holder without a reading of its own has all of what it has to itself."""
+    """Return the frame of a holder. A holder without a reading of its own gets the busy time of what it holds alone."""
     holder = share.holder
     assert holder is not None
     own = next((r for r in device.holders if (r.holder.uid, r.holder.container, r.mig_uuid) == share.key), None)
@@ -152,7 +153,7 @@ def _known(reading: Reading) -> int | None:
 
 
 def from_exposition(text: str, at_ms: int) -> Frame:
-    """The picture of a running agent's page. Raises ValueError where that is none."""
+    """Make a frame from a running agent's metrics page. Raises ValueError if the text is not one."""
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
@@ -255,7 +256,7 @@ class Prices:
 
 
 def price(text: str) -> Decimal:
-    """A price as it was written. Raises ValueError."""
+    """Parse a price. Raises ValueError."""
     try:
         value = Decimal(text.strip())
     except InvalidOperation as error:
@@ -374,9 +375,11 @@ def _machine(arguments: argparse.Namespace, clock: Clock, stack: ExitStack) -> L
 
 
 def page(url: str, clock: Clock) -> Look:
-    """Pictures of a running agent; one that does not answer is a picture without GPUs that says so.
+    """Return a function that reads a running agent's page. If the agent does not answer, the frame has no GPUs and says
+    so.
 
-    Raises SettingsError for anything but a plain http:// address."""
+    Raises SettingsError for anything but a plain http:// address.
+    """
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise SettingsError(f"--metrics: expected http://HOST:PORT/metrics, got {url!r}")
@@ -417,7 +420,7 @@ _ORDER = ("GPU", "Model", "Holder", "Busy", "Memory", "Power", "Cost/h", "5 min"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row: a GPU, or one of its holders (index ""). busy and trend in percent; None = unknown."""
+    """One row: a GPU, or one of its holders (index ""). busy and trend in percent; None if unknown."""
 
     index: str
     model: str
@@ -432,7 +435,7 @@ class Line:
 
 
 class BusyHistory:
-    """A counter of busy microseconds over the last five minutes, as steps of known percent."""
+    """The last five minutes of a busy-time counter, as steps with a known percentage."""
 
     def __init__(self) -> None:
         self.steps: deque[tuple[int, int, int | None]] = deque()
@@ -454,7 +457,7 @@ class BusyHistory:
 
 
 class History:
-    """Busy per GPU and holder over the last five minutes, from their counters."""
+    """Busy time per GPU and holder over the last five minutes, from their counters."""
 
     def __init__(self, prices: Prices | None = None) -> None:
         self._prices = prices or Prices()
@@ -462,7 +465,7 @@ class History:
         self._serial: int | None = None
 
     def observe(self, frame: Frame) -> None:
-        """A picture whose counters were closed no later than the last one's adds nothing."""
+        """Add a frame. A frame whose counters were closed no later than the last one's adds nothing."""
         if frame.serial is not None and frame.serial == self._serial:
             return
         self._serial = frame.serial
@@ -477,7 +480,7 @@ class History:
             del self._tracks[gone]
 
     def lines(self, frame: Frame) -> tuple[Line, ...]:
-        """A line per GPU; where several hold it, one more for each of them."""
+        """Return one line per GPU and, if several holders share it, one for each of them."""
         lines: list[Line] = []
         for device in frame.devices:
             price = self._prices.of(device.model)
@@ -517,12 +520,12 @@ class History:
 
 
 def sparkline(trend: Sequence[int | None]) -> str:
-    """One bar per cell; a blank where nothing is known."""
+    """Draw one bar per cell; a blank for an unknown value."""
     return "".join(" " if v is None else _BARS[min(v * len(_BARS) // 101, len(_BARS) - 1)] for v in trend)
 
 
 def columns(width: int, priced: bool) -> tuple[str, ...]:
-    """Which columns a terminal of that width has room for."""
+    """Return the columns that fit on a terminal of that width."""
     left = width + 1 - sum(size + 1 for _, size in _ALWAYS)
     chosen = {name for name, _ in _ALWAYS}
     for name, size in _OPTIONAL:
@@ -536,7 +539,7 @@ def columns(width: int, priced: bool) -> tuple[str, ...]:
 
 
 class Drawing:
-    """The lines as a table of whatever width there is; message: one line under it."""
+    """The lines as a table of any width; message: one line under it."""
 
     def __init__(self, lines: Sequence[Line], message: str = "") -> None:
         self._lines = lines
@@ -585,7 +588,7 @@ def _cells(line: Line) -> dict[str, str]:
 
 
 class LiveTable:
-    """A table that is redrawn with every picture; a context manager."""
+    """A table that is redrawn with every frame; a context manager."""
 
     def __init__(self, console: Console | None = None, prices: Prices | None = None) -> None:
         from rich.live import Live
@@ -602,7 +605,7 @@ class LiveTable:
         self._live.stop()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Redraw from a snapshot of our own source."""
+        """Redraw from a snapshot of the agent's own source."""
         self.draw(from_snapshot(snapshot))
 
     def draw(self, frame: Frame) -> None:
@@ -612,14 +615,14 @@ class LiveTable:
 
 
 def print_once(source: Source, clock: Clock, console: Console | None = None, prices: Prices | None = None) -> int:
-    """Read twice, a second apart (busy is a difference), print, and answer the exit code: 1 without a GPU."""
+    """Read twice, a second apart (busy time is a difference), print, and return the exit code: 1 without a GPU."""
     return print_frame(lambda: from_snapshot(source.snapshot(clock.wall_ms())), clock, console, prices)
 
 
 def print_frame(
     look: Callable[[], Frame], clock: Clock, console: Console | None = None, prices: Prices | None = None
 ) -> int:
-    """`print_once` of any picture."""
+    """Do the same as `print_once` for any kind of frame."""
     from gputally.base.terminal import Terminal
 
     history = History(prices)
@@ -639,7 +642,7 @@ def _drawing(history: History, frame: Frame, prices: Prices) -> Drawing | str:
 
 
 def unavailable(frame: Frame) -> str:
-    """Why there is nothing to show, in one line; "" where there is something."""
+    """Return in one line why there is nothing to show; "" if there is something."""
     if frame.devices:
         return ""
     return "no GPU to watch" + (f" ({frame.message})" if frame.message else "")

@@ -1,17 +1,17 @@
 """Defines the exceptions that stop the agent or one of its steps.
 
-Bad readings are no exceptions: they are `agent.core.readings.Unavailable`. These stop a program or a step.
+A failed reading is not an exception but `agent.core.readings.Unavailable`.
 """
 
 from __future__ import annotations
 
 
 class AgentError(Exception):
-    """Base of all of them: the command prints `str()` and exits non-zero."""
+    """Base class of the agent's errors: the command prints `str()` and exits with a code other than 0."""
 
 
 class SettingsError(AgentError):
-    """Settings that cannot hold; one line per fault, each with the place it came from."""
+    """Invalid settings; one line per fault, each with the place it came from."""
 
 
 class OutboxLocked(AgentError):
@@ -23,18 +23,20 @@ class OutboxUnavailable(AgentError):
 
 
 class SpoolNotWritable(OutboxUnavailable):
-    """The disk takes no writes now: full, read-only or failing. It may again later."""
+    """The disk cannot be written now: it is full, read-only or failing. This may pass."""
 
 
 class DriverReplaced(AgentError):
-    """The kernel driver was exchanged under the loaded NVML library; only a new process can talk to it.
+    """The kernel driver was replaced while its NVML library was loaded; only a new process can talk to the new driver.
 
-    Source: NVML_ERROR_LIB_RM_VERSION_MISMATCH. The command takes its own place (agent.devices.driver_lifecycle)."""
+    Source: NVML_ERROR_LIB_RM_VERSION_MISMATCH. The command restarts itself (agent.devices.driver_lifecycle).
+    """
 
 
 class ClockSetBack(AgentError):
-    """The clock was far ahead when the agent took its time from it, and is right now: a new process dates again what is
-    still in the spool, and goes on in the right time."""
+    """The clock was far ahead when the agent started, and is right now: a new process must correct the times in the
+    spool and continue with the right time.
+    """
 
 
 class TokenUnavailable(AgentError):

@@ -13,7 +13,7 @@ _MAX_TEXT = 2_000
 
 
 class JsonLines(logging.Formatter):
-    """time, level, logger, event, then whatever was given as `extra`."""
+    """Formats time, level, logger and event, then the fields given as `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

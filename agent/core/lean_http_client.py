@@ -1,6 +1,6 @@
-"""Posts over one kept-alive connection with bounded answers and a token that is re-read from its file.
+"""Posts over one kept-alive connection, with limited answers and a token that is read again from its file.
 
-http.client only: the agent's image carries no HTTP library. Knows nothing of batches; follows no redirect.
+It uses only http.client, because the agent's image contains no HTTP library, and follows no redirects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # Source: RFC 6750, 2.1 (b64token
 
 
 class Unreachable(AgentError):
-    """No complete answer came: refused, reset, timed out, not trusted, or larger than any of ours."""
+    """No complete answer came: the connection was refused, reset, timed out or not trusted, or the answer was too
+    large.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def _checked(raw: bytes, path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The certificate (PEM, with what is between it and its authority) that a client shows, and its key."""
+    """The client certificate (PEM, with intermediate certificates) and its key."""
 
     cert: Path
     key: Path
@@ -75,10 +77,11 @@ class Identity:
 def connection_to(
     url: str, ca_file: Path | None, timeout_s: float, identity: Identity | None = None
 ) -> tuple[http.client.HTTPConnection, str]:
-    """An unopened connection, and what goes before every path. ca_file: None for the system's authorities.
-    identity: what to show to a server that asks for a certificate.
+    """Return an unopened connection, and the prefix of every path. ca_file: None for the system's authorities.
+    identity: shown to a server that asks for a certificate.
 
-    Raises SettingsError for a url that is not http(s)://host[:port][/path] and for files that cannot be read."""
+    Raises SettingsError for a url that is not http(s)://host[:port][/path] and for files that cannot be read.
+    """
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -102,10 +105,11 @@ def connection_to(
 
 
 class HttpSender:
-    """POSTs to paths below `url`. Renewed authorities are trusted and a renewed identity is shown from then on; half of
-    a renewal changes nothing.
+    """POSTs to paths below `url`. Renewed authorities and a renewed client certificate are used from then on; an
+    incomplete renewal changes nothing.
 
-    Raises what `connection_to` raises."""
+    Raises the exceptions of `connection_to`.
+    """
 
     def __init__(self, url: str, ca_file: Path | None, timeout_s: float, identity: Identity | None = None) -> None:
         self._args = url, ca_file, timeout_s, identity
@@ -116,7 +120,7 @@ class HttpSender:
         self.encrypted = isinstance(self._connection, http.client.HTTPSConnection)
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """Raises Unreachable. A kept connection that the other side had closed is opened anew once."""
+        """Send a POST. Raises Unreachable. If the other side has closed a kept connection, it is opened again once."""
         self._renew()
         kept = self._connection.sock is not None
         try:

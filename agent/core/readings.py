@@ -1,10 +1,10 @@
-"""Defines what a source sees at one instant: GPUs, allocations and readings; a failed reading is Unavailable with its
+"""Defines what a source reads at one moment: GPUs, allocations and readings; a failed reading is Unavailable with its
 reason.
 
-Frozen values only; those that are made anew for every device and sample are msgspec's, which take a tenth of the
-time. A reading that failed is `Unavailable(reason)`, never 0 and never None.
-Cumulative readings (busy, energy) count up from an arbitrary origin per GPU; a decrease or a
-changed `counter_epoch` means the driver restarted and starts a new origin.
+All values are frozen. Values that are made for every device and sample are msgspec structs, which take a tenth of the
+time. A failed reading is `Unavailable(reason)`, never 0 and never None. Cumulative readings (busy, energy) count up
+from an arbitrary origin per GPU; a decrease or a changed `counter_epoch` means that the driver restarted with a new
+origin.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from agent.wire import Health, Holder, Method, PodFacts, SharingMode
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A reading that could not be taken, and why, in a few words fit for a label.
+    """A failed reading and its reason, in a few words that can be a label.
 
-    refused: the driver ought to answer and did not, so nothing coarser may stand in for the reading."""
+    refused: the driver should have answered and did not, so no coarser method may replace the reading.
+    """
 
     reason: str
     refused: bool = False
@@ -44,8 +45,9 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One physical GPU. `compute_slices` is the denominator of its MIG fractions (7 on A100/H100).
-    minor: N of /dev/nvidiaN. It and memory_mib are None where they were not read."""
+    """One physical GPU. `compute_slices` is the denominator of its MIG fractions (7 on A100/H100). minor: N of
+    /dev/nvidiaN. minor and memory_mib are None if they were not read.
+    """
 
     uuid: str
     index: int
@@ -63,9 +65,9 @@ class Gpu:
 class Allocation:
     """One holder's claim on a device: a GPU (`mig_uuid` empty) or one of its MIG instances.
 
-    replicas: how many of the device's `sharing_replicas` equal parts it holds (time-slicing, MPS).
-    fraction_ppm: declared fraction in millionths for mode `fraction` and `dra`; None = not declared.
-    virtual: the kubelet gave one of HAMi's virtual devices.
+    replicas: how many of the device's `sharing_replicas` equal parts it holds (time-slicing, MPS). fraction_ppm:
+    declared fraction in millionths for mode `fraction` and `dra`; None = not declared. virtual: the kubelet allocated
+    one of HAMi's virtual devices.
     """
 
     gpu_uuid: str
@@ -79,11 +81,12 @@ class Allocation:
 
 
 class HolderReading(msgspec.Struct, frozen=True, gc=False):
-    """Per-holder readings on one device; counters are cumulative since the holder was first seen.
+    """Readings of one holder on one device; counters are cumulative since the holder was first seen.
 
-    Matched to allocations by the holder's uid and container. A holder whose reading failed is listed
-    with Unavailable; one that is not listed did nothing where `DeviceReading.method` is `process` or
-    `accounting`, and is unknown otherwise."""
+    They are matched to allocations by the holder's uid and container. A holder whose reading failed is listed with
+    Unavailable. A holder that is not listed did nothing if `DeviceReading.method` is `process` or `accounting`, and is
+    unknown otherwise.
+    """
 
     holder: Holder
     mig_uuid: str = ""
@@ -95,11 +98,12 @@ class HolderReading(msgspec.Struct, frozen=True, gc=False):
 class ProcessReading:
     """One process on a GPU or on one of its MIG instances, before its holder is known.
 
-    busy_us: physical-GPU time since the previous reading of the device, by the per-process sampler. That
-    is statistics: what counts is its proportion to the others'. accounted_us: the same by the driver's
-    accounting mode, which misses nothing; where it is there, it is the better one.
-    running: False for one that ended since the previous reading; it is listed this once.
-    mps_client: listed by the MPS server's list of clients. graphics: it draws, whether it computes or not."""
+    busy_us: physical-GPU time since the previous reading of the device, from the per-process sampler. It is an
+    estimate, of which only the proportion between processes is used. accounted_us: the same from the driver's
+    accounting mode, which misses nothing and is preferred. running: False for a process that ended since the previous
+    reading; it is listed this once. mps_client: it is in the MPS server's list of clients. graphics: it draws, whether
+    it computes or not.
+    """
 
     pid: int
     mig_uuid: str = ""
@@ -112,9 +116,9 @@ class ProcessReading:
 
 
 class InstanceReading(msgspec.Struct, frozen=True, gc=False):
-    """One MIG instance as a whole, for all of its users. The times are cumulative physical-GPU time: the
-    instance's own activity times compute / compute_slices. method: how its busy time was read (None: like
-    the device's)."""
+    """One MIG instance as a whole, for all of its users. The times are cumulative physical-GPU time: the instance's own
+    activity times compute / compute_slices. method: how its busy time was read (None: by the device's method).
+    """
 
     mig_uuid: str
     busy_us: Reading = Unavailable("not read")
@@ -126,7 +130,7 @@ class InstanceReading(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class XidCount:
-    """How often a GPU reported one kind of error since the agent began to listen, and when last."""
+    """How often a GPU reported one kind of error since the agent started, and when last."""
 
     xid: int
     count: int
@@ -134,29 +138,30 @@ class XidCount:
 
 
 RecoveryAction = Literal["restart_app", "reset_gpu", "drain_node"]
-"""What must be done after a hardware fault: start the program anew, reset the GPU, or drain the node and reboot it."""
+"""Action after a hardware fault: restart the program, reset the GPU, or drain the node and reboot it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A hardware fault that is not mended yet. cause: "xid 48", "row remapping failed" or "driver"."""
+    """A hardware fault that is not fixed yet. cause: "xid 48", "row remapping failed" or "driver"."""
 
     action: RecoveryAction
     cause: str
 
     @property
     def unusable(self) -> bool:
-        """Whether the GPU does no reliable work until it is done: the GPU is lost until then."""
+        """Return whether the GPU does no reliable work until the action is done; it counts as lost until then."""
         return self.action != "restart_app"
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """How a device fares at one instant: for people and alerts, never for bills.
+    """The condition of a device at one moment, for people and alerts, never for bills.
 
-    ecc_corrected, ecc_uncorrected: since the driver was loaded. throttle_reasons: the bits of NVML's
-    clocks event reasons. recoveries: what has to be done to the GPU. row_remap_pending: whether remapped rows of memory
-    wait for the next reset of the GPU, which goes on working."""
+    ecc_corrected, ecc_uncorrected: since the driver was loaded. throttle_reasons: the bits of NVML's clocks event
+    reasons. recoveries: required actions. row_remap_pending: whether remapped rows of memory wait for the next reset of
+    the GPU, which continues to work.
+    """
 
     temperature_c: Reading = Unavailable("not read")
     sm_clock_mhz: Reading = Unavailable("not read")
@@ -170,11 +175,12 @@ class Condition:
 
 
 class DeviceReading(msgspec.Struct, frozen=True, gc=False):
-    """One device at one instant. Times and energy_uj are cumulative, the rest instantaneous.
+    """One device at one moment. Times and energy_uj are cumulative, the rest instantaneous.
 
-    sample_gaps: how often the driver's samples of the busy time were missing; a step in which it grew has
-    no known busy time. holders: by which holders the device is used, as far as `processes` could be matched.
-    unlisted: (MIG uuid or "", reason) of each place whose processes could not be listed: they are unknown there."""
+    sample_gaps: how often the driver's samples of the busy time were missing; a step in which it grew has no known busy
+    time. holders: the holders that use the device, as far as `processes` could be matched. unlisted: (MIG uuid or "",
+    reason) of each place whose processes could not be listed; they are unknown.
+    """
 
     gpu: Gpu
     health: Health = "ok"
@@ -195,19 +201,20 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def silent(self) -> bool:
-        """Whether it answers nothing, although it is not lost: what it does is unknown."""
+        """Return whether it answers nothing although it is not lost, so that its use is unknown."""
         answers = (self.busy_us, self.energy_uj, self.memory_used_mib, self.power_mw)
         return self.health == "ok" and all(isinstance(answer, Unavailable) for answer in answers)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything one node shows at `at_ms` (UTC, on the agent's slewed timeline).
+    """Everything that one node reports at `at_ms` (UTC, on the agent's slewed timeline).
 
-    `allocations` is Unavailable where no source knows the holders: the meter then keeps the last known holders, marks
-    the time as a gap, and books no time as unheld. `unknown_holders` names the GPUs of which that is so where others
+    `allocations` is Unavailable if no source knows the holders: the meter then keeps the last known holders, marks the
+    time as a gap, and books no time as unheld. `unknown_holders` names the GPUs whose holders are unknown while others
     are known, with the reason; their allocations are the last known ones. `sources` names each source and its failure
-    ("" = it answered); `took_ms` how long those took that are timed."""
+    ("" = it answered); `took_ms` the duration of those that are timed.
+    """
 
     at_ms: int
     devices: tuple[DeviceReading, ...]
@@ -222,7 +229,7 @@ PrivilegeLevel = Literal["allocation", "process", "profiling"]
 
 
 KAI, HAMI = "kai", "hami"
-"""The sharing systems whose parts are understood; KAI's reservation pods are Run:ai's too."""
+"""The supported sharing systems; KAI's reservation pods are the same as Run:ai's."""
 
 
 SYSTEMS = frozenset({KAI, HAMI})

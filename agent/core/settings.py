@@ -1,13 +1,11 @@
 """Defines every setting of the agent with its bounds and sources, and what each privilege level hides.
 
-One frozen Struct, each setting with its meaning and bounds beside it; flags, environment names
-(`GPUTALLY_AGENT_` + upper case), `--print-config` and the error messages are derived from it. A fault is
-answered with its place: `file:line`, the variable or the flag. Nothing is silently ignored.
+Flags, environment names (`GPUTALLY_AGENT_` + upper case), `--print-config` and the error messages are derived from one
+frozen Struct. A fault is reported with its place: `file:line`, the variable or the flag. Nothing is silently ignored.
 
-A level is what the operator granted (the chart's `agent.privilege`), not what is tried: at `allocation` the
-driver's process numbers are the host's and would name some other process in the agent's own table, so they
-are not looked at. What the driver tells at a level that does not promise it is not hidden, and what it refuses
-at a level that does is. Pure.
+A privilege level is what the operator granted (the chart's `agent.privilege`). At `allocation`, the driver's process
+numbers are the host's and would match unrelated processes in the agent's own process table, so they are ignored. If the
+driver reports more than the level promises, it is used; if it refuses what the level promises, that is reported.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from gputally.base.units import BUCKET_MS
 
 ENV_PREFIX = "GPUTALLY_AGENT_"
 API_OFF = "off"
-"""The `api_url` that means: do without the API server."""
+"""The `api_url` that disables the API server."""
 _BUCKET_S = BUCKET_MS // 1000
 
 
@@ -166,16 +164,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def sees_processes(self) -> bool:
-        """Whether the driver's process numbers mean something here."""
+        """Return whether the driver's process numbers can be used."""
         return not self.on_kubernetes or self.privilege != "allocation"
 
     @property
     def on_kubernetes(self) -> bool:
-        """Whether the kubelet says who holds what: where nothing else was chosen."""
+        """Return whether the kubelet is the source of holders, which is the default."""
         return not (self.standalone or self.pods or self.hpc_jobs or self.simulated)
 
     def node_name(self, environ: Mapping[str, str]) -> str:
-        """`node`, else what Kubernetes or the host calls this machine."""
+        """Return `node`, or the name that Kubernetes or the host gives this machine."""
         return self.node or environ.get("NODE_NAME", "") or socket.gethostname()
 
     def spool_path(self, environ: Mapping[str, str], *, root: bool) -> Path:
@@ -207,18 +205,20 @@ def is_switch(name: str) -> bool:
 
 
 def metavar(name: str) -> str:
-    """What --help shows for the value."""
+    """Return the placeholder of the value in --help."""
     return {"int": "N", "float": "SECONDS"}.get(_types()[name].__name__, "TEXT")
 
 
 @cache
 def _types(*, annotated: bool = False) -> Mapping[str, Any]:
-    """The types of all settings: evaluating them takes as long as all else that a start does with its arguments."""
+    """Return the types of all settings, cached because evaluating them takes as long as the rest of the argument
+    parsing.
+    """
     return get_type_hints(Settings, include_extras=annotated)
 
 
 def load(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:
-    """Merge the layers. `flags` maps setting names to what was given. Raises SettingsError, one line per fault."""
+    """Merge the sources. `flags` maps setting names to the given values. Raises SettingsError, one line per fault."""
     values: dict[str, object] = {}
     places: dict[str, str] = {}
     faults: list[str] = []
@@ -248,12 +248,12 @@ def load(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, ob
 
 
 def flag(name: str) -> str:
-    """`interval_s` is `--interval`: units are left to the description."""
+    """Return the flag of a setting: `interval_s` is `--interval`; the description names the unit."""
     return "--" + name.removesuffix("_s").replace("_", "-")
 
 
 def comma_separated(text: str) -> tuple[str, ...]:
-    """The parts of a list that is written with commas."""
+    """Split a list that is written with commas."""
     return tuple(part for part in (part.strip() for part in text.split(",")) if part)
 
 
@@ -289,7 +289,7 @@ def _file_layer(config: Path | None, faults: list[str]) -> list[tuple[str, str, 
 
 
 def _contradictions(values: Mapping[str, object], places: Mapping[str, str]) -> list[str]:
-    """What no single bound can say."""
+    """Yield faults that concern several settings."""
     faults: list[str] = []
     interval = values.get("interval_s")
     if isinstance(interval, int) and _BUCKET_S % interval:
@@ -331,7 +331,7 @@ _UNSEEN: dict[PrivilegeLevel, tuple[tuple[str, str], ...]] = {
 
 
 def unseen(level: PrivilegeLevel, devices: Sequence[DeviceReading] = ()) -> tuple[str, ...]:
-    """What cannot be seen at `level`, as labels, and where there are devices, what is not seen of them."""
+    """Return what cannot be seen at `level`, as labels; with devices, what is not seen of them."""
     hidden = {label for label, _ in _UNSEEN[level]}
     instances = [instance for device in devices for instance in device.instances]
     if instances:
@@ -349,5 +349,5 @@ def unseen(level: PrivilegeLevel, devices: Sequence[DeviceReading] = ()) -> tupl
 
 
 def privilege_text(level: PrivilegeLevel) -> str:
-    """The same in words, for the log."""
+    """Describe the level and what it hides in words, for the log."""
     return "; ".join(text for _, text in _UNSEEN[level]) or "nothing"

@@ -1,11 +1,12 @@
 """Keeps the agent's time: the machine's clock unless the accountant contradicts it, approached at a bounded rate.
 
-An hour, a day or a year that a clock was wrong for a minute dates nothing: while the accountant's answers show a new
-wall time to be wrong, time goes on with the monotonic clock. Where they agree with it, or are unknown, it is taken.
+A clock that is wrong for a minute must not date records an hour, a day or a year wrongly. While the accountant's
+answers contradict a new wall time, time continues with the monotonic clock. If they agree with it, or are unknown, the
+new wall time is used.
 
-Every instant of the meter comes from here. Time advances with the monotonic clock, so durations are
-real durations, and is slewed towards the wall clock at a bounded rate. A wall clock that was set far
-ahead is adopted at once; one that was set back is approached by running slow, so spans never overlap.
+Every time in the meter comes from here. Time advances with the monotonic clock, so durations are real durations, and is
+slewed towards the wall clock at a bounded rate. A wall clock that was set far ahead is adopted at once; one that was
+set back is approached by running slow, so spans never overlap.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 log = logging.getLogger("gputally.base.clock")
 
 SET_MS: Final = 5 * MS_PER_MINUTE
-"""A wall clock that moved by more than this against the monotonic one is asked about; smaller steps are taken."""
+"""A wall clock that moved by more than this against the monotonic one is checked with the accountant; smaller steps are
+accepted.
+"""
 
 Opinion = Callable[[int], bool | None]
-"""Whether a line (wall time less monotonic time) is right; None: it is unknown."""
+"""Whether a clock line (wall time less monotonic time) is right; None if unknown."""
 
 
 class SteadyClock:
-    """`gputally.base.clock.Clock`. Thread-safe. opinion: may be set later, by who hears the accountant."""
+    """A `gputally.base.clock.Clock`. Thread-safe. opinion: may be set later, by the code that talks to the
+    accountant.
+    """
 
     def __init__(self, inner: Clock, opinion: Opinion = lambda _: None) -> None:
         self.opinion = opinion
@@ -37,7 +42,7 @@ class SteadyClock:
         self._lock = threading.Lock()
         self._line_ms = self._wall_line()
         self._held_ms: int | None = None
-        """The line that is not taken."""
+        """The clock line that is not accepted."""
 
     def wall_ms(self) -> int:
         with self._lock:
@@ -54,8 +59,9 @@ class SteadyClock:
             return line + self._inner.monotonic_ms()
 
     def ask(self, opinion: Opinion, earlier_ms: int | None) -> None:
-        """Ask from now on. earlier_ms: the line of an earlier process of this boot, to go on with where the wall clock
-        is contradicted and it is not."""
+        """Check the wall clock with `opinion` from now on. earlier_ms: the line of an earlier process of this boot,
+        used if the wall clock is contradicted and this line is not.
+        """
         with self._lock:
             self.opinion = opinion
             if earlier_ms is not None and opinion(self._wall_line()) is False and opinion(earlier_ms):
@@ -69,7 +75,7 @@ class SteadyClock:
 
     @property
     def held(self) -> bool:
-        """Whether the wall clock was not taken when it was asked last."""
+        """Return whether the wall clock was rejected at the last check."""
         return self._held_ms is not None
 
     def _wall_line(self) -> int:
@@ -81,7 +87,7 @@ SLEW_PPM = 500
 of adjtime(3) and of NTP's clock discipline."""
 
 FAST_SLEW_PPM = 100_000
-"""The bound while a step back is being worked off: an hour takes ten."""
+"""The bound while a step back is being corrected: an hour takes ten."""
 
 STEP_MS = MS_PER_SECOND
 """A wall clock that moved by more than this against the timeline was set, not disciplined."""
@@ -91,15 +97,16 @@ MAX_STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The wall clock was set: at `at_ms` of the timeline it read `offset_ms` more than expected."""
+    """A change of the wall clock: at `at_ms` of the timeline it read `offset_ms` more than expected."""
 
     at_ms: int
     offset_ms: int
 
 
 class Timeline:
-    """`now_ms` is non-decreasing. Between two calls it advances by the monotonic duration, give or
-    take the slew (SLEW_PPM; FAST_SLEW_PPM after a step back), except where a step forwards is adopted."""
+    """A timeline whose `now_ms` never decreases. Between two calls it advances by the monotonic duration, plus or minus
+    the slew (SLEW_PPM; FAST_SLEW_PPM after a step back), except when a step forwards is adopted.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -121,12 +128,12 @@ class Timeline:
 
     @property
     def leapt_ms(self) -> int:
-        """How far steps forwards were adopted, in all: time on this line that did not pass."""
+        """Return by how much steps forwards were adopted in total: time on the timeline that did not pass."""
         return self._leapt_us // 1_000
 
     @property
     def offset_ms(self) -> int:
-        """How far the wall clock was ahead of the timeline at the last call."""
+        """Return how far the wall clock was ahead of the timeline at the last call."""
         return self._offset_us // 1_000
 
     def now_ms(self) -> int:

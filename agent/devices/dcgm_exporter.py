@@ -1,15 +1,13 @@
 """Reads a dcgm-exporter on this node for figures that NVML does not show on this GPU.
 
-That is multiprocessor and tensor activity, and how busy MIG instances are, on GPUs before Hopper. Whatever
-NVML showed stays, and what it showed once is never filled: the two count from different origins. The
-exporter's figures are averages it renews now and then (every 30 s by default): they are integrated over time
-here like any gauge, and unknown once they are too old. Fetched on a thread of its own, bounded in size and
-time, with a pause after repeated failures.
+These are multiprocessor and tensor activity, and the busy time of MIG instances, on GPUs before Hopper. A figure that
+NVML has shown once is never filled in, because the two count from different origins. The exporter's figures are
+averages that it renews periodically (every 30 s by default). They are integrated over time like any gauge, and unknown
+once they are too old. A separate thread fetches them, limited in size and time, with a pause after repeated failures.
 
-Only (GPU uuid, GPU instance) -> value is taken. Its pod labels say who held the device at another moment and
-are never looked at. A device that several pods share is listed several times there, partly as copies of the
-whole and partly as shares: the largest value is the device's. Pure: no exception escapes but ValueError
-for text that is no exposition.
+Only (GPU uuid, GPU instance) -> value is read. The exporter's pod labels name the holder at another moment and are
+ignored. The exporter lists a device that several pods share several times, partly with copies of the whole value and
+partly with shares: the largest value is the device's. Only ValueError is raised, for text that is not an exposition.
 
 Source of names and units: dcgm-exporter, etc/default-counters.csv; DCGM 4.6, dcgm_fields.h (renames).
 """
@@ -54,13 +52,15 @@ _FIELDS: Mapping[str, Field] = {
 }
 _PERCENT_FIELDS = frozenset({"DCGM_FI_DEV_GPU_UTIL"})
 _OVERSHOOT = 2.0
-"""A ratio of an instance is read as high as 1.3 (NVIDIA/DCGM issue 152); beyond this it is a percentage."""
+"""Highest plausible ratio. The ratio of an instance can read up to 1.3 (NVIDIA/DCGM issue 152); a larger value is a
+percentage.
+"""
 _PERCENT = 100
 _INSTANCE = re.compile(r"[0-9]{1,4}")
 
 
 def read(text: str) -> Ratios:
-    """Parse an exposition. Raises ValueError where it is none; samples that make no sense are left out."""
+    """Parse an exposition. Raises ValueError if the text is not one; implausible samples are omitted."""
     found: dict[Place, dict[Field, float]] = {}
     try:
         samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
@@ -156,7 +156,7 @@ class Exporter:
         self._thread: threading.Thread | None = None
 
     def refresh(self) -> int:
-        """Scrape once; the milliseconds to wait before the next time."""
+        """Scrape once; returns the milliseconds to wait before the next scrape."""
         began_ms = self._clock.monotonic_ms()
         try:
             ratios = read(self._fetch())
@@ -175,8 +175,9 @@ class Exporter:
         return PERIOD_MS
 
     def latest(self) -> tuple[Ratios, str, int]:
-        """What the exporter said last, nothing once that is too old; why its last answer failed; and how many
-        milliseconds its last good one took."""
+        """Return the exporter's last figures (empty once they are too old), why its last answer failed, and the
+        duration of the last good answer in milliseconds.
+        """
         with self._lock:
             fresh = self._read_ms is not None and self._clock.monotonic_ms() - self._read_ms <= MAX_AGE_MS
             return (self._ratios if fresh else {}), self._failure, self._took_ms
@@ -205,18 +206,18 @@ class Exporter:
 
 
 class WithDcgm:
-    """`agent.main_loop.Source`: another source's snapshots, filled."""
+    """An `agent.main_loop.Source` that fills in another source's snapshots."""
 
     def __init__(self, inner: SnapshotSource, exporter: Exporter) -> None:
         self._inner = inner
         self._exporter = exporter
         self._sums: dict[tuple[Place, Field], int] = {}
         self._shown: set[tuple[Place, Field]] = set()
-        """What NVML showed at least once."""
+        """Figures that NVML showed at least once."""
         self._at_ms: int | None = None
 
     def snapshot(self, at_ms: int) -> Snapshot:
-        """Raises what the inner source raises."""
+        """Take a snapshot. Raises the exceptions of the inner source."""
         snapshot = self._inner.snapshot(at_ms)
         ratios, failure, took_ms = self._exporter.latest()
         elapsed_us = 0 if self._at_ms is None else max(at_ms - self._at_ms, 0) * US_PER_MS
@@ -231,7 +232,7 @@ class WithDcgm:
         return replace(snapshot, devices=devices, sources=sources, took_ms=took)
 
     def close(self) -> None:
-        """Let go of the exporter and of the inner source."""
+        """Close the exporter and the inner source."""
         self._exporter.close()
         self._inner.close()
 
@@ -254,7 +255,9 @@ class WithDcgm:
         )
 
     def _instance(self, device: DeviceReading, instance: InstanceReading, ratios: Ratios) -> InstanceReading:
-        """A GPU instance cut into several compute instances has one figure for all of them: it says nothing."""
+        """Return the reading of an instance. A GPU instance with several compute instances has one figure for all of
+        them, which is not used.
+        """
         gpu = device.gpu
         mig = next((m for m in gpu.mig if m.uuid == instance.mig_uuid), None)
         if mig is None or sum(m.gi == mig.gi for m in gpu.mig) > 1:
@@ -274,8 +277,9 @@ class WithDcgm:
         return self._sum(place, field, compute, of) if self._is_missing(known, place, field, ratios) else known
 
     def _is_missing(self, known: Reading, place: Place, field: Field, ratios: Ratios) -> bool:
-        """Whether NVML does not show it, and never did, and the exporter does. What NVML ought to tell and refuses is
-        unknown: an exporter beside the same driver may show what it read before."""
+        """Return whether NVML does not show the figure and never did, and the exporter does. A figure that NVML should
+        have and refuses stays unknown, because the exporter uses the same driver and may repeat an old value.
+        """
         if isinstance(known, Unavailable):
             if known.refused:
                 return False
@@ -288,7 +292,8 @@ class WithDcgm:
 
 
 def _bounded(place: Place, values: Mapping[Field, float]) -> Mapping[Field, float]:
-    """An instance's engine ratio tops out at one slice of several (NVIDIA/DCGM issue 138): where more
-    multiprocessors than that were active, theirs is the better lower bound of how busy it was."""
+    """Return the values with a corrected engine ratio. An instance's engine ratio is at most one slice of several
+    (NVIDIA/DCGM issue 138); if more multiprocessors than that were active, their ratio is the better lower bound.
+    """
     known = [values[field] for field in _BOUNDS if field in values]
     return {**values, "busy": max(known)} if place[1] is not None and known else values

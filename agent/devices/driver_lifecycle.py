@@ -1,20 +1,19 @@
 """Opens and closes the driver, finds GPUs again after a reset, releases the driver on request, and restarts the agent
 after a driver upgrade.
 
-A machine without a driver is a fact, not an error: it is asked again every 30 s to 5 min. One lost GPU
-leaves the others alone, and so does one whose driver call hangs; a library that lost its footing is started
-again, and what that does not mend while others answer is one GPU's own affair. The driver is let go while a program
-asks for it, because neither MIG nor the driver itself can be changed while it is held. GPUs once seen stay listed,
-unread, until they answer again: that time is known to be unknown.
+A machine without a driver is not an error: the agent tries again every 30 s to 5 min. A lost GPU, or one whose driver
+call hangs, does not affect the others. If the library fails as a whole, it is started again; if that does not help
+while other GPUs answer, only the failing GPU stays unread. The driver is closed while a program asks for it, because
+neither MIG nor the driver itself can be changed while it is open. GPUs that were seen once stay listed without readings
+until they answer again, so their time is known to be unknown.
 
-SIGUSR1 is for reconfiguring a machine by hand or by a script of their own, without labels and without
-access to the spool folder: the driver is free with the next sample and is taken again by itself, so that a
-forgotten signal does not end the metering.
+SIGUSR1 is for reconfiguring a machine by hand or by a script, without labels and without access to the spool folder:
+the driver is closed at the next sample and opened again automatically, so that a forgotten signal does not end the
+metering.
 
-The library that fits the old driver stays mapped, so nothing but a new process can go on: same program, same
-arguments, same process number, same spool; the meter goes on where it closed. Should even that one find
-the library that does not fit (in a container the new one is only there after the container was started again),
-it ends, and its supervisor does the rest.
+After a driver upgrade, the library of the old driver stays mapped, so only a new process can continue: the same
+program, arguments, process number and spool; the meter continues where it closed. If the new process also finds the old
+library (a container gets the new one only when it is restarted), it ends, and its supervisor restarts it.
 """
 
 from __future__ import annotations
@@ -52,19 +51,20 @@ RETRY_MIN_MS = 30 * MS_PER_SECOND
 RETRY_MAX_MS = 5 * MS_PER_MINUTE
 REVIVE_MS = MS_PER_MINUTE
 HANG_S = 5.0
-"""How long one GPU may take to answer everything; the slowest known part, a MIG lookup, takes under one."""
+"""How long one GPU may take to answer all calls; the slowest known call, a MIG lookup, takes less than a second."""
 LIBRARY_HANG_S = 60.0
-"""How long the library may take to start: without persistence mode it wakes every GPU."""
+"""How long the library may take to start; without persistence mode it initialises every GPU."""
 SET_BACK_MS = 250
-"""A wall clock that lost more than this between two readings was set back; less comes of disciplining it."""
+"""A wall clock that lost more than this between two readings was set back; slewing loses less."""
 _NO_ANSWER = "the driver does not answer"
 _LIBRARY, _EVENTS = "library", "events"
 
 
 @dataclass(frozen=True, slots=True)
 class DriverReading:
-    """One reading of the machine. failure: why nothing could be read ("" = the driver answered).
-    events_failure: why errors that the driver reports may be missing ("": they are all here)."""
+    """One reading of the machine. failure: why nothing could be read ("" = the driver answered). events_failure: why
+    errors that the driver reports may be missing ("" = they are complete).
+    """
 
     devices: tuple[DeviceReading, ...]
     failure: str
@@ -72,11 +72,12 @@ class DriverReading:
 
 
 class Gpus:
-    """See the module's text. One thread only, but for `release` and `reacquire`.
+    """The GPUs of this machine. For one thread, except `release` and `reacquire`.
 
-    restarted: this process was begun because the driver was replaced under the one before it; should the
-    library not fit the driver even now, only a new container or machine image can help.
-    hang_s: see HANG_S. clock: the system's, by which the driver dates its samples, and GPM's are dated."""
+    restarted: this process replaced one whose driver was upgraded; if the library still does not fit the driver, only a
+    new container or machine image can help. hang_s: see HANG_S. clock: the system's, by which the driver dates its
+    samples, and GPM's are dated.
+    """
 
     def __init__(
         self,
@@ -104,20 +105,21 @@ class Gpus:
         self._next_try_ms = 0
         self._revive_at_ms = self._search_at_ms = 0
         self._passed_over: list[Fault] = []
-        """What kept the last start from taking GPUs up: another one may."""
+        """Why the last start passed over GPUs; another start may find them."""
         self._silent: dict[str, str] = {}
         self._restarted_ms: dict[str, int] = {}
-        """When the library was last started again for the sake of a group of calls."""
+        """When the library was last restarted because of a group of calls."""
         self._devices: dict[str, Device] = {}
         self._origin = ""
         self._attempt: object = None
         self._released: set[str] = set()
 
     def release(self, why: str) -> None:
-        """Let go of the driver with the next reading and leave it alone until `reacquire(why)`.
+        """Close the driver at the next reading and keep it closed until `reacquire(why)`.
 
-        Requests differ by `why`, which is shown as the reason: the driver is taken again when
-        all of them have withdrawn. May be called from any thread."""
+        Requests are distinguished by `why`, which is shown as the reason; the driver is opened again when all of them
+        are withdrawn. May be called from any thread.
+        """
         self._released.add(why)
 
     def reacquire(self, why: str) -> None:
@@ -125,17 +127,17 @@ class Gpus:
         self._released.discard(why)
 
     def look_again(self) -> None:
-        """A caller named a device that is not known: look for MIG instances sooner than by itself."""
+        """Look for MIG instances sooner than usual, because a caller named an unknown device."""
         for device in self._devices.values():
             device.look_again()
 
     @property
     def idle(self) -> bool:
-        """Whether no driver is held at the moment."""
+        """Return whether the driver is closed at the moment."""
         return not self._up
 
     def read(self, at_ms: int) -> DriverReading:
-        """Everything now. Raises agent.core.errors.DriverReplaced when only a new process can go on."""
+        """Read everything. Raises agent.core.errors.DriverReplaced if only a new process can continue."""
         self._origin = self._origin or str(at_ms)
         if self._was_set_back():
             log.warning("the system clock was set back: samples of the driver count from here on")
@@ -164,7 +166,7 @@ class Gpus:
         return before_ms is not None and self._line_ms < before_ms - SET_BACK_MS
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the driver."""
         self._stop(forget=True)
         self._watchdog.close()
 
@@ -213,7 +215,7 @@ class Gpus:
         return True
 
     def _bring_up(self, attempt: object) -> list[tuple[Any, Gpu]]:
-        """Start the library and see what there is. An attempt that was given up undoes itself."""
+        """Start the library and list the GPUs. An attempt that was given up undoes itself."""
         self._driver.call("nvmlInit")
         if self._attempt is not attempt:
             self._driver.call("nvmlShutdown")
@@ -225,7 +227,7 @@ class Gpus:
             raise
 
     def _stop(self, *, forget: bool) -> None:
-        """Shut the library down. Under a call that hangs that would hang too: then it is tried again later."""
+        """Shut the library down. While a call hangs, shutting down would hang too, so it is tried again later."""
         if not self._up:
             return
         if self._watchdog.stuck:
@@ -248,8 +250,9 @@ class Gpus:
         return LIBRARY_HANG_S / HANG_S * self._hang_s
 
     def _enumerate(self) -> list[tuple[Any, Gpu]]:
-        """Every GPU that can be opened and names itself. One that cannot leaves the others alone: if it was seen
-        before it stays listed, without a handle. Raises Fault, DriverReplaced."""
+        """List every GPU that can be opened and has a name. One that cannot does not affect the others: if it was seen
+        before, it stays listed without a handle. Raises Fault, DriverReplaced.
+        """
         version = self._text("nvmlSystemGetDriverVersion")
         found: list[tuple[Any, Gpu]] = []
         self._passed_over = []
@@ -265,7 +268,9 @@ class Gpus:
         return found
 
     def _describe(self, handle: Any, index: int, version: str) -> Gpu:
-        """What a GPU is. What it refuses to tell stays what it told before. Raises Refused where it has no name."""
+        """Read a GPU's description. Fields that it refuses keep their former values. Raises Refused if it has
+        no name.
+        """
         uuid = str(self._driver.call("nvmlDeviceGetUUID", handle))
         known = self._devices[uuid].gpu if uuid in self._devices else None
         model = self._text("nvmlDeviceGetName", handle) or (known.model if known else "")
@@ -284,7 +289,7 @@ class Gpus:
         )
 
     def _text(self, name: str, *arguments: Any) -> str:
-        """ "" where the driver does not tell."""
+        """Return a text of the driver; "" if it gives none."""
         try:
             return str(self._driver.call(name, *arguments))
         except Refused:
@@ -331,7 +336,7 @@ class Gpus:
         )
 
     def _say(self, gpu: Gpu, reason: str) -> None:
-        """That a GPU does not answer any more ("": it does again), once."""
+        """Log once that a GPU stopped answering ("": that it answers again)."""
         if reason == self._silent.get(gpu.uuid, ""):
             return
         self._silent[gpu.uuid] = reason
@@ -341,7 +346,7 @@ class Gpus:
             log.info("a GPU answers again", extra={"uuid": gpu.uuid, "index": gpu.index})
 
     def _stays(self, group: str, fault: Exception, at_ms: int) -> bool:
-        """Whether the library was started again for this group lately: once more would not mend it either."""
+        """Return whether the library was restarted for this group recently, so that another restart would not help."""
         if not isinstance(fault, Restart):
             return False
         if at_ms - self._restarted_ms.get(group, at_ms - RETRY_MAX_MS) < RETRY_MAX_MS:
@@ -362,7 +367,7 @@ BY_SIGNAL = "signal"
 
 
 class DriverHolder(Protocol):
-    """A source that holds the driver: `agent.holders.node_source.NodeSource`."""
+    """A source that keeps the driver open: `agent.holders.node_source.NodeSource`."""
 
     def snapshot(self, at_ms: int) -> Snapshot: ...
     def release(self, why: str) -> None: ...
@@ -371,7 +376,7 @@ class DriverHolder(Protocol):
 
 
 class ReleasableSource:
-    """`agent.main_loop.Source` around another one. hold_s: how long one request lets go."""
+    """An `agent.main_loop.Source` around another one. hold_s: how long one request keeps the driver closed."""
 
     def __init__(self, source: DriverHolder, clock: Clock, hold_s: float) -> None:
         self._source = source
@@ -380,7 +385,7 @@ class ReleasableSource:
         self._until_ms: int | None = None
 
     def let_go(self) -> None:
-        """Free the driver with the next sample; a further request starts the time anew. Safe in a signal handler."""
+        """Close the driver at the next sample; a further request restarts the time. Safe in a signal handler."""
         self._until_ms = self._clock.monotonic_ms() + self._hold_ms
         self._source.release(BY_SIGNAL)
 
@@ -399,18 +404,18 @@ class ReleasableSource:
 
 
 RESTARTED = "GPUTALLY_RESTARTED"
-"""Set in the environment of a process that took another one's place."""
+"""Environment variable of a process that replaced another one."""
 SETTLED_S = 60
-"""A process that lived this long did find a library that fits: the next exchange is another matter."""
+"""A process that ran this long has found a library that fits, so a later mismatch is a new upgrade."""
 
 
 def was_restarted(environ: MutableMapping[str, str]) -> bool:
-    """Whether this process took another one's place; asked once, so that the next is told anew."""
+    """Return whether this process replaced another one, and clear the mark, so that the next one starts fresh."""
     return environ.pop(RESTARTED, "") != ""
 
 
 def restart() -> NoReturn:
-    """Become a fresh process with the same arguments. Raises OSError where the program is gone."""
+    """Replace this process by a new one with the same arguments. Raises OSError if the program is gone."""
     os.environ[RESTARTED] = "1"
     sys.stdout.flush()
     sys.stderr.flush()

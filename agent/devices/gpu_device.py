@@ -1,9 +1,9 @@
 """Reads one physical GPU: counters, gauges, MIG instances and processes.
 
-Handles come and go with the library (`open`, `close`); what is known of the GPU stays, and so do counters
-unless the driver may have been restarted. What cannot be read is Unavailable with its reason. It must not
-know who a process belongs to. A reading that fails is its own failure, whatever code it fails with; the GPU is lost,
-the library has to start again or the driver was replaced only where the handle or the count says the same.
+Handles come and go with the library (`open`, `close`); the facts about the GPU stay, and so do counters unless the
+driver may have been restarted. A failed reading is Unavailable with its reason. This module does not know the holder of
+a process. A failed reading concerns only itself, whatever its code; the GPU is lost, the library must be restarted, or
+the driver was replaced only if the handle or the GPU count confirms it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gputally.base.units import MS_PER_SECOND
 log = logging.getLogger("agent.devices.gpu_device")
 
 CONDITION_EVERY_MS = 10 * MS_PER_SECOND
-"""Clocks, temperature and the like: for people, who do not need them twice a second."""
+"""How often clocks, temperature and the like are read; people do not need them twice a second."""
 _MIB = 1024 * 1024
 _PERCENT = 100
 _GPU_IS_LOST = 15
@@ -57,7 +57,7 @@ _GRACE = re.compile(r"\bG[BH](\d{2,3})\b")
 
 
 def total_mib(driver: Driver, handle: Any) -> Reading:
-    """The size of a GPU's memory. A driver that refuses the older function may answer the newer one."""
+    """Return the size of a GPU's memory. A driver that refuses the older function may support the newer one."""
     name = "nvmlDeviceGetMemoryInfo"
     size = driver.figure(name, handle, read=lambda info: int(info.total) // _MIB)
     if isinstance(size, Unavailable):
@@ -67,8 +67,9 @@ def total_mib(driver: Driver, handle: Any) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What the agent may look at. processes: process numbers mean something here (it sees the host's).
-    gpm: the performance counters. enable_accounting: switch accounting mode on, for the whole host."""
+    """What the agent may read. processes: the agent sees the host's processes, so process numbers are meaningful. gpm:
+    the performance counters. enable_accounting: switch accounting mode on, for the whole host.
+    """
 
     processes: bool = True
     gpm: bool = True
@@ -76,8 +77,9 @@ class Access:
 
 
 class Device:
-    """One GPU. origin: makes this run's counters distinct from those of an earlier run. clock: see
-    agent.devices.mig_layout."""
+    """One GPU. origin: distinguishes this run's counters from those of an earlier run. clock: see
+    agent.devices.mig_layout.
+    """
 
     def __init__(
         self, driver: Driver, events: Events, gpu: Gpu, origin: str, access: Access, clock: Clock | None = None
@@ -90,18 +92,18 @@ class Device:
         self._epoch = 0
         self._handle: Any = None
         self._missing = ""
-        """Why there is no handle, where that does not mean that the GPU is lost."""
+        """Why there is no handle, if that does not mean that the GPU is lost."""
         self._energy = EnergyCounter()
         self._busy = BusyCounter()
         self._has_ring = self._ringless = False
         self._coherent: bool | None = None
-        """Whether the GPU's memory is one with the system's (None: not asked yet)."""
+        """Whether the GPU shares its memory with the system (None: unknown)."""
         self._facts_ms: int | None = None
         self._mig = MigLayout(self._driver)
         self._gpm = Gpm(self._driver, clock)
         self._sampler = ProcessSampler(self._driver, gpu.uuid, enable_accounting=access.enable_accounting)
         self._clock_set_back = self._sampler_behind = False
-        """What was not told yet that the clock was set back: the ring of samples, the sampler of processes."""
+        """Which readers have not yet handled a clock that was set back: the sample ring, the process sampler."""
         self._condition = Condition()
         self._condition_ms: int | None = None
         self._row_remap_pending: bool | None = None
@@ -109,15 +111,15 @@ class Device:
         self._driver_asks: Recovery | None = None
         self._recoveries: tuple[Recovery, ...] = ()
         self._victims: set[int] | None = None
-        """Processes that ran when a contained memory error was reported and run still; None: not known yet."""
+        """Processes that ran when a contained memory error was reported and still run; None if unknown."""
 
     @property
     def known(self) -> bool:
-        """Whether it is known how the GPU is cut; before, nothing can be said of who holds how much of it."""
+        """Return whether the MIG layout is known; before that, nothing can be said about the parts of holders."""
         return self._mig.known
 
     def open(self, handle: Any, gpu: Gpu) -> None:
-        """Use a fresh handle of the same GPU."""
+        """Use a new handle of the same GPU."""
         self._handle = handle
         self.gpu = replace(
             gpu, mig=self.gpu.mig, mig_enabled=self.gpu.mig_enabled, compute_slices=self.gpu.compute_slices
@@ -125,14 +127,16 @@ class Device:
         self._events.listen(gpu.uuid, handle)
 
     def miss(self, faults: Sequence[Fault]) -> None:
-        """The library started without this GPU. faults: why GPUs were passed over, without their names: it is lost
-        unless one of them may be there."""
+        """Record that the library started without this GPU. faults: why GPUs were passed over, without names; the GPU
+        is lost unless it may be one of them.
+        """
         there = [fault for fault in faults if not isinstance(fault, Lost)]
         self._missing = str(there[0]) if there else ""
 
     def close(self, *, forget: bool) -> None:
-        """Handles are void from here on; call it while the library is still there.
-        forget: the driver may restart, so its counters begin anew."""
+        """Drop the handles; call it while the library is still loaded. forget: the driver may restart, so its counters
+        begin again.
+        """
         self._handle = None
         self._mig.void()
         self._gpm.close(forget=forget)
@@ -147,15 +151,17 @@ class Device:
             self._sampler.forget()
 
     def clock_set_back(self) -> None:
-        """The system clock was set back, and the driver dates its samples by it."""
+        """Record that the system clock, by which the driver dates its samples, was set back."""
         self._clock_set_back = self._sampler_behind = True
 
     def look_again(self) -> None:
-        """A caller named an instance that is not known: there may be a new layout that was not reported."""
+        """Look up the MIG layout again, because a caller named an unknown instance and a change may not have been
+        reported.
+        """
         self._mig.missed = True
 
     def read(self, at_ms: int) -> DeviceReading:
-        """Everything now. Raises Lost, Restart, DriverReplaced."""
+        """Read everything. Raises Lost, Restart, DriverReplaced."""
         if self._handle is None:
             if self._missing:
                 return self.unread(self._missing)
@@ -167,8 +173,9 @@ class Device:
         return reading
 
     def _confirm(self, silent: bool) -> None:
-        """A function said that more is wrong than its own answer. Raises Lost, Restart or DriverReplaced where the
-        library or the handle says so too, and the first or the last of them where the GPU answers nothing."""
+        """Check a code that may concern more than its own call. Raises Lost, Restart or DriverReplaced if the library
+        or the handle confirms it; the first or the last of them if the GPU answers nothing.
+        """
         doubts = list(self._driver.doubts.values())
         self._driver.call("nvmlDeviceGetCount")
         with suppress(Refused):
@@ -224,7 +231,7 @@ class Device:
         )
 
     def unread(self, reason: str, *, lost: bool = False) -> DeviceReading:
-        """What is known of the GPU while it cannot be read."""
+        """Return the known facts of the GPU while it cannot be read."""
         why = Unavailable(reason)
         condition = Condition(why, why, why, why, why, why, self._events.xids(self.gpu.uuid))
         recoveries = self._recover(self._condition, None)
@@ -243,7 +250,9 @@ class Device:
         )
 
     def _memory(self, handle: Any) -> Reading:
-        """Used MiB. Version 2 leaves out what the driver reserves for itself; older drivers lack it."""
+        """Return used MiB. Version 2 of the call excludes what the driver reserves for itself; older drivers
+        lack it.
+        """
         name, version = "nvmlDeviceGetMemoryInfo", self._driver.constant("nvmlMemory_v2")
         used = self._driver.figure(name, handle, version, read=lambda info: int(info.used) // _MIB)
         if isinstance(used, Unavailable):
@@ -251,7 +260,7 @@ class Device:
         return used
 
     def _refresh_facts(self, at_ms: int) -> None:
-        """Ask again for what the driver did not tell when the GPU was opened."""
+        """Read again the facts that the driver did not give when the GPU was opened."""
         if None not in (self.gpu.memory_mib, self.gpu.minor):
             return
         if self._facts_ms is not None and at_ms - self._facts_ms < CONDITION_EVERY_MS:
@@ -265,7 +274,9 @@ class Device:
                 self.gpu = replace(self.gpu, minor=minor)
 
     def _is_coherent(self) -> bool:
-        """Whether CPU and GPU have one address space in hardware. Where the driver does not say, the model does."""
+        """Return whether CPU and GPU share one address space in hardware. If the driver does not report it, the model
+        decides.
+        """
         if self._coherent is None:
             mode = self._driver.figure("nvmlDeviceGetAddressingMode", self._handle)
             if isinstance(mode, int):
@@ -275,8 +286,9 @@ class Device:
         return self._coherent
 
     def _held_memory(self, processes: Processes, mig_uuid: str | None = None) -> Reading:
-        """Used MiB of coherent memory. What the driver calls used is all that the system keeps there, its cache of
-        files too: only processes tell what the GPU's users hold. mig_uuid: of one instance (None: of the GPU)."""
+        """Return used MiB of coherent memory. The driver counts all of the system's memory there as used, including its
+        file cache, so only processes tell what the GPU's users hold. mig_uuid: of one instance (None: of the GPU).
+        """
         if not self._access.processes:
             return Unavailable("coherent memory: processes are not looked at")
         for place, why in processes.unlisted:
@@ -300,8 +312,9 @@ class Device:
         return self._energy.value_uj
 
     def _busy_us(self, at_ms: int) -> Reading:
-        """The driver's sample ring, integrated. No samples means idle only where the rate can be read, and the rate
-        stands in only on a GPU that never had a ring."""
+        """Return busy time integrated from the driver's sample ring. No samples mean idle only if the rate can be read,
+        and the rate replaces samples only on a GPU that never had a ring.
+        """
         try:
             rate = int(self._driver.call("nvmlDeviceGetUtilizationRates", self._handle).gpu)
         except Refused as fault:
@@ -389,9 +402,10 @@ class Device:
         return self._condition
 
     def _asked_by_driver(self) -> tuple[Recovery, ...]:
-        """Return what the driver itself asks for, which outlasts a restart of the agent.
+        """Return the actions that the driver itself reports, which outlast a restart of the agent.
 
-        What a call answered last stands while it is refused for the moment: a fault does not heal by not being told.
+        If a call is refused for the moment, its last answer stays, because a fault does not disappear when the driver
+        does not report it.
         """
         try:
             _, _, pending, failed = self._driver.call("nvmlDeviceGetRemappedRows", self._handle)
@@ -412,7 +426,9 @@ class Device:
         return tuple(asked for asked in (self._remap_asks, self._driver_asks) if asked is not None)
 
     def _recover(self, condition: Condition, processes: Processes | None) -> tuple[Recovery, ...]:
-        """What is to be done to the GPU. A program's restart is, as soon as all that ran at the error have ended."""
+        """Return the required actions for the GPU. A restart of programs is done once all processes that ran at the
+        error have ended.
+        """
         xids = self._events.unmended(self.gpu.uuid)
         contained = [xid for xid in xids if RECOVERY[xid] == "restart_app"]
         if not contained:

@@ -1,8 +1,8 @@
 """Counts the XID errors that the driver reports, and decides which device errors make a GPU lost.
 
-One event set for all GPUs, emptied at every reading without waiting, so no second thread holds the
-driver. Counts belong to the GPU's uuid and outlive the library. A GPU or a driver without events is no fault; events
-that the driver has and does not give are one: `failure`.
+One event set for all GPUs is emptied at every reading without waiting, so no second thread uses the driver. Counts
+belong to the GPU's uuid and outlive the library. A GPU or a driver without events is not a fault; events that the
+driver supports and does not deliver are: `failure`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ RECOVERY: Final[dict[int, RecoveryAction]] = {
     119: "reset_gpu",
     120: "reset_gpu",
 }
-"""What the XID catalogue says must be done at once: 48 double-bit ECC error, 64 row remapping failed, 79 fallen off
-the bus, 94 contained and 95 uncontained memory error, 119 and 120 the GPU's system processor does not answer."""
+"""Actions that the XID catalogue requires at once: 48 double-bit ECC error, 64 row remapping failed, 79 fallen off the
+bus, 94 contained and 95 uncontained memory error, 119 and 120 the GPU's system processor does not answer.
+"""
 
 
 class Events:
@@ -46,16 +47,16 @@ class Events:
         self._unmended: dict[str, set[int]] = {}
         self._changed: set[str] = set()
         self._unheard: dict[str, str] = {}
-        """GPUs whose events cannot be had, with the reason."""
+        """GPUs whose events are not available, with the reason."""
         self._broken = ""
 
     @property
     def failure(self) -> str:
-        """Why events may be missing ("": they are all here)."""
+        """Return why events may be missing ("" = they are complete)."""
         return self._broken or next(iter(self._unheard.values()), "")
 
     def listen(self, uuid: str, handle: Any) -> None:
-        """Register a GPU. Without events it is metered all the same."""
+        """Register a GPU. Without events it is metered as well."""
         self._uuids[self._driver.address(handle)] = uuid
         self._unheard.pop(uuid, None)
         wanted = self._driver.constant(_XID) | self._driver.constant(_MIG_CHANGED)
@@ -71,7 +72,7 @@ class Events:
                 self._unheard[uuid] = str(fault)
 
     def poll(self, at_ms: int) -> None:
-        """Take what has been reported since the last call. An event that cannot be taken leaves those behind it."""
+        """Read the events since the last call. If an event cannot be read, the following ones stay in the queue."""
         if self._set is None:
             return
         broken = ""
@@ -97,11 +98,11 @@ class Events:
         self._broken = broken
 
     def unmended(self, uuid: str) -> tuple[int, ...]:
-        """The errors since the GPU's driver was last let go or started again that ask for an action, by number."""
+        """Return the errors that require an action since the driver was last closed or restarted, by number."""
         return tuple(sorted(self._unmended.get(uuid, ())))
 
     def mend(self, uuid: str, *xids: int) -> None:
-        """The action for these errors was taken (none named: for all)."""
+        """Record that the action for these errors was taken (no errors named: for all)."""
         if not xids:
             self._unmended.pop(uuid, None)
         self._unmended.get(uuid, set()).difference_update(xids)
@@ -111,13 +112,13 @@ class Events:
         return tuple(count for _, count in sorted(self._xids.get(uuid, {}).items()))
 
     def mig_changed(self, uuid: str) -> bool:
-        """Whether the GPU's MIG layout changed since this was last asked."""
+        """Return whether the GPU's MIG layout changed since the last call."""
         changed = uuid in self._changed
         self._changed.discard(uuid)
         return changed
 
     def close(self) -> None:
-        """Give the set back, while the library is still there."""
+        """Release the event set while the library is still loaded."""
         if self._set is not None:
             with suppress(Fault, DriverReplaced):  # the library may be gone, and the set with it
                 self._driver.call("nvmlEventSetFree", self._set)
@@ -125,7 +126,7 @@ class Events:
         self._uuids.clear()
 
     def _uuid(self, handle: Any) -> str:
-        """A handle's GPU; the driver is asked where the handle was not given out here. "": unknown."""
+        """Return the uuid of a handle; the driver is asked for an unknown handle. "" if it cannot be found."""
         address = self._driver.address(handle)
         if address not in self._uuids:
             try:

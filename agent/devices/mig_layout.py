@@ -1,17 +1,15 @@
 """Lists the MIG instances of a GPU, notices when the layout changes, and reads the activity of each.
 
-A lookup takes 50 to 100 ms on some machines, so the list is read when MIG is switched, when the driver
-reports a change, soon after a caller named an instance that is not in it, and once a minute. A lookup that
-fails changes nothing and is repeated: an instance taken for gone would leave its holder with the whole GPU.
-Instances are told apart by their uuid, whatever its form: numbers are used again after a repartitioning. It
-must not know what runs on them.
+A lookup takes 50 to 100 ms on some machines, so the list is read when MIG is switched, when the driver reports a
+change, soon after a caller named an instance that is not in it, and once a minute. A lookup that fails changes nothing
+and is repeated: if an instance were removed by mistake, its holder would get the whole GPU. Instances are distinguished
+by uuid in any form, because numbers are reused after a repartitioning. This module does not know what runs on them.
 
-NVML's GPM samples of a GPU and of its MIG instances become activity as a part of the physical GPU. GPM answers with
-the exact average between two samples, so each engine keeps two and swaps them: whatever the rhythm of the readings,
-nothing between them is missed. The time between two samples is their own: a sample is taken some time after its
-reading began, behind lookups that take long now and then. It is the only look into a MIG instance, and it exists from
-Hopper on. The percentages become counters of microseconds that never decrease. Source: nvml.h, nvmlGpmMetricsGet; two
-samples need at least 100 ms between them.
+NVML's GPM samples of a GPU and of its MIG instances become activity as a part of the physical GPU. GPM returns the
+exact average between two samples, so each engine keeps two and swaps them; nothing between two readings is missed.
+Samples have times of their own, because a sample can be taken some time after its reading began, behind slow lookups.
+GPM is the only source of activity inside a MIG instance, and exists from Hopper on. The percentages become counters of
+microseconds that never decrease. Source: nvml.h, nvmlGpmMetricsGet; two samples need at least 100 ms between them.
 """
 
 from __future__ import annotations
@@ -31,14 +29,15 @@ from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND, US_PER_MS
 
 RESCAN_MS = MS_PER_MINUTE
 LOOK_MS = 10 * MS_PER_SECOND
-"""So soon where an instance is missing that may not exist at all."""
+"""Time until the next lookup if an instance is missing that may not exist."""
 DEFAULT_SLICES = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One MIG device with its handle. gi_slices: compute slices of its GPU instance; alone: whether it is
-    the only compute instance in there, so that what the GPU instance does is what it does."""
+    """One MIG device with its handle. gi_slices: compute slices of its GPU instance; alone: whether it is the only
+    compute instance there, so that its activity is that of the GPU instance.
+    """
 
     handle: Any
     facts: MigInstance
@@ -47,13 +46,13 @@ class Instance:
 
 
 class MigLayout:
-    """What is cut out of one GPU."""
+    """The MIG instances of one GPU."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._scanned_ms: int | None = None
         self.known = False
-        """Whether there was a lookup that succeeded."""
+        """Whether a lookup has succeeded."""
         self.enabled = False
         self.slices = DEFAULT_SLICES
         self.instances: tuple[Instance, ...] = ()
@@ -65,13 +64,14 @@ class MigLayout:
         return tuple(instance.facts for instance in self.instances)
 
     def void(self) -> None:
-        """Handles are gone; the next reading looks again."""
+        """Drop the handles; the next reading looks them up again."""
         self.instances = ()
         self._scanned_ms = None
 
     def refresh(self, handle: Any, at_ms: int, *, changed: bool = False) -> bool:
-        """Look again where that is due; whether it was. A GPU that refuses its mode is as it was before, and one
-        that never told it is not known to be whole, unless it knows no modes."""
+        """Look up the layout if that is due; returns whether it was. A GPU that refuses to report its mode keeps the
+        former layout. If it never reported one, it is not known to be whole, unless it does not support modes.
+        """
         try:
             enabled = int(self._driver.call("nvmlDeviceGetMigMode", handle)[0]) == 1
         except Refused as fault:
@@ -98,7 +98,7 @@ class MigLayout:
         return True
 
     def _look_up(self, parent: Any, count: int) -> Iterator[Instance]:
-        """Raises Refused where an instance is there and does not say what it is."""
+        """Yield the instances. Raises Refused if an instance exists and cannot be identified."""
         for index in range(count):
             try:
                 handle = self._driver.call("nvmlDeviceGetMigDeviceHandleByIndex", parent, index)
@@ -119,7 +119,7 @@ class MigLayout:
 
 
 def _profile(name: str, attributes: Any) -> str:
-    """`1g.10gb` from the instance's name; built from its slices where the driver does not say."""
+    """Return `1g.10gb` from the instance's name, or from its slices if the driver gives no name."""
     named = re.search(r"\bMIG (\S+)$", name)
     if named:
         return named.group(1)
@@ -150,7 +150,7 @@ class EngineActivity:
 
 
 class _Engine:
-    """Two sample buffers (None: not allocated) and what was counted between them."""
+    """Two sample buffers (None: not allocated) and the sums of their differences."""
 
     __slots__ = ("at_ms", "counted", "last", "spare")
 
@@ -176,9 +176,10 @@ class Gpm:
         self._unsupported = _UNSUPPORTED
 
     def read(self, handle: Any, at_ms: int, name: str = "", gi: int | None = None) -> EngineActivity | Unavailable:
-        """What the engine has done since it was first read. handle: the GPU's; gi: the instance's, in MIG.
+        """Return an engine's activity since it was first read. handle: the GPU's; gi: the instance's, in MIG.
 
-        Raises Lost, Restart, DriverReplaced."""
+        Raises Lost, Restart, DriverReplaced.
+        """
         try:
             if not self._is_supported(handle):
                 return self._unsupported
@@ -205,12 +206,12 @@ class Gpm:
         return at_ms if self._clock is None else self._clock.monotonic_ms()
 
     def keep(self, names: set[str]) -> None:
-        """Forget engines that are no more: MIG was partitioned anew."""
+        """Forget engines that no longer exist after a change of the MIG layout."""
         for name in self._engines.keys() - names:
             self._free(self._engines.pop(name))
 
     def close(self, *, forget: bool) -> None:
-        """Give the buffers back, while the library is still there. forget: count from zero afterwards."""
+        """Release the buffers while the library is still loaded. forget: count from zero afterwards."""
         for engine in self._engines.values():
             self._free(engine)
         if forget:

@@ -1,18 +1,18 @@
 """Loads NVML, calls it with a time limit and translates its error codes; the only importer of pynvml.
 
-The binding is imported when the driver is first asked, so that a machine without one pays nothing.
-Every call raises one of four things, and the caller decides by the kind alone: `Refused` concerns this
-call, `Lost` this GPU, `Restart` the whole library, `agent.core.errors.DriverReplaced` the process. Only the functions
-that start the library, count the GPUs and open one raise the last three. What any other function answers is
-its own refusal: a broken power sensor may answer "unknown error" for ever, on a GPU that works. Where its code
-says more, it is kept in `Driver.doubts`, and the reader of that GPU confirms it.
+The binding is imported when the driver is first used, so a machine without a driver saves the time. Every call raises
+one of four exceptions, and the caller decides only by the type: `Refused` concerns this call, `Lost` this GPU,
+`Restart` the whole library, `agent.core.errors.DriverReplaced` the process. Only the functions that start the library,
+count the GPUs and open one raise the last three. An error of any other function concerns that function: a broken power
+sensor may answer "unknown error" for ever on a GPU that works. If its code may mean more, it is kept in
+`Driver.doubts`, and the reader of that GPU checks it.
 
 Source of the codes: nvml.h (NVIDIA Management Library), nvmlReturn_t.
 
-A wedged GPU lets a call hang inside the kernel, where nothing can interrupt it. So calls are made on a worker
-thread; one that does not come back in time is left behind with its thread, its group is refused until it does,
-and a new worker serves the rest. In the good case a whole round of calls is one hand-over and no new thread.
-What a group touches belongs to its call until that returns: do not share state between groups.
+On a hung GPU a call blocks inside the kernel and cannot be interrupted. Calls therefore run on a worker thread. If one
+does not return in time, its thread is abandoned, its group is refused until it returns, and a new worker serves the
+other groups. Normally a whole round of calls needs one hand-over and no new thread. The data of a group belongs to its
+call until the call returns, so groups must not share state.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _REMEDIES = {
     "(agent.runtimeClassName), or set agent.privileged: true",
     "driver replaced": "library and kernel module are of different versions: restart this pod, then the node",
 }
-"""The cure for each reason why the library does not start."""
+"""Remedies by the reason why the library does not start."""
 NO_GPUS_REMEDY = "on Bottlerocket set agent.privileged: true; elsewhere see whether nvidia-smi on the node shows GPUs"
-"""Where the driver answers and shows no GPU."""
+"""Remedy if the driver answers and shows no GPU."""
 _SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND, _FUNCTION_NOT_FOUND, _REPLACED = 0, 2, 3, 6, 13, 18
 _NO_PERMISSION, _INSUFFICIENT_SIZE = 4, 7
 _EXPECTED, _MOST_PROCESSES = 32, 65_536
@@ -53,16 +53,18 @@ _NOT_REPORTED = 2**64 - 1
 _LOST = frozenset({15, 16, 28})
 _RESTART = frozenset({1, 999})
 _SPEAK_FOR_MORE = frozenset({"nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"})
-"""The functions whose failure concerns more than their own answer."""
+"""Functions whose failure concerns more than the call itself."""
 
 
 def remedy(reason: str) -> str:
-    """What to do where the driver does not start for this reason, the text of a Fault; "" where none is known."""
+    """Return what to do if the driver does not start for this reason, the text of a Fault; "" if no remedy is known."""
     return _REMEDIES.get(reason.partition(" (")[0], "")
 
 
 class Fault(Exception):
-    """An NVML call failed. `code` is its nvmlReturn_t; `str()` is a reason fit for a label: it names the function."""
+    """A failed NVML call. `code` is its nvmlReturn_t; `str()` is a reason that can be a label and names the
+    function.
+    """
 
     def __init__(self, code: int, function: str) -> None:
         super().__init__(f"{_REASONS.get(code, 'nvml error')} ({function}, {code})")
@@ -70,7 +72,7 @@ class Fault(Exception):
 
 
 class Refused(Fault):
-    """This call is not to be had here: unsupported, not permitted, nothing found."""
+    """This call is not available: unsupported, not permitted, nothing found."""
 
     @property
     def missing(self) -> bool:
@@ -79,7 +81,7 @@ class Refused(Fault):
 
     @property
     def unsupported(self) -> bool:
-        """Whether this GPU, as it is now, will not answer it later either."""
+        """Return whether this GPU, in its present state, will never answer the call."""
         return self.code in (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 
     @property
@@ -89,12 +91,12 @@ class Refused(Fault):
 
     @property
     def empty(self) -> bool:
-        """Whether it is an answer: there is nothing to tell."""
+        """Return whether the error means that there is nothing to report."""
         return self.code in (_SUCCESS, _NOT_FOUND)
 
     @property
     def nothing_there(self) -> bool:
-        """Whether what was asked for does not exist."""
+        """Return whether the requested object does not exist."""
         return self.code in (_INVALID_ARGUMENT, _NOT_FOUND)
 
 
@@ -118,23 +120,26 @@ class _Process(ctypes.Structure):
 
 
 def _concerns_more(code: int, function: str) -> Fault | DriverReplaced | None:
-    """What a code says about the GPU, the library or the process; None for one that concerns the call alone."""
+    """Return what a code says about the GPU, the library or the process; None for a code that concerns only
+    the call.
+    """
     if code == _REPLACED:
         return DriverReplaced("the NVIDIA driver was replaced; the agent must be started again")
     return Lost(code, function) if code in _LOST else Restart(code, function) if code in _RESTART else None
 
 
 class Driver:
-    """NVML through the real binding. One thread at a time.
+    """NVML through the real binding, for one thread at a time.
 
-    doubts: what refusals said about more than their own call since `doubts` was last cleared, by code."""
+    doubts: codes of refused calls that may concern more than the call, since `doubts` was last cleared.
+    """
 
     def __init__(self) -> None:
         self._nvml: Any = None
         self.doubts: dict[int, Fault | DriverReplaced] = {}
 
     def another(self) -> Driver:
-        """The same library, for a reader with doubts of its own."""
+        """Return a driver with the same library and separate doubts, for another reader."""
         return Driver()
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -148,7 +153,7 @@ class Driver:
             raise Refused(_FUNCTION_NOT_FOUND, name) from error
 
     def figure(self, name: str, *arguments: Any, read: Callable[[Any], int] = int) -> Reading:
-        """One number, or why there is none."""
+        """Read one number, or return the reason why there is none."""
         try:
             return read(self.call(name, *arguments))
         except Refused as fault:
@@ -164,14 +169,16 @@ class Driver:
 
     @staticmethod
     def fields(structure: Any, *names: str) -> tuple[Any, ...]:
-        """Numbers of a structure, past the binding's own access, which looks for text in every one of them."""
+        """Return the numbers of a structure without the binding's own access, which looks for text in every field."""
         kind = type(structure)
         return tuple([getattr(kind, name).__get__(structure) for name in names])
 
     def processes(self, name: str, handle: Any) -> list[tuple[int, int | None]]:
-        """(pid, bytes of memory or None) of a list of processes. name: the function's in the library, version 3.
+        """Return (pid, bytes of memory or None) for a list of processes. name: the function's in the library, version
+        3.
 
-        Asked past the binding, which makes an object of every process at ten times the cost. Raises like `call`."""
+        It bypasses the binding, which makes an object of every process at ten times the cost. Raises like `call`.
+        """
         try:
             function = getattr(self._binding().nvmlLib, name)
         except AttributeError as error:
@@ -189,7 +196,7 @@ class Driver:
 
     @staticmethod
     def address(handle: Any) -> int:
-        """What tells a handle from another: NVML hands out the same one for the same GPU."""
+        """Return the identity of a handle: NVML returns the same handle for the same GPU."""
         return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
     def _fault(self, code: int, function: str) -> Fault | DriverReplaced:
@@ -212,15 +219,17 @@ class Driver:
 _Result = TypeVar("_Result")
 
 IMPATIENCE = 5
-"""A driver is likely to hang as a whole: after the first call that does, the others get this part of the time."""
+"""Part of the time limit that other calls get after the first one hangs, because a driver usually hangs as a whole."""
 
 
 class CallHangs(Exception):
-    """A call of this group has not come back."""
+    """A call of this group has not returned."""
 
 
 class CallWatchdog:
-    """One caller at a time. Groups are names; there are at most as many hung threads as groups."""
+    """Runs calls with a time limit, for one caller at a time. Groups are names; there are at most as many hung threads
+    as groups.
+    """
 
     def __init__(self) -> None:
         self._worker: _Worker | None = None
@@ -228,22 +237,25 @@ class CallWatchdog:
 
     @property
     def stuck(self) -> tuple[str, ...]:
-        """The groups whose call has not come back."""
+        """Return the groups whose call has not returned."""
         for group in [group for group, worker in self._hung.items() if worker.ended]:
             del self._hung[group]
         return tuple(self._hung)
 
     def call(self, group: str, limit_s: float, action: Callable[[], _Result]) -> _Result:
-        """What `action` returns or raises. Raises Stuck, at once where the group hangs already."""
+        """Return what `action` returns, or raise what it raises. Raises CallHangs, at once if the group
+        already hangs.
+        """
         (outcome,) = self.run([(group, action)], limit_s)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
     def run(self, calls: Sequence[tuple[str, Callable[[], _Result]]], limit_s: float) -> list[_Result | Exception]:
-        """One outcome per call, in order: what it returned, the exception it raised, or Stuck.
+        """Run calls and return one outcome per call, in order: its result, its exception, or CallHangs.
 
-        limit_s: how long one call may take; a hang is noticed after at most twice that."""
+        limit_s: how long one call may take; a hang is noticed after at most twice that.
+        """
         hung = self.stuck
         outcomes: list[_Result | Exception] = [CallHangs(group) for group, _ in calls]
         waiting = [number for number, (group, _) in enumerate(calls) if group not in hung]
@@ -261,14 +273,14 @@ class CallWatchdog:
         return outcomes
 
     def close(self) -> None:
-        """Let the idle worker go."""
+        """End the idle worker."""
         if self._worker is not None:
             self._worker.tasks.put(None)
             self._worker = None
 
 
 class _Round(Generic[_Result]):
-    """Calls to make one after the other. given_up: the worker stops after the call it is in."""
+    """Calls to run one after the other. given_up: the worker stops after the current call."""
 
     def __init__(self, actions: Sequence[Callable[[], _Result]]) -> None:
         self.actions = actions
@@ -277,7 +289,7 @@ class _Round(Generic[_Result]):
         self.given_up = False
 
     def make(self) -> bool:
-        """Whether all of them were made."""
+        """Run the calls; returns whether all of them were run."""
         for action in self.actions:
             outcome: _Result | Exception
             try:
@@ -292,7 +304,7 @@ class _Round(Generic[_Result]):
 
 
 class _Worker:
-    """A daemon thread: one that hangs must not keep the process."""
+    """A daemon thread, so that a thread that hangs does not keep the process alive."""
 
     def __init__(self) -> None:
         self.tasks: SimpleQueue[_Round[object] | None] = SimpleQueue()
@@ -305,7 +317,9 @@ class _Worker:
         return not self._thread.is_alive()
 
     def work(self, task: _Round[_Result], limit_s: float) -> list[_Result | Exception]:
-        """The outcomes so far, when all are there or the next one does not come."""
+        """Return the outcomes when all calls have returned, or those so far when the next one does not return
+        in time.
+        """
         self.tasks.put(task)  # type: ignore[arg-type]
         made = 0
         while True:

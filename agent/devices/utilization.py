@@ -1,25 +1,22 @@
 """Turns utilization samples, the energy counter and per-process figures into counters that never decrease.
 
-A driver keeps a short ring of (timestamp, percent) samples and forgets them after some ten seconds, so
-a gauge read now and then misses most of what happened. Here every sample stands for the time since
-the one before it. What was missed is counted as a gap and never guessed: the counter stands still over it.
-Invariants: the counter never decreases and never grows faster than the reader's time.
-Pure: integers only, no clock, no I/O.
+A driver keeps a short ring of (timestamp, percent) samples for about ten seconds, so a gauge that is read periodically
+misses most of the use. Here every sample represents the time since the previous one. Missed samples are a gap, in which
+the counter does not change. The counter never decreases and never grows faster than the reader's time.
 
 Pure: integers only, no clock, no I/O.
 
-Busy time comes from two places: the per-process sampler, whose ring is shared by all and forgets, and accounting
-mode, which is exact where it is on. Both are given; the code that divides the device chooses. A process is
-listed once more after its end. Processes that compute and those that draw are two lists, and a process may be in both.
-A list that is refused says nothing: the processes of that place are unknown until it is given again. Only "not found"
-means that no process was busy. It does not know the holder of a process.
+Busy time of processes has two sources: the per-process sampler, whose ring is shared by all processes and overwritten,
+and accounting mode, which is exact if it is on. Both are returned; the code that divides the device chooses. A process
+is listed once more after its end. Compute and graphics processes are two lists, and a process may be in both. If a list
+is refused, the processes of that place are unknown until it is available again. Only "not found" means that no process
+was busy. This module does not know the holder of a process.
 
-Unlike the per-process sampler it forgets nothing between two readings, and it keeps a process a while after
-its end (128 of them), so that one that lived between two readings is found as well. Version 2 gives running sums;
-version 1 only says after a process ended how busy it was over its whole life, in whole percents: that is used
-for those that were never seen alive and for no others.
-Source: open-gpu-kernel-modules, gpu_acct.c: sumGpuUtil adds a sample's utilisation (hundredths of a percent)
-to the process it names; ended processes are listed only where the agent shares the host's process numbers.
+Unlike the per-process sampler, accounting mode loses nothing between two readings, and it keeps ended processes (128 of
+them), so a process that lived between two readings is found as well. Version 2 gives running sums. Version 1 gives only
+the busy part of the whole life of an ended process, in whole percents, which is used only for processes that were never
+seen alive. Source: open-gpu-kernel-modules, gpu_acct.c: sumGpuUtil adds a sample's utilisation (hundredths of a
+percent) to the process it names; ended processes are listed only where the agent shares the host's process numbers.
 """
 
 from __future__ import annotations
@@ -38,9 +35,9 @@ from agent.devices.nvml_library import Driver, Refused
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND, US_PER_MS
 
 LATE_US = 3_000_000
-"""How late the samples of a busy device may come. Source: open-gpu-kernel-modules, kernel_gsp.c: once a second."""
+"""How late the samples of a busy device may arrive. Source: open-gpu-kernel-modules, kernel_gsp.c: once a second."""
 RATE_HOLDS_US = 5_000_000
-"""How long a rate may stand for the time around it, where a driver has no ring."""
+"""How long a rate may represent the time around it, if a driver has no ring."""
 _PERIODS_BEFORE_GAP = 3
 _FALLBACK_PERIOD_US = 1_000_000  # slowest sampling NVML documents; used until a period was seen
 _PERCENT = 100
@@ -51,13 +48,13 @@ class BusyCounter:
 
     def __init__(self, *, gaps: int = 0) -> None:
         self.last_seen_us = 0
-        """Newest timestamp the driver returned: what to ask for next (0: everything)."""
+        """Newest timestamp that the driver returned; the next call asks for later ones (0: all)."""
         self.gaps = gaps
         """How often samples were missing."""
         self.period_us: int | None = None
         """Time between two samples of the driver; None until it was seen."""
         self._void: frozenset[int] = frozenset()
-        """Timestamps that are counted or given up, although they are later than `last_seen_us`."""
+        """Timestamps that are counted or given up although they are later than `last_seen_us`."""
         self._percent_us = 0
         self._reported_us = 0
         self._covered_us: int | None = None
@@ -66,15 +63,16 @@ class BusyCounter:
 
     @property
     def value_us(self) -> int:
-        """What `take` returned last."""
+        """Return the last result of `take`."""
         return self._reported_us
 
     def take(self, at_ms: int, samples: Sequence[tuple[int, int]] | None, rate: int) -> int:
-        """Account for the time since the last call and return the counter in microseconds.
+        """Count the time since the last call and return the counter in microseconds.
 
-        samples: (timestamp in microseconds, percent) newer than `last_seen_us`, in any order; empty
-        when the driver has none, None where it keeps none at all. rate: percent at this moment: it tells
-        an idle device from samples that are late, and stands in where none are kept."""
+        samples: (timestamp in microseconds, percent) newer than `last_seen_us`, in any order; empty if the driver has
+        none, None if it keeps none at all. rate: percent at this moment, which distinguishes an idle device from late
+        samples, and replaces samples if none are kept.
+        """
         elapsed_us = 0 if self._at_ms is None else (at_ms - self._at_ms) * US_PER_MS
         limit_us = self._reported_us + elapsed_us + self._waiting_us
         if samples is None:
@@ -96,12 +94,13 @@ class BusyCounter:
         return self._reported_us
 
     def lose(self, at_ms: int) -> None:
-        """It is not known what the device did since the last call; the next one counts from here on."""
+        """Record that the use since the last call is unknown; the next call counts from here."""
         self._at_ms, self._covered_us, self._waiting_us = at_ms, None, 0
 
     def start_over(self, at_ms: int, known: Iterable[int]) -> None:
-        """The clock that dates the samples was set back: what was done since the last call is a gap, and samples count
-        from here on. known: the timestamps of all samples that the driver has now."""
+        """Record that the clock of the samples was set back: the time since the last call is a gap, and samples count
+        from here. known: the timestamps of all samples that the driver has now.
+        """
         self.lose(at_ms)
         self._void, self.last_seen_us = frozenset(known), 0
         self.gaps += 1
@@ -113,7 +112,7 @@ class BusyCounter:
             self._percent_us += rate * elapsed_us
 
     def _without_samples(self, elapsed_us: int, rate: int) -> None:
-        """An idle device has none. A busy one has them later, unless they are lost."""
+        """Handle missing samples: an idle device has none; those of a busy device are late or lost."""
         if not rate and not self._waiting_us:
             if self._covered_us is not None:
                 self._covered_us += elapsed_us
@@ -149,9 +148,11 @@ class BusyCounter:
 RANGE_MJ = 1 << 32
 """Where a counter of 32 bits wraps; NVML's type is wider, what fills it need not be."""
 MAX_POWER_MW = 4_000_000
-"""More than any GPU draws: a figure counts, and a smaller one is a wrap, only if this explains it."""
+"""More power than any GPU draws. A smaller figure counts as a wrap only if this power explains it."""
 _SHORTEST_MS = 1_000
-"""The driver renews the figure now and then: of a shorter time it may say that of a longer one."""
+"""Shortest time between two figures. The driver renews the figure periodically, so a shorter time may get the energy of
+a longer one.
+"""
 _MICROJOULES_PER_MILLIJOULE = 1_000
 
 
@@ -163,7 +164,7 @@ class EnergyCounter:
         self._last: tuple[int, int] | None = None
 
     def take(self, at_ms: int, millijoules: int) -> bool:
-        """Take a reading over; False: the driver's counter began anew, and so does `value_uj`."""
+        """Read a figure; returns False if the driver's counter began again, and `value_uj` with it."""
         before, self._last = self._last, (at_ms, millijoules)
         gained_mj = self._gained(before, at_ms, millijoules)
         if gained_mj is None:
@@ -186,9 +187,9 @@ class EnergyCounter:
 log = logging.getLogger("agent.devices.utilization")
 
 SWEEP_MS = 5 * MS_PER_SECOND
-"""How often ended processes are looked through: the driver forgets them by number, not by age."""
+"""How often ended processes are listed; the driver forgets them by number, not by age."""
 ASK_AGAIN_MS = MS_PER_MINUTE
-"""How often an accounting mode that is off is asked for again: it may have been switched on."""
+"""How often accounting mode is checked again while it is off; it may have been switched on."""
 _OFF = Unavailable("accounting mode is off")
 _ONLY_AT_THE_END = Unavailable("accounting: this driver tells only after the end")
 _LEFT_NO_TRACE = Unavailable("accounting: ended processes are not shown to this agent")
@@ -199,18 +200,19 @@ _FULL_SCALE = 10_000
 
 @dataclass(slots=True)
 class Accounted:
-    """What accounting says of the time since the previous reading.
+    """The accounting since the previous reading.
 
-    times: busy microseconds per process; ended: those that were never seen alive."""
+    times: busy microseconds per process; ended: the processes that were never seen alive.
+    """
 
     times: dict[int, Reading] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
     otherwise: Unavailable = _OFF
-    """Why the time of a process that is in neither is not known."""
+    """Why the time of processes in neither list is unknown."""
 
 
 class Accounting:
-    """One GPU's accounting. enable: switch it on where it is off; it stays on, for the whole host."""
+    """One GPU's accounting. enable: switch it on if it is off; it stays on, for the whole host."""
 
     def __init__(self, driver: Driver, *, enable: bool = False) -> None:
         self._driver = driver
@@ -220,18 +222,20 @@ class Accounting:
         self._asked_ms: int | None = None
         self._swept_ms: int | None = None
         self._sums: dict[int, tuple[int, int]] = {}
-        """Per process its start and the sum already counted."""
+        """Start of each process and the sum already counted."""
         self._refused: set[int] = set()
-        """The processes whose sums the driver refused when they were asked for last."""
+        """The processes whose sums the driver refused at the last reading."""
 
     def forget(self) -> None:
-        """The driver was let go: the mode may have changed, and what ran meanwhile is not ours to count."""
+        """Reset after the driver was closed: the mode may have changed, and processes that ran meanwhile are not
+        counted.
+        """
         self._on, self._version_2 = False, True
         self._asked_ms = None
         self.skip()
 
     def skip(self) -> None:
-        """Who runs is not known: what was counted up to the next reading has no holder."""
+        """Skip a step in which the processes are unknown: what they used until the next reading has no holder."""
         self._swept_ms = None
         self._sums.clear()
         self._refused.clear()
@@ -293,7 +297,7 @@ class Accounting:
         times[pid] = _NO_PERIOD if gained and period_us is None else gained * (period_us or 0) // _FULL_SCALE
 
     def _sweep(self, handle: Any, period_us: int | None, seen: set[int], found: Accounted, first: bool) -> None:
-        """Those that began and ended between two readings."""
+        """Find processes that began and ended between two readings."""
         try:
             listed = set(self._driver.call("nvmlDeviceGetAccountingPids", handle))
         except Refused as fault:
@@ -329,16 +333,17 @@ class Accounting:
 
 _MIB = 1024 * 1024
 _SAMPLERS = ("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo")
-"""The second is newer, and on some drivers the only one that answers."""
+"""Samplers; the second is newer, and on some drivers the only one that answers."""
 _SILENT_READINGS = 5
-"""So often may a busy device with processes show none of them at work before the other sampler is asked."""
+"""Number of readings in which a busy device may show no busy process before the other sampler is used."""
 RING_MS = 15 * MS_PER_SECOND
 """How long the driver keeps samples at most. Source: NVML_GPU_UTILIZATION_SAMPLES, 72 or 100 of them in some 10 s."""
 _COMPUTE, _MPS = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 _GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses_v3"
 _ASK_EVERY = 5
-"""A list of graphics processes or MPS clients that was empty is read again when a compute process comes or goes, and
-otherwise with every fifth reading."""
+"""Number of readings between reads of an empty list of graphics processes or MPS clients; it is also read when a
+compute process starts or ends.
+"""
 _NO_MIG_RATE = Unavailable("MIG: no per-process utilisation")
 _CLOCK_SET_BACK = Unavailable("the system clock was set back", refused=True)
 _ENDED = Unavailable("ended")
@@ -374,22 +379,22 @@ class ProcessSampler:
         self._samplers = list(_SAMPLERS)
         self._no_rate = Unavailable("no per-process utilisation")
         self._answered = False
-        """Whether the first of the samplers ever answered: then a refusal does not mean that the GPU lacks it."""
+        """Whether the first sampler ever answered; then a refusal does not mean that the GPU lacks it."""
         self._seen_us = 0
         self._at_ms: int | None = None
         self._unknown_until_ms = 0
         self._void: frozenset[tuple[int, int]] = frozenset()
-        """(pid, timestamp) of what the driver had before the clock was set back."""
+        """(pid, timestamp) of the driver's samples from before the clock was set back."""
         self._silent = 0
         self._readings = -1
         self._filled: set[tuple[str, str]] = set()
         """(list, place) of the lists that are read every time: they had processes, or were refused."""
         self._answering: set[str] = set()
-        """Places that told their graphics processes: one that refuses later does not lack them."""
+        """Places that reported graphics processes; a later refusal does not mean that they lack them."""
         self._listed: dict[str, list[int]] = {}
 
     def forget(self) -> None:
-        """The driver was let go: what it counted is void."""
+        """Reset after the driver was closed: its counts are void."""
         self._accounting.forget()
         self._alive.clear()
         self._filled.clear()
@@ -400,8 +405,9 @@ class ProcessSampler:
         self._seen_us, self._at_ms, self._silent = 0, None, 0
 
     def clock_set_back(self, handle: Any, at_ms: int) -> None:
-        """The clock that dates the samples was set back: samples of before it stand beside later ones with earlier
-        dates, until the driver's ring of them has come round."""
+        """Record that the clock of the samples was set back. Older samples then have later dates than new ones, until
+        the driver's ring has been overwritten.
+        """
         listed: list[Any] = []
         if self._samplers:
             with suppress(Refused):
@@ -410,7 +416,9 @@ class ProcessSampler:
         self._seen_us, self._unknown_until_ms = 0, at_ms + RING_MS
 
     def read(self, handle: Any, mig: MigLayout, at_ms: int, *, period_us: int | None, device_busy: bool) -> Processes:
-        """period_us: between two samples of the device; device_busy: whether it did anything since."""
+        """Read the processes. period_us: between two samples of the device; device_busy: whether the device did
+        anything since the last reading.
+        """
         running: dict[int, _Running] = {}
         unlisted: dict[str, str] = {}
         self._readings += 1
@@ -464,8 +472,9 @@ class ProcessSampler:
         }
 
     def _also(self, name: str, handle: Any, place: str, due: bool, *, lacks: bool) -> list[tuple[int, int | None]]:
-        """A list that is empty in most places. due: whether one that was empty is read. lacks: whether "not supported"
-        means that the place has no such list, and so no such processes. Raises Refused."""
+        """Return a list that is usually empty. due: whether an empty one is read again. lacks: whether "not supported"
+        means that the place has no such list, and so no such processes. Raises Refused.
+        """
         key = name, place
         if not due and key not in self._filled:
             return []
@@ -483,9 +492,9 @@ class ProcessSampler:
         return found
 
     def _rates(self, handle: Any, at_ms: int, expected: bool) -> dict[int, int] | Unavailable:
-        """Busy microseconds per process since the previous reading: a sampled percentage of that time.
-        Above 100 it is garbage, dropped and not clamped. After a refusal the next answer stands for the time
-        since the refusal only."""
+        """Return busy microseconds per process since the previous reading, from sampled percentages. A value above 100
+        is invalid and is dropped, not clamped. After a refusal, the next answer covers only the time since the refusal.
+        """
         if not self._samplers:
             return self._no_rate
         if at_ms <= self._unknown_until_ms:
@@ -514,7 +523,7 @@ class ProcessSampler:
         return {pid: busy * elapsed_ms * US_PER_MS // _PERCENT for pid, _, busy in found if busy <= _PERCENT}
 
     def _lack(self, reason: str) -> None:
-        """Go on with the next sampler, until the driver is let go."""
+        """Use the next sampler until the driver is closed."""
         lacking = self._samplers.pop(0)
         self._answered = False
         self._no_rate = Unavailable(f"no per-process utilisation: {reason}")

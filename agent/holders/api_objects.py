@@ -1,11 +1,9 @@
 """Decodes the few fields of API objects that the agent needs, and reduces a pod to its facts.
 
-Everything else is stepped over, so objects of newer servers are understood; what cannot be read is
-`Unreadable`, never a crash. Names are Kubernetes' own, in snake case. Pure.
-Source: kubernetes.io, API reference v1.36, Pod and Node.
+All other fields are skipped, so objects of newer servers can be read; data that cannot be read raises `Unreadable`.
+Names are Kubernetes' own, in snake case. Source: kubernetes.io, API reference v1.36, Pod and Node.
 
-Which queue it names is `gputally.base.pod_queue_labels`' to say.
-Pure: no clock, no I/O.
+`gputally.base.pod_queue_labels` decides which queue a pod names.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, qu
 
 
 class Unreadable(ValueError):
-    """JSON that is not the object it should be."""
+    """JSON that is not the expected object."""
 
 
 class OwnerReference(msgspec.Struct, rename="camel"):
@@ -112,7 +110,7 @@ class Node(msgspec.Struct):
 
 
 class Attribute(msgspec.Struct):
-    """An attribute of a device; of its kinds only the text is read."""
+    """An attribute of a device; only text values are read."""
 
     string: str | None = None
 
@@ -156,7 +154,7 @@ class ClaimStatus(msgspec.Struct):
 
 
 class ResourceClaim(msgspec.Struct):
-    """Which devices a claim was given, and how."""
+    """The devices that were allocated to a claim."""
 
     status: ClaimStatus | None = None
 
@@ -175,14 +173,14 @@ class ListMeta(msgspec.Struct, rename="camel"):
 
 
 class Listing(msgspec.Struct):
-    """One page of a list, its items left for later."""
+    """One page of a list; its items are decoded later."""
 
     metadata: ListMeta
     items: list[msgspec.Raw] | None = None
 
 
 class Status(msgspec.Struct):
-    """What the API server says of a request it refuses."""
+    """The API server's reason for a refused request."""
 
     code: int = 0
     reason: str = ""
@@ -232,12 +230,12 @@ _OVER = frozenset({"Succeeded", "Failed"})
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """facts: what is told to the accountant. over: it holds nothing any more. containers: in the order of
-    the spec; container_ids: their names by what the runtime calls them, as far as they ran. config_hash: what
-    the control group of a static pod is called by. fraction, memory_mib: the
-    part of a GPU a fraction scheduler gave it (None: not declared); groups: the shared GPUs it is on.
-    limits: GPU resources by container, as its limits say. by_kai: KAI or Run:ai places it. bound: it has its node.
-    wants_gpu: whether its facts are worth telling."""
+    """A pod reduced to what the agent needs. facts: sent to the accountant. over: it no longer holds anything.
+    containers: in the order of the spec; container_ids: their names by the runtime's ids, for those that ran.
+    config_hash: the name of a static pod's control group. fraction, memory_mib: the part of a GPU that a fraction
+    scheduler gave it (None: not declared); groups: the shared GPUs it is on. limits: GPU resources by container.
+    by_kai: KAI or Run:ai places it. bound: it has a node. wants_gpu: whether its facts are sent.
+    """
 
     facts: PodFacts
     over: bool
@@ -260,14 +258,15 @@ class PodView:
 
     @property
     def reserves(self) -> bool:
-        """Whether it only keeps a GPU for the pods that share it."""
+        """Return whether it only keeps a GPU for the pods that share it."""
         return self.facts.namespace in RESERVATION_NAMESPACES
 
 
 def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
-    """From the JSON of a v1 Pod. allowed_labels: keys, or patterns with `*`, that leave the node.
+    """Reduce the JSON of a v1 Pod. allowed_labels: keys, or patterns with `*`, that may leave the node.
 
-    Raises agent.holders.api_objects.Unreadable."""
+    Raises agent.holders.api_objects.Unreadable.
+    """
     found = decode_pod(pod)
     meta, spec, status = found.metadata, found.spec, found.status or PodStatus()
     labels, annotations = meta.labels or {}, meta.annotations or {}
@@ -317,13 +316,15 @@ def _allowed(labels: Mapping[str, str], allowed: Sequence[str]) -> dict[str, str
 
 
 def _owners(references: Sequence[OwnerReference]) -> tuple[Owner, ...]:
-    """The controller first: it is the nearest of the chain, and of more the pod does not know."""
+    """Return the owners. The controller comes first, the nearest owner; the pod does not name any further ones."""
     ordered = sorted(references, key=lambda owner: not owner.controller)
     return tuple(Owner(kind=o.kind, name=o.name, uid=o.uid) for o in ordered[:1])
 
 
 def _workload(references: Sequence[OwnerReference], labels: Mapping[str, str]) -> str:
-    """A Deployment gives its name and a hash to its ReplicaSet, and the hash to the pods as a label."""
+    """Return the workload. A Deployment gives its name and a hash to its ReplicaSet, and the hash to the pods as a
+    label.
+    """
     for owner in _owners(references):
         template = labels.get(_TEMPLATE_HASH, "")
         if owner.kind == "ReplicaSet" and template and owner.name.endswith(f"-{template}"):
@@ -333,9 +334,11 @@ def _workload(references: Sequence[OwnerReference], labels: Mapping[str, str]) -
 
 
 def _requests(spec: Spec, annotations: Mapping[str, str]) -> dict[str, str]:
-    """GPU resources as the scheduler counts them: what runs together added up, or the largest init container.
+    """Return the GPU resources as the scheduler counts them: the sum of the containers that run together, or the
+    largest init container.
 
-    Source: kubernetes.io, "Sidecar Containers", resource sharing within containers."""
+    Source: kubernetes.io, "Sidecar Containers", resource sharing within containers.
+    """
     together: dict[str, int] = {}
     before: dict[str, int] = {}
     odd: dict[str, str] = {}
@@ -359,7 +362,9 @@ def _requests(spec: Spec, annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 def _limits(spec: Spec) -> dict[str, dict[str, str]]:
-    """Extended resources are not overcommitted, so a request without a limit is one; neither can be changed later."""
+    """Return the limits by container. Extended resources are not overcommitted, so a request without a limit counts as
+    a limit; neither can be changed later.
+    """
     found: dict[str, dict[str, str]] = {}
     for container in (*(spec.init_containers or ()), *(spec.containers or ())):
         resources = container.resources or Resources()
@@ -369,13 +374,13 @@ def _limits(spec: Spec) -> dict[str, dict[str, str]]:
 
 
 def _groups(labels: Mapping[str, str]) -> tuple[str, ...]:
-    """One group per shared GPU; a pod on several has one label for each."""
+    """Return the shared GPUs of a pod, which has one label for each."""
     several = sorted(value for key, value in labels.items() if key.startswith(f"{GPU_GROUP}/"))
     return tuple(several) or ((labels[GPU_GROUP],) if labels.get(GPU_GROUP) else ())
 
 
 def _container_ids(status: PodStatus) -> dict[str, str]:
-    """`containerd://9b30...` is told from others by what comes behind the runtime."""
+    """Return container names by runtime id, such as `containerd://9b30...`, without the runtime's prefix."""
     statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
     return {s.container_id.rpartition("//")[2]: s.name for s in statuses if s.container_id}
 
@@ -388,7 +393,7 @@ def _scheduled_ms(status: PodStatus) -> int | None:
 
 
 def _first_start_ms(status: PodStatus) -> int | None:
-    """When its first container ran; one that restarted keeps its last start but one in last_state."""
+    """Return when the first container ran; a container that restarted has its previous start in last_state."""
     states = [state for c in status.container_statuses or () for state in (c.state, c.last_state) if state]
     instants = [instant for state in states for instant in (state.running, state.terminated) if instant]
     return min((ms for instant in instants if (ms := _ms(instant.started_at)) is not None), default=None)
@@ -400,7 +405,7 @@ def _last_end_ms(status: PodStatus) -> int | None:
 
 
 def _ms(at: datetime | None) -> int | None:
-    """None also for the zero time Go writes for "never"."""
+    """Parse a time; None also for the zero time that Go writes for "never"."""
     if at is None or at.tzinfo is None or at.year < 1971:
         return None
     return round(at.timestamp() * 1000)

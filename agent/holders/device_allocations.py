@@ -1,17 +1,16 @@
-"""Joins the kubelet's device list with the pods and resource claims: which pod was given which device.
+"""Joins the kubelet's device list with the pods and resource claims, to find which pod holds which device.
 
-Invariants: a device id counts once per pod, however many of its containers name it; a pod that ended holds
-nothing; the pods on a shared GPU hold it, not the pod that only reserves it; a device that names nothing on
-this node is reported, never guessed; which devices a pod has, the kubelet alone says. How much of a shared one is
-read from the pod only for the sharing systems that the node's settings name, and then from what its owner cannot change
-any more: the limits of its containers (HAMi), what it declared when it was bound (KAI, `BoundPods`).
-What processes show is another opinion and no business of this module: both are kept in the snapshot, so that
-their disagreement can be counted. All but `Claims` is pure.
-Sources: kai-scheduler docs/gpu-sharing; Project-HAMi protocol of task dispatch.
+A device id counts once per pod, however many of its containers name it. A pod that ended holds nothing. The pods on a
+shared GPU hold it, not the pod that only reserves it. A device id that matches nothing on this node is reported, never
+guessed. Only the kubelet decides which devices a pod has. The part of a shared device is read from the pod only for the
+sharing systems in the node's settings, from data that its owner cannot change any more: the limits of its containers
+(HAMi), or what it declared when it was bound (KAI, `BoundPods`). This module does not use processes: the snapshot keeps
+both sources, so that their disagreements can be counted. Sources: kai-scheduler docs/gpu-sharing; Project-HAMi protocol
+of task dispatch.
 
-Fraction schedulers (KAI, Run:ai) let a reservation pod hold the GPU and put the workloads beside it, without a
-device of their own; what runs there says who they are. HAMi gives every pod a virtual device and writes the part in
-the limits of its containers. The kubelet's word comes second: it stays where nothing runs.
+With fraction schedulers (KAI, Run:ai) a reservation pod holds the GPU, and the workloads beside it have no device of
+their own; the running processes identify them. HAMi gives every pod a virtual device, and the limits of its containers
+state the part. If no process runs, the kubelet's allocation is used.
 
 | Form of a device's name | Written by |
 |---|---|
@@ -22,19 +21,18 @@ the limits of its containers. The kubelet's word comes second: it stays where no
 | `<either>-<k>` | HAMi's device plugin: virtual device k |
 | `gpu-<N>`, `gpu-<N>-mig-<profile>-<id>-<start>` | NVIDIA's DRA driver; N is the minor number |
 
-A name means something only against the devices that are there, so it is looked up among them: a name of none of them is
-None. Sources: NVIDIA/k8s-device-plugin internal/rm, GoogleCloudPlatform/container-engine-accelerators pkg/gpu/nvidia,
-Project-HAMi/HAMi pkg/device-plugin, kubernetes-sigs/dra-driver-nvidia-gpu.
+A name is looked up among the existing devices; an unknown name gives None. Sources: NVIDIA/k8s-device-plugin
+internal/rm, GoogleCloudPlatform/container-engine-accelerators pkg/gpu/nvidia, Project-HAMi/HAMi pkg/device-plugin,
+kubernetes-sigs/dra-driver-nvidia-gpu.
 
-DRA: the kubelet lists the devices of a claim with admin access like any other, so a monitor would be taken for a second
-holder of every GPU it watches; only the ResourceClaim says so. Each claim that is named is asked for by name, once and
-then now and then, on a thread of its own: readers never wait. One that cannot be read counts as an ordinary claim. A
-claim names a device of a pool; its uuid is an attribute in the ResourceSlice that its driver publishes. With it a
-statically partitioned MIG device is found. Source: kubernetes.io API reference, ResourceClaim v1, ResourceSlice v1.
+DRA: the kubelet lists the devices of a claim with admin access like any other, so a monitoring pod would count as a
+second holder of every GPU it monitors. Only the ResourceClaim states admin access. A separate thread reads each named
+claim, once and then periodically, so readers never wait. A claim that cannot be read counts as an ordinary claim. A
+claim names a device of a pool; its uuid is an attribute in the ResourceSlice that its driver publishes, which also
+identifies a statically partitioned MIG device. Source: kubernetes.io API reference, ResourceClaim v1, ResourceSlice v1.
 
-The owner of a pod can write its annotations, so a part that a pod declares counts only beside a reservation pod, and
-as it was when the pod was bound (`BoundPods`). A pod that the kubelet gave a device holds what it was
-given.
+The owner of a pod can write its annotations, so a declared part counts only beside a reservation pod, and as it was
+when the pod was bound (`BoundPods`). A pod to which the kubelet allocated a device holds that device.
 """
 
 from __future__ import annotations
@@ -70,8 +68,9 @@ _LIKE_A_GPU = re.compile(r"(?:MIG-)?GPU-|MIG-|nvidia\d")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A GPU, or one of its MIG instances. replica: which of its equal parts; "" for the whole. virtual: the part is
-    one of HAMi's virtual devices, which are not equal."""
+    """A GPU, or one of its MIG instances. replica: which of its equal parts; "" for the whole. virtual: the part is one
+    of HAMi's virtual devices, which are not equal.
+    """
 
     gpu_uuid: str
     mig_uuid: str = ""
@@ -80,8 +79,9 @@ class Place:
 
 
 def _by_minor(gpus: Sequence[Gpu]) -> dict[int, Gpu]:
-    """The GPUs by minor number. Of a GPU whose number was not read, it is known only where a single one is left: its
-    index may be another GPU's minor number."""
+    """Return the GPUs by minor number. If the number of one GPU was not read, it can be derived only if a single GPU is
+    left, because its index may be another GPU's minor number.
+    """
     known = {gpu.minor: gpu for gpu in gpus if gpu.minor is not None}
     unread = [gpu for gpu in gpus if gpu.minor is None]
     left = set(range(len(gpus))) - known.keys()
@@ -91,7 +91,7 @@ def _by_minor(gpus: Sequence[Gpu]) -> dict[int, Gpu]:
 
 
 class DeviceNames:
-    """Looks names up among `gpus`. claimable: the uuids of devices of NVIDIA's DRA driver, by pool and name."""
+    """Finds devices by name among `gpus`. claimable: the uuids of devices of NVIDIA's DRA driver, by pool and name."""
 
     def __init__(self, gpus: Sequence[Gpu], claimable: Mapping[tuple[str, str], str] | None = None) -> None:
         self._claimable = claimable or {}
@@ -104,7 +104,7 @@ class DeviceNames:
                 self._places[instance.uuid] = Place(gpu.uuid, instance.uuid)
 
     def place(self, name: str) -> Place | None:
-        """Where a device plugin's id points to."""
+        """Return the device that a device plugin's id names."""
         found = self._places.get(name)
         if found is not None:
             return found
@@ -121,9 +121,10 @@ class DeviceNames:
         return None
 
     def claimed(self, pool: str, device: str) -> Place | None:
-        """Where a device of NVIDIA's DRA driver is: by its published uuid, else by its name. A MIG device made
-        on demand names the profile it was made of, not the instance: it is found where the GPU has one
-        instance of that profile only."""
+        """Return the device of a name of NVIDIA's DRA driver: by its published uuid, otherwise by its name. The name of
+        a MIG device made on demand states its profile, not the instance; it is found only if the GPU has one instance
+        of that profile.
+        """
         published = self._places.get(self._claimable.get((pool, device), ""))
         if published is not None:
             return published
@@ -153,12 +154,12 @@ class DeviceNames:
 
 
 def like_a_gpu(name: str) -> bool:
-    """Whether an id that points nowhere was meant for a GPU, rather than for a network card."""
+    """Return whether an id that names no device here was meant for a GPU, not for a network card, for example."""
     return _LIKE_A_GPU.match(name) is not None
 
 
 def _plain(profile: str) -> str:
-    """DRA device names write `1g10gb` for `1g.10gb`."""
+    """Convert the profile in a DRA device name, `1g10gb`, to `1g.10gb`."""
     return profile.replace(".", "").replace("+", "")
 
 
@@ -166,7 +167,7 @@ log = logging.getLogger("agent.holders.resource_claims")
 
 CLAIMS_PATH = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
 HOLDS_MS = 10 * MS_PER_MINUTE
-"""How long an answer holds: an allocation never changes, but a claim may be made anew under its name."""
+"""How long an answer is used. An allocation never changes, but a claim may be recreated under its name."""
 RETRY_MS = 10 * MS_PER_SECOND
 Claim = tuple[str, str]
 """(namespace, name)."""
@@ -175,7 +176,7 @@ Watched = frozenset[tuple[str, str, str, str]]
 
 
 class Claims:
-    """The claims that pods of this node name. failure: why the latest question had no answer ("" = it had)."""
+    """The claims that pods of this node name. failure: why the latest request had no answer ("" = it had)."""
 
     def __init__(self, api: Api, clock: Clock) -> None:
         self.failure = ""
@@ -187,7 +188,7 @@ class Claims:
         self._wake = threading.Event()
 
     def watched(self, pods: Collection[PodResources]) -> Watched:
-        """The devices that these pods name and only look at, as far as they are known. Never waits."""
+        """Return the devices of these pods that they only monitor, as far as known. Never waits."""
         named = frozenset(
             (one.claim_namespace, one.claim) for pod in pods for box in pod.containers for one in box.claimed
         )
@@ -197,7 +198,7 @@ class Claims:
         return self._watched
 
     def run(self, stop: threading.Event, task: BackgroundTask) -> None:
-        """Ask until `stop` is set; `close` wakes it."""
+        """Read claims until `stop` is set; `close` wakes it."""
         while not stop.is_set():
             self._wake.clear()
             task.begin()
@@ -206,11 +207,11 @@ class Claims:
             self._clock.wait(RETRY_MS / MS_PER_SECOND, self._wake)
 
     def close(self) -> None:
-        """Let `run` look at its `stop`."""
+        """Wake `run` to check its `stop`."""
         self._wake.set()
 
     def step(self) -> None:
-        """Ask for what is not known, or not since long."""
+        """Read claims that are unknown or were read long ago."""
         now_ms, named = self._clock.monotonic_ms(), self._named
         known = {claim: found for claim, found in self._known.items() if claim in named}
         failure = ""
@@ -239,7 +240,7 @@ class Claims:
 
 
 def is_watched(one: ClaimedDevice, watched: Watched) -> bool:
-    """Whether the claim only looks at this device."""
+    """Return whether the claim only monitors this device."""
     return (one.claim_namespace, one.claim, one.pool, one.device) in watched
 
 
@@ -250,14 +251,16 @@ Device = tuple[str, str]
 
 
 class SliceStore:
-    """`BoundPods.Store` of one node's slices."""
+    """The `lean_list_watch.Store` of one node's resource slices."""
 
     def __init__(self) -> None:
         self._slices: dict[str, dict[Device, str]] = {}
         self._uuids: Mapping[Device, str] = {}
 
     def uuids(self) -> Mapping[Device, str]:
-        """The uuid of every device that has one. Not to be changed; a change makes a new one."""
+        """Return the uuid of every device that has one. The mapping must not be modified; a change creates a
+        new one.
+        """
         return self._uuids
 
     def replace(self, items: Sequence[bytes]) -> None:
@@ -310,10 +313,11 @@ def settle(
     gpus: Mapping[str, Gpu],
     systems: frozenset[str] = frozenset({KAI}),
 ) -> tuple[Allocation, ...]:
-    """The allocations with stand-ins replaced by the pods that run in their place.
+    """Return the allocations with reservation pods replaced by the pods that share their GPUs.
 
-    requests: of each pod by uid, its resource requests with the scheduler's annotations under their names.
-    A reservation that is not used yet stays with its reservation pod, and all of them where `systems` lacks KAI."""
+    requests: for each pod by uid, its resource requests with the scheduler's annotations under their names. An unused
+    reservation stays with its reservation pod, and so do all of them if `systems` does not contain KAI.
+    """
     ordered = list(allocations)
     if KAI not in systems:
         return tuple(ordered)
@@ -342,7 +346,7 @@ def settle(
 
 
 def declared_ppm(fraction: str, memory: str, memory_mib: int | None) -> int | None:
-    """The part of one GPU a KAI pod declared, in millionths; None where it declared none that can be read."""
+    """Return the part of one GPU that a KAI pod declared, in millionths; None if it declared none that can be read."""
     part, size = number(fraction), number(memory)
     if part is not None and 0 < part <= 1:
         return int(part * _PPM) or None
@@ -352,9 +356,10 @@ def declared_ppm(fraction: str, memory: str, memory_mib: int | None) -> int | No
 
 
 def limited_ppm(limits: Mapping[str, str], memory_mib: int | None) -> int | None:
-    """The part of one GPU that limits leave to a container of HAMi's, in millionths: of cores and memory the greater,
-    since no other pod can have it. Memory without a limit is all of it, as HAMi has it by default. None: the
-    limit is a size, and how much memory the GPU has is not known."""
+    """Return the part of one GPU that a HAMi container's limits allow, in millionths: the larger of cores and memory,
+    because no other pod can have it. Without a memory limit it is all of the memory, which is HAMi's default. None: the
+    limit is a size, and the GPU's memory is unknown.
+    """
     cores, size, percent = (number(limits.get(name, "")) for name in (_CORES, _MEMORY, _MEMORY_PERCENT))
     memory = Decimal(1)
     if size is not None and size > 0:
@@ -368,7 +373,7 @@ def limited_ppm(limits: Mapping[str, str], memory_mib: int | None) -> int | None
 
 
 def number(text: str) -> Decimal | None:
-    """A figure from an annotation; None where it is none, or beyond all measure."""
+    """Return the number in an annotation; None if it is not a number or out of range."""
     try:
         value = Decimal(text[:32])
     except InvalidOperation:
@@ -382,8 +387,9 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class NodeAllocations:
-    """unresolved: ids that were meant for a GPU and name none of this node, each once. unnamed: sharing systems at
-    work here that the settings do not name."""
+    """The allocations of a node. unresolved: ids that were meant for a GPU and name none of this node, each once.
+    unnamed: sharing systems in use here that the settings do not name.
+    """
 
     allocations: tuple[Allocation, ...]
     unresolved: tuple[str, ...] = ()
@@ -392,10 +398,10 @@ class NodeAllocations:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What the join needs beside the pods. offered: the devices the kubelet can give. replica_mode: how
-    replicas are shared on this node. uids: of pods that only their log folders name. claimable: the uuids of
-    devices that claims name, by pool and device. watched: devices that claims only look at. systems: the sharing
-    systems of this node."""
+    """The node's facts for the join. offered: the devices the kubelet can allocate. replica_mode: how replicas are
+    shared on this node. uids: of pods that are known only from their log folders. claimable: the uuids of devices in
+    claims, by pool and device. watched: devices that claims only monitor. systems: the sharing systems of this node.
+    """
 
     gpus: Sequence[Gpu]
     offered: Sequence[Devices] = ()
@@ -407,7 +413,7 @@ class Node:
 
 
 def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], node: Node) -> NodeAllocations:
-    """views: the pods the API server described; empty where it is not asked."""
+    """Return the allocations. views: the pods from the API server; empty if it is not used."""
     names = DeviceNames(node.gpus, node.claimable)
     parts = _parts(names, node.offered)
     found: list[Allocation] = []
@@ -441,9 +447,10 @@ def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], no
 
 
 def still_cut(before: Sequence[Devices], offered: Sequence[Devices], gpus: Sequence[Gpu]) -> tuple[Devices, ...]:
-    """`offered`, with what was offered before of devices that are not in it.
+    """Return `offered`, plus devices that were offered before and are missing now.
 
-    The kubelet offers healthy devices only, none while their plugin restarts: those that were given stay given."""
+    The kubelet offers only healthy devices, and none while their plugin restarts; allocated devices stay allocated.
+    """
     names = DeviceNames(gpus)
     present = {_whole(place) for devices in offered for name in devices.ids if (place := names.place(name))}
     kept = [
@@ -463,7 +470,9 @@ _Claim = tuple[str, Place, bool]
 
 
 def _claims(pod: PodResources, names: DeviceNames, unresolved: set[str], watched: Watched) -> list[_Claim]:
-    """Every device of a pod once. An init container leaves its devices to the others, which name them again."""
+    """Return every device of a pod once. An init container passes its devices on to the others, which list
+    them again.
+    """
     claims: list[_Claim] = []
     seen: set[str] = set()
     for container in pod.containers:
@@ -490,7 +499,7 @@ def _named(
 
 
 def _parts(names: DeviceNames, offered: Sequence[Devices]) -> Counter[tuple[str, str]]:
-    """How many equal parts each device is cut into, from what the kubelet offers."""
+    """Return into how many equal parts each device is divided, from the devices that the kubelet offers."""
     places = {place for devices in offered for name in devices.ids if (place := names.place(name)) and place.replica}
     return Counter((place.gpu_uuid, place.mig_uuid) for place in places)
 
@@ -498,7 +507,7 @@ def _parts(names: DeviceNames, offered: Sequence[Devices]) -> Counter[tuple[str,
 def _pod_allocations(
     pod: PodResources, uid: str, claims: Sequence[_Claim], parts: Mapping[tuple[str, str], int], mode: SharingMode
 ) -> list[Allocation]:
-    """One allocation per container and device; replicas of one device are added up."""
+    """Return one allocation per container and device; replicas of one device are added up."""
     found: dict[tuple[str, str, str], Allocation] = {}
     for container, place, by_claim in claims:
         key = container, place.gpu_uuid, place.mig_uuid
@@ -516,7 +525,9 @@ def _pod_allocations(
 
 
 def _limited(held: Sequence[Allocation], view: PodView, gpus: Sequence[Gpu]) -> list[Allocation]:
-    """HAMi's virtual devices, each with the part that the limits of its container leave it. Others stay as they are."""
+    """Return HAMi's virtual devices, each with the part that the limits of its container allow. Other allocations stay
+    unchanged.
+    """
     memory: dict[tuple[str, str], int | None] = {(gpu.uuid, ""): gpu.memory_mib for gpu in gpus}
     memory |= {(gpu.uuid, instance.uuid): instance.memory_mib for gpu in gpus for instance in gpu.mig}
 
@@ -531,7 +542,7 @@ def _limited(held: Sequence[Allocation], view: PodView, gpus: Sequence[Gpu]) -> 
 def _sharing(
     views: Iterable[PodView], reserved: Mapping[str, Sequence[Place]], gpus: Sequence[Gpu]
 ) -> list[Allocation]:
-    """The pods that share what reservation pods keep for them, each with the part its annotation declares."""
+    """Return the pods that share reserved GPUs, each with the part in its annotation."""
     memory = {gpu.uuid: gpu.memory_mib for gpu in gpus}
     found = []
     for view in views:
@@ -552,7 +563,7 @@ def _holder(view: PodView, container: str) -> Holder:
 
 
 def _marked(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
-    """A claimed device is shared only where several pods name it."""
+    """Mark a claimed device as shared only if several pods name it."""
     pods: dict[tuple[str, str], set[str]] = {}
     for allocation in allocations:
         pods.setdefault((allocation.gpu_uuid, allocation.mig_uuid), set()).add(allocation.holder.uid)

@@ -20,14 +20,14 @@ pods:
             replicas: 1                               # ... of which it has this many
             fraction: 0.5                             # for fraction and dra
 
-A pod holds its devices from `started` (else `scheduled`, else always) to `ended`. The file is read
-again when it changes; a fault leaves the last good reading in force and is reported with file:line.
+A pod holds its devices from `started` (or `scheduled`, or always) to `ended`. The file is read again when it changes;
+after a fault, which is reported with file:line, the last good version stays in use.
 
-One file per GPU, named by its index (`0`) or, for a MIG instance, by index and GPU instance (`0.1`); one job id
-per line. Source: dcgm-exporter, DCGM_HPC_JOB_MAPPING_DIR. Jobs of one file share its device equally, as
-nothing there says otherwise. The folder is read anew with every reading, bounded. A GPU without a file has no job.
-A file that cannot be read or understood says nothing: its GPU keeps the jobs that were read last, and its holders are
-unknown until the file can be read again. Without the folder that is so for every GPU.
+One file per GPU, named by its index (`0`) or, for a MIG instance, by index and GPU instance (`0.1`); one job id per
+line. Source: dcgm-exporter, DCGM_HPC_JOB_MAPPING_DIR. Jobs of one file share its device equally. The folder is read
+with every reading, up to a limit. A GPU without a file has no job. If a file cannot be read or is invalid, its GPU
+keeps the jobs that were read last, and its holders are unknown until the file can be read again. Without the folder
+this applies to every GPU.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class KnownPod:
-    """A pod as it should be called. containers: the names of its containers by the runtime's ids."""
+    """A pod with its usual name. containers: the names of its containers by the runtime's ids."""
 
     uid: str
     namespace: str
@@ -95,7 +95,7 @@ class KnownPod:
     containers: Mapping[str, str] = field(default_factory=dict)
 
     def called(self, holder: Holder) -> Holder:
-        """The holder a control group names, by its usual name; a container it does not know stays an id."""
+        """Return the holder of a control group with its usual name; an unknown container keeps its id."""
         names = [name for long_id, name in self.containers.items() if long_id.startswith(holder.container)]
         container = names[0] if len(names) == 1 else holder.container
         return Holder(kind="pod", uid=self.uid, namespace=self.namespace, name=self.name, container=container)
@@ -103,11 +103,12 @@ class KnownPod:
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """One reading: facts of every pod, and what the running ones hold (Unavailable: it is unknown).
-    fault: why the file was not taken. sources: where it came from, each with its failure. known: pods by
-    what a control group may call them: their uid, and a static pod's configuration hash.
-    took_ms: how long those took that are timed. unresolved: devices that are held and not among those asked for.
-    unknown: why it is not known who holds a GPU, by its uuid; its allocations are the last known ones."""
+    """One reading: facts of every pod, and the devices of the running ones (Unavailable if unknown). fault: why the
+    file was not accepted. sources: each source with its failure. known: pods by the names a control group may use:
+    their uid, and a static pod's configuration hash. took_ms: durations of the timed sources. unresolved: held devices
+    that are not among the node's. unknown: why the holders of a GPU are unknown, by its uuid; its allocations are the
+    last known ones.
+    """
 
     facts: tuple[PodFacts, ...]
     allocations: tuple[Allocation, ...] | Unavailable
@@ -120,7 +121,9 @@ class Pods:
 
 
 class PodsFile:
-    """See the module's text. Raises FileFault at the first reading only: later ones keep the last good file."""
+    """A pods file; see the module. Raises FileFault only at the first reading; later the last good version stays in
+    use.
+    """
 
     def __init__(self, path: Path, node: str) -> None:
         self._path = path
@@ -130,7 +133,7 @@ class PodsFile:
         self._fault = ""
 
     def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
-        """What holds at `at_ms`. An index in the file is looked up among `gpus`."""
+        """Return the holders at `at_ms`. An index in the file refers to `gpus`."""
         found = stamp(self._path)
         if found != self._stamp:
             self._stamp = found
@@ -186,7 +189,7 @@ def _parse(document: Document) -> tuple[_Pod, ...]:
 
 
 def _contradictions(pod: _Pod) -> Iterator[tuple[tuple[Key, ...], str]]:
-    """What no single type can say, each with its path inside the pod."""
+    """Yield faults that concern several fields, each with its path inside the pod."""
     for name in ("created", "scheduled", "started", "ended"):
         at = getattr(pod, name)
         if at is not None and at.tzinfo is None:
@@ -227,20 +230,20 @@ MAX_FILE_BYTES = 64 * 1024
 MAX_JOBS = 256
 _NAME = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
 MAX_FAULTS = 8
-"""So many faults are named; of the others their number."""
+"""Largest number of faults that are listed; the others are counted."""
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\[\]+-]{0,63}")
 
 
 class HpcJobs:
-    """Who holds what by the mapping folder; shaped like `agent.holders.holder_files.PodsFile`."""
+    """The holders in a mapping folder, with the interface of `agent.holders.holder_files.PodsFile`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._last: dict[str, tuple[Allocation, ...]] = {}
-        """What each file said when it could be read last."""
+        """The content of each file when it was last read successfully."""
 
     def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:  # noqa: ARG002 - the folder has no times
-        """What the folder says now."""
+        """Read the folder."""
         try:
             with os.scandir(self._root) as entries:
                 names = sorted(entry.name for entry in entries if _NAME.fullmatch(entry.name))
@@ -269,13 +272,13 @@ class HpcJobs:
         return Pods((), self._held(gpus), _joined(faults), unresolved=tuple(unresolved), unknown=unknown)
 
     def _held(self, gpus: Sequence[Gpu]) -> tuple[Allocation, ...]:
-        """What the files said last, of the devices that there are."""
+        """Return the last allocations of each file, for the devices that exist."""
         devices = {(gpu.uuid, "") for gpu in gpus} | {(gpu.uuid, mig.uuid) for gpu in gpus for mig in gpu.mig}
         held = (allocation for name in sorted(self._last) for allocation in self._last[name])
         return tuple(allocation for allocation in held if (allocation.gpu_uuid, allocation.mig_uuid) in devices)
 
     def _jobs(self, name: str) -> tuple[str, ...]:
-        """Raises OSError, and ValueError for what is no list of jobs."""
+        """Return the jobs in a file. Raises OSError, and ValueError for an invalid list of jobs."""
         with (self._root / name).open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:
@@ -284,7 +287,7 @@ class HpcJobs:
 
 
 def parse_jobs(text: str) -> tuple[str, ...]:
-    """The job ids of one file, each once, in order. Raises ValueError for a line that is none."""
+    """Return the job ids of one file, each once, in order. Raises ValueError for an invalid line."""
     jobs: dict[str, None] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         job = line.strip()
@@ -299,7 +302,7 @@ def parse_jobs(text: str) -> tuple[str, ...]:
 
 
 class _NoInstance(ValueError):
-    """A file names a MIG instance that is not known: perhaps it is new."""
+    """A file names an unknown MIG instance, which may be new."""
 
 
 def _joined(faults: Sequence[str]) -> str:
@@ -308,13 +311,13 @@ def _joined(faults: Sequence[str]) -> str:
 
 
 def _gpu(name: str, gpus: Sequence[Gpu]) -> Gpu | None:
-    """The GPU of a file."""
+    """Return the GPU of a file."""
     index = int(name.partition(".")[0])
     return next((gpu for gpu in gpus if gpu.index == index), None)
 
 
 def _allocations(name: str, jobs: Sequence[str], gpus: Sequence[Gpu]) -> Iterator[Allocation]:
-    """Raises ValueError for a device that this machine has not got."""
+    """Yield allocations. Raises ValueError for a device that this machine does not have."""
     gpu, instance = _gpu(name, gpus), name.partition(".")[2]
     if gpu is None:
         if jobs:

@@ -1,16 +1,14 @@
-"""Asks the kubelet's gRPC socket for its device assignments on a thread of its own.
+"""Queries the kubelet's gRPC socket for its device assignments on a thread of its own.
 
-A kubelet that is slow, restarting or rate limiting must never hold up the sampling: readers see the last
-answer with its age. Devices stay with running containers while a kubelet restarts, so an answer counts for
-half a minute after it could not be renewed; then the holders are unknown.
-It must not know what a device is called elsewhere or which pods are still alive.
+A kubelet that is slow, restarting or rate limiting must never delay sampling: readers get the last answer with its age.
+Devices stay with running containers while a kubelet restarts, so an answer is valid for half a minute after it could
+not be renewed; then the holders are unknown. This module does not know other names of a device or which pods still run.
 
-The kubelet's socket is the only gRPC the agent speaks, and grpcio would cost every node some 20 MiB for
-it. What is spoken: HTTP/2 POST, five bytes of prefix, the status in the trailers. Flow control windows
-are given back as data arrives, answers are bounded, a connection that a restarted server left behind is
-replaced once within a call (the calls are reads). No compression is offered, so none is accepted.
-It must not know what a message means. One thread at a time.
-Source: gRPC over HTTP2 (grpc.io, PROTOCOL-HTTP2), RFC 9113.
+The kubelet's socket is the agent's only use of gRPC, and grpcio would cost every node about 20 MiB. The client sends an
+HTTP/2 POST with five bytes of prefix and reads the status from the trailers. It returns flow control windows as data
+arrives, limits answers, and replaces a connection that a restarted server left behind once within a call (the calls are
+reads). It offers no compression and accepts none. It is for one thread at a time. Source: gRPC over HTTP2 (grpc.io,
+PROTOCOL-HTTP2), RFC 9113.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""What the kubelet's own client accepts at most."""
+"""Largest message that the kubelet's own client accepts."""
 RESOURCE_EXHAUSTED, UNIMPLEMENTED = 8, 12
 """Status codes of gRPC."""
 _PREFIX_BYTES = 5
@@ -47,7 +45,7 @@ _MAX_STREAM_ID = 2**31 - 1
 
 
 class RpcUnavailable(AgentError):
-    """No complete answer came: no socket, refused, reset, timed out, or not gRPC."""
+    """No complete answer came: there is no socket, or the connection was refused, reset, timed out, or is not gRPC."""
 
 
 class RpcFailed(AgentError):
@@ -59,7 +57,7 @@ class RpcFailed(AgentError):
 
 
 class _ConnectionEnded(Exception):
-    """The connection ended before the call was answered; another one may do."""
+    """The connection ended before the call was answered; another one may succeed."""
 
 
 @dataclass(slots=True)
@@ -83,7 +81,9 @@ class UnaryChannel:
         self._deadline_ms = 0
 
     def call(self, method: str, message: bytes = b"") -> bytes:
-        """The answer's message. method: `/package.Service/Method`. Raises RpcUnavailable, RpcFailed."""
+        """Call a method and return the answer's message. method: `/package.Service/Method`. Raises RpcUnavailable,
+        RpcFailed.
+        """
         self._deadline_ms = self._clock.monotonic_ms() + round(self._timeout_s * MS_PER_SECOND)
         kept = self._h2 is not None
         try:
@@ -97,7 +97,7 @@ class UnaryChannel:
             raise RpcUnavailable(f"{self._path}: {stale}") from stale
 
     def close(self) -> None:
-        """Hang up. Idempotent; the next call connects anew."""
+        """Close the connection. Idempotent; the next call connects again."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.close()
@@ -176,7 +176,7 @@ class UnaryChannel:
     def _take(
         self, connection: h2.connection.H2Connection, stream: int, event: h2.events.Event, answer: _Answer
     ) -> bool:
-        """Add one event to the answer; whether it was the last of our stream."""
+        """Add one event to the answer; returns whether the stream has ended."""
         if isinstance(event, h2.events.ConnectionTerminated):
             # What the server had begun it may finish; the connection is good for nothing after that.
             answer.last = True
@@ -225,11 +225,11 @@ POLL_MS = 5 * MS_PER_SECOND
 MAX_BACKOFF_MS = MS_PER_MINUTE
 VALID_MS = 30 * MS_PER_SECOND
 OFFER_MS = MS_PER_MINUTE
-"""How often it is asked what it could give away, which changes with the device plugin only."""
+"""How often the allocatable devices are read, which change only with the device plugin."""
 
 
 class Channel(Protocol):
-    """A way to call the kubelet: `agent.holders.kubelet_client.UnaryChannel`."""
+    """A channel to the kubelet: `agent.holders.kubelet_client.UnaryChannel`."""
 
     def call(self, method: str, message: bytes = b"") -> bytes: ...
     def close(self) -> None: ...
@@ -237,9 +237,10 @@ class Channel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KubeletAnswer:
-    """The last answer. pods: who was given what. offered: the devices that can be given, empty where an old
-    kubelet does not say. at_ms: monotonic time of the answer, None before the first. failure: why the
-    latest attempt brought none ("" = it did)."""
+    """The last answer. pods: the devices of each pod. offered: the allocatable devices, empty if an old kubelet does
+    not report them. at_ms: monotonic time of the answer, None before the first. failure: why the latest request failed
+    ("" = it did not).
+    """
 
     pods: tuple[PodResources, ...] = ()
     offered: tuple[Devices, ...] = ()
@@ -260,22 +261,22 @@ class Kubelet:
         self._wake = threading.Event()
 
     def given(self) -> KubeletAnswer:
-        """The last answer; from any thread."""
+        """Return the last answer; from any thread."""
         return self._given
 
     def unknown_for(self) -> str:
-        """Why it is not known who holds what; "" while an answer is recent enough."""
+        """Return why the holders are unknown; "" while an answer is recent enough."""
         given = self._given
         if given.at_ms is not None and self._clock.monotonic_ms() - given.at_ms <= VALID_MS:
             return ""
         return f"kubelet: {given.failure}" if given.failure else "kubelet: no recent answer"
 
     def ask_soon(self) -> None:
-        """Something changed: do not wait for the next turn. From any thread."""
+        """Poll soon, because something changed. From any thread."""
         self._wake.set()
 
     def poll(self) -> KubeletAnswer:
-        """Ask once; a failure keeps the earlier answer beside its reason."""
+        """Query once; after a failure the earlier answer stays, with the reason."""
         now_ms = self._clock.monotonic_ms()
         try:
             pods = kubelet_pod_resources.decode_list(self._channel.call(kubelet_pod_resources.SERVICE + "List"))
@@ -303,14 +304,16 @@ class Kubelet:
         self._channel.close()
 
     def close(self) -> None:
-        """Let `run` look at its `stop`."""
+        """Wake `run` to check its `stop`."""
         self._wake.set()
 
     def _pause_ms(self) -> int:
         return min(POLL_MS << min(self._failures, 8), MAX_BACKOFF_MS) if self._failures > 3 else POLL_MS
 
     def _ask_offered(self) -> tuple[Devices, ...]:
-        """Kubelets before 1.23 do not know the call: then it is not known how many parts a device has."""
+        """Return the allocatable devices. Kubelets before 1.23 do not support the call; then the number of parts of a
+        device is unknown.
+        """
         try:
             return kubelet_pod_resources.decode_allocatable(
                 self._channel.call(kubelet_pod_resources.SERVICE + "GetAllocatableResources")

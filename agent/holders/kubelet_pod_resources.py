@@ -1,9 +1,8 @@
 """Decodes the kubelet's PodResources messages.
 
-Only what the agent needs is kept; fields it does not know are stepped over by their wire type, so a newer
-kubelet is understood. Whatever the bytes are, the result is a value or `Malformed`.
-Pure: no I/O, no state. Source of the field numbers: k8s.io/kubelet, pkg/apis/podresources/v1/api.proto;
-of the encoding: protobuf.dev, "Encoding".
+Only the fields that the agent needs are kept; unknown fields are skipped by their wire type, so messages of newer
+kubelets can be read. Any input gives a value or raises `Malformed`. Source of the field numbers: k8s.io/kubelet,
+pkg/apis/podresources/v1/api.proto; of the encoding: protobuf.dev, "Encoding".
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ _MAX_VARINT_BYTES = 10
 
 
 class Malformed(ValueError):
-    """Bytes that are no message of this kind."""
+    """Bytes that are not a message of this kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Devices of one resource name as a device plugin calls them."""
+    """Devices of one resource name, with the device plugin's ids."""
 
     resource: str
     ids: tuple[str, ...]
@@ -30,8 +29,9 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDevice:
-    """A device given through a ResourceClaim (DRA). cdi: its CDI names. share_id: "" unless its capacity
-    is consumed in shares."""
+    """A device allocated through a ResourceClaim (DRA). cdi: its CDI names. share_id: "" unless its capacity is
+    consumed in shares.
+    """
 
     claim_namespace: str
     claim: str
@@ -51,7 +51,7 @@ class ContainerResources:
 
 @dataclass(frozen=True, slots=True)
 class PodResources:
-    """What the kubelet gave one pod; it says neither its uid nor whether it still runs."""
+    """The devices of one pod; the message states neither its uid nor whether it still runs."""
 
     namespace: str
     name: str
@@ -131,7 +131,7 @@ def _claimed(message: bytes, claim_namespace: str, claim: str) -> ClaimedDevice:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """(field number, value) in order; a fixed-size value is given as its bytes."""
+    """Yield (field number, value) in order; a fixed-size value as its bytes."""
     at, end = 0, len(message)
     while at < end:
         key, at = _varint(message, at)

@@ -1,13 +1,13 @@
-"""Follows the kubelet, the pods and the labels of a Kubernetes node, and returns who holds its GPUs.
+"""Follows the kubelet, the pods and the labels of a Kubernetes node, and returns the holders of its GPUs.
 
-Each of the two works without the other, with less: without the API server pods are known by name and by what
-their log folders say; without the kubelet the holders of that time are unknown.
-Threads follow them; `read` takes what they last knew and never waits.
+Kubelet and API server each work without the other: without the API server, pods are known by name and by their log
+folders; without the kubelet, the holders of that time are unknown. Threads follow both; `read` returns their last data
+and never waits.
 
-NVIDIA's operator and MIG manager announce on the node what they are about to do, and fail while any process has
-the driver open. Their labels, each with its source:
+NVIDIA's operator and MIG manager announce their work in labels of the node, and fail while any process has the driver
+open. The labels:
 
-| Label | Driver let go while it is |
+| Label | The driver is closed while it is |
 |---|---|
 | `nvidia.com/gpu-driver-upgrade-state` | one of `…-deletion-`, `drain-`, `pod-restart-`, `reboot-required` |
 | `nvidia.com/mig.config.state` | `pending`, `rebooting` |
@@ -69,7 +69,7 @@ _STRATEGIES = ("nvidia.com/gpu.sharing-strategy", "cloud.google.com/gke-gpu-shar
 
 
 def release_reason(labels: Mapping[str, str]) -> str:
-    """The label that asks for the driver, as `key=value`; "" where none does."""
+    """Return the label that asks for the driver, as `key=value`; "" if none does."""
     for key in sorted(labels):
         value = labels[key]
         if (
@@ -83,13 +83,14 @@ def release_reason(labels: Mapping[str, str]) -> str:
 
 
 def replica_mode(labels: Mapping[str, str]) -> SharingMode:
-    """How the replicas of a device share it."""
+    """Return how the replicas of a device share it."""
     return "mps" if any(labels.get(key) == "mps" for key in _STRATEGIES) else "time-slicing"
 
 
 class NodeStore:
-    """`agent.holders.lean_list_watch.Store` of one node. on_release: told the reason to let go of the driver whenever
-    it changes, "" when there is none any more. A node that is gone or unknown asks for nothing."""
+    """The `agent.holders.lean_list_watch.Store` of one node. on_release: called with the reason to close the driver
+    whenever it changes, "" if there is none. A node that is gone or unknown asks for nothing.
+    """
 
     def __init__(self, node: str, on_release: Callable[[str], None]) -> None:
         self._node = node
@@ -134,9 +135,11 @@ class NodeStore:
 
 
 SYNC_MS = 30 * MS_PER_SECOND
-"""So long the first list of pods is waited for: a pod met before it would be billed under a makeshift uid."""
+"""How long to wait for the first list of pods. A pod that is seen before it would be billed under a temporary uid."""
 KEEP_MS = MS_PER_MINUTE
-"""A restarting kubelet lists no pods until it heard of them again; so long a running one keeps its devices."""
+"""How long a running pod keeps its devices when it is missing from the list; a restarting kubelet lists no pods until
+it has heard of them again.
+"""
 _NO_VIEWS: Mapping[Key, PodView] = {}
 _NO_NAMES: Mapping[str, PodName] = {}
 _NOTHING_WATCHED: Watched = frozenset()
@@ -145,7 +148,7 @@ _NO_SLICES: Mapping[tuple[str, str], str] = {}
 
 @dataclass(frozen=True, slots=True)
 class _JoinInputs:
-    """Everything the join depends on. Most samples ask what the one before asked."""
+    """The inputs of the join. Most samples have the same inputs as the one before."""
 
     listed: list[PodResources]
     views: Mapping[Key, PodView]
@@ -158,7 +161,9 @@ class _JoinInputs:
     systems: frozenset[str]
 
     def same_as(self, other: _JoinInputs | None) -> bool:
-        """Compares by identity where a change makes a new object, which spares comparing a hundred pods."""
+        """Compare with other inputs, by identity where a change makes a new object, which avoids comparing a hundred
+        pods.
+        """
         return (
             other is not None
             and self.views is other.views
@@ -183,8 +188,9 @@ def _tell(name: str, error: Exception) -> None:
 
 
 class NodePods:
-    """`agent.holders.node_source.Claims` of Kubernetes. pods, node, slices, claims: None where the API server is not
-    asked."""
+    """The `agent.holders.node_source.Claims` of Kubernetes. pods, node, slices, claims: None if the API server is not
+    used.
+    """
 
     def __init__(
         self,
@@ -218,7 +224,7 @@ class NodePods:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Begin to follow the kubelet and the API server."""
+        """Start to follow the kubelet and the API server."""
         self._start("kubelet", self._kubelet.run)
         for name, followed in (("pods", self._pods), ("node", self._node), ("slices", self._slices)):
             if followed is not None:
@@ -230,7 +236,7 @@ class NodePods:
         self._threads.append(self._tasks.start(name, work, self._stop, partial(_tell, name)))
 
     def close(self, wait_s: float = 2.0) -> None:
-        """Stop following; threads that are in the middle of a request end with it."""
+        """Stop following; threads in the middle of a request end after it."""
         self._stop.set()
         self._kubelet.close()
         if self._claims is not None:
@@ -275,7 +281,7 @@ class NodePods:
         )
 
     def _kept(self, pods: Sequence[PodResources], views: Mapping[Key, PodView], now_ms: int) -> list[PodResources]:
-        """The listed pods, and those that dropped out of the list although they run."""
+        """Return the listed pods, and running pods that disappeared from the list."""
         listed = {(pod.namespace, pod.name): pod for pod in pods}
         for key, pod in listed.items():
             self._listed[key] = pod, now_ms
@@ -291,7 +297,9 @@ class NodePods:
         return kept
 
     def _sources(self, holding: NodeAllocations) -> tuple[tuple[str, str], ...]:
-        """Each part with its failure; `allocations` is what the others said that fits no GPU or no setting here."""
+        """Return each source with its failure; `allocations` is what the others reported that matches no GPU or setting
+        here.
+        """
         odd = f"no GPU here is called {', '.join(holding.unresolved[:3])}" if holding.unresolved else ""
         if not odd and holding.unnamed:
             systems = ",".join(sorted(holding.unnamed))
@@ -314,7 +322,9 @@ class NodePods:
 
 
 def _known(views: Mapping[Key, PodView]) -> dict[str, KnownPod]:
-    """A static pod's control group is called by the hash of its configuration, not by its uid."""
+    """Return the pods by the names of their control groups; a static pod's is the hash of its configuration, not its
+    uid.
+    """
     known = {}
     for (namespace, name), view in views.items():
         known[view.facts.uid] = pod = KnownPod(view.facts.uid, namespace, name, view.container_ids)
@@ -324,7 +334,7 @@ def _known(views: Mapping[Key, PodView]) -> dict[str, KnownPod]:
 
 
 def _unnumbered(gpus: Sequence[Gpu], unresolved: Sequence[str]) -> dict[str, str]:
-    """GPUs that a device which was found nowhere may be: their minor numbers were not read."""
+    """Return the GPUs that an unresolved device may be, because their minor numbers were not read."""
     if not unresolved:
         return {}
     why = f"the driver does not tell the minor number, and {unresolved[0]} may be this GPU"
@@ -332,8 +342,9 @@ def _unnumbered(gpus: Sequence[Gpu], unresolved: Sequence[str]) -> dict[str, str
 
 
 class ClusterSource:
-    """`agent.devices.driver_lifecycle.DriverHolder` of a Kubernetes node: its GPUs, with the threads that follow who
-    holds them."""
+    """The `agent.devices.driver_lifecycle.DriverHolder` of a Kubernetes node: its GPUs, with the threads that follow
+    their holders.
+    """
 
     def __init__(self, node: NodeSource, pods: NodePods, api: ApiServer | None) -> None:
         self._node = node
@@ -354,7 +365,7 @@ class ClusterSource:
         self._node.reacquire(why)
 
     def close(self) -> None:
-        """Stop following, let go of the driver."""
+        """Stop following and close the driver."""
         if self._api is not None:
             self._api.close()
         self._pods.close()
@@ -362,7 +373,7 @@ class ClusterSource:
 
 
 class _LabelRelease:
-    """Turns the reason of the moment into release and reacquire."""
+    """Turns the current reason into release and reacquire."""
 
     def __init__(self, gpus: Gpus) -> None:
         self._gpus = gpus
@@ -385,10 +396,11 @@ def kubernetes_source(
     bound: BoundPods | None = None,
     tasks: BackgroundTasks | None = None,
 ) -> ClusterSource:
-    """bound: what pods declared when they were bound, as an earlier process noted it. tasks: where its threads are
-    listed.
+    """Create the source and start its threads. bound: what pods declared when they were bound, as an earlier process
+    recorded it. tasks: the list of its threads.
 
-    Starts its threads. Raises SettingsError where this is no Kubernetes node or the API server's address is none."""
+    Raises SettingsError if this is not a Kubernetes node or the API server's address is invalid.
+    """
     socket = Path(chosen.kubelet_socket)
     api = _api(chosen, socket, environ)
     kubelet = Kubelet(socket, clock)

@@ -1,22 +1,20 @@
 """Lists and watches objects of the API server over plain HTTPS, and keeps this node's pods in memory.
 
-The Kubernetes client would cost every node 40 MiB for two requests. The service account's token is read
-again when the kubelet renews its file; lines and pages are bounded; a dead network is noticed by TCP's
-keep-alive long before a watch would time out. `ApiServer` and `Reflector` must not know what an object means.
+The Kubernetes client would cost every node 40 MiB for two requests. The service account's token is read again when the
+kubelet renews its file; lines and pages are bounded; TCP's keep-alive detects a dead network long before a watch would
+time out. `ApiServer` and `Reflector` do not interpret objects.
 
-The protocol of the API server's watches: go on from the last resource version after every break, bookmarks
-move it while nothing happens, 410 Gone means that it is too old and everything is listed anew. Failures
-back off with jitter, so that a thousand nodes do not come back at once. What was known stays known
-meanwhile, and `failure` says since when it may be old.
-Source: kubernetes.io, "Efficient detection of changes".
+A watch continues from the last resource version after every break. Bookmarks advance the version while nothing happens;
+410 Gone means that it is too old, and everything is listed again. Failures back off with jitter, so that a thousand
+nodes do not return at once. Meanwhile the known objects stay, and `failure` says why they may be old. Source:
+kubernetes.io, "Efficient detection of changes".
 
-Fed by a `agent.holders.lean_list_watch.Reflector`; read from the sampling thread, which takes a snapshot and never
-waits. A pod that came and went between two samples is told all the same. Bounded.
+The sampling thread reads a snapshot of the pods and never waits. A pod that came and went between two samples is still
+reported. Memory is bounded.
 
 `BoundPods` keeps what pods declared of a shared GPU when they were bound to this node. KAI's parts and groups are
-annotations and labels, which the owner of a pod can change at any time, but the scheduler reads them once. They count
-as they were when the pod was first seen on this node, whatever is written later. A file beside the spool keeps them, so
-that a restart of the agent changes nothing.
+annotations and labels. The owner of a pod can change them at any time, but the scheduler reads them once, so they count
+as they were when the pod was first seen on this node. A file beside the spool keeps them over a restart of the agent.
 """
 
 from __future__ import annotations
@@ -62,8 +60,9 @@ _decoder = msgspec.json.Decoder(dict[str, _DeclaredSharing])
 
 
 class BoundPods:
-    """What pods declared when they were bound. file: None: only this process keeps them. Not
-    thread-safe: one reflector owns it."""
+    """What pods declared when they were bound. file: None keeps them only in this process. Not thread-safe: one
+    reflector owns it.
+    """
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
@@ -78,7 +77,7 @@ class BoundPods:
                 log.warning("what pods declared when they were bound is not known", extra={"reason": str(error)})
 
     def as_bound(self, view: PodView) -> PodView:
-        """The pod as it was when it was bound, as far as that decides who pays for how much."""
+        """Return the pod as it was when it was bound, for the fields that decide who pays for how much."""
         if not view.bound or not (view.by_kai or view.wants_gpu or view.facts.uid in self._declared):
             return view
         uid = view.facts.uid
@@ -122,7 +121,7 @@ class BoundPods:
         self._forget(self._declared.keys() - set(uids))
 
     def forget(self, uid: str) -> None:
-        """The pod is gone."""
+        """Forget a pod that is gone."""
         self._forget({uid} & self._declared.keys())
 
     def _forget(self, gone: set[str]) -> None:
@@ -150,7 +149,7 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP
 
 
 class ApiUnavailable(AgentError):
-    """The API server did not answer, or not with what was asked for. status: of the answer, 0 without one."""
+    """The API server did not answer, or not as expected. status: of the answer, 0 without one."""
 
     def __init__(self, reason: str, status: int = 0, retry_after_s: int = 0) -> None:
         super().__init__(reason)
@@ -159,10 +158,12 @@ class ApiUnavailable(AgentError):
 
 
 class ApiServer:
-    """url: https://host:port. ca_file: PEM of its authorities. token_file: None where it wants none.
+    """A client of the API server. url: https://host:port. ca_file: PEM of its authorities. token_file: None if it needs
+    none.
 
-    Each request has a connection of its own, so threads may share it. Raises SettingsError for a url or a
-    CA file that cannot be used."""
+    Each request has a connection of its own, so threads may share it. Raises SettingsError for a url or a CA file that
+    cannot be used.
+    """
 
     def __init__(self, url: str, ca_file: Path | None, token_file: Path | None) -> None:
         connection_to(url, ca_file, TIMEOUT_S)  # refused now rather than by every request
@@ -174,7 +175,7 @@ class ApiServer:
         self._closed = False
 
     def page(self, path: str, parameters: Mapping[str, str]) -> bytes:
-        """The whole answer to a GET. Raises ApiUnavailable."""
+        """Return the whole answer to a GET. Raises ApiUnavailable."""
         with self._request(path, parameters, TIMEOUT_S) as response:
             data = response.read(MAX_PAGE_BYTES + 1)
             if len(data) > MAX_PAGE_BYTES:
@@ -182,7 +183,7 @@ class ApiServer:
             return data
 
     def lines(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> Iterator[bytes]:
-        """The answer to a GET line by line as it comes, at most `timeout_s` apart. Raises ApiUnavailable."""
+        """Yield the answer to a GET line by line as it arrives, at most `timeout_s` apart. Raises ApiUnavailable."""
         with self._request(path, parameters, timeout_s) as response:
             while line := response.readline(MAX_LINE_BYTES + 1):
                 if len(line) > MAX_LINE_BYTES:
@@ -190,7 +191,7 @@ class ApiServer:
                 yield line
 
     def close(self) -> None:
-        """Break off what is going on; nothing can be asked afterwards. From any thread."""
+        """Cancel running requests; no further requests are possible. From any thread."""
         with self._mutex:
             self._closed = True
             for connection in self._open:
@@ -261,9 +262,9 @@ def _reason(error: BaseException) -> str:
 
 PAGE_ITEMS = 500
 WATCH_S = 300
-"""The server ends a watch after this long, give or take a fifth."""
+"""Length of a watch; the server ends it after this time, plus or minus a fifth."""
 SHORT_MS = MS_PER_SECOND
-"""A watch without a word that ends within this is a failure: asked again at once it would be a busy loop."""
+"""A watch without any line that ends within this time is a failure; repeating it at once would be a busy loop."""
 BACKOFF_BASE_MS = MS_PER_SECOND
 BACKOFF_CAP_MS = MS_PER_MINUTE
 ABSENT_MS = 10 * MS_PER_MINUTE
@@ -273,30 +274,31 @@ _SYSTEM_RANDOM = random.SystemRandom()
 
 
 class Api(Protocol):
-    """Where objects come from: `agent.holders.lean_list_watch.ApiServer`."""
+    """The source of objects: `agent.holders.lean_list_watch.ApiServer`."""
 
     def page(self, path: str, parameters: Mapping[str, str]) -> bytes: ...
     def lines(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> Iterator[bytes]: ...
 
 
 class Store(Protocol):
-    """What takes the objects. Items are JSON; one that cannot be read is the store's to step over."""
+    """Stores the objects of a reflector. Items are JSON; the store skips those that it cannot read."""
 
     def replace(self, items: Sequence[bytes]) -> None:
-        """These are all of them."""
+        """Replace all objects."""
         ...
 
     def apply(self, change: str, item: bytes) -> None:
-        """ADDED, MODIFIED or DELETED."""
+        """Apply a change: ADDED, MODIFIED or DELETED."""
         ...
 
 
 class Reflector:
-    """Keeps `store` like the objects at `path` that `selector` (a field selector) chooses.
+    """Keeps `store` equal to the objects at `path` that `selector` (a field selector) selects.
 
-    synced: whether it was listed once. failure: why the latest attempt broke off ("" = it goes on).
-    took_ms: how long the last list took; what follows it comes by itself.
-    optional: the cluster may not have such objects at all, which is no failure and asked again now and then."""
+    synced: whether the objects were listed once. failure: why the latest request failed ("" = it continues). took_ms:
+    duration of the last list. optional: the cluster may not have such objects, which is not a failure; they are looked
+    for again periodically.
+    """
 
     def __init__(
         self,
@@ -334,7 +336,7 @@ class Reflector:
                 self._clock.wait(pause_ms / MS_PER_SECOND, stop)
 
     def step(self) -> int:
-        """List where that is needed, then watch until the watch ends. How long to wait before the next one, ms."""
+        """List if necessary, then watch until the watch ends. Returns the milliseconds to wait before the next step."""
         try:
             if not self._version:
                 self._list()
@@ -422,10 +424,12 @@ Key = tuple[str, str]
 
 
 class PodStore:
-    """`agent.holders.lean_list_watch.Store` of one node's pods. labels: keys or patterns of what may leave the node.
+    """The `agent.holders.lean_list_watch.Store` of one node's pods. labels: keys or patterns of labels that may leave
+    the node.
 
     on_change: called after every change of a pod that may hold a GPU. bound: what pods declared when they were bound;
-    what their owners change later counts for nothing."""
+    later changes by their owners do not count.
+    """
 
     def __init__(
         self,
@@ -446,7 +450,7 @@ class PodStore:
         self._gone: dict[str, tuple[PodView, int]] = {}
 
     def replace(self, items: Sequence[bytes]) -> None:
-        """These are all pods; those known before and not among them ended at an unknown time."""
+        """Replace all pods; known pods that are missing ended at an unknown time."""
         views = {view.key: view for item in items[:MAX_PODS] if (view := self._read(item)) is not None}
         with self._mutex:
             for key, view in self._views.items():
@@ -478,16 +482,16 @@ class PodStore:
             self._on_change()
 
     def views(self) -> Mapping[Key, PodView]:
-        """The pods there are, by namespace and name. Not to be changed."""
+        """Return the pods by namespace and name. The mapping must not be modified."""
         return self._views
 
     def gone(self) -> Collection[Key]:
-        """Namespace and name of the pods that were deleted lately."""
+        """Return namespace and name of recently deleted pods."""
         with self._mutex:
             return {view.key for view, _ in self._gone.values()} - self._views.keys()
 
     def facts(self, at_ms: int, holders: Collection[str]) -> tuple[PodFacts, ...]:
-        """Facts of the pods that want a GPU, and of those whose uid is among `holders`."""
+        """Return the facts of pods that request a GPU, and of pods whose uid is among `holders`."""
         now_ms = self._clock.monotonic_ms()
         with self._mutex:
             for uid in [uid for uid, (_, until_ms) in self._gone.items() if until_ms <= now_ms]:

@@ -1,18 +1,17 @@
 """Reads one node: joins GPU readings with holders, and counts busy time per holder from per-process readings.
 
-The devices come from `agent.devices.driver_lifecycle`; the holders from a `PodsFile`, or, without one, from the
-processes themselves (a pod among them is called what the kubelet's log folders call it). Each part is guarded:
-what fails is named in the snapshot's `sources` and the rest goes on. Per-holder busy time is given
-where a device is shared; a sole holder has all of the device's own.
+The devices come from `agent.devices.driver_lifecycle`, the holders from a `PodsFile` or, without one, from the
+processes themselves (a pod among them gets its name from the kubelet's log folders). If one part fails, the snapshot's
+`sources` names it, and the others continue. Per-holder busy time is read only on shared devices; a sole holder gets all
+of the device's busy time.
 
-The ladder: accounting mode (misses nothing), per-process samples (statistics, good over minutes), nothing
-(the allocation is all that is known). Counters count up from zero for as long as a holder is on a device;
-made to fit the device's own busy time they are only in `agent.metering.busy_time_attribution`.
-Where the driver refuses to list processes, or to say how busy they were, nothing coarser stands in for it: the time
-of the holders there is unknown, but for one that has all of the device and had it to itself before.
-Invariants: a counter never decreases; what one process could not say is unknown for its holder, and a process without a
-known holder makes the time of every holder of that GPU unknown, since it may belong to any of them. Deterministic: no
-clock, no I/O; one instance per node.
+Busy time per process comes from accounting mode (misses nothing), otherwise from per-process samples (an estimate, good
+over minutes); without both, only the allocation is known. Counters count up from zero for as long as a holder is on a
+device; `agent.metering.busy_time_attribution` scales them to the device's own busy time. If the driver refuses to list
+processes, or their busy time, no coarser method replaces it: the time of the holders there is unknown, except for a
+holder that has all of the device and had it alone before. A counter never decreases. If the time of one process is
+unknown, so is its holder's, and a process without a known holder makes the time of every holder of that GPU unknown.
+The result is deterministic; there is one instance per node.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ STRANGER = Unavailable("unknown process on the gpu")
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A process with its holder; None: it is in no table that the agent can read."""
+    """A process with its holder; None if it is in no table that the agent can read."""
 
     process: ProcessReading
     holder: Holder | None
@@ -64,7 +63,7 @@ class HolderCounters:
         self._busy: dict[str, dict[tuple[str, Holder], int]] = {}
         self._sole: dict[str, set[tuple[str, Holder]]] = {}
         self._strangers: dict[str, set[str]] = {}
-        """Per GPU the places where processes of others than the holders ran when they were listed last."""
+        """For each GPU, the places where processes of other pods than the holders ran at the last listing."""
 
     def read(
         self,
@@ -75,12 +74,13 @@ class HolderCounters:
         visible: bool = False,
         uncertain: bool = False,
     ) -> DeviceReading:
-        """The device with its holders' readings and the method they were come by.
+        """Return the device with its holders' readings and their method.
 
-        visible: whether processes could be named, had there been any. uncertain: `claims` are the last known ones.
+        visible: whether processes could be named. uncertain: `claims` are the last known ones.
 
-        claims: who was given what of this device. Who has all of a device to itself, now and at the last
-        reading, gets no reading of its own: it has what the device did, less what strangers did there."""
+        claims: the allocations of this device. A holder that has all of a device to itself, now and at the last
+        reading, gets no reading of its own: it has the device's busy time less that of other pods' processes.
+        """
         sole = _sole(claims)
         lone = sole & self._sole.get(device.gpu.uuid, sole)
         self._sole[device.gpu.uuid] = sole
@@ -129,7 +129,7 @@ class HolderCounters:
         return msgspec.structs.replace(device, holders=tuple(readings), method=method)
 
     def forget(self, present: Collection[str]) -> None:
-        """Drop the counters of devices that are no longer listed."""
+        """Remove the counters of devices that are no longer listed."""
         for uuid in self._busy.keys() - set(present):
             del self._busy[uuid]
             self._sole.pop(uuid, None)
@@ -137,7 +137,7 @@ class HolderCounters:
 
 
 def nameless(pid: int) -> Holder:
-    """The holder that stands for a process whose owner cannot be seen from here."""
+    """Return the holder that represents a process whose owner cannot be seen from here."""
     return Holder(kind="process", uid=f"{pid}:", name=f"pid {pid}")
 
 
@@ -160,11 +160,12 @@ def _sole(claims: Sequence[Allocation]) -> set[tuple[str, Holder]]:
 def _served(
     groups: dict[tuple[str, Holder], list[ProcessReading]], held: Collection[tuple[str, Holder]]
 ) -> dict[tuple[str, Holder], tuple[Reading, Method]]:
-    """Each holder's busy time of this step, with the time of an MPS server handed to its clients.
+    """Return each holder's busy time of this step, with the time of an MPS server divided among its clients.
 
-    Whether the driver's samples name the server or its client is not documented. A process that draws nothing and is no
-    client, beside clients that did nothing, on a device it does not hold, is taken for the server; its
-    time goes to the clients in equal parts."""
+    It is not documented whether the driver's samples name the server or its client. A process that does not draw and is
+    not a client, beside clients that did nothing, on a device it does not hold, counts as the server; its time goes to
+    the clients in equal parts.
+    """
     times = {key: _step(processes) for key, processes in groups.items()}
     led = {key for key, processes in groups.items() for p in processes if p.mps_client}
     for place in {mig_uuid for mig_uuid, _ in led}:
@@ -212,22 +213,25 @@ _Place = tuple[str, str]
 """(gpu uuid, MIG uuid or "")."""
 
 CHECK_EVERY = 10
-"""A process that holds a GPU from reading to reading keeps its number: so rarely is it checked all the same."""
+"""How often a process number is checked. A process that holds a GPU from reading to reading keeps its number, so this
+is rare.
+"""
 
 
 class Claims(Protocol):
     """A source of device allocations."""
 
     def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
-        """What holds at `at_ms`."""
+        """Return the holders at `at_ms`."""
         ...
 
 
 class NodeSource:
-    """`agent.main_loop.Source` over the real machine. pods=None: holders are what runs (standalone).
-    processes=None: the host's cannot be seen, so their numbers would be taken for those of other processes.
-    node: its name, for the facts of pods that only their log folders name. clock: to time the driver with.
-    systems: the sharing systems of this node."""
+    """An `agent.main_loop.Source` over the real machine. pods=None: the running processes are the holders (standalone).
+    processes=None: the host's processes cannot be seen, so numbers would be taken for those of other processes. node:
+    its name, for the facts of pods that are known only from their log folders. clock: to time the driver with. systems:
+    the sharing systems of this node.
+    """
 
     def __init__(
         self,
@@ -248,12 +252,12 @@ class NodeSource:
         self._clock = clock
         self._counters = HolderCounters()
         self._seen: dict[str, list[Seen]] = {}
-        """Who ran on each GPU, as far as that was listed last."""
+        """The processes on each GPU at the last listing."""
         self._running: frozenset[int] = frozenset()
         self._readings = 0
 
     def snapshot(self, at_ms: int) -> Snapshot:
-        """Raises agent.core.errors.DriverReplaced when only a new process can go on."""
+        """Read the node. Raises agent.core.errors.DriverReplaced if only a new process can continue."""
         began_ms = self._now_ms()
         scan = self._gpus.read(at_ms)
         took_ms = [("nvml", self._now_ms() - began_ms)] if self._clock is not None else []
@@ -301,7 +305,7 @@ class NodeSource:
         )
 
     def _last_seen(self, devices: Sequence[DeviceReading], owned: Mapping[str, Sequence[Owned]]) -> list[Seen]:
-        """Who runs where; where processes could not be listed, who did when they were listed last."""
+        """Return the processes of each device; if they could not be listed, those of the last listing."""
         before, self._seen = self._seen, {}
         for device in devices:
             uuid, unlisted = device.gpu.uuid, dict(device.unlisted)
@@ -316,8 +320,9 @@ class NodeSource:
     def _unknown_holders(
         self, devices: Sequence[DeviceReading], pods: Pods, allocations: Sequence[Allocation]
     ) -> dict[str, str]:
-        """Why it is not known who holds a GPU, or how much of it: the claims say so, its processes would tell and
-        cannot be listed, or a part is declared of a size that was not read."""
+        """Return for each GPU why its holders or their parts are unknown: the claims say so, its processes would be
+        needed and cannot be listed, or a declared part depends on a size that was not read.
+        """
         stand_ins: set[str] = set()
         fractional: set[str] = set()
         if self._pods is not None:
@@ -349,7 +354,7 @@ class NodeSource:
         self._gpus.reacquire(why)
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the driver."""
         self._gpus.close()
 
     def _sources(self, scan: DriverReading, pods: Pods) -> tuple[tuple[str, str], ...]:
@@ -361,7 +366,7 @@ class NodeSource:
         return (*found, *(pods.sources or (("pods", pods.fault),)))
 
     def _named_facts(self, seen: Sequence[Seen], at_ms: int) -> tuple[PodFacts, ...]:
-        """The little that is known of a pod without an API server: who it is, not for which holder it works."""
+        """Return the facts of pods that are known without an API server: their names, but not their workloads."""
         pods = {holder.uid: holder for _, _, holder in seen if holder.kind == "pod" and holder.name}
         return tuple(
             PodFacts(seq=0, uid=uid, namespace=h.namespace, name=h.name, node=self._node, observed_ms=at_ms)
@@ -371,7 +376,7 @@ class NodeSource:
     def _owned(
         self, devices: Sequence[DeviceReading], pods: Pods, names: Mapping[str, PodName]
     ) -> dict[str, list[Owned]]:
-        """The processes of each GPU with their holders. A pod the file knows is called what the file calls it."""
+        """Return the processes of each GPU with their holders. A pod in the file has the file's name."""
         if self._processes is None:
             return {}
         claims = () if isinstance(pods.allocations, Unavailable) else pods.allocations
@@ -397,7 +402,7 @@ class NodeSource:
 
 
 def _by_process(seen: Sequence[Seen]) -> tuple[Allocation, ...]:
-    """Every holder of a running process holds its GPU; several share it equally."""
+    """Return allocations by process: every holder of a running process holds its GPU; several share it equally."""
     holders: dict[_Place, dict[Holder, None]] = {}
     for gpu_uuid, mig_uuid, holder in seen:
         holders.setdefault((gpu_uuid, mig_uuid), {})[holder] = None

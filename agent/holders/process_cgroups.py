@@ -1,13 +1,12 @@
 """Maps a process id to a pod, Slurm step or container through its control group.
 
-In this order: a pod or Slurm step, whichever is the outer one, a container, else the process itself; the
-user is told for Slurm jobs and processes. Read from a process table whose root is an argument
-(`/host/proc` in a container). A process is told from a later one with the same number by its start time, and
-its answer is remembered, because one that just ended has no control group any more. It must not know what
-a GPU is.
+The order is: a pod or Slurm step, whichever is the outer one, a container, otherwise the process itself. Slurm jobs and
+processes also have a user. The root of the process table is an argument (`/host/proc` in a container). A process is
+distinguished from a later one with the same number by its start time, and its holder is remembered, because a process
+that just ended has no control group any more. This module does not know GPUs.
 
-`/var/log/pods/NAMESPACE_NAME_UID/` exists for every pod the kubelet runs, static ones under the uid
-that their control group shows. Read-only, bounded, and absent outside Kubernetes, which is no fault.
+`/var/log/pods/NAMESPACE_NAME_UID/` exists for every pod that the kubelet runs; a static pod has the uid of its control
+group. It is read-only, bounded, and missing outside Kubernetes, which is not a fault.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class PodMatch:
 
 
 def pods_in(cgroup: str) -> tuple[PodMatch, ...]:
-    """Every pod named in the text of /proc/PID/cgroup, in path order: runtimes nest, outermost first."""
+    """Return every pod named in the text of /proc/PID/cgroup, in path order: runtimes nest, the outermost first."""
     found: dict[str, PodMatch] = {}
     for line in cgroup.splitlines():
         matches = list(_POD.finditer(line))
@@ -78,10 +77,11 @@ def container_in(cgroup: str) -> tuple[str, str] | None:
 
 
 def holder_in(cgroup: str, known_pods: Collection[str] = ()) -> Holder | None:
-    """Who a control group belongs to; None for a plain process.
+    """Return the holder of a control group; None for a plain process.
 
-    known_pods: uids this node's kubelet knows; of nested pods the first known one counts, else the
-    outermost: the outer agent bills the outer pod."""
+    known_pods: uids that this node's kubelet knows. Of nested pods the first known one counts, else the outermost,
+    because the outer agent bills the outer pod.
+    """
     job = _SLURM.search(cgroup)
     if job:
         return Holder(kind="slurm", uid=job.group(1), name=f"job {job.group(1)}", container=job.group(2) or "")
@@ -105,9 +105,10 @@ class ProcessTable:
         self._users: dict[str, str] = {}
 
     def holder(self, pid: int, known_pods: Collection[str] = (), *, same: bool = False) -> Holder | None:
-        """Who the process belongs to; one that ended is who it was. None: it is not in this table.
+        """Return the holder of a process; a process that ended keeps its holder. None if it is not in this table.
 
-        same: the caller has had it in sight since it asked last, so that the number cannot be another's."""
+        same: the caller has seen the process since its last call, so the number cannot belong to another one.
+        """
         known = self._remembered.get(pid)
         if same and known is not None:
             return known[1]
@@ -129,13 +130,15 @@ class ProcessTable:
         return Holder(kind="process", uid=f"{pid}:{start}", namespace=self._user(pid), name=name)
 
     def _job_user(self, job: str, pid: int) -> str:
-        """Whose job it is: the user of the first process seen of it, so that a job is one holder."""
+        """Return the user of a job: the user of its first process, so that a job is one holder."""
         while len(self._users) >= MAX_REMEMBERED:
             del self._users[next(iter(self._users))]
         return self._users.setdefault(job, self._user(pid))
 
     def _start_time(self, pid: int) -> str:
-        """Field 22 of /proc/PID/stat, counted after the last ')': a command may contain anything."""
+        """Return field 22 of /proc/PID/stat, counted after the last ')', because a command may contain any
+        character.
+        """
         fields = self._read(pid, "stat").rpartition(")")[2].split()
         return fields[19] if len(fields) > 19 else ""
 
@@ -149,7 +152,9 @@ class ProcessTable:
             return uid.group(1)
 
     def _read(self, pid: int, name: str) -> str:
-        """One file of a process, "" where it is gone. Plain descriptors: this runs for every process and sample."""
+        """Return one file of a process, "" if it is gone. It uses plain descriptors, because it runs for every process
+        and sample.
+        """
         try:
             descriptor = os.open(f"{self._root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -172,7 +177,7 @@ class PodName(NamedTuple):
 
 
 class PodLogs:
-    """Names by pod uid. root: usually /var/log/pods."""
+    """Names of pods by uid. root: usually /var/log/pods."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -180,7 +185,7 @@ class PodLogs:
         self._next_ms = 0
 
     def names(self, at_ms: int) -> dict[str, PodName]:
-        """Every pod with a folder, at most ten seconds old."""
+        """Return every pod with a folder, at most ten seconds old."""
         if at_ms >= self._next_ms:
             self._next_ms = at_ms + RESCAN_MS
             self._names = self._scan()

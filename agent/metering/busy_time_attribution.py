@@ -1,10 +1,9 @@
 """Splits the busy time, activity and energy of a GPU among its holders by the rules for whole, time-sliced, MPS and
 MIG GPUs.
 
-Invariants: the capacities of a layout add up to span x 1 GPU, the busy shares to the device's busy
-time and the energy shares to its energy, all in whole units and none negative, whatever the readings
-claim. The result depends on the values given, never on their order.
-Pure: no clock, no I/O, no state beyond a cache of divisions already made.
+The capacities of a layout add up to span x 1 GPU, the busy shares to the device's busy time and the energy shares to
+its energy, all in whole units and none negative, whatever the readings are. The result does not depend on the order of
+the values. The module has no clock, no I/O, and no state except a cache of divisions.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ _PPM = 1_000_000
 class Share:
     """One row of a GPU while its holders stay the same: a holder's part, or the unheld rest (holder None).
 
-    key: what its readings are found by. exclusive: the sole holder of an unshared device, which gets all of the
-    device's time when nothing finer can be read."""
+    key: finds its readings. exclusive: the sole holder of an unshared device, which gets all of the device's time if no
+    finer reading exists.
+    """
 
     key: tuple[str, str, str]
 
@@ -61,11 +61,11 @@ class Layout:
     parts: tuple[GpuPart, ...]
     shares: tuple[Share, ...]
     positions: dict[tuple[str, str, str], int]
-    """Where the share of a holder stands, by `Share.key`; unheld shares are not in it."""
+    """Position of each holder's share, by `Share.key`; unheld shares are not in it."""
     whole: bool
     """The GPU is one part, without MIG instances."""
     methods: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What `agent.metering.reading_deltas` worked out about this layout once and for all."""
+    """Values that `agent.metering.reading_deltas` computes once per layout."""
     _capacities: dict[int, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def capacities(self, span_ms: int) -> tuple[int, ...]:
@@ -88,7 +88,9 @@ class Layout:
 
 
 def reading_key(holder: Holder, mig_uuid: str) -> tuple[str, str, str]:
-    """Readings and allocations come from different places and may not agree on names: uids decide."""
+    """Return the key of a reading. Readings and allocations come from different sources with possibly different names,
+    so uids decide.
+    """
     return holder.uid, holder.container, mig_uuid
 
 
@@ -191,12 +193,12 @@ def _slice(gpu: Gpu, instance: MigInstance) -> Slice:
 def attribute_busy(
     layout: Layout, device: int, parts: Sequence[int], claims: Sequence[int], strangers: Sequence[int]
 ) -> tuple[list[int], int]:
-    """Make the holders' claims fit the device: (busy per share, unattributed), adding up to `device`.
+    """Scale the holders' claims to the device; returns (busy per share, unattributed), which add up to `device`.
 
-    All in microseconds. `parts`: what each part was read busy. `claims`: what each share's holder was
-    read busy, 0 where it is unheld or unknown. `strangers`: what others were read busy on each part.
-    Readings that exceed what contains them are scaled down together (the per-process figures of a
-    driver are samples, so they only say who used how much of it); what no holder claims is unattributed.
+    All values are microseconds. `parts`: the reading of each part. `claims`: the reading of each share's holder, 0 if
+    it is unheld or unknown. `strangers`: busy time of other processes on each part. Readings that exceed the containing
+    reading are scaled down together (the per-process figures of a driver are samples, so they only give proportions);
+    time that no holder claims is unattributed.
     """
     if len(claims) == 1:  # most GPUs are one part with one holder
         limit = min(parts[0], device)
@@ -233,10 +235,10 @@ def attribute_activity(
 
 
 def attribute_energy(energy_uj: int, active_uj: int, busy: Sequence[int], capacities: Sequence[int]) -> list[int]:
-    """Energy per row in microjoules, adding up to `energy_uj`.
+    """Return the energy per row in microjoules, which adds up to `energy_uj`.
 
-    The active part goes by busy time, the idle part by allocation: an idle GPU is heated by its holders, the unheld row
-    included. Source: the active / idle split of Kepler's GPU power model.
+    The active part is divided by busy time, the idle part by allocation, the unheld row included, because an idle GPU
+    draws power for its holders. Source: the active / idle split of Kepler's GPU power model.
     """
     if len(busy) == 1:
         return [energy_uj]
@@ -248,10 +250,11 @@ def attribute_energy(energy_uj: int, active_uj: int, busy: Sequence[int], capaci
 
 
 def active_energy(energy_uj: int, span_ms: int, busy_us: int, idle_power_mw: int | None) -> int:
-    """The part of a device's energy spent because it was busy, in microjoules.
+    """Return the part of a device's energy that was used because it was busy, in microjoules.
 
-    What exceeds its idle power (the lowest read while it did nothing, as in Kepler's power model); until
-    that is known, the share of the time that it was busy."""
+    This is the energy above its idle power (the lowest power while it did nothing, as in Kepler's power model); until
+    the idle power is known, the busy part of the time.
+    """
     if busy_us == 0 or span_ms == 0:
         return 0
     if idle_power_mw is not None:

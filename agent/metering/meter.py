@@ -1,19 +1,17 @@
 """Turns snapshots into closed usage intervals, and carries its state over a restart.
 
-What a snapshot shows holds until the next one. Spans close at multiples of the interval, at local
-month edges and, for all rows of a GPU at once, when anything about who holds it changes. Sets of one
-GPU never overlap, and while it is watched their capacities add up to the time exactly.
-Nothing is claimed that was not seen: time before the holders were first known and the unheld time of
-a restart or a silence make no rows.
-Pure: deterministic, no clock, no I/O; sequence numbers are the outbox's.
+A snapshot is valid until the next one. Spans close at multiples of the interval, at the end of a local month and, for
+all rows of a GPU at once, when its holders change. Sets of one GPU never overlap, and while the GPU is metered, their
+capacities add up to the time exactly. Unobserved time gives no rows: the time before the holders were first known, and
+unheld time during a restart or a gap without snapshots. The meter is deterministic, without clock and I/O; the outbox
+assigns sequence numbers.
 
-Stored with the closed sets in one transaction, so it never claims more than is spooled. It is worth
-something within one boot of the node only: a reboot ends every holder.
+The state is stored with the closed sets in one transaction, so it never claims more than is spooled. It is valid only
+within one boot of the node, because a reboot ends every holder.
 
 The deltas of an open interval are added up and divided over its rows when it closes. Readings are samples, so they are
-made to fit each other over the whole span and not step by step. A figure is unknown (None) when it was missing from a
-stretch in which the rest could be read; a stretch in which nothing could be read is a gap, and the figure covers the
-rest.
+scaled to each other over the whole span, not step by step. A figure is unknown (None) if it was missing while other
+figures could be read. Time in which nothing could be read is a gap, and the figure covers the rest of the span.
 """
 
 from __future__ import annotations
@@ -51,8 +49,9 @@ _NONE: Set[int] = frozenset()
 
 
 class SpanReadings(msgspec.Struct, frozen=True, gc=False):
-    """One row's readings over a closed span; None where unknown. method: the coarsest that had a part in
-    its busy time, `allocation` where that is unknown."""
+    """One row's readings over a closed span; None if unknown. method: the coarsest that contributed to its busy time,
+    `allocation` if that is unknown.
+    """
 
     busy_us: int | None
     sm_active_us: int | None
@@ -64,7 +63,7 @@ class SpanReadings(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Total:
-    """A sum that is unknown as soon as a part of it is missing from a stretch otherwise read."""
+    """A sum that becomes unknown if one of its parts is missing from a span that was otherwise read."""
 
     __slots__ = ("missing", "seen", "value")
 
@@ -85,8 +84,9 @@ class _Total:
 
 
 class _Activity:
-    """SM or tensor activity by part, from the first time on that it is read. missing: whether it was not before, in a
-    stretch otherwise read."""
+    """SM or tensor activity by part, from its first reading on. missing: whether it was not read before, in a span that
+    was otherwise read.
+    """
 
     __slots__ = ("_missing", "_totals")
 
@@ -102,20 +102,21 @@ class _Activity:
             total.add(value, read)
 
     def get(self) -> list[int | None] | None:
-        """None where it is known of no part."""
+        """Return the activity; None if it is unknown for all parts."""
         return None if self._missing else [total.get() for total in self._totals]
 
 
 class OpenSpan:
-    """The open span of one GPU: what has been read on it so far, per part and per share.
+    """The open span of one GPU: its readings so far, per part and per share.
 
-    One is made for every row that is closed, so what hardly any span has (gaps, activity) is made when it comes."""
+    One is made for every closed row, so rare fields (gaps, activity) are created on first use.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._device = 0
         self._parts: Sequence[int] = ()
-        """This and what else is a sequence is empty before the first step, and what that step says after it."""
+        """Sums per part. Like the other sequences, it is empty before the first step and then has its values."""
         self._strangers: Sequence[int] = ()
         self._claims: Sequence[int] = ()
         self._unread: Set[int] = _NONE
@@ -124,7 +125,7 @@ class OpenSpan:
         self._energy = _Total()
         self._energy_ms = 0
         self._known = False
-        """Some of it could be read."""
+        """Whether some of it could be read."""
         self._sm: _Activity | None = None
         self._tensor: _Activity | None = None
         self._methods: Methods | None = None
@@ -132,13 +133,14 @@ class OpenSpan:
         self._way = 0
         self._memory: Sequence[int | None] = ()
         self._memoryless: Set[int] = _NONE
-        """Shares whose memory is missing from a stretch otherwise read."""
+        """Shares whose memory is missing from a span that was otherwise read."""
         self._device_memory = _Total()
 
     def add(self, step: Step, start_ms: int, end_ms: int, gap: str = "") -> None:
-        """Add a step that runs over [start_ms, end_ms), directly after the last one.
+        """Add a step over [start_ms, end_ms), directly after the last one.
 
-        gap: why the holders were not known meanwhile ("" = they were)."""
+        gap: why the holders were unknown meanwhile ("" = they were known).
+        """
         length = end_ms - start_ms
         reasons = step.reasons
         unread = {i for i, reason in enumerate(reasons) if reason} if any(reasons) else _NONE
@@ -190,11 +192,12 @@ class OpenSpan:
     def settle(
         self, capacities: Sequence[int], idle_power_mw: int | None
     ) -> tuple[list[SpanReadings], SpanReadings | None]:
-        """Figures per share, and those without an owner (None where there is nothing of it). capacities: of the
-        shares over the span.
+        """Return the figures per share, and those without an owner (None if there are none). capacities: of the shares
+        over the span.
 
-        Over all of them busy adds up to the device's busy time and energy to its energy. A sampler may
-        overshoot the span by a fraction of its period: that is not cut off, it evens out."""
+        Over all of them busy time adds up to the device's busy time and energy to its energy. A sampler may exceed the
+        span by a fraction of its period; this is not cut off, because it averages out.
+        """
         layout = self._layout
         if self._gaps:
             self._forgive_idle()
@@ -235,7 +238,7 @@ class OpenSpan:
     def _activity(
         self, of: _Activity | None, busy: list[int], capacities: Sequence[int]
     ) -> tuple[list[int | None], int | None]:
-        """SM or tensor activity per share, and without a holder (None: not known of any part)."""
+        """Return SM or tensor activity per share, and without a holder (None: unknown for all parts)."""
         parts = None if of is None else of.get()
         if parts is None:
             return [None] * len(busy), None
@@ -255,7 +258,7 @@ class OpenSpan:
         return shares, unowned
 
     def _forgive_idle(self) -> None:
-        """Where a part was read and did nothing, none of its holders did anything either."""
+        """Set the unknown busy time of holders to 0 on parts that were read and did nothing."""
         for part, busy in zip(self._layout.parts, self._parts, strict=True):
             positions = range(part.first, part.first + len(part.shares))
             if busy or not all(
@@ -278,7 +281,7 @@ class OpenSpan:
 
 
 def _plus(so_far: int | None, more: int | None) -> int | None:
-    """None where neither is known."""
+    """Add two values; None if both are unknown."""
     if so_far is None or more is None:
         return so_far if more is None else more
     return so_far + more
@@ -292,7 +295,7 @@ _VERSION = 1
 
 
 class GpuState(msgspec.Struct, frozen=True):
-    """One GPU as it was at its last closed end."""
+    """One GPU at the end of its last closed span."""
 
     closed_ms: int
     health: Health
@@ -301,12 +304,12 @@ class GpuState(msgspec.Struct, frozen=True):
     idle_power_mw: int | None = None
 
     def moved(self, by_ms: int) -> GpuState:
-        """The same with its closed end as much later."""
+        """Return the state with its closed end moved by `by_ms`."""
         return msgspec.structs.replace(self, closed_ms=self.closed_ms + by_ms)
 
 
 class EncodedGpuState(msgspec.Struct, frozen=True):
-    """A `GpuState` whose larger parts are encoded already: they outlast many a closed end."""
+    """A `GpuState` whose larger parts are already encoded, because they change less often than the closed end."""
 
     closed_ms: int
     health: Health
@@ -331,17 +334,17 @@ def encode(boot_id: str, gpus: Iterable[GpuState | EncodedGpuState]) -> bytes:
 
 
 def encode_part(part: Gpu | tuple[Allocation, ...]) -> msgspec.Raw:
-    """A part of a `EncodedGpuState`."""
+    """Encode a part of an `EncodedGpuState`."""
     return msgspec.Raw(_ENCODER.encode(part))
 
 
 def shifted_state(state: bytes, boot_id: str, by_ms: int) -> bytes:
-    """A saved state as much later, for a clock that was set."""
+    """Return a saved state moved by `by_ms`, for a clock that was set."""
     return encode(boot_id, [held.moved(by_ms) for held in decode(state, boot_id)])
 
 
 def decode(state: bytes, boot_id: str) -> tuple[GpuState, ...]:
-    """The GPUs of a saved state; none where it is of another boot or version, or cannot be read."""
+    """Return the GPUs of a saved state; empty if it is from another boot or version, or cannot be read."""
     try:
         saved = _DECODER.decode(state)
     except (msgspec.DecodeError, msgspec.ValidationError):
@@ -360,7 +363,7 @@ class ClosedSet(Struct, frozen=True, gc=False):
 
 
 class _WatchedGpu:
-    """One GPU that is being watched: its open span and the last reading."""
+    """One GPU that is being metered: its open span and the last reading."""
 
     __slots__ = (
         "_encoded",
@@ -384,8 +387,9 @@ class _WatchedGpu:
         layout: Layout | None = None,
         unsure: str = "",
     ) -> None:
-        """layout: of these allocations, where it is at hand. unsure: why it is not known that its unheld shares are
-        unheld ("" = it is known)."""
+        """layout: of these allocations, if it is known. unsure: why it is unknown whether its unheld shares are unheld
+        ("" = it is known).
+        """
         self.reading = reading
         self.holders = holders
         self.allocations = allocations
@@ -395,16 +399,16 @@ class _WatchedGpu:
         self.idle_power_mw = idle_power_mw
         self.unsure = unsure
         self._encoded: tuple[Raw, Raw] | None = None
-        """The GPU and its allocations as they are kept."""
+        """The encoded GPU and its allocations."""
 
     def go_on(self, reading: DeviceReading, holders: Holders, allocations: tuple[Allocation, ...]) -> None:
-        """From this reading, with the same layout."""
+        """Continue from this reading with the same layout."""
         self.reading, self.holders = reading, holders
         if allocations != self.allocations:  # the same in another order
             self.allocations, self._encoded = allocations, None
 
     def kept(self) -> EncodedGpuState:
-        """What `held` at the last closed end comes to."""
+        """Return the state at the last closed end, encoded."""
         if self._encoded is None:
             self._encoded = encode_part(self.reading.gpu), encode_part(self.allocations)
         return EncodedGpuState(self.start_ms, self.reading.health, *self._encoded, self.idle_power_mw)
@@ -413,8 +417,9 @@ class _WatchedGpu:
         return GpuState(closed_ms, self.reading.health, self.reading.gpu, self.allocations, self.idle_power_mw)
 
     def close(self, end_ms: int) -> ClosedSet:
-        """The rows of the span. Where it is not known whether the rest is unheld, the holders known last have theirs,
-        and the rest stays unmetered, as after a restart."""
+        """Return the rows of the span. If it is unknown whether the rest is unheld, the last known holders get their
+        rows, and the rest stays unmetered, as after a restart.
+        """
         if self.unsure:
             kept = [i for i, share in enumerate(self.layout.shares) if share.holder is not None]
             closed = _unread(self.layout, self.reading.health, kept, self.start_ms, end_ms, self.unsure)
@@ -430,9 +435,9 @@ class _WatchedGpu:
 class Meter:
     """Turns the snapshots of one node into closed sets.
 
-    interval_ms must divide 15 minutes. boot_id ties a saved state to one boot of the node.
-    silence_ms: when no snapshot came for longer (default: three intervals, at least five minutes),
-    the time between is treated like a restart, since holders may have come and gone unseen.
+    interval_ms must divide 15 minutes. boot_id ties a saved state to one boot of the node. silence_ms: if no snapshot
+    came for longer (default: three intervals, at least five minutes), the time is treated like a restart, because
+    holders may have changed unseen.
     """
 
     def __init__(
@@ -452,7 +457,7 @@ class Meter:
         self._allocations: dict[str, tuple[Allocation, ...]] | None = None
         """The same by GPU."""
         self._unknown: dict[str, str] = {}
-        """Why it is not known who holds a GPU, by GPU."""
+        """Why the holders of a GPU are unknown, by GPU."""
         self._carry: dict[str, GpuState] = {}
 
     def observe(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
@@ -474,7 +479,7 @@ class Meter:
         return tuple(closed)
 
     def _follow(self, snapshot: Snapshot) -> list[ClosedSet]:
-        """Go on with the devices that were watched until now."""
+        """Continue with the devices that are already metered."""
         if self._at_ms is None or not self._open or self._allocations is None:
             return []
         at_ms = snapshot.at_ms
@@ -506,7 +511,7 @@ class Meter:
         return closed
 
     def _begin(self, snapshot: Snapshot) -> list[ClosedSet]:
-        """Start to watch the devices that are new here, as soon as it is known who holds what."""
+        """Start to meter new devices, as soon as their holders are known."""
         if self._allocations is None:
             return []
         closed: list[ClosedSet] = []
@@ -527,9 +532,10 @@ class Meter:
         return closed
 
     def flush(self, at_ms: int) -> tuple[ClosedSet, ...]:
-        """Close the open rest of every GPU at `at_ms` (not before the last snapshot) and stop watching.
+        """Close the open spans of every GPU at `at_ms` (not before the last snapshot) and stop metering.
 
-        What lies after the last snapshot was not read: a gap."""
+        Time after the last snapshot was not read and is a gap.
+        """
         if self._at_ms is None:
             return ()
         end_ms = max(at_ms, self._at_ms)
@@ -547,9 +553,10 @@ class Meter:
         return tuple(closed)
 
     def leap(self, by_ms: int) -> tuple[ClosedSet, ...]:
-        """The clock was set ahead since the last snapshot: close what is open, and go on as much later.
+        """Handle a clock that was set ahead since the last snapshot: close open spans, and continue `by_ms` later.
 
-        That time did not pass, so nothing was held in it; what really passed since is carried."""
+        The skipped time did not pass, so nothing was held in it; the time that really passed is carried.
+        """
         if self._at_ms is None:
             return ()
         closed = self.flush(self._at_ms)
@@ -558,15 +565,16 @@ class Meter:
         return closed
 
     def state(self) -> bytes:
-        """Who held what up to the last closed end: store it in the transaction that stores the sets."""
+        """Return the holders up to the last closed end; store it in the transaction that stores the sets."""
         return encode(self._boot_id, [*self._carry.values(), *[open_.kept() for open_ in self._open.values()]])
 
     def resume(self, state: bytes, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
         """Start from a saved state, then observe the first snapshot after the restart.
 
-        Holders that still hold the same device get rows from their last closed end to the first
-        snapshot that knows the holders (method `carried`, nothing read); unheld time is not carried.
-        A state of another boot, another version or that cannot be read is ignored."""
+        Holders that still hold the same device get rows from their last closed end to the first snapshot with known
+        holders (method `carried`, no readings); unheld time is not carried. A state of another boot or version, or one
+        that cannot be read, is ignored.
+        """
         gpus = decode(state, self._boot_id)
         if gpus and not self._open:
             self._carry = {held.gpu.uuid: held for held in gpus}
@@ -579,8 +587,9 @@ class Meter:
     def _advance(
         self, open_: _WatchedGpu, after: DeviceReading | Unavailable, index: Holders, instants: Sequence[int], cut: bool
     ) -> list[ClosedSet]:
-        """Add what happened between the first and the last of `instants`, closing at those between and, where it is
-        a `cut`, at the last one."""
+        """Add the time between the first and the last of `instants`; close at the ones in between and, if it is a
+        `cut`, at the last one.
+        """
         step = measure(open_.layout, open_.reading, after, open_.holders, index)
         if step.idle_power_mw is not None:
             known_mw = open_.idle_power_mw
@@ -613,7 +622,7 @@ class Meter:
         return closed
 
     def _instants(self, start_ms: int, end_ms: int) -> list[int]:
-        """start, the cuts between, end."""
+        """Return start, the cuts in between, and end."""
         instants = [start_ms]
         while (cut := self._cut_after(instants[-1])) < end_ms:
             instants.append(cut)
@@ -621,7 +630,7 @@ class Meter:
         return instants
 
     def _is_cut(self, instants: Sequence[int]) -> bool:
-        """Whether the last of these is one too."""
+        """Return whether the last of these is a cut too."""
         return instants[-1] == self._cut_after(instants[-2])
 
     def _cut_after(self, at_ms: int) -> int:
@@ -631,7 +640,7 @@ class Meter:
 
 
 def _unknown_holders(snapshot: Snapshot) -> dict[str, str]:
-    """For each GPU, why its holder is not known: the same for all of the node's where no source answers."""
+    """Return for each GPU why its holder is unknown; the same reason for all GPUs if no source answers."""
     if isinstance(snapshot.allocations, Unavailable):
         return {device.gpu.uuid: snapshot.allocations.reason for device in snapshot.devices}
     return dict(snapshot.unknown_holders)
@@ -652,8 +661,9 @@ def _by_gpu(allocations: tuple[Allocation, ...]) -> dict[str, tuple[Allocation, 
 
 
 def _layout_now(open_: _WatchedGpu, after: DeviceReading | None, claims: tuple[Allocation, ...]) -> Layout | None:
-    """The layout that holds from a reading on: the very same where the rows of the GPU go on as they are, None where
-    the device is gone. The order of a source's list means nothing."""
+    """Return the layout from a reading on: the same object if the rows of the GPU continue unchanged, None if the
+    device is gone. The order of a source's list does not matter.
+    """
     if after is None:
         return None
     before = open_.reading
@@ -680,7 +690,7 @@ def _rows(
 
 
 def _unread(layout: Layout, health: Health, kept: Sequence[int], start_ms: int, end_ms: int, reason: str) -> ClosedSet:
-    """Rows of the shares `kept` over a span in which nothing was read; the others have none."""
+    """Return rows of the shares `kept` over a span without readings; other shares get no rows."""
     capacities = layout.capacities(end_ms - start_ms)
     unread = SpanReadings(None, None, None, None, None, (Gap(start_ms, end_ms, reason),), "carried")
     span = (layout.gpu, health, start_ms, end_ms)

@@ -1,9 +1,8 @@
 """Computes what happened on one GPU between two readings.
 
-`measure` turns two readings into a `Step`, which may be cut at instants inside it. Cutting loses
-nothing: the pieces add up to the step. A figure that could not be read is unknown with its reason,
-never zero, and a counter never runs backwards: where it seems to, it has a new origin.
-Pure: deterministic integers, no clock, no I/O.
+`measure` turns two readings into a `Step`, which can be cut at instants inside it; the pieces add up to the step. A
+figure that could not be read is unknown with its reason, never zero. A counter never decreases: an apparent decrease
+means a new origin. The results are deterministic integers.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _LADDER: tuple[Method, ...] = (
 """Ways to come by a busy time, the finest first."""
 _RANK = {method: rank for rank, method in enumerate(_LADDER)}
 _COMPLETE = frozenset({"process", "accounting"})
-"""Methods that see every process: a holder they do not list did nothing."""
+"""Methods that see every process: a holder that they do not list did nothing."""
 
 _RESET = Unavailable("counter reset")
 _MOST_REMEMBERED = 64
@@ -39,26 +38,27 @@ NO_HOLDER_READING = "no per-holder reading"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Methods:
-    """How the busy time of each share was come by, and of any part as a whole: rungs of the ladder of methods, the
-    higher the coarser, 0 where it was not."""
+    """The method of the busy time of each share, and of each part as a whole: positions in the list of methods, a
+    higher one is coarser, 0 if there is none.
+    """
 
     shares: tuple[int, ...]
     parts: int
 
 
 def method_of(rung: int) -> Method:
-    """The way to come by a busy time that is so coarse."""
+    """Return the method at a position."""
     return _LADDER[rung]
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
     """Differences between two readings of one device; sequences follow the layout's parts or shares.
 
-    device, parts, claims, strangers: busy microseconds (0 where unknown); `reasons` says per share
-    why its own figure is unknown ("" = known), `methods` how it was come by. energy_uj: of the device;
-    sm_active_us, tensor_active_us: of each part, None where unknown; None instead where nothing is known
-    of any. memory_mib: held from the first reading on, per share and in all. idle_power_mw: power at its
-    start, where the device did nothing."""
+    device, parts, claims, strangers: busy microseconds (0 if unknown); `reasons` says per share why its own figure is
+    unknown ("" = known), `methods` how it was read. energy_uj: of the device; sm_active_us, tensor_active_us: of each
+    part, None if unknown; None instead of a sequence if unknown for all parts. memory_mib: held from the first reading
+    on, per share and in total. idle_power_mw: power at its start, if the device did nothing.
+    """
 
     busy_known: bool
     device: int
@@ -75,9 +75,10 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     idle_power_mw: int | None
 
     def pieces(self, layout: Layout, instants: Sequence[int]) -> list[Step]:
-        """The step cut into len(instants) - 1 consecutive pieces, which add up to it exactly.
+        """Cut the step into len(instants) - 1 consecutive pieces, which add up to it exactly.
 
-        Its claims are made to fit the device first, so that every piece fits too."""
+        Its claims are scaled to the device first, so that every piece fits too.
+        """
         claims, rest = attribute_busy(layout, self.device, self.parts, self.claims, self.strangers)
         start, span = instants[0], instants[-1] - instants[0]
         pieces = []
@@ -107,16 +108,17 @@ def _of_parts(values: tuple[int | None, ...] | None, span: int, lo: int, hi: int
 
 
 def index_holders(reading: DeviceReading) -> Holders:
-    """The holder readings of one device by what identifies the holder."""
+    """Return the holder readings of one device by the holder's key."""
     return {reading_key(r.holder, r.mig_uuid): r for r in reading.holders}
 
 
 def measure(
     layout: Layout, before: DeviceReading, after: DeviceReading | Unavailable, holders: Holders, holders_after: Holders
 ) -> Step:
-    """What happened on a device from one reading to the next (Unavailable: there is no next one, and why).
+    """Compute what happened on a device from one reading to the next (Unavailable: there is no next one, with the
+    reason).
 
-    A counter that decreased or changed its epoch has a new origin: nothing is known of that stretch.
+    A counter that decreased or changed its epoch has a new origin: that span is unknown.
     """
     if isinstance(after, Unavailable):
         return _unknown(layout, before, after)
@@ -146,7 +148,7 @@ def measure(
 
 
 class Busy(msgspec.Struct, frozen=True, gc=False):
-    """The busy times of a step, called as there. idle: nothing was done, as far as it is known."""
+    """The busy times of a step, with the names of `Step`. idle: nothing was done, as far as known."""
 
     known: bool
     device: int
@@ -161,8 +163,9 @@ class Busy(msgspec.Struct, frozen=True, gc=False):
 def plain(
     layout: Layout, device: Reading, after: DeviceReading, holders: Holders, holders_after: Holders
 ) -> Busy | None:
-    """The same as `reconciled` where nothing has to be reconciled, as in most steps: of a whole GPU that was read with
-    all its holders and no other processes. None for another one."""
+    """Return the same as `reconciled` if nothing has to be reconciled, as in most steps: a whole GPU that was read with
+    all its holders and no other processes. None otherwise.
+    """
     if isinstance(device, Unavailable) or not layout.whole or holders_after.keys() != layout.positions.keys():
         return None
     claims = [0] * len(layout.shares)
@@ -186,7 +189,7 @@ def reconciled(
     holders: Holders,
     holders_after: Holders,
 ) -> Busy:
-    """The busy times of any step, whatever of it was not read. device: what the GPU says of itself."""
+    """Return the busy times of any step, also with missing readings. device: the GPU's own reading."""
     complete = after.method in _COMPLETE
     strangers = _strangers(layout, holders, holders_after)
     claims: list[int] = []
@@ -221,10 +224,11 @@ def reconciled(
 
 
 def _reconcile(part: GpuPart, whole: Reading, claims: list[Reading], strangers: int) -> tuple[Reading, list[Reading]]:
-    """What the part as a whole and its holders were busy, each made up from the other where it can be.
+    """Return the busy time of the part as a whole and of its holders, each derived from the other if possible.
 
-    A sole holder without a reading has all that strangers have not; a part without a reading is as busy
-    as its holders, where all of them are known. Where neither helps, nothing is known of its holders."""
+    A sole holder without a reading has everything except the time of other processes; a part without a reading is as
+    busy as its holders, if all of them are known. Otherwise its holders are unknown.
+    """
     if not isinstance(whole, Unavailable):
         if part.shares[0].exclusive and isinstance(claims[0], Unavailable):
             return whole, claims if claims[0].refused else [max(whole - strangers, 0)]
@@ -263,8 +267,9 @@ def _or_zero(reading: Reading) -> int:
 
 
 def _claim(key: tuple[str, str, str], before: Holders, after: Holders, complete: bool) -> Reading:
-    """What one holder was busy. One first listed now counted from nothing since it appeared; one that a
-    complete list no longer names has ended, with its last reading there."""
+    """Return the busy time of one holder. A holder that is first listed now counts from zero since it appeared; one
+    that a complete list no longer contains has ended, with its last reading.
+    """
     first, last = before.get(key), after.get(key)
     if last is None:
         return 0 if complete else Unavailable(NO_HOLDER_READING)
@@ -272,7 +277,7 @@ def _claim(key: tuple[str, str, str], before: Holders, after: Holders, complete:
 
 
 def _strangers(layout: Layout, before: Holders, after: Holders) -> list[int]:
-    """Busy time per part of those who were read there without an allocation."""
+    """Return the busy time per part of processes without an allocation there."""
     totals = [0] * len(layout.parts)
     if not after or after.keys() <= layout.positions.keys():
         return totals
@@ -286,7 +291,7 @@ def _strangers(layout: Layout, before: Holders, after: Holders) -> list[int]:
 
 
 def _place(part: GpuPart, reading: DeviceReading) -> DeviceReading | InstanceReading | None:
-    """What was read of a part: the device's own reading, its instance's, None where there is none."""
+    """Return the reading of a part: the device's, its instance's, or None if there is none."""
     if part.outside:
         return None
     return _instance(reading, part.mig_uuid) if part.mig_uuid else reading
@@ -307,7 +312,7 @@ _Activity = Literal["sm_active_us", "tensor_active_us"]
 
 
 def _reads_activity(reading: DeviceReading) -> bool:
-    """Whether there may be any in it. On most machines there is none: it takes privileges."""
+    """Return whether the reading may contain activity. On most machines there is none, because it needs privileges."""
     if reading.instances:
         return True
     return not (isinstance(reading.sm_active_us, Unavailable) and isinstance(reading.tensor_active_us, Unavailable))
@@ -316,20 +321,20 @@ def _reads_activity(reading: DeviceReading) -> bool:
 def _activities(
     layout: Layout, before: DeviceReading, after: DeviceReading, name: _Activity
 ) -> tuple[int | None, ...] | None:
-    """SM or tensor activity of each part; None where it was read of none."""
+    """Return the SM or tensor activity of each part; None if no part was read."""
     found = tuple([_activity(_place(part, before), _place(part, after), name) for part in layout.parts])
     return None if all(value is None for value in found) else found
 
 
 def _activity(before: _Place, after: _Place, name: _Activity) -> int | None:
-    """The activity of a part; None where it was not read."""
+    """Return the activity of a part; None if it was not read."""
     if before is None or after is None:
         return None
     return _or_none(_difference(getattr(before, name), getattr(after, name)))
 
 
 def _method(after: DeviceReading, place: _Place) -> Method:
-    """How the busy time of a part as a whole was come by; `allocation` where it was not."""
+    """Return the method of a part's busy time as a whole; `allocation` if it was not read."""
     if place is None or isinstance(place.busy_us, Unavailable):
         return "allocation"
     if isinstance(place, InstanceReading) and place.method is not None:
@@ -340,11 +345,11 @@ def _method(after: DeviceReading, place: _Place) -> Method:
 def _methods(
     layout: Layout, after: DeviceReading, ways: tuple[tuple[Method, bool], ...], reasons: tuple[str, ...]
 ) -> Methods:
-    """How each share's busy time was come by: its own reading, else that of the part it has to itself.
+    """Return the method of each share's busy time: of its own reading, or of the part that it has alone.
 
-    ways: of each part as a whole, and whether its first share has no reading of its own. Of an unheld
-    share, it shows that nothing was busy there. The same few answers return step after step:
-    they are remembered, because a step is made for every device and sample."""
+    ways: of each part as a whole, and whether its first share has no reading of its own. For an unheld share, it shows
+    that nothing was busy there. Results are cached, because a step is made for every device and sample.
+    """
     key = after.method, ways, reasons
     known = layout.methods.get(key)
     if known is None:
@@ -367,7 +372,7 @@ def _instance(reading: DeviceReading, mig_uuid: str) -> InstanceReading | None:
 
 
 def _memory(share: Share, reading: DeviceReading, holders: Holders) -> int | None:
-    """MiB a share's holder has: its own reading, else all of a device that it has to itself."""
+    """Return the MiB of a share's holder: its own reading, or all of a device that it has alone."""
     if share.holder is None:
         return 0
     own = holders.get(share.key)

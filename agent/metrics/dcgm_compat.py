@@ -1,8 +1,8 @@
 """Exports a subset of dcgm-exporter's metric names for existing dashboards.
 
-Off by default. The figures are those of the last closed interval and the last snapshot, so pods that share
-a device add up to it; what describes the device as a whole (temperature, clocks, errors) is shown once,
-under the pod that has it to itself or under none. Never read back by anything of ours.
+It is off by default. The figures are those of the last closed interval and the last snapshot, so pods that share a
+device add up to it. Figures of the device as a whole (temperature, clocks, errors) are shown once, for the pod that has
+it alone or without a pod. gputally never reads these metrics.
 
 Source of names, units and labels: dcgm-exporter, etc/default-counters.csv and its metric rendering.
 """
@@ -28,7 +28,7 @@ Labels = tuple[str, ...]
 
 
 class _Share:
-    """What the last interval put on one series, and its energy so far. None: unknown."""
+    """The last interval's figures of one series, and its energy so far. None: unknown."""
 
     __slots__ = (
         "busy_us", "energy_uj", "in_instance", "sm_active_us", "span_us", "tensor_active_us", "total_uj", "whole_us",
@@ -54,7 +54,7 @@ class _Share:
 
 
 class DcgmOutput:
-    """The compatibility series, beside the agent's own. Safe to scrape while it is fed."""
+    """The compatibility series beside the agent's own. Safe to scrape while it is updated."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -63,7 +63,7 @@ class DcgmOutput:
         self._shares: dict[str, dict[Labels, _Share]] = {}
 
     def observe(self, snapshot: Snapshot, sets: Sequence[ClosedSet]) -> None:
-        """Take over a snapshot and the sets that closed with it."""
+        """Update from a snapshot and the sets that closed with it."""
         with self._lock:
             self._snapshot = snapshot
             gpus = {device.gpu.uuid: device.gpu for device in snapshot.devices}
@@ -75,7 +75,9 @@ class DcgmOutput:
                 del self._shares[gone]
 
     def _read(self, gpu: Gpu, rows: Sequence[UsageInterval], before: Mapping[Labels, _Share]) -> dict[Labels, _Share]:
-        """One set's rows by series; rows of one series (unheld and unattributed) are one. Energy goes on counting."""
+        """Return one set's rows by series; rows of one series (unheld and unattributed) are merged. Energy
+        accumulates.
+        """
         shares: dict[Labels, _Share] = {}
         for row in rows:
             labels = _row_labels(gpu, row, self._node)
@@ -115,7 +117,7 @@ class DcgmOutput:
         yield from self._condition()
 
     def _memory(self) -> Iterator[Family]:
-        """Used memory per holder, unattributed memory on its own line, and what is free."""
+        """Yield used memory per holder, unattributed memory in a separate series, and free memory."""
         used, free = _gauge("DEV_FB_USED", "Memory used (in MiB)."), _gauge("DEV_FB_FREE", "Memory free (in MiB).")
         for device in self._snapshot.devices:
             total, gpu = device.memory_used_mib, device.gpu

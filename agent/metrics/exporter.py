@@ -1,13 +1,12 @@
 """Keeps the counters of closed intervals and serves `/metrics`, `/livez` and `/readyz`.
 
-Counters are sums of closed rows, so pods plus unattributed add up to the device here as they do in the
-ledger; gauges are the last snapshot. A scrape reads and computes nothing. The series of a holder that is
-gone stay for two scrapes after its last value, then leave; without a scraper, after a while. What the
-series are called and how they are drawn is `agent.metrics.metric_families`.
-Totals start at zero with the process, as Prometheus expects of counters.
+Counters are sums of closed rows, so pods plus unattributed add up to the device, as in the ledger; gauges come from the
+last snapshot. A scrape reads no device. The series of a holder that is gone stay for two scrapes after its last value;
+without a scraper they are removed after some time. `agent.metrics.metric_families` names and formats the series. Totals
+start at zero with the process, as Prometheus expects of counters.
 
-At most four requests at a time, five seconds each; nothing is computed here but the text of what the
-collectors already know. Answers 404 for anything else. Must not block the sampling thread.
+The server handles at most four requests at a time, five seconds each, and answers 404 for anything else. It never
+blocks the sampling thread.
 """
 
 from __future__ import annotations
@@ -37,14 +36,15 @@ __all__ = ["SCRAPES_AFTER_END", "AgentMetrics", "Operations"]
 log = logging.getLogger("agent.metrics.exporter")
 
 SCRAPES_AFTER_END = 2
-"""How often the series of a holder that is gone are still shown: the last value must be seen once even
-if one scrape fails."""
+"""How many scrapes still show the series of a holder that is gone, so that the last value is seen even if one scrape
+fails.
+"""
 UNSCRAPED_MS = 10 * MS_PER_MINUTE
-"""How long they are kept for a scrape that does not come: memory must not grow with every holder of the past."""
+"""How long such series are kept without a scrape, because memory must not grow with every past holder."""
 
 
 class _SeriesLifetime:
-    """What a series of something that is gone since `since_ms` has left."""
+    """The remaining lifetime of a series whose holder is gone since `since_ms`."""
 
     __slots__ = ("scrapes", "since_ms")
 
@@ -53,15 +53,16 @@ class _SeriesLifetime:
         self.scrapes = SCRAPES_AFTER_END
 
     def ends(self, at_ms: int, scraped: int) -> bool:
-        """Time, and as many scrapes, went by without it."""
+        """Return whether enough time and scrapes have passed."""
         self.scrapes -= scraped
         return self.scrapes <= 0 or at_ms - self.since_ms >= UNSCRAPED_MS
 
 
 class AgentMetrics:
-    """The agent's metrics. Safe to scrape while it is being fed.
+    """The agent's metrics. Safe to scrape while they are updated.
 
-    compatible: series under other names, fed and shown with these. tasks: the agent's own, shown with these."""
+    compatible: series under other names, updated and shown with these. tasks: the agent's own, shown with these.
+    """
 
     def __init__(
         self, node: str, version: str, compatible: DcgmOutput | None = None, tasks: BackgroundTasks | None = None
@@ -84,7 +85,7 @@ class AgentMetrics:
         self._compatible = compatible
 
     def observe(self, snapshot: Snapshot, sets: Sequence[ClosedSet]) -> None:
-        """Take over a snapshot and the sets that closed with it."""
+        """Update from a snapshot and the sets that closed with it."""
         if self._compatible is not None:
             self._compatible.observe(snapshot, sets)
         with self._lock:
@@ -103,7 +104,7 @@ class AgentMetrics:
                 self._retire(scraped=0)
 
     def operate(self, operations: Operations) -> None:
-        """Take over the state of the agent itself."""
+        """Update the state of the agent itself."""
         with self._lock:
             self._operations = operations
 
@@ -137,7 +138,7 @@ class AgentMetrics:
         self._lives.pop(key, None)
 
     def _key(self, row: UsageInterval, holder: Holder, mig_uuid: str) -> PodKey:
-        """A row without busy time says nothing of a method: it goes where the last one went."""
+        """Return the series of a row. A row without busy time has no method: it goes to the series of the last one."""
         place, sharing = (row.gpu_uuid, mig_uuid, *names(holder)), row.sharing.mode if row.sharing else ""
         last = self._newest.get(place)
         if row.busy_us is None and last is not None and last[5] == sharing:
@@ -145,7 +146,7 @@ class AgentMetrics:
         return (*place, sharing, row.method)
 
     def _retire(self, scraped: int) -> None:
-        """Count scrapes against everything that is gone, and forget what was shown enough or for long."""
+        """Count a scrape for every series whose holder is gone, and remove those that were shown long enough."""
         allocations, at_ms = self._snapshot.allocations, self._snapshot.at_ms
         if isinstance(allocations, Unavailable):
             return
@@ -172,8 +173,9 @@ TIMEOUT_S = 5.0
 
 
 class Exposition:
-    """Serves until `close`. text: one scrape; alive: what /livez asks; tasks: what /readyz asks, and where its own
-    thread is listed. Raises PortUnavailable."""
+    """An HTTP server that runs until `close`. text: returns one scrape; alive: for /livez; tasks: for /readyz, and the
+    list in which its own thread is. Raises PortUnavailable.
+    """
 
     def __init__(
         self, host: str, port: int, text: Callable[[], bytes], alive: Callable[[], bool], tasks: BackgroundTasks
@@ -207,7 +209,7 @@ class _Server(ThreadingHTTPServer):
         self._task = task
 
     def service_actions(self) -> None:
-        """Between two looks for a connection, at least twice a second."""
+        """Run between two checks for a connection, at least twice a second."""
         self._task.progress()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -223,7 +225,7 @@ class _Server(ThreadingHTTPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the library's signature
-        """A client that went away is nothing to report; anything else is a defect."""
+        """Ignore a client that disconnected; log anything else as a defect."""
         error = sys.exception()
         if isinstance(error, Exception) and not isinstance(error, OSError):
             self._task.fail(error)
@@ -255,7 +257,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, "text/plain", b"/metrics, /livez or /readyz\n")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not events."""
+        """Log nothing for a scrape."""
 
     def _answer(self, status: int, content_type: str, body: bytes) -> None:
         self.send_response(status)

@@ -1,21 +1,19 @@
 """Declares every Prometheus metric family of GPUs, MIG instances, holders and the agent, and writes them in the text
 format.
 
-Base units, counters first, a help text that ends in a full stop. Those of the GPUs are `agent.metrics.metric_families`:
-device and pod series have different names, so that no query adds them up by mistake. A pod's uid is on
-its `_info` series only. How busy time was come by (`method`) and how the GPU is shared (`sharing`) are labels of the
-holder's series, and either may change while it runs. A counter holds only the rows of its own labels: what goes
-to and fro between two of them is counted once in a sum over both. A gauge stands under the newest labels alone.
-Pure.
+Metrics use base units, counters come first, and a help text ends in a full stop. Device and pod series have different
+names, so that no query adds them up by mistake. A pod's uid is only on its `_info` series. The method of busy time
+(`method`) and the kind of sharing (`sharing`) are labels of the holder's series, and either may change while it runs. A
+counter holds only the rows with its own labels, so a sum over several label sets counts each row once. A gauge is shown
+only with the newest labels.
 
-One series per device (per error code and the like), never one per pod: those are `agent.metrics.metric_families`. A
-reading that is not to be had is no series, and never 0. Pure.
+Device families have one series per device (and per error code, for example), never one per pod. A missing reading gives
+no series, and never 0.
 
-A node with a hundred pods has a thousand series, most of whose labels are the same in every scrape: their
-text is remembered, and only the numbers are written anew. The client library, which makes an object of every
-label set, takes several times as long for a scrape and a quarter of the agent's start. What is written here, its
-own parser reads back. Names are ours and valid.
-Source: Prometheus exposition formats, text format 0.0.4.
+A node with a hundred pods has a thousand series, most of which have the same labels in every scrape: their text is
+cached, and only the numbers are formatted again. The client library, which makes an object of every label set, takes
+several times as long for a scrape and a quarter of the agent's start-up time. Tests read the output with the library's
+parser. Source: Prometheus exposition formats, text format 0.0.4.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ from gputally.base.units import MS_PER_SECOND
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_REMEMBERED = 5_000
-"""Label sets of one family; its label names are always the same."""
+"""Largest number of cached label sets of one family."""
 
 Kind = Literal["counter", "gauge", "untyped"]
 
 
 class Family:
-    """The series of one name. name: with the `_total` of a counter; labels: their names, of every series."""
+    """The series of one name. name: with the `_total` of a counter; labels: the label names of every series."""
 
     __slots__ = ("kind", "labels", "name", "series", "text")
 
@@ -52,12 +50,12 @@ class Family:
         self.series: list[tuple[tuple[str, ...], float]] = []
 
     def add(self, labels: tuple[str, ...], value: float) -> None:
-        """One series more. labels: its values in the order of the names."""
+        """Add a series. labels: its values in the order of the names."""
         self.series.append((labels, value))
 
 
 class TextFormat:
-    """Remembers the text of label sets. May be used by several threads."""
+    """Caches the text of label sets. Several threads may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -102,19 +100,20 @@ MICRO = 1_000_000
 _POD = ("gpu_uuid", "mig_uuid", "namespace", "pod", "container", "sharing", "method")
 _UNREAD = Unavailable("not read")
 PodKey = tuple[str, str, str, str, str, str, str]
-"""(gpu uuid, MIG uuid, namespace, pod, container, sharing, method): the labels of one holder on one device."""
+"""Labels of one holder on one device: (gpu uuid, MIG uuid, namespace, pod, container, sharing, method)."""
 Place = tuple[str, ...]
-"""The first five of them: which holder on which device, however it is shared and read."""
+"""The first five of these labels: a holder on a device, independent of sharing and method."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """The state of the agent itself, handed over by its loop after every turn.
+    """The state of the agent itself, passed on by its loop after every turn.
 
     nvml_up None: there is no NVML here (a simulated or imported source). collectors: per source its success (None: it
-    is a part of another) and how many seconds its last reading took (None: it is not timed); sample_s: that of
-    everything. unspooled_rows: kept in memory while the spool cannot be written; unspooled_lost_rows: had no room
-    there. privilege: the level granted on Kubernetes, "" elsewhere; unseen: what cannot be seen at it."""
+    is a part of another) and the duration of its last reading in seconds (None: not timed); sample_s: the duration of
+    all. unspooled_rows: kept in memory while the spool cannot be written; unspooled_lost_rows: had no room there.
+    privilege: the level granted on Kubernetes, "" elsewhere; unseen: what cannot be seen at it.
+    """
 
     nvml_up: bool | None = None
     outbox_rows: int = 0
@@ -132,7 +131,7 @@ class Operations:
 
 
 class DeviceTotals:
-    """Accumulated figures of one device or of one holder on it, in wire units; None: never known."""
+    """Accumulated figures of one device or of one holder on it, in wire units; None if never known."""
 
     __slots__ = (
         "allocated_us", "busy_us", "energy_uj", "memory_mib_s", "share_ppm", "sm_active_us", "tensor_active_us",
@@ -152,7 +151,7 @@ class DeviceTotals:
         self.energy_uj: int | None = None
 
     def add(self, row: UsageInterval) -> None:
-        """One row of the holder."""
+        """Add a row of the holder."""
         self.allocated_us += row.allocated_us
         self.share_ppm = row.allocated_us * MS_PER_SECOND // max(row.end_ms - row.start_ms, 1)
         self.busy_us = _sum(self.busy_us, row.busy_us)
@@ -162,7 +161,7 @@ class DeviceTotals:
         self.energy_uj = _sum(self.energy_uj, row.energy_uj)
 
     def add_device(self, row: UsageInterval) -> None:
-        """One row of the device, of any holder."""
+        """Add a row of the device, of any holder."""
         self.add(row)
         if row.holder is None:
             self.unheld_us += row.capacity_us
@@ -173,14 +172,16 @@ class DeviceTotals:
 
 
 def names(holder: Holder) -> tuple[str, str, str]:
-    """(namespace, pod, container) labels of a holder; one without a name goes by its uid."""
+    """Return the (namespace, pod, container) labels of a holder; a holder without a name has its uid."""
     return holder.namespace, holder.name or holder.uid, holder.container
 
 
 def of_pods(
     snapshot: Snapshot, sums: Mapping[PodKey, DeviceTotals], newest: Mapping[Place, PodKey], facts: Iterable[PodFacts]
 ) -> Iterator[Family]:
-    """Families of the holders, and who the pods are. newest: under which labels a holder stands on a device now."""
+    """Yield the families of the holders and the facts of the pods. newest: the present labels of each holder on a
+    device.
+    """
     ordered = sorted(sums.items())
     now = [(key, total) for key, total in ordered if newest.get(key[:5]) == key]
     for name, text, attribute, per in (
@@ -271,7 +272,7 @@ def of_the_agent(ops: Operations, version: str, node: str) -> Iterator[Family]:
 
 
 def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Family:
-    """A family under our prefix."""
+    """Return a family with gputally's prefix."""
     return Family(PREFIX + name, text, "gauge", labels)
 
 
@@ -296,14 +297,14 @@ def _single(family: Family, value: float) -> Family:
 
 
 def totals(family: Family, sums: Iterable[tuple[tuple[str, ...], DeviceTotals]], attribute: str, per: int) -> Family:
-    """A series for each total that is known, in units of 1/`per`."""
+    """Return a family with a series for each known total, in units of 1/`per`."""
     value_of = attrgetter(attribute)
     family.series = [(labels, value / per) for labels, total in sums if (value := value_of(total)) is not None]
     return family
 
 
 def put(family: Family, labels: tuple[str, ...], value: Reading, times: int = 1, per: int = 1) -> None:
-    """Unknown is no series, and never 0."""
+    """Add a series if the value is known; an unknown value gives no series, never 0."""
     if not isinstance(value, Unavailable):
         family.add(labels, value * times / per if per != 1 else value * times)
 
@@ -445,7 +446,7 @@ def _disagreements(snapshot: Snapshot) -> Family:
 
 
 def _strangers(device: DeviceReading, held: Collection[tuple[str, str, str]]) -> set[str]:
-    """Uids of pods whose processes were found on the device (or instance) although it was not allocated to them."""
+    """Return the uids of pods whose processes run on the device (or instance) without an allocation."""
     return {
         r.holder.uid
         for r in device.holders

@@ -22,10 +22,10 @@ events:                    # each has `at_ms` (UTC) or `after_ms`, and exactly o
   - {after_ms: 15000, offline: true}                     # the node is down (false: up again)
 ```
 
-GPUs and MIG instances are named by their position, holders by their `uid` (default: the pod's name).
-`place` also takes `container`, `kind`, and of a shared GPU either `replicas` of `of_replicas` with `sharing` (default
-time-slicing) or `fraction_ppm`. Every fault of the file is answered with file:line, the sense of the
-events included: the scenario is played once on a scratch node before it is used.
+GPUs and MIG instances are named by their position, holders by their `uid` (default: the pod's name). `place` also takes
+`container`, `kind`, and of a shared GPU either `replicas` of `of_replicas` with `sharing` (default time-slicing) or
+`fraction_ppm`. Every fault of the file is reported with file:line. To find events that are impossible, the scenario is
+run once on a separate node before it is used.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Simulates a node with exact counters: GPUs, holders and faults whose truth is known.
+"""Simulates a node with exact counters: GPUs, holders and faults.
 
-Everything but the hardware is real: the agent meters a `SimulatedSource` as it would meter NVML. The
-node knows at every instant who holds what and how busy it is, so tests and the demo compare what
-arrived in the ledger with `allocated_us`, `busy_us` and their kin. Exact: rates are rationals with
-integer parts, counters are floors of their integrals, and a device's counter is the sum of its holders'.
-No clock: every change says when it happens, never before the one before it.
+Only the hardware is simulated: the agent meters a `SimulatedSource` as it would meter NVML. The node knows the holders
+and their use at every moment, so tests and the demo compare the ledger with `allocated_us`, `busy_us` and similar
+figures. A device's counter is the sum of its holders' counters. There is no clock: every change has a time, which is
+never before the previous change.
 
-Rates are rationals with integer parts and counters are floors of their integrals, so the sum over
-any spans is the truth and not an approximation of it.
+Rates are rationals with integer parts and counters are floors of their integrals, so the sum over any spans is exact.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _DRIVER = "580.105.08"
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """A kind of GPU: what it is called, how much memory and power it has."""
+    """A kind of GPU: its name, memory and power."""
 
     name: str
     memory_mib: int
@@ -170,13 +168,13 @@ class SimulatedGpu:
         self.present: list[Placement] = []
         self.past: list[Placement] = []
         self.left: list[Placement] = []
-        """Those who left since the last snapshot: their final counters are shown once more."""
+        """Holders that left since the last snapshot; their final counters are shown once more."""
         self.past_us: Counter[str] = Counter()
         """Busy time of those who left, per MIG instance ("" = the GPU)."""
         self.origins_us: dict[str, int] = {}
-        """Where the counters began after the last reset, likewise."""
+        """Values of the counters at the last reset, likewise."""
         self.gone_us = 0
-        """The one less the other, over the whole GPU."""
+        """`past_us` less `origins_us`, over the whole GPU."""
         self.memory_mib = 0
         """In use now."""
         self.power_mw = self.idle_mw
@@ -187,7 +185,7 @@ class SimulatedGpu:
         return sum(p.busy.upto(at_ms) for p in (*self.past, *self.present))
 
     def counter_us(self, at_ms: int, mig_uuid: str) -> int:
-        """What the driver has counted of an instance at an instant not before the last change."""
+        """Return the driver's count of an instance at a time not before the last change."""
         return self.raw_us(at_ms, mig_uuid) - self.origins_us.get(mig_uuid, 0)
 
     def raw_us(self, at_ms: int, mig_uuid: str) -> int:
@@ -211,7 +209,7 @@ class SimulatedGpu:
         self.settle(at_ms)
 
     def settle(self, at_ms: int) -> None:
-        """Rates and shares of those present, and what they add up to, after a change."""
+        """Update the rates and shares of the holders and their sums, after a change."""
         for mig_uuid in {p.allocation.mig_uuid for p in self.present}:
             present = [p for p in self.present if p.allocation.mig_uuid == mig_uuid]
             wanted = [p.utilisation_ppm for p in present]
@@ -253,7 +251,7 @@ _OF_INSTANCES = Unavailable("not read on a MIG device")
 
 
 class NodeOffline(AgentError):
-    """The simulated node is down: nothing on it can be read."""
+    """The simulated node is down, so nothing can be read."""
 
 
 class SimulatedNode:
@@ -294,7 +292,9 @@ class SimulatedNode:
         memory_mib: int,
         facts: PodFacts | None = None,
     ) -> None:
-        """A holder gets a device. Raises ValueError where there is no such device or it has it already."""
+        """Allocate a device to a holder. Raises ValueError if the device does not exist or the holder has it
+        already.
+        """
         device = self._device(allocation.gpu_uuid)
         instance = self._instance(device, allocation.mig_uuid)
         _check(utilisation_ppm)
@@ -312,7 +312,7 @@ class SimulatedNode:
         device.settle(at_ms)
 
     def remove(self, at_ms: int, holder_uid: str) -> None:
-        """A holder leaves everything it holds. Raises ValueError when it holds nothing."""
+        """Remove a holder from all its devices. Raises ValueError if it holds none."""
         found = [d for d in self._devices.values() if any(p.allocation.holder.uid == holder_uid for p in d.present)]
         if not found:
             raise ValueError(f"{holder_uid} holds nothing here")
@@ -389,16 +389,17 @@ class SimulatedNode:
         self._offline = offline
 
     def set_holders_unavailable(self, at_ms: int, reason: str) -> None:
-        """The kubelet stops saying who holds what ("" = it answers again)."""
+        """Make the holders unknown, as if the kubelet did not answer ("" = it answers again)."""
         self._move(at_ms)
         self._holders_unavailable = reason
 
     # --- what can be seen of it -------------------------------------------------------------
 
     def snapshot(self, at_ms: int) -> Snapshot:
-        """What a source shows at `at_ms`, not before the last change.
+        """Return a source's reading at `at_ms`, not before the last change.
 
-        Facts of pods that ended are shown twice more. Raises NodeOffline while the node is down."""
+        Facts of pods that ended are shown twice more. Raises NodeOffline while the node is down.
+        """
         self._move(at_ms)
         if self._offline:
             raise NodeOffline(f"node {self.name} is offline")
@@ -488,12 +489,12 @@ class SimulatedNode:
         return device.busy_us(end_ms) - device.busy_us(start_ms)
 
     def lost_ms(self, gpu_uuid: str, start_ms: int, end_ms: int) -> int:
-        """Milliseconds a GPU was lost."""
+        """Return the milliseconds for which a GPU was lost."""
         lost = self._device(gpu_uuid).lost
         return lost.upto(end_ms) - lost.upto(start_ms)
 
     def holders(self) -> tuple[str, ...]:
-        """The uids of everyone who ever held a device here, sorted; strays are not among them."""
+        """Return the uids of all holders, past and present, sorted, without strays."""
         return tuple(sorted({p.allocation.holder.uid for p in self._placements() if p.allocation.replicas}))
 
     def _placements(self, holder_uid: str | None = None) -> list[Placement]:
@@ -535,14 +536,14 @@ def _check(utilisation_ppm: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happens to a node at an instant."""
+    """An event of a node at a given time."""
 
     at_ms: int
     apply: Callable[[SimulatedNode], None]
 
 
 class SimulatedSource:
-    """`agent.main_loop.Source` over a simulated node: applies what is due, then shows the node."""
+    """An `agent.main_loop.Source` over a simulated node: it applies due events, then reads the node."""
 
     def __init__(self, node: SimulatedNode, events: Sequence[Event] = ()) -> None:
         self.node = node
@@ -558,4 +559,4 @@ class SimulatedSource:
         return self.node.snapshot(at_ms)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to close."""

@@ -1,4 +1,4 @@
-"""Stores unsent intervals and pod facts on disk until the accountant has them safely.
+"""Stores unsent intervals and pod facts on disk until the accountant has stored them safely.
 
 One sqlite file in write-ahead mode with synchronous=FULL; `append` is one transaction, and only when
 it returned may a row leave the node. Invariants:
@@ -12,13 +12,13 @@ it returned may a row leave the node. Invariants:
   number per stretch of loss, so the loss is visible instead of silent.
 - One process at a time, by an exclusive lock beside the file.
 
-It must not talk to the network or judge a row. Safe to use from the sampling and the shipping thread.
+The module neither uses the network nor checks rows. The sampling and the shipping thread may use it at the same time.
 
-One process at a time holds it, by a lock beside the file; within the process, one thread at a time. The marks stand in
-the file and are changed in the transaction that changes the records they tell of, or not at all.
+A lock file admits one process at a time, and a lock within the process one thread. The marks are stored in the file and
+change in the same transaction as the records that they describe.
 
-A file that sqlite calls damaged is never deleted: it is renamed beside the new one. The lock is a file of its own, so
-that it survives that.
+A file that sqlite reports as damaged is never deleted: it is renamed, and a new one is created. The lock is a separate
+file, so it is not renamed with it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from gputally.base.units import MS_PER_DAY
 log = logging.getLogger("agent.outbox")
 
 LOG_PAGES = 16
-"""Pages of 4 KiB from which on the write-ahead log is folded into the file."""
+"""Number of 4 KiB pages at which the write-ahead log is merged into the file."""
 _LAYOUT = 1
 _NO_WRITES = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO})
 _NO_SQLITE_WRITES = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY})
@@ -107,7 +107,7 @@ def lock(path: Path) -> int:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """What tells a file from another one of the same name; None where there is none."""
+    """Return what distinguishes a file from another one of the same name; None if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -116,15 +116,16 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether the file itself is broken, and will be for the next call too."""
+    """Return whether the file itself is damaged, so that later calls fail too."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN
 
 
 def write_anew(db: sqlite3.Connection, path: Path, now_ms: int) -> None:
-    """Write all that `db` shows to a new file at `path`, of which its own is gone. What lies there is moved aside.
+    """Write the contents of `db`, whose own file is gone, to a new file at `path`. A file there is moved aside.
 
-    Close `db` before the new one is opened: it takes the log of that name along.
-    Raises sqlite3.Error, OutboxUnavailable."""
+    Close `db` before opening the new file, because closing removes the log of that name. Raises sqlite3.Error,
+    OutboxUnavailable.
+    """
     fresh = path.with_name(f"{path.name}.fresh")
     try:
         fresh.unlink(missing_ok=True)
@@ -138,10 +139,11 @@ def write_anew(db: sqlite3.Connection, path: Path, now_ms: int) -> None:
 
 
 def connect(path: Path, now_ms: int, *, fsync: bool) -> sqlite3.Connection:
-    """Open or create. A damaged file is moved aside (`.damaged-<now_ms>`) and a new one begun, said loudly.
+    """Open or create the file. A damaged file is moved aside (`.damaged-<now_ms>`), logged, and replaced by a new one.
 
-    Raises OutboxUnavailable for everything else: permission, a newer layout; SpoolNotWritable for want of space
-    and what else may pass."""
+    Raises OutboxUnavailable for everything else, such as permissions or a newer layout; SpoolNotWritable for lack of
+    space and other faults that may pass.
+    """
     try:
         try:
             return _connect(path, fsync)
@@ -203,7 +205,7 @@ if TYPE_CHECKING:
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """Everything about the records that must change together with them."""
+    """The marks of the records, which change in the same transaction as the records."""
 
     epoch: str
     last_seq: int = 0
@@ -220,12 +222,13 @@ _stored_marks = msgspec.json.Decoder(Marks)
 
 
 class Spool:
-    """Raises OutboxLocked, OutboxUnavailable.
+    """The spool's database. Raises OutboxLocked, OutboxUnavailable.
 
-    path: the sqlite file; its folder is created. fsync=False trades durability for speed. patient: where the disk takes
-    no writes now, it is opened as soon as it does. randbits: where an epoch's randomness comes from.
+    path: the sqlite file; its folder is created. fsync=False trades durability for speed. patient: if the disk cannot
+    be written now, the file is opened as soon as it can. randbits: source of an epoch's randomness.
 
-    db, marks: to be used within `reading` or `transaction`; the marks may be looked at any time once it is open."""
+    db, marks: for use within `reading` or `transaction`; the marks may be read at any time once the file is open.
+    """
 
     db: sqlite3.Connection
     marks: Marks
@@ -247,7 +250,7 @@ class Spool:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """The file is open and no other process uses it. Raises OutboxUnavailable."""
+        """Enter with the file open and no other process using it. Raises OutboxUnavailable."""
         with self._mutex:
             self._be_open()
             with self._failures("read"):
@@ -275,36 +278,37 @@ class Spool:
                 raise
 
     def fold(self) -> None:
-        """Fold the write-ahead log into the file and give its space back. Raises OutboxUnavailable."""
+        """Merge the write-ahead log into the file and free its space. Raises OutboxUnavailable."""
         with self.reading():
             self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def unused_bytes(self) -> int:
-        """Unused bytes of the file: pages whose records were removed, which the next ones take. Raises
-        OutboxUnavailable."""
+        """Return the file's unused bytes: pages of removed records, which later records reuse. Raises
+        OutboxUnavailable.
+        """
         with self.reading():
             pages, size = (self.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
             return int(pages * size)
 
     def mark(self, **changes: int | str) -> None:
-        """Within a transaction."""
+        """Store the marks; call it within a transaction."""
         self.marks = msgspec.structs.replace(self.marks, **changes)
 
     def new_epoch(self, at_ms: int) -> str:
-        """The name of an epoch that begins then."""
+        """Return the name of a new epoch."""
         return uuid7(at_ms, self._randbits)
 
     def get(self, key: str) -> bytes | None:
-        """Something kept beside the records; None where it never was."""
+        """Return a value stored beside the records; None if there is none."""
         row = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else bytes(row[0])
 
     def put(self, key: str, value: bytes) -> None:
-        """Keep something beside the records, within a transaction."""
+        """Store a value beside the records, within a transaction."""
         self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     def close(self) -> None:
-        """Close the file and give the lock back. Idempotent."""
+        """Close the file and release the lock. Idempotent."""
         with self._mutex:
             self._closed = True
             if self._opened:
@@ -323,7 +327,7 @@ class Spool:
         self._opened = True
 
     def _rescue(self) -> None:
-        """The file was removed or replaced: what is open here is still all there."""
+        """Rewrite the file after it was removed or replaced; the open file still has all contents."""
         self._unlock()  # that file may be gone as well
         try:
             self._lock = lock(self._path)
@@ -372,15 +376,15 @@ class Spool:
 
 
 INTERVAL, FACTS, LOSS = 0, 1, 2
-"""Kinds of a record: a usage row, facts of a pod, a number that stands for what was refused."""
+"""Kinds of a record: a usage row, facts of a pod, a number for refused records."""
 
 Record = tuple[int, int, int, bytes, str | None]
-"""(seq, unit, kind, payload, why it is parked)."""
+"""A stored record: (seq, unit, kind, payload, reason why it is parked)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What one `append` did. last_seq: newest number given out; refused_*: no room, the time is lost."""
+    """The result of one `append`. last_seq: newest assigned number; refused_*: no room, the time is lost."""
 
     last_seq: int
     refused_sets: int = 0
@@ -389,7 +393,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class LostRecords:
-    """What could not be kept: sets and facts, all of them within [first_ms, last_ms)."""
+    """Records that could not be stored: sets and facts, all of them within [first_ms, last_ms)."""
 
     first_ms: int
     last_ms: int
@@ -410,7 +414,7 @@ class Pending:
     oldest_seq: int
     units: int
     rows: tuple[msgspec.Raw, ...]
-    """Intervals in the wire form, and so are `told` the facts: what was encoded for the spool is not encoded again."""
+    """Intervals in the wire form, and facts in `told`; the encoding of the spool is sent unchanged."""
     told: tuple[msgspec.Raw, ...]
     skipped: tuple[Skipped, ...]
 
@@ -425,10 +429,11 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What the outbox holds. oldest_age_ms: of the oldest record not yet durable, 0 when there is none.
-    parked: records declared as skipped that are still here. lost_sets: refused for want of room, ever;
-    unspooled_sets: lost before they came here, because it could not be written.
-    released_early: records let go for want of space before they were archived."""
+    """The contents of the outbox. oldest_age_ms: of the oldest record that is not durable yet, 0 if there is none.
+    parked: records declared as skipped that are still stored. lost_sets: refused for lack of space, ever;
+    unspooled_sets: lost earlier, because the spool could not be written. released_early: records deleted for lack of
+    space before they were archived.
+    """
 
     rows: int = 0
     unsent_rows: int = 0
@@ -446,12 +451,14 @@ _UNNUMBERED = b'{"seq":0,'
 
 
 def encode(record: UsageInterval | PodFacts) -> bytes:
-    """The stored form: the wire form without its number, which is the key."""
+    """Encode a record for storage: the wire form without its number, which is the key."""
     return msgspec.json.encode(record if record.seq == 0 else msgspec.structs.replace(record, seq=0))
 
 
 def shifted_record(payload: bytes, kind: int, by_ms: int) -> bytes:
-    """A stored record as much later. Of a pod's facts only when they were observed is the node's own word."""
+    """Return a stored record moved by `by_ms`. Of a pod's facts, only the time of observation comes from the node's
+    clock.
+    """
     if kind == FACTS:
         facts = _facts.decode(payload)
         return encode(msgspec.structs.replace(facts, observed_ms=facts.observed_ms + by_ms))
@@ -464,7 +471,7 @@ def shifted_record(payload: bytes, kind: int, by_ms: int) -> bytes:
 
 
 def within(groups: list[list[Record]], max_bytes: int, max_units: int | None) -> list[list[Record]]:
-    """The leading groups that fit, at least the first."""
+    """Return the leading groups that fit, at least one."""
     taken: list[list[Record]] = []
     size = 0
     for group in groups[:max_units]:
@@ -476,7 +483,7 @@ def within(groups: list[list[Record]], max_bytes: int, max_units: int | None) ->
 
 
 def assemble(groups: list[list[Record]], oldest_seq: int) -> Pending:
-    """The units as they are sent: numbered, parked ones as declarations."""
+    """Return the units in the form in which they are sent: numbered, and parked ones as declarations."""
     rows: list[msgspec.Raw] = []
     told: list[msgspec.Raw] = []
     skipped: list[Skipped] = []
@@ -498,7 +505,7 @@ def assemble(groups: list[list[Record]], oldest_seq: int) -> Pending:
 
 
 def _numbered(payload: bytes, seq: int, kind: int) -> msgspec.Raw:
-    """A stored record as it is sent. Its number is the first field of either kind, and its key here."""
+    """Add the number to a stored record. In both kinds it is the first field."""
     if payload.startswith(_UNNUMBERED):
         return msgspec.Raw(b'{"seq":%d,' % seq + payload[len(_UNNUMBERED) :])
     record = (_facts if kind == FACTS else _interval).decode(payload)
@@ -508,13 +515,13 @@ def _numbered(payload: bytes, seq: int, kind: int) -> msgspec.Raw:
 DEFAULT_MAX_BYTES = 512 * 1024 * 1024
 DEFAULT_MAX_AGE_MS = 7 * MS_PER_DAY
 RESERVE_BYTES = 128 * 1024
-"""Bytes of the volume that no record takes: the log of the transaction that removes what was sent has to fit."""
+"""Bytes of the volume that records must not use, because removing sent records needs room for the transaction's log."""
 DROPPED_AT_ONCE = 100
-"""Records that one transaction removes where the volume is nearly full."""
+"""Number of records that one transaction removes when the volume is nearly full."""
 OUTBOX_FULL = "outbox-full"
-"""Reason of the skipped number that stands for what was refused while the outbox was full …"""
+"""Reason of the skipped number for records refused while the outbox was full."""
 SPOOL_UNWRITABLE = "spool-unwritable"
-"""… and for what was lost in memory before, because the disk took no writes."""
+"""Reason of the skipped number for records lost in memory because the disk could not be written."""
 LOSSES = frozenset({OUTBOX_FULL, SPOOL_UNWRITABLE})
 
 _unit = itemgetter(1)
@@ -523,13 +530,13 @@ _ROW_OVERHEAD = 64  # what key, unit, time and page share of a record cost besid
 
 
 class Outbox:
-    """See the module's text. Raises OutboxLocked, OutboxUnavailable.
+    """The outbox; see the module. Raises OutboxLocked, OutboxUnavailable.
 
-    path: the sqlite file; its folder is created. max_bytes: of payloads and record overhead. max_age_ms:
-    of the oldest record the accountant has not confirmed. fsync=False trades durability for speed and is
-    for simulations only. patient: where the disk takes no writes now, it is opened as soon as it does, and
-    everything until then is OutboxUnavailable. randbits: where the epoch's randomness comes from. free_bytes: of the
-    volume; None: asked of it.
+    path: the sqlite file; its folder is created. max_bytes: of payloads and record overhead. max_age_ms: of the oldest
+    record the accountant has not confirmed. fsync=False trades durability for speed and is only for simulations.
+    patient: if the disk cannot be written now, the file is opened as soon as it can, and all calls until then raise
+    OutboxUnavailable. randbits: source of the epoch's randomness. free_bytes: of the volume; None: read from the
+    volume.
     """
 
     def __init__(
@@ -551,7 +558,7 @@ class Outbox:
         self._max_age_ms = max_age_ms
         self._spool = Spool(path, clock, fsync=fsync, patient=patient, randbits=randbits)
         self.forgotten = 0
-        """How often the accountant was found without records that are not here any more either."""
+        """How often the accountant lacked records that the outbox does not have any more either."""
 
     @property
     def epoch(self) -> str:
@@ -559,21 +566,22 @@ class Outbox:
 
     @property
     def last_seq(self) -> int:
-        """Newest number given out; 0 before the first."""
+        """Return the newest assigned number; 0 before the first."""
         return self._spool.marks.last_seq
 
     @property
     def durable_seq(self) -> int:
-        """What the accountant last said it has for good."""
+        """Return the newest number that the accountant has stored durably."""
         return self._spool.marks.durable_seq
 
     # --- writing ---------------------------------------------------------------------------------
 
     def append(self, sets: Sequence[ClosedSet], facts: Sequence[PodFacts], meter_state: bytes | None) -> Appended:
-        """Number and store, in one transaction: facts first (they explain the rows), then sets, then state.
+        """Number and store records in one transaction: facts first (they explain the rows), then sets, then state.
 
-        None leaves the stored meter state as it is. Raises OutboxUnavailable; then nothing was stored
-        and no number was used."""
+        None leaves the stored meter state unchanged. Raises OutboxUnavailable; then nothing was stored and no number
+        was used.
+        """
         units = [(FACTS, [encode(fact)]) for fact in facts]
         units += [(INTERVAL, [encode(row) for row in closed.rows]) for closed in sets if closed.rows]
         size = sum([len(payload) + _ROW_OVERHEAD for _, payloads in units for payload in payloads])
@@ -593,17 +601,20 @@ class Outbox:
             return Appended(self.last_seq, *refused)
 
     def declare(self, loss: LostRecords) -> None:
-        """Declare what was lost before it came here, after everything that did. Raises OutboxUnavailable."""
+        """Declare records that were lost before they were appended, after all earlier records. Raises
+        OutboxUnavailable.
+        """
         with self._spool.transaction():
             self._spool.mark(unspooled_sets=self._spool.marks.unspooled_sets + loss.sets)
             self._record_loss(loss, SPOOL_UNWRITABLE, self._clock.wall_ms())
 
     def acknowledge(self, ack: Ack) -> None:
-        """Take the accountant's marks: send from there on, and drop what is safe.
+        """Apply the accountant's marks: send from there on, and delete what is safe.
 
-        Marks may go down (its ledger was restored): what is still here is sent again. Marks beyond
-        anything given out mean that this file is an old copy of itself, so a new epoch begins and what
-        is here is renumbered; the accountant settles the overlap. Another epoch's answer is ignored."""
+        Marks may decrease (its ledger was restored): stored records are then sent again. Marks beyond the newest
+        assigned number mean that this file is an old copy of itself: a new epoch begins and the stored records get new
+        numbers; the accountant resolves the overlap. An answer to another epoch is ignored.
+        """
         with self._spool.transaction():
             if ack.epoch != self.epoch:
                 log.warning("answer for another epoch ignored", extra={"answered": ack.epoch, "epoch": self.epoch})
@@ -631,7 +642,7 @@ class Outbox:
         self._set_parked(seq, reason)
 
     def unpark(self, seq: int) -> None:
-        """Take a parking back: the fault was not the record's."""
+        """Undo a parking, because the fault was not in the record."""
         self._set_parked(seq, None)
 
     # --- reading ---------------------------------------------------------------------------------
@@ -639,9 +650,10 @@ class Outbox:
     def pending(
         self, max_rows: int, max_bytes: int, max_units: int | None = None, upto: int | None = None
     ) -> Pending | None:
-        """The next records to send, at least one unit; None when the accountant has everything.
+        """Return the next records to send, at least one unit; None if the accountant has everything.
 
-        upto: the newest number that an `append` may have given out for them."""
+        upto: the newest number, as `append` returned it.
+        """
         with self._spool.reading():
             oldest = self._oldest_seq()
             first = max(self.durable_seq + 1, oldest)
@@ -666,17 +678,17 @@ class Outbox:
             return self._spool.get("meter_state")
 
     def kept(self, key: str) -> bytes | None:
-        """Something that is kept beside the records."""
+        """Return a value stored beside the records."""
         with self._spool.reading():
             return self._spool.get(key)
 
     def keep(self, key: str, value: bytes) -> None:
-        """Keep something beside the records, durably."""
+        """Store a value beside the records, durably."""
         with self._spool.transaction():
             self._spool.put(key, value)
 
     def move(self, first_seq: int, last_seq: int, by_ms: int) -> int:
-        """Date records that the accountant has not confirmed as much later; how many."""
+        """Move the times of records that the accountant has not confirmed by `by_ms`; returns their number."""
         first = max(first_seq, self.durable_seq + 1)
         with self._spool.transaction():
             found = self._spool.db.execute(
@@ -687,7 +699,7 @@ class Outbox:
         return len(moved)
 
     def stats(self) -> Stats:
-        """Figures for metrics; cheap enough for every scrape."""
+        """Return figures for metrics; fast enough for every scrape."""
         with self._spool.reading():
             oldest = self._oldest_unsent_ms()
             parked = self._spool.db.execute("SELECT count(*) FROM record WHERE parked IS NOT NULL").fetchone()[0]
@@ -703,7 +715,7 @@ class Outbox:
             )
 
     def close(self) -> None:
-        """Close the file and give the lock back. Idempotent."""
+        """Close the file and release the lock. Idempotent."""
         self._spool.close()
 
     # --- inside ----------------------------------------------------------------------------------
@@ -722,7 +734,7 @@ class Outbox:
         self._spool.mark(last_seq=seq, rows=marks.rows + len(records), bytes=marks.bytes + size)
 
     def _keep_reserve(self, size: int) -> None:
-        """Raises OutboxUnavailable where the volume would be left without room to remove what was sent."""
+        """Raise OutboxUnavailable if the volume would lack room to remove sent records."""
         needed = RESERVE_BYTES + 2 * size
         if self._free_bytes() >= needed:
             return
@@ -735,11 +747,11 @@ class Outbox:
             )
 
     def _is_tight(self) -> bool:
-        """Whether the volume may not have room for the log of a transaction that removes everything."""
+        """Return whether the volume may lack room for the log of a transaction that removes everything."""
         return self._free_bytes() < RESERVE_BYTES + 2 * self._spool.marks.bytes
 
     def _volume_bytes(self) -> int:
-        """Free for this process on the outbox's volume."""
+        """Return the free bytes for this process on the outbox's volume."""
         try:
             found = os.statvfs(self.path.parent)
         except OSError:
@@ -747,7 +759,7 @@ class Outbox:
         return found.f_bavail * found.f_frsize
 
     def _make_room(self, now: int, size: int) -> bool:
-        """Whether `size` more bytes may be taken, after giving up what is least worth keeping."""
+        """Make room for `size` more bytes, by deleting the least valuable records; returns whether there is room."""
         oldest = self._oldest_unsent_ms()
         if oldest is not None and now - oldest > self._max_age_ms:
             return False
@@ -763,7 +775,7 @@ class Outbox:
         return self._spool.marks.bytes + size <= self._max_bytes
 
     def _record_loss(self, loss: LostRecords, reason: str, now: int) -> None:
-        """One skipped number per stretch of loss; while the stretch lasts only its extent grows."""
+        """Record a loss as one skipped number per period of loss; during the period only its extent grows."""
         newest = self._spool.db.execute("SELECT kind, parked FROM record WHERE seq = ?", (self.last_seq,)).fetchone()
         if newest != (LOSS, reason):
             self._insert([(LOSS, [b""])], _ROW_OVERHEAD, now, reason)
@@ -808,7 +820,7 @@ class Outbox:
             )
 
     def _oldest_seq(self) -> int:
-        """The oldest number still here; the next one to be given out when nothing is."""
+        """Return the oldest stored number; the next number if none is stored."""
         row = self._spool.db.execute("SELECT min(seq) FROM record").fetchone()
         return self.last_seq + 1 if row[0] is None else int(row[0])
 
@@ -820,7 +832,7 @@ class Outbox:
 
 
 def extent(sets: Sequence[ClosedSet], facts: int, now_ms: int) -> LostRecords:
-    """These sets and so many facts, as a loss; facts alone are of now."""
+    """Return these sets and facts as a loss; facts alone are dated now."""
     rows = [row for closed in sets for row in closed.rows]
     first_ms = min((row.start_ms for row in rows), default=now_ms)
     last_ms = max((row.end_ms for row in rows), default=now_ms)

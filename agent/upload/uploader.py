@@ -1,7 +1,6 @@
-"""Sends batches at least once: obeys refusals, retries with back-off, splits batches that are too large.
+"""Sends batches at least once: follows refusals, retries with back-off, splits batches that are too large.
 
-Refusals are obeyed exactly as the protocol says, because every one of them is a decision about time that a team pays
-for:
+The uploader follows the protocol's rules for refusals exactly, because each of them affects time that a team pays for:
 
 - 401, 403, 429, 5xx, no answer, and every answer that is not ours (no problem `type` of ours: a proxy,
   a captive portal): tried again after back-off, nothing dropped.
@@ -9,12 +8,12 @@ for:
 - 400 and 422 of ours (and 413 at a single set): halve until one set is left, park it and go on; if its
   mere declaration as skipped is refused as well, the envelope is at fault: unpark it and wait.
 
-No thread, no sleeping: the caller asks again, `retry_in_ms` says when it is worth it. Clock and
-randomness are arguments. It never logs a token and never follows a redirect.
+The uploader has no thread and does not sleep: the caller calls again after `retry_in_ms`. Clock and randomness are
+arguments. It never logs a token and never follows a redirect.
 
-A record's clock line is what the agent's time was ahead of the monotonic clock. A clock that is set moves this line;
-within one boot of the node the monotonic clock says exactly by how much. So what was dated by a line that turned out
-wrong can be dated again, as long as it is still here.
+A record's clock line is the difference between the agent's time and the monotonic clock. Setting the clock moves this
+line; within one boot of the node the monotonic clock shows exactly by how much. So unsent records that were dated by a
+wrong line can be corrected.
 """
 
 from __future__ import annotations
@@ -39,14 +38,15 @@ from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE
 
 WRONG_MS: Final = 5 * MS_PER_MINUTE
-"""Two lines that are further apart were not made by one clock that was disciplined. The accountant refuses records that
-are as far ahead of its clock."""
+"""Difference above which two clock lines come from different clock settings. The accountant refuses records that are
+this far ahead of its clock.
+"""
 _MOST: Final = 100
 _KEY: Final = "clock_lines"
 
 
 class Line(msgspec.Struct, frozen=True):
-    """From the record `after` + 1 on, in this boot of the node."""
+    """The clock line of records from `after` + 1 on, in this boot of the node."""
 
     after: int
     boot_id: str
@@ -62,7 +62,7 @@ _decoder = msgspec.json.Decoder(_StoredClockLines)
 
 
 class ClockLines:
-    """Kept in the outbox. Raises OutboxUnavailable."""
+    """The clock lines, stored in the outbox. Raises OutboxUnavailable."""
 
     def __init__(self, outbox: Outbox, boot_id: str) -> None:
         self._outbox = outbox
@@ -75,28 +75,28 @@ class ClockLines:
 
     @property
     def accountant_ms(self) -> int | None:
-        """The accountant's line, as it said last in this boot."""
+        """Return the accountant's clock line, from its last answer in this boot."""
         told = self._kept.accountant
         return told.line_ms if told is not None and told.boot_id == self._boot_id else None
 
     @property
     def last(self) -> Line | None:
-        """The newest of this boot."""
+        """Return the newest line of this boot."""
         return next((one for one in reversed(self._kept.lines) if one.boot_id == self._boot_id), None)
 
     def opinion(self, line_ms: int) -> bool | None:
-        """Whether a line is right, by what the accountant said; None where it said nothing in this boot."""
+        """Return whether a line agrees with the accountant's answers; None if there was none in this boot."""
         known = self.accountant_ms
         return None if known is None else abs(known - line_ms) <= WRONG_MS
 
     def told(self, line_ms: int) -> None:
-        """What time it is for the accountant."""
+        """Record the accountant's line."""
         known = self.accountant_ms
         if known is None or abs(known - line_ms) > MS_PER_MINUTE:
             self._keep(msgspec.structs.replace(self._kept, accountant=Line(0, self._boot_id, line_ms)))
 
     def begin(self, line_ms: int) -> None:
-        """What comes next is dated by this line."""
+        """Record that following records are dated by this line."""
         last = self.last
         if last is not None and last is self._kept.lines[-1] and abs(last.line_ms - line_ms) <= WRONG_MS:
             return
@@ -104,11 +104,11 @@ class ClockLines:
         self._keep(msgspec.structs.replace(self._kept, lines=lines))
 
     def wrong(self, line_ms: int) -> bool:
-        """Whether records that are still to be sent were dated by another clock of this boot."""
+        """Return whether unsent records were dated by another clock line of this boot."""
         return any(self._is_wrong(line, upto, line_ms) for line, upto in self._spans())
 
     def date_again(self, line_ms: int) -> int:
-        """Date what is still to be sent, of this boot, by this line; how many records that were."""
+        """Correct the times of unsent records of this boot to this line; returns their number."""
         count = 0
         lines = []
         for line, upto in self._spans():
@@ -122,7 +122,7 @@ class ClockLines:
         return count
 
     def _spans(self) -> list[tuple[Line, int]]:
-        """Each line with the last record that it dated."""
+        """Return each line with the last record that it dated."""
         lines = self._kept.lines
         ends = [*(line.after for line in lines[1:]), self._outbox.last_seq]
         return list(zip(lines, ends, strict=True))
@@ -144,7 +144,7 @@ BACKOFF_CAP_MS = 300_000
 RETRY_AFTER_CAP_MS = 3_600_000
 AHEAD_RETRY_MS = 5_000
 AHEAD_KEPT_MS = 3_600_000
-"""So long records that are dated after the accountant's time are kept back."""
+"""How long records with a time after the accountant's are kept back."""
 _SYSTEM_RANDOM = random.SystemRandom()
 
 Outcome = Literal["idle", "waiting", "accepted", "rewound", "narrowed", "parked", "retry"]
@@ -152,11 +152,12 @@ Outcome = Literal["idle", "waiting", "accepted", "rewound", "narrowed", "parked"
 
 @dataclass(frozen=True, slots=True)
 class ShipResult:
-    """What one step did. rows: records the accountant took now. retry_in_ms: 0 = at once is fine.
+    """The result of one step. rows: records that the accountant accepted. retry_in_ms: 0 = continue at once.
 
-    idle: nothing to send. waiting: still backing off. accepted: taken. rewound: the accountant is
-    elsewhere, next from there. narrowed: next with fewer sets. parked: one set declared as skipped.
-    retry: try later, nothing lost; `detail` says why."""
+    idle: nothing to send. waiting: still backing off. accepted: stored by the accountant. rewound: the accountant is at
+    another number, continue from there. narrowed: continue with fewer sets. parked: one set declared as skipped. retry:
+    try later, nothing lost; `detail` says why.
+    """
 
     outcome: Outcome
     rows: int = 0
@@ -165,12 +166,12 @@ class ShipResult:
 
     @property
     def progress(self) -> bool:
-        """Whether another step right away makes sense."""
+        """Return whether another step should follow at once."""
         return self.outcome in ("accepted", "rewound", "narrowed", "parked")
 
 
 class _Problem(msgspec.Struct):
-    """The parts of an RFC 9457 answer that decide; a 409 of ours carries the marks in `ack`."""
+    """The relevant fields of an RFC 9457 answer; a 409 of the accountant carries the marks in `ack`."""
 
     type: str = ""
     detail: str = ""
@@ -190,14 +191,13 @@ _ack = msgspec.json.Decoder(Ack)
 
 
 class Uploader:
-    """Sends what the outbox holds to `{url}/v1/usage`; without a url it only ever answers `idle`.
+    """Sends the outbox to `{url}/v1/usage`; without a url it only answers `idle`.
 
-    token_file (None: no Authorization header), ca_file: PEM of the authorities to trust (None: the system's),
-    identity: the certificate to show, beside or instead of a token: all are read again when they are renewed.
-    max_rows, max_bytes: bounds of one batch before compression; one set may exceed them.
-    compares_clocks: tell the accountant the time, and hold back records that are ahead of its clock. A simulation
-    moves the clocks of nodes and accountant one after the other, and does neither.
-    Raises SettingsError for a url that is none.
+    token_file (None: no Authorization header), ca_file: PEM of the authorities to trust (None: the system's), identity:
+    the client certificate, beside or instead of a token: all are read again when they are renewed. max_rows, max_bytes:
+    limits of one batch before compression; a single set may exceed them. compares_clocks: tell the accountant the time,
+    and keep back records that are ahead of its clock. A simulation, which moves the clocks of nodes and accountant one
+    after the other, does neither. Raises SettingsError for an invalid url.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Uploader:
     ) -> None:
         self.boot_id = boot_id
         self.parked: Counter[str] = Counter()
-        """Records the accountant took as declared skipped, by reason."""
+        """Records that the accountant accepted as skipped, by reason."""
         self._outbox = outbox
         self._cluster = cluster
         self._node = node
@@ -239,11 +239,12 @@ class Uploader:
         self._held_since_ms: int | None = None
         self._told_ms: int | None = None
         self.lines = ClockLines(outbox, boot_id)
-        """The clocks by which the records were dated, and what time it is for the accountant."""
+        """The clock lines of the records, and the accountant's time."""
 
     def ship(self, upto: int | None = None) -> ShipResult:
-        """One attempt. upto: nothing newer than what an `append` of the outbox said. Raises OutboxUnavailable when
-        the spool cannot be read or written."""
+        """Try once. upto: nothing newer than what an `append` of the outbox returned. Raises OutboxUnavailable if the
+        spool cannot be read or written.
+        """
         if self._sender is None:
             return ShipResult("idle", detail="no accountant is configured")
         wait_ms = self._not_before_ms - self._clock.monotonic_ms()
@@ -271,8 +272,9 @@ class Uploader:
     # --- time ------------------------------------------------------------------------------------
 
     def _is_ahead(self, pending: Pending) -> bool:
-        """Whether the accountant would refuse records as future-dated that a correction of the clock can still save.
-        After an hour they are sent all the same: what it refuses, people can see there."""
+        """Return whether the accountant would refuse records as future-dated that a clock correction can still save.
+        After an hour they are sent anyway, so that the refusal is visible there.
+        """
         if not self._compares_clocks:
             return False
         told, now_ms = self.lines.accountant_ms, self._clock.monotonic_ms()
@@ -289,7 +291,7 @@ class Uploader:
         return now_ms - self._held_since_ms < AHEAD_KEPT_MS
 
     def _hear(self, began_ms: int) -> None:
-        """What time it was for the accountant, about half-way between question and answer."""
+        """Record the accountant's time, about half-way between request and answer."""
         if self._told_ms is not None:
             now_ms = self._clock.monotonic_ms()
             self.lines.told(self._told_ms - (began_ms + now_ms) // 2)
@@ -348,7 +350,7 @@ class Uploader:
         return ShipResult("narrowed", detail=f"{self._max_units} sets at a time")
 
     def _park(self, pending: Pending, problem: _Problem) -> ShipResult:
-        """Declare a set as skipped. What goes next is that declaration alone, which proves the envelope."""
+        """Declare a set as skipped. Only this declaration is sent next, which tests whether the envelope is valid."""
         self._outbox.park(pending.first_seq, problem.slug)
         self._max_units = 1
         log.error(

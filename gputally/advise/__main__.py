@@ -1,6 +1,6 @@
-"""Runs `gputally advise` and asks the accountant for the facts.
+"""Runs `gputally advise` and queries the accountant for the facts.
 
-`main(argv)` returns an exit code: 0 done, 1 could not (one clear line on stderr, never a traceback), 2 called wrongly.
+`main(argv)` returns an exit code: 0 success, 1 failure (a one-line message on stderr, never a traceback), 2 wrong call.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def spot(
     *,
     at: Server,
 ) -> None:
-    """Batch jobs that would be cheaper on spot capacity, how often they should checkpoint, and what is left to save."""
+    """List batch jobs that would be cheaper on spot capacity, the best interval between their checkpoints, and the
+    saving.
+    """
     assumed = RestartAssumptions(_seconds(checkpoint), _seconds(restart), _seconds(interruption_every))
     with at.asking() as remote:
         books = LedgerQuestions(remote, _window(days, until, timezone))
@@ -101,7 +103,7 @@ def spot(
 def sharing(
     days: Days = 28, until: Until = None, timezone: Zone = "UTC", output: Printed = "table", *, at: Server
 ) -> None:
-    """Jobs that a MIG instance or a turn on a shared GPU would do for, with what they used."""
+    """List jobs for which a MIG instance or a part of a time-sliced GPU would be enough, with what they used."""
     with at.asking() as remote:
         books = LedgerQuestions(remote, _window(days, until, timezone))
         report = books.report()

@@ -1,4 +1,4 @@
-"""Asks the accountant for the facts of advice, and prints recommendations as tables and records."""
+"""Queries the accountant for the facts, and prints recommendations as tables and records."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _UP = (*_HELD, "unallocated_gpu_us")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Whole hours, UTC milliseconds; timezone: of the hours of the week."""
+    """A span of whole hours in UTC milliseconds. timezone: the zone of the hours of the week."""
 
     start_ms: int
     end_ms: int
@@ -53,7 +53,7 @@ class Window:
 
     @classmethod
     def before(cls, now_ms: int, days: int, timezone: str) -> Window:
-        """The days before the hour that runs. Raises ValueError for an unknown time zone."""
+        """Return the window of `days` that ends with the last full hour. Raises ValueError for an unknown time zone."""
         zone(timezone)
         end = now_ms // MS_PER_HOUR * MS_PER_HOUR
         return cls(end - days * MS_PER_DAY, end, timezone)
@@ -69,7 +69,9 @@ class Window:
 
 
 class LedgerQuestions:
-    """Every method raises accountant.wire.http_client.Unanswered with one clear line."""
+    """The queries to the accountant. Every method raises accountant.wire.http_client.Unanswered with a one-line
+    message.
+    """
 
     def __init__(self, remote: AccountantClient, window: Window) -> None:
         self._remote = remote
@@ -77,8 +79,9 @@ class LedgerQuestions:
         self.window = window
 
     def node_hours(self) -> tuple[list[NodeHour], float | None]:
-        """(every node in every hour, metered share of the capacity, None where there is none). What is not metered is
-        neither up nor idle; a node belongs where most of its time did."""
+        """Return the hours of every node, and the metered share of the capacity (None if there is no capacity).
+        Unmetered time is neither up nor idle; a node belongs to the pool in which it spent most of its time.
+        """
         span = self.window.start_ms, self.window.end_ms
         places = self._client.usage(*span, (*_PLACE, "node"))
         places["all"] = places[list(_UP)].sum(axis=1)
@@ -96,7 +99,7 @@ class LedgerQuestions:
         return found, frame.attrs["coverage"]
 
     def prices(self, places: Sequence[Pool]) -> dict[Pool, Decimal | None]:
-        """The price of a GPU-hour at the window's end; None without one."""
+        """Return the price of a GPU-hour at the end of the window for each pool; None if there is no price."""
         book = self._book()
         found: dict[Pool, Decimal | None] = {}
         for place in places:
@@ -125,7 +128,7 @@ class LedgerQuestions:
         return found
 
     def nodes_of(self, rows: Sequence[Mapping[str, Any]]) -> dict[JobKey, int]:
-        """The most nodes of each of these jobs in one hour."""
+        """Return the largest number of nodes that each of these jobs had in one hour."""
         jobs = sorted({row["job"] for row in rows})
         if not jobs:
             return {}
@@ -138,7 +141,7 @@ class LedgerQuestions:
         return {JobKey(*map(str, key)): int(count) for *key, count in counted}
 
     def uses_of(self, rows: Sequence[Mapping[str, Any]]) -> dict[JobKey, ModelUse]:
-        """On which model each of these jobs ran, and with how much memory; those on one model alone."""
+        """Return the GPU model and memory use of each of these jobs that ran on a single model."""
         jobs = sorted({row["job"] for row in rows})
         if not jobs:
             return {}
@@ -171,7 +174,7 @@ def span(window: Window) -> str:
 def pools(
     found: Sequence[PoolAdvice], window: Window, threshold: float, coverage: float | None, currency: str | None
 ) -> RenderableType:
-    """One pool a line, then each pool's week."""
+    """Render one line per pool, then the week of each pool."""
     table = _table(f"Nodes by pool, {span(window)}; a node is due at {threshold:.0%} of its GPUs held")
     table.add_column("pool", overflow="fold")
     for name in ("GPUs", "nodes", "min", "max", "held", "peak", "idle node-h", "of", "surplus"):
@@ -188,7 +191,7 @@ def pools(
 
 
 def notes(found: Sequence[PoolAdvice], window: Window, coverage: float | None) -> Iterator[str]:
-    """What the figures do not show."""
+    """Yield the limits of the figures, as sentences."""
     yield "GPUs: of a node; held, peak: mean and most of an hour, in GPUs; idle: nothing held"
     yield "surplus: node-hours up beyond the need of their hour of the week; saving: where those can be given back"
     if found and max(one.hours for one in found) < 2 * len(DAYS) * HOURS:
@@ -211,7 +214,9 @@ def notes(found: Sequence[PoolAdvice], window: Window, coverage: float | None) -
 
 
 def _week(one: PoolAdvice) -> RenderableType:
-    """Needed nodes by weekday and hour, in one line where all are alike; · where the window has no such hour."""
+    """Render the needed nodes by weekday and hour, in one line if all hours are alike; · stands for an hour that the
+    window does not contain.
+    """
     if set(one.weekly) == {one.max_nodes}:
         return Text(
             f"{one.pool.name}: {one.max_nodes} {'node' if one.max_nodes == 1 else 'nodes'} needed at every hour"
@@ -230,7 +235,7 @@ def _week(one: PoolAdvice) -> RenderableType:
 def pools_document(
     found: Sequence[PoolAdvice], window: Window, threshold: float, coverage: float | None, currency: str | None
 ) -> dict[str, Any]:
-    """Everything; weekly: 168 counts from Monday 00:00."""
+    """Return all figures of the pools. weekly: 168 counts from Monday 00:00."""
     return {
         "schema": 1, **_window(window), "threshold": threshold, "coverage": coverage, "currency": currency,
         "notes": list(notes(found, window, coverage)), "pools": list(pool_records(found)),
@@ -254,7 +259,7 @@ def pool_records(found: Sequence[PoolAdvice]) -> Iterator[dict[str, Any]]:
 def spots(
     found: Sequence[SpotAdvice], window: Window, assumed: RestartAssumptions, currency: str | None
 ) -> RenderableType:
-    """One job a line, the largest saving first."""
+    """Render one line per job, the largest saving first."""
     table = _table(f"Spot candidates, {span(window)}")
     for name in ("job", "team"):
         table.add_column(name, overflow="fold")
@@ -273,7 +278,7 @@ def spots(
 
 
 def _names(found: Sequence[SpotAdvice] | Sequence[SharingAdvice]) -> Callable[[SpotAdvice | SharingAdvice], str]:
-    """How a job is called in a table: with its cluster where there are several."""
+    """Return a function that names a job in a table, with its cluster if there are several."""
     several = len({one.cluster for one in found}) > 1
     return lambda one: "/".join([one.cluster, one.namespace, one.job][0 if several else 1 :])
 
@@ -289,7 +294,7 @@ def spot_notes(assumed: RestartAssumptions) -> Iterator[str]:
 def spots_document(
     found: Sequence[SpotAdvice], window: Window, assumed: RestartAssumptions, currency: str | None
 ) -> dict[str, Any]:
-    """With what was assumed, in seconds."""
+    """Return the advice with its assumptions, in seconds."""
     return {
         "schema": 1, **_window(window), "currency": currency, "checkpoint_s": assumed.checkpoint_s,
         "restart_s": assumed.restart_s, "interruption_every_s": assumed.between_s, "jobs": list(spot_records(found)),
@@ -307,7 +312,7 @@ def spot_records(found: Sequence[SpotAdvice]) -> Iterator[dict[str, Any]]:
 
 
 def sharings(found: Sequence[SharingAdvice], window: Window, currency: str | None) -> RenderableType:
-    """One job a line, the largest saving first."""
+    """Render one line per job, the largest saving first."""
     table = _table(f"Jobs that a part of a GPU would do for, {span(window)}")
     for name in ("job", "GPU", "how"):
         table.add_column(name, overflow="fold")

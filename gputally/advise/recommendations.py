@@ -1,16 +1,17 @@
 """Computes node counts by hour of the week, spot savings and GPU sharing candidates, and writes them as autoscaler
 files.
 
-A node is needed for every `threshold` × GPUs-per-node GPUs that are held on average over an hour: held, not busy, for
-what is held cannot be given back. The week's hour takes the largest need of all weeks in the window, the pool's
-smallest and largest node counts are the least and the most of those. Demand that waited because nothing was free does
-not show in what was held: hours in which (nearly) everything was held are counted and said.
+A node is needed for every `threshold` × GPUs-per-node GPUs that are held on average over an hour. Held GPUs count, not
+busy ones, because a held GPU cannot be given back. The need of an hour of the week is the largest need of that hour in
+any week of the window; the pool's smallest and largest node counts are the minimum and maximum of these needs. Held
+time does not show demand that waited because no GPU was free, so the output counts the hours in which (nearly) all GPUs
+were held.
 
 Sources: Terraform, "Variable definitions (.tfvars) files" (JSON); Karpenter, NodePool karpenter.sh/v1: `spec.limits`
 maps a resource to a quantity.
 
-The interval between checkpoints that wastes least (Daly's higher order estimate; its first term is Young's): with a
-checkpoint that takes δ and interruptions that are M apart on average, exponentially distributed,
+The optimal interval between checkpoints (Daly's higher order estimate; its first term is Young's), for a checkpoint
+that takes δ and interruptions with mean distance M, exponentially distributed, is
 
     τ = √(2δM) · [1 + ⅓ √(δ/2M) + ⅑ (δ/2M)] − δ    for δ < 2M, else M.
 
@@ -20,9 +21,9 @@ Sources: J. T. Daly, "A higher order estimate of the optimum checkpoint interval
 Computer Systems 22 (2006) 303-312; J. W. Young, "A first order approximation to the optimum checkpoint interval",
 Communications of the ACM 17 (1974) 530-531.
 
-Who is a candidate the report says (accountant.reports.savings_hints, kind `slice`): one GPU, never more than half of
-it busy in any hour. Memory is the mean over the time held: its peak the ledger does not know, so check it before
-following an advice.
+The report lists the candidates for sharing (accountant.reports.savings_hints, kind `slice`): jobs on one GPU that were
+never more than half busy in any hour. Memory is the mean over the held time. The ledger does not know the peak, so
+check it before you follow the advice.
 
 Source of models and profiles: NVIDIA Multi-Instance GPU User Guide, "Supported GPUs" and "Supported MIG Profiles".
 """
@@ -48,14 +49,16 @@ from gputally.base.units import US_PER_HOUR, US_PER_MS
 THRESHOLD = 0.75
 """Part of a node's GPUs that may be held before another node is due."""
 FULL = 0.98
-"""Part of a pool's GPUs from which on an hour counts as full: what waited then is not seen."""
+"""Part of a pool's GPUs that must be held for an hour to count as full. Demand that waited in a full hour does not
+show.
+"""
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 HOURS = 24
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Pool:
-    """name: the inventory's node pool, or the GPU model where it knows none (`named` False)."""
+    """A node pool. name: the inventory's name, or the GPU model if the inventory knows no pool (`named` is False)."""
 
     cluster: str
     name: str
@@ -112,8 +115,9 @@ def pools(
     prices: Mapping[Pool, Decimal | None],
     threshold: float = THRESHOLD,
 ) -> tuple[PoolAdvice, ...]:
-    """lengths: of the window's local hours in ms; only whole ones are looked at. prices: of a GPU-hour. Raises
-    ValueError for a threshold outside (0, 1]."""
+    """Compute the advice for each pool. lengths: of the window's local hours in ms; partial hours are ignored. prices:
+    of a GPU-hour. Raises ValueError for a threshold outside (0, 1].
+    """
     if not 0 < threshold <= 1:
         raise ValueError(f"a threshold is above 0 and at most 1, and not {threshold}")
     whole = {hour: ms for hour, ms in lengths.items() if ms >= US_PER_HOUR // US_PER_MS}
@@ -173,7 +177,7 @@ def slot_of(hour: str) -> int:
 
 
 def _shapes(rows: Sequence[NodeHour], lengths: Mapping[str, int]) -> tuple[int, ...]:
-    """Different numbers of GPUs of the pool's nodes, each node by its fullest hour."""
+    """Return the different numbers of GPUs per node in the pool, counting each node by its fullest hour."""
     most: dict[str, int] = {}
     for row in rows:
         count = max(1, round(row.up_us / (lengths[row.hour] * US_PER_MS)))
@@ -187,7 +191,7 @@ VARIABLE = "gpu_node_pools"
 
 
 def rendered(form: Form, advised: Sequence[PoolAdvice], threshold: float, span: str) -> str:
-    """The file's text. span: of the window, for the comment."""
+    """Return the text of the file. span: of the window, for the comment."""
     return _FORMS[form](advised, threshold, span)
 
 
@@ -226,8 +230,9 @@ def _ansible(advised: Sequence[PoolAdvice], threshold: float, span: str) -> str:
 
 
 def _karpenter(advised: Sequence[PoolAdvice], threshold: float, span: str) -> str:
-    """One document a pool that has a name: Karpenter knows no smallest size and no schedule, so that only the limit is
-    set."""
+    """Return one YAML document for each named pool. Karpenter has neither a smallest size nor a schedule, so only the
+    limit is set.
+    """
     parts = [
         f"# gputally advise autoscaler, {span}, at most {threshold:.0%} of a node's GPUs held\n",
         "# kubectl apply --server-side --field-manager=gputally-advise -f FILE   # NodePools that exist\n",
@@ -253,13 +258,14 @@ _FORMS: dict[Form, Callable[[Sequence[PoolAdvice], float, str], str]] = {
 }
 
 _MOST_EXPONENT = 50.0
-"""Exponent beyond which no run would ever end."""
+"""Largest exponent that is computed; a run beyond it would never end."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartAssumptions:
-    """What the ledger does not know; seconds. checkpoint_s: to write one; restart_s: from an interruption to work
-    again; between_s: mean time between interruptions of one node."""
+    """Assumptions about what the ledger does not know, in seconds. checkpoint_s: to write a checkpoint; restart_s: from
+    an interruption until the job works again; between_s: mean time between interruptions of one node.
+    """
 
     checkpoint_s: float
     restart_s: float
@@ -301,7 +307,9 @@ def daly(checkpoint_s: float, between_s: float) -> float:
 
 
 def run_overhead(interval_s: float, checkpoint_s: float, restart_s: float, between_s: float) -> float | None:
-    """The factor by which a run becomes longer (1.1: a tenth); None where it would never end."""
+    """Return the factor by which checkpoints and interruptions lengthen a run (1.1: by a tenth); None if the run would
+    never end.
+    """
     segment, restart = (interval_s + checkpoint_s) / between_s, restart_s / between_s
     if segment + restart > _MOST_EXPONENT:
         return None
@@ -359,7 +367,7 @@ Way = Literal["mig", "time-slicing", "none"]
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """What a job did on one model. memory_mib: mean while it held it, None where it is not known."""
+    """The use of one GPU model by a job. memory_mib: mean while the job held it, None if unknown."""
 
     gpu_model: str
     memory_mib: float | None

@@ -1,10 +1,10 @@
 """Writes a file so that readers see the old content or the new, even after a power failure.
 
-A reader sees the old content or the new, after a power failure too: what is written is made durable
-before it gets the name, and the name in its folder afterwards (rename(2), fsync(2)). Where writing fails, nothing is
-left behind and the old content stands. A link at the place is replaced, not followed. It makes no folders.
+The content is made durable before it gets the name, and afterwards the name in its folder (rename(2), fsync(2)). If
+writing fails, no temporary file remains and the old content stays. A link at the place is replaced, not followed. No
+folders are created.
 
-A reader that polls it sees by its stamp that its content is new.
+A reader that polls the file detects new content by its stamp.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 Stamp: TypeAlias = tuple[int, int, int]
-"""The state of a file at one instant: another stamp means another file or other content."""
+"""The state of a file at one moment. A different stamp means another file or other content."""
 
 
 def stamp(place: Path) -> Stamp | None:
-    """Changes with every way of writing a file: in place, or a new one in its stead (as Kubernetes does). None where it
-    cannot be seen."""
+    """Return the file's stamp, which changes whenever the file is written in place or replaced (as Kubernetes does);
+    None if the file cannot be read.
+    """
     try:
         return stamp_of(place.stat())
     except OSError:
@@ -31,15 +32,17 @@ def stamp(place: Path) -> Stamp | None:
 
 
 def stamp_of(found: os.stat_result) -> Stamp:
-    """`stamp` of a file that was looked at already."""
+    """Return the stamp of an `os.stat` result."""
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @contextmanager
 def replacing(place: Path, mode: int | None = None) -> Iterator[BinaryIO]:
-    """What is written to in the block stands at `place` after it; an error in the block leaves everything as it was.
+    """Open a new file that replaces `place` when the block ends; an error in the block changes nothing.
 
-    mode: the file's rights; None: those of the one that it replaces, of a new one the process's own. Raises OSError."""
+    mode: the file's permissions; None: those of the replaced file, or the process's default for a new one. Raises
+    OSError.
+    """
     fresh = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
     rights = mode if mode is not None else _rights(place)
     # No other user may read it while it is not known who may.
@@ -59,13 +62,13 @@ def replacing(place: Path, mode: int | None = None) -> Iterator[BinaryIO]:
 
 
 def write(place: Path, content: bytes, mode: int | None = None) -> None:
-    """The whole content at once. Raises OSError."""
+    """Write the whole content at once. Raises OSError."""
     with replacing(place, mode) as file:
         file.write(content)
 
 
 def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, durable. Raises OSError."""
+    """Make a file, or the names in a folder, durable on disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""Background tasks and their state: what each program does again and again, and why one of them no longer does it.
+"""Runs background tasks and records their state, so that a program can report which task does not work and why.
 
-A task has a fault while its last run failed, while a run takes longer than its patience, and once its thread has
-ended. Readiness and metrics of all programs show the faults. A task decides nothing itself: its owner's loop runs it,
-catches what it raises, and goes on; `BackgroundTasks.start` is such a loop on a thread of its own.
+A task has a fault while its last run failed, while a run takes longer than its patience, and once its thread has ended.
+Readiness checks and metrics of all programs show the faults. A task decides nothing itself: its owner's loop runs it,
+catches its exceptions and continues. `BackgroundTasks.start` is such a loop on a thread of its own.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 
 PATIENCE_S: Final = 45.0
-"""How long one run may take by default: a run that hangs is seen within a minute."""
+"""Default time that one run may take, so that a run that hangs is noticed within a minute."""
 
 
 END: Final = (signal.SIGTERM, signal.SIGINT)
 """The signals that ask a program to end."""
 
 RESTART_S: Final = 5.0
-"""How long a loop that raised pauses before it begins anew."""
+"""Pause before a loop that raised an exception starts again."""
 
 STOPPED_HELP: Final = (
     "1 while a background task of this program hangs, has ended, or failed of an error of an unexpected kind; else 0."
@@ -36,9 +36,10 @@ FAILURES_HELP: Final = "Runs of a background task of this program that failed."
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """A task at one instant. fault: why it does not work, None while it does. stopped: the fault is none that the task
-    knows of and tries again: it hangs, its thread has ended, or it raised an error of an unexpected kind. failures:
-    since the start. running_s: how long the run under way has taken."""
+    """A task's state at one moment. fault: why the task does not work, None while it works. stopped: the fault is
+    unexpected (the task hangs, its thread has ended, or it raised an error of an unexpected kind). failures: since the
+    start. running_s: duration of the current run.
+    """
 
     fault: str | None
     stopped: bool
@@ -47,7 +48,7 @@ class TaskState:
 
 
 class BackgroundTask:
-    """One task. Thread-safe: one thread runs it, any reads its state."""
+    """One task. Thread-safe: one thread runs it, and any thread reads its state."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class BackgroundTask:
         patience_s: float = PATIENCE_S,
         expected: tuple[type[BaseException], ...] = (),
     ) -> None:
-        """expected: what a run may raise without a defect, such as an API server that does not answer."""
+        """expected: exceptions of a run that are not defects, such as an API server that does not answer."""
         self.name = name
         self._expected = expected
         self._clock = clock
@@ -69,36 +70,36 @@ class BackgroundTask:
         self._over = False
 
     def watch(self, thread: threading.Thread) -> None:
-        """Have a fault once this thread has ended."""
+        """Report a fault once this thread has ended."""
         self._thread = thread
 
     def begin(self) -> None:
-        """A run begins, or the run under way made progress."""
+        """Record that a run begins, or that the current run made progress."""
         self._began_ms = self._clock.monotonic_ms()
 
     def progress(self) -> None:
-        """The run under way did its work once and goes on: what failed before is over."""
+        """Record that the current run succeeded once and continues; earlier failures are over."""
         self.succeed()
         self.begin()
 
     def succeed(self) -> None:
-        """The run ended well."""
+        """Record that the run succeeded."""
         self._began_ms, self._fault, self._unexpected = None, None, False
 
     def fail(self, error: BaseException) -> None:
-        """The run failed."""
+        """Record that the run failed."""
         self._failures += 1
         self._began_ms = None
         self._unexpected = not isinstance(error, self._expected)
         self._fault = f"failed: {described(error)}" if self._unexpected else f"failed: {_first_line(error)}"
 
     def end(self) -> None:
-        """The task is not wanted any more."""
+        """Record that the task has ended on purpose."""
         self._over = True
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """One run; what it raises is counted and raised."""
+        """Time one run; exceptions are counted and raised again."""
         self.begin()
         try:
             yield
@@ -109,7 +110,7 @@ class BackgroundTask:
 
     @contextmanager
     def guarded(self, tell: Callable[[Exception], None]) -> Iterator[None]:
-        """One run; what it raises is counted and told, and ends nothing but the run."""
+        """Time one run; exceptions are counted and reported to `tell`, and end only this run."""
         try:
             with self.running():
                 yield
@@ -123,7 +124,7 @@ class BackgroundTask:
 
     @property
     def hangs(self) -> bool:
-        """Whether the run under way takes longer than its patience."""
+        """Return whether the current run takes longer than its patience."""
         began = self._began_ms
         return began is not None and self._clock.monotonic_ms() - began > self._patience_s * MS_PER_SECOND
 
@@ -144,7 +145,9 @@ class BackgroundTask:
 
 
 Work = Callable[[threading.Event, BackgroundTask], None]
-"""Goes on until the event is set. It calls `begin` and `succeed` around each turn, or `progress` whenever it got on."""
+"""A function that runs until the event is set. It calls `begin` and `succeed` around each turn, or `progress` after
+each step.
+"""
 
 
 class BackgroundTasks:
@@ -156,7 +159,7 @@ class BackgroundTasks:
         self._tasks: dict[str, BackgroundTask] = {}
 
     def add(self, name: str, patience_s: float = PATIENCE_S) -> BackgroundTask:
-        """A new task, without a fault until its first run."""
+        """Add a task, which has no fault until its first run."""
         task = self._tasks[name] = BackgroundTask(name, self._clock, patience_s, self._expected)
         return task
 
@@ -175,9 +178,10 @@ class BackgroundTasks:
         tell: Callable[[Exception], None],
         patience_s: float = PATIENCE_S,
     ) -> threading.Thread:
-        """A task that does `work` on a thread of its own until `stop` is set. Where it raises or ends before, which is
-        a defect, the error is told and the work begins anew after `RESTART_S`: a thread that ends alone would be
-        missed too late."""
+        """Run `work` on a thread of its own until `stop` is set. If it raises or returns earlier, which is a defect,
+        the error is reported to `tell` and the work starts again after `RESTART_S`, because a thread that ends would be
+        noticed too late.
+        """
         task = self.add(name, patience_s)
 
         def run() -> None:
@@ -198,10 +202,11 @@ class BackgroundTasks:
 
 
 def set_on_signals(event: threading.Event, numbers: Collection[signal.Signals] = END) -> Mapping[signal.Signals, Any]:
-    """Set `event` when one of these signals arrives; the handlers that were in place before.
+    """Set `event` when one of these signals arrives; returns the previous handlers.
 
-    The handler only hands over to a thread: it runs inside whatever the main thread does at that moment, and would wait
-    for ever where that is inside the event itself. `SimpleQueue.put` is the one hand-over that may interrupt itself."""
+    The handler only passes the signal to a thread: it interrupts the main thread anywhere, and setting the event
+    directly would deadlock if the main thread holds the event's lock. `SimpleQueue.put` is reentrant.
+    """
     arrived: SimpleQueue[int] = SimpleQueue()
 
     def forward() -> None:
@@ -214,7 +219,7 @@ def set_on_signals(event: threading.Event, numbers: Collection[signal.Signals] =
 
 
 def described(error: BaseException) -> str:
-    """The type of an error and the first line of its message."""
+    """Return the type of an error and the first line of its message."""
     first = _first_line(error)
     return f"{type(error).__name__}: {first}" if first != type(error).__name__ else first
 

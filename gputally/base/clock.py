@@ -28,7 +28,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The machine's clocks."""
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -43,8 +43,8 @@ class SystemClock:
 class VirtualClock:
     """A clock that stands still until it is moved.
 
-    `wait` moves it, so a loop written for real time runs at once in a test. `step_wall` models an
-    administrator (or NTP) setting the wall clock: monotonic time does not notice.
+    `wait` moves it, so a loop written for real time runs at once in a test. `step_wall` models an administrator (or
+    NTP) that sets the wall clock; monotonic time does not change.
     """
 
     def __init__(self, wall_ms: int, monotonic_ms: int = 0) -> None:

@@ -1,9 +1,9 @@
 """Prints the result of a command as a table, JSON or CSV.
 
-JSON holds everything, figures exact: decimals as text, unknown null. CSV holds one record a line: nested names are
-joined by a dot, several values by a semicolon, unknown is empty, and no text is taken for a formula by a
-spreadsheet. What a record means its command says; this knows no command. The standard library alone, but for tables,
-which come from rich and are drawn by it.
+JSON holds all fields with exact figures: decimals as text, unknown values as null. CSV holds one record per line:
+nested names are joined by a dot, several values by a semicolon, unknown values are empty, and no spreadsheet treats a
+cell as a formula. Each command defines its records. The module uses only the standard library, except for tables, which
+rich draws.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Output = Literal["table", "json", "csv"]
 OUTPUTS: tuple[Output, ...] = ("table", "json", "csv")
 UNWATCHED = 160
-"""Columns of a table without a terminal and without COLUMNS, so that one in a file keeps its shape."""
+"""Width of a table in columns without a terminal and without COLUMNS, so that a table in a file keeps its shape."""
 
 
 def show(
@@ -35,8 +35,9 @@ def show(
     *,
     to: TextIO | None = None,
 ) -> None:
-    """Print it. document: what JSON shows, of plain values. records: the lines of CSV; without them those of the
-    document, which is a list then. to: instead of standard output."""
+    """Print a command's result. document: the plain values that JSON shows. records: the lines of CSV, by default the
+    items of the document. to: a stream other than standard output.
+    """
     stream = to or sys.stdout
     if output == "json":
         stream.write(for_json(json.dumps(document, indent=2, ensure_ascii=False, default=_plain)) + "\n")
@@ -49,8 +50,9 @@ def show(
 
 
 def draw(what: RenderableType, to: TextIO | None = None) -> None:
-    """Something of rich's, as wide as the terminal. Texts are shown as they are: a name or an answer of an API server
-    may hold what rich would take for markup (`[denied]`, `:warning:`), and leave out."""
+    """Print a rich renderable at the terminal's width. Text is shown literally: a name or an answer of an API server
+    may contain what rich would treat as markup (`[denied]`, `:warning:`) and omit.
+    """
     from gputally.base.terminal import Terminal
 
     stream = to or sys.stdout
@@ -59,7 +61,7 @@ def draw(what: RenderableType, to: TextIO | None = None) -> None:
 
 
 def write_csv(rows: Sequence[Mapping[str, object]], to: TextIO) -> None:
-    """Flat rows under all their names, in the order in which they first appear."""
+    """Write rows as CSV with the names of all rows as columns, in the order in which they first appear."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     out = csv.DictWriter(to, names, restval="", lineterminator="\n")
     out.writeheader()
@@ -67,7 +69,7 @@ def write_csv(rows: Sequence[Mapping[str, object]], to: TextIO) -> None:
 
 
 def flat(record: Mapping[str, object]) -> dict[str, object]:
-    """A record without records in it."""
+    """Return the record with nested records flattened."""
     found: dict[str, object] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class AccountantError(Exception):
-    """Base of all; catching it never hides a defect of ours."""
+    """Base class of the accountant's errors. Catching it never hides a defect in the code."""
 
 
 class CannotStart(AccountantError):
@@ -12,15 +12,15 @@ class CannotStart(AccountantError):
 
 
 class SettingsFault(AccountantError):
-    """What settings do not allow: one or more faults, one line each: the place, then the reason."""
+    """Invalid settings: one or more faults, one per line, each with its place and reason."""
 
 
 class FairshareError(Exception):
-    """Base of everything this stage raises."""
+    """Base class of fairshare's errors."""
 
 
 class ClusterError(AccountantError, FairshareError):
-    """Base of what the cluster's API answers instead of doing what was asked. Both programs report it as their own."""
+    """Base class of the Kubernetes API's error answers. Both programs report it as their own."""
 
     reason = "Error"
 
@@ -38,21 +38,22 @@ class Conflict(ClusterError):
 
 
 class NotFound(ClusterError):
-    """The object, or the kind itself (its CRD), is not there."""
+    """The object, or its kind (the CRD), does not exist."""
 
     reason = "NotFound"
 
 
 class Refused(ClusterError):
-    """The API server or a webhook said no: invalid, forbidden, unauthorised. Trying again does not help."""
+    """The API server or a webhook refused the request as invalid, forbidden or unauthorised. Retrying does not help."""
 
     reason = "Refused"
 
 
 class Unavailable(ClusterError):
-    """No answer, or one that says later: time-out, 429, 5xx, a webhook that is down. Try again later.
+    """No answer, or a temporary failure: time-out, 429, 5xx, a webhook that is down. Retrying may help.
 
-    retry_after_s: when, if the server said."""
+    retry_after_s: when to retry, if the server said.
+    """
 
     reason = "Unavailable"
 
@@ -62,7 +63,7 @@ class Unavailable(ClusterError):
 
 
 class VersionGone(Unavailable):
-    """What was asked for is too old: a watch or a page has to be started anew."""
+    """The requested resource version is too old: a watch or a paged list must start again."""
 
     reason = "Gone"
 
@@ -74,12 +75,12 @@ class Blocked(Unavailable):
 
 
 class DivisionError(FairshareError):
-    """A division that cannot be made: a name twice, an unknown parent, a cycle, a broken case."""
+    """The input of a division is invalid: a duplicate name, an unknown parent, a cycle, a malformed case."""
 
 
 class AccountantUnavailable(FairshareError):
-    """The accountant did not answer, or not with what was asked for."""
+    """The accountant did not answer, or its answer was not valid."""
 
 
 class AccountantRefused(AccountantUnavailable):
-    """The accountant read what it was sent and does not take it: sending the same again does not help."""
+    """The accountant refused the request. Sending it again does not help."""

@@ -13,7 +13,7 @@ import httpx2
 
 
 def address(url: str, example: str, fault: type[Exception]) -> httpx2.URL:
-    """An http or https address."""
+    """Parse an http or https address."""
     try:
         found = httpx2.URL(url)
     except httpx2.InvalidURL as error:
@@ -24,7 +24,7 @@ def address(url: str, example: str, fault: type[Exception]) -> httpx2.URL:
 
 
 def trust_context(ca_file: Path | None, fault: type[Exception]) -> ssl.SSLContext:
-    """Trust the authorities of a PEM file, the system's without one."""
+    """Return a TLS context that trusts the authorities of a PEM file, or the system's if there is none."""
     if ca_file is None:
         return httpx2.create_ssl_context()
     try:
@@ -36,14 +36,16 @@ def trust_context(ca_file: Path | None, fault: type[Exception]) -> ssl.SSLContex
 
 
 def trusting_for(url: httpx2.URL, ca_file: Path | None, fault: type[Exception]) -> ssl.SSLContext:
-    """The same for one address: over http nothing is verified, and loading the system's authorities takes its time."""
+    """Return a TLS context for an address. For http it verifies nothing, because loading the system's authorities is
+    slow.
+    """
     if url.scheme == "http" and ca_file is None:
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return trust_context(ca_file, fault)
 
 
 def read_token(path: Path, fault: type[Exception]) -> str:
-    """The bearer token that a file holds; files are read at each call, since tokens rotate."""
+    """Read the bearer token in a file. It is read at each call, because tokens are rotated."""
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -57,14 +59,14 @@ def client(
     transport: httpx2.BaseTransport | None = None,
     proxies: bool = True,
 ) -> httpx2.Client:
-    """proxies: those that environment variables name are used."""
+    """proxies: use the proxies that environment variables name."""
     return httpx2.Client(
         timeout=timeout_s, transport=transport, follow_redirects=False, verify=trusted, trust_env=proxies
     )
 
 
 def read_bounded(response: httpx2.Response, most_bytes: int) -> bytes | None:
-    """The body of a streamed response, None where it is larger."""
+    """Read the body of a streamed response; None if it is larger than `most_bytes`."""
     body = bytearray()
     for part in response.iter_bytes():
         body += part
@@ -74,7 +76,7 @@ def read_bounded(response: httpx2.Response, most_bytes: int) -> bytes | None:
 
 
 def reason(error: BaseException) -> str:
-    """Why a call failed, in the system's words where they are known."""
+    """Return why a call failed, in the system's words if they are known."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

@@ -24,10 +24,10 @@ from gputally.base.units import US_PER_HOUR, apportion
 K = TypeVar("K", bound=Hashable)
 
 HOUR_PLACES = 9
-"""Decimals of a stated GPU-hour quantity."""
+"""Decimal places of a GPU-hour quantity."""
 
 _EXACT = Context(prec=200, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, InvalidOperation, Overflow])
-"""Wide enough for any sum of our products; should it ever not be, it raises instead of rounding."""
+"""Precision for any sum of products here; if it does not suffice, the context raises instead of rounding."""
 
 # ISO 4217, list one (national currencies in use; funds and precious metals left out).
 _CODES = """
@@ -45,7 +45,7 @@ _MINOR_PLACES = dict.fromkeys(_WITHOUT_CENTS.split(), 0) | dict.fromkeys(_WITH_M
 
 
 class CurrencyMismatch(ValueError):
-    """Two currencies met in one sum: always a fault of the caller, never converted."""
+    """Amounts of two currencies in one sum, which is always a defect of the caller; currencies are never converted."""
 
 
 def minor_places(currency: str) -> int:
@@ -79,7 +79,7 @@ class Money:
 
     @classmethod
     def sum(cls, parts: Iterable[Money], currency: str) -> Money:
-        """Exact sum; `currency` says what nothing adds up to. Raises CurrencyMismatch."""
+        """Return the exact sum; `currency` is the currency of an empty sum. Raises CurrencyMismatch."""
         total = cls.zero(currency)
         for part in parts:
             total = total + part
@@ -101,14 +101,15 @@ class Money:
         return Money(_EXACT.minus(self.amount), self.currency)
 
     def times(self, quantity: Decimal | int) -> Money:
-        """This unit price for `quantity` units, exactly. Raises TypeError for a float."""
+        """Multiply this unit price by `quantity`, exactly. Raises TypeError for a float."""
         if type(quantity) not in (Decimal, int):
             raise TypeError(f"a quantity is Decimal or int, not {type(quantity).__name__}")
         return Money(exact_product(self.amount, Decimal(quantity)), self.currency)
 
     def rounded(self) -> Money:
-        """To the minor unit, half to even. For one figure that stands alone; parts of a whole go
-        through `payable`, or they would not add up."""
+        """Round to the minor unit, half to even. Use it for a single figure; parts of a whole go through `payable`,
+        because otherwise they would not add up.
+        """
         return Money(_to_decimal(round(_units(self)), minor_places(self.currency)), self.currency)
 
     def split(self, weights: Sequence[int], places: int | None = None) -> tuple[Money, ...]:
@@ -159,7 +160,7 @@ def nano_gpu_hours(gpu_us: int) -> int:
 
 
 def gpu_hours(gpu_us: int) -> Decimal:
-    """GPU-µs as GPU-hours with nine decimals, half to even: for one figure that stands alone."""
+    """Convert GPU-µs to GPU-hours with nine decimals, half to even, for a single figure."""
     return _to_decimal(nano_gpu_hours(gpu_us), HOUR_PLACES)
 
 
@@ -180,12 +181,12 @@ def apportion_gpu_hours(gpu_us: Mapping[str, Mapping[K, int]]) -> dict[str, dict
 
 
 def exact_product(left: Decimal, right: Decimal) -> Decimal:
-    """Product without rounding, whatever the caller's decimal context says."""
+    """Multiply without rounding, whatever the caller's decimal context is."""
     return _EXACT.multiply(left, right)
 
 
 def exact_sum(values: Iterable[Decimal]) -> Decimal:
-    """Sum without rounding, whatever the caller's decimal context says."""
+    """Add without rounding, whatever the caller's decimal context is."""
     total = Decimal(0)
     for value in values:
         total = _EXACT.add(total, value)
@@ -202,7 +203,7 @@ def _units(money: Money) -> Fraction:
 
 
 def _scaled(amount: Decimal, places: int) -> int:
-    """In units of so many decimals, of which the amount is a multiple."""
+    """Convert an amount to an integer number of units with `places` decimals, of which it must be a multiple."""
     return int(_EXACT.scaleb(amount, places))
 
 

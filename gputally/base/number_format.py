@@ -1,6 +1,6 @@
 """Formats numbers for people: percent, GPUs, hours, and one sign for "not known".
 
-Rounding here is for the eye alone. Pure; published to the other stages.
+The rounding is only for display. Other stages may import this module.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from gputally.base.money import gpu_hours
 
 NOTHING = "–"
-"""Stands where there is no figure: not 0."""
+"""Shown if there is no figure; it is not 0."""
 MINUS = "\u2212"
 
 
 def percent(ratio: float | None, places: int = 1) -> str:
-    """`12.3 %`; anything under the last shown digit but not nothing is `<0.1 %`, and never rounded up to 100 %."""
+    """Format a ratio as `12.3 %`. A value above 0 and below the last digit is `<0.1 %`, and a value below 100 % is
+    never rounded up to 100 %.
+    """
     if ratio is None:
         return NOTHING
     unit = 10.0**-places
@@ -38,10 +40,10 @@ def hours(gpu_us: int, places: int = 1) -> str:
 
 
 def number(value: Decimal, places: int) -> str:
-    """With `places` decimals: `12,345.6`."""
+    """Format a number with `places` decimals: `12,345.6`."""
     return signed(f"{value.quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN):,f}")
 
 
 def signed(text: str) -> str:
-    """A figure with a minus that is as wide as a plus."""
+    """Format a figure with a minus sign as wide as a plus sign."""
     return text.replace("-", MINUS)

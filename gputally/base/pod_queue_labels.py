@@ -1,8 +1,8 @@
-"""Reads from a pod's labels which scheduler queue it was sent to; the one rule for bills and for shares.
+"""Reads from a pod's labels which scheduler queue it was sent to, for bills and for shares.
 
-The author of a pod writes its labels, and the queue decides which team pays. So a queue counts only on a pod that the
-queue's own scheduler places: on any other it would be a way to let another team pay. Kueue places no pods;
-its label names a LocalQueue of the pod's own namespace, and those only the namespace's administrator makes.
+Users write the labels of their pods, and the queue decides which team pays. So a queue counts only on a pod that the
+queue's own scheduler places; otherwise a user could let another team pay. Kueue places no pods; its label names a
+LocalQueue of the pod's own namespace, and only an administrator of the namespace can create one.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ QUEUE_KEYS = frozenset({KUEUE_QUEUE, *(key for scheme in _SCHEMES for key in sch
 
 
 def placed_by(scheduler: str) -> str:
-    """`kai`, `volcano` or `slurm` for a pod's `schedulerName`; "" for a scheduler that has no queues we know."""
+    """Return `kai`, `volcano` or `slurm` for a pod's `schedulerName`, "" for a scheduler without known queues."""
     return next((scheme.name for scheme in _SCHEMES if scheduler in scheme.schedulers), "")
 
 
 def queue_ref(
     namespace: str, scheduler: str, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None
 ) -> str:
-    """The queue a pod was sent to, in the words of `agent.wire.PodFacts`; "" where it names none that counts.
+    """Return the queue a pod was sent to, as in `agent.wire.PodFacts`, or "" if no label counts.
 
-    scheduler: the pod's `schedulerName`. Where a key stands in both, the label counts."""
+    scheduler: the pod's `schedulerName`. A label takes precedence over an annotation with the same key.
+    """
     if local := labels.get(KUEUE_QUEUE):
         return f"kueue:{namespace}/{local}"
     written = {**(annotations or {}), **labels}

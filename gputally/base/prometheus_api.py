@@ -1,7 +1,7 @@
 """Queries a Prometheus over its HTTP API.
 
-The token is read from its file at each query, as it may rotate, and is in no message. An answer is bounded before it is
-in memory.
+The token is read from its file at each query, because it may be rotated, and appears in no message. The size of an
+answer is limited before it is read into memory.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gputally.base import http_calls
 from gputally.base.units import MS_PER_SECOND
 
 MOST_POINTS: Final = 11_000
-"""That Prometheus answers for one series (its own limit of a range query)."""
+"""Largest number of points of one series that Prometheus returns (its own limit of a range query)."""
 MOST_BYTES: Final = 512 * 2**20
 Sample = tuple[float, str]
-"""Seconds since 1970, and the value as Prometheus writes it."""
+"""A sample: seconds since 1970, and the value as Prometheus writes it."""
 
 
 class Result(msgspec.Struct, gc=False):
@@ -82,11 +82,11 @@ class Prometheus:
         self._proxies = proxies
 
     def instant(self, query: str, at_ms: int) -> list[Result]:
-        """What the query gives at an instant: elements with `value`."""
+        """Evaluate the query at one time; the elements have a `value`."""
         return self._ask("query", {"query": query, "time": _seconds(at_ms)})
 
     def range(self, query: str, start_ms: int, end_ms: int, step_ms: int) -> list[Result]:
-        """What it gives at start, start + step, … up to end, both included: elements with `values`."""
+        """Evaluate the query at start, start + step, … up to end, both included; the elements have `values`."""
         if (end_ms - start_ms) // step_ms + 1 > MOST_POINTS:
             raise ValueError(f"more than {MOST_POINTS} points were asked for")
         span = {"start": _seconds(start_ms), "end": _seconds(end_ms), "step": _seconds(step_ms)}
@@ -127,7 +127,7 @@ class Prometheus:
 
 
 def number(text: str) -> float:
-    """A value; NaN for what is none."""
+    """Parse a value; NaN if it is not a number."""
     try:
         return float(text)
     except ValueError:

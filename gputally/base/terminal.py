@@ -1,5 +1,6 @@
-"""The console of every command: text is shown as it is, without markup, and steers no terminal
-(`gputally.base.untrusted_text`)."""
+"""Provides the console of every command, which prints text literally, without markup or control sequences
+(`gputally.base.untrusted_text`).
+"""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ from gputally.base.untrusted_text import for_terminal
 
 
 class Terminal(Console):
-    """A name or an answer of an API server may hold what rich would take for markup (`[denied]`, `:warning:`) and leave
-    out, or what a terminal would obey."""
+    """A console that prints text literally: a name or an answer of an API server may contain what rich would treat as
+    markup (`[denied]`, `:warning:`), or control sequences that a terminal would obey.
+    """
 
     def __init__(self, **given: Any) -> None:
-        """given: as rich takes it."""
+        """given: the arguments of rich's Console."""
         super().__init__(**({"highlight": False, "markup": False, "emoji": False} | given))
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What rich renders; its own control sequences are segments of their own."""
+        """Render with rich; its own control sequences stay separate segments."""
         for segment in super().render(renderable, options):
             shown = segment.text if segment.control else for_terminal(segment.text)
             yield segment if shown is segment.text else segment._replace(text=shown)

@@ -1,15 +1,13 @@
-"""Checks identifiers that come from outside, and escapes text from outside for terminals, pages, cells and JSON.
+"""Checks identifiers that come from outside, and escapes untrusted text for terminals, pages, cells and JSON.
 
-Characters that steer a terminal or turn the reading direction become visible escapes. One function for each medium;
-HTML's own characters are jinja2's matter, JSON's quotes json's.
+Users choose the names of pods, teams and jobs, which appear in terminals, spreadsheets and pages. Characters that
+Unicode calls not printable (controls, bidirectional overrides, zero-width and unassigned characters, separators other
+than the space) become visible escapes, with one function for each medium. HTML's own characters are escaped by jinja2,
+JSON's quotes by json.
 
-Names of pods, teams and jobs come from users, and some of them reach a terminal, a spreadsheet or a page. What is not
-printable in Unicode's sense (controls, bidirectional overrides, zero-width and unassigned characters, separators other
-than the space) has no business in any of them.
-
-Of each identifier the alphabet and the greatest length are declared here. The declared types stand in the published
-languages, so that a value that is none is refused where it enters, with its place. What describes a record (a holder's
-or a pod's names, a GPU's model) is judged record by record, by `is_name`: one odd name must not keep a whole node out.
+The alphabet and the greatest length of each identifier are declared here. The published models use these types, so an
+invalid value is refused with its place. Descriptions inside a record (a holder's or a pod's names, a GPU's model) are
+checked record by record with `is_name`, so that one bad name does not reject the data of a whole node.
 """
 
 from __future__ import annotations
@@ -23,9 +21,10 @@ import msgspec
 LONGEST_EPOCH: Final = 200
 LONGEST_NAME: Final = 1024
 _END = r"$(?!\n)"
-"""The end of the text: a `$` alone lets one line feed pass."""
+"""Matches the end of the text; `$` alone would allow a trailing line feed."""
 EPOCH: Final = rf"^[0-9A-Za-z][0-9A-Za-z._:-]*{_END}"
-"""A UUID of any version is one; so are the outboxes of an import, and those of payloads of the first hour."""
+"""Alphabet of an epoch. A UUID of any version is valid, and so are the epochs of imports and of the earliest payloads.
+"""
 LINE: Final = rf"^[^\u0000-\u001f\u007f-\u009f\u2028\u2029]+{_END}"
 
 Epoch = Annotated[
@@ -37,7 +36,7 @@ Name = Annotated[
 ]
 """Name of a cluster or a node."""
 BootId = Annotated[str, msgspec.Meta(pattern=LINE[: -len(_END) - 1] + "*" + _END, max_length=LONGEST_NAME)]
-"""Id of a node's boot; empty where the node does not say."""
+"""Id of a node's boot; empty if the node does not report it."""
 
 NO_CONTROLS: Final = "a text has no control characters but line ends and tabs"
 
@@ -50,21 +49,23 @@ def is_epoch(text: str) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """Whether it is one line of text without control characters, no longer than a name may be. The empty text is."""
+    """Return whether the text is one line without control characters, no longer than a name may be. An empty text is a
+    name.
+    """
     if len(text) > LONGEST_NAME:
         return False
     return text.isprintable() or not any(unicodedata.category(character) in _STEERING for character in text)
 
 
 def known_name(text: str) -> str:
-    """The text itself. Raises ValueError where it is no name."""
+    """Return the text. Raises ValueError if it is not a name."""
     if not is_name(text):
         raise ValueError(f"not one line of at most {LONGEST_NAME} characters without control characters: {text[:80]!r}")
     return text
 
 
 def known_epoch(text: str) -> str:
-    """The text itself. Raises ValueError where it is no epoch."""
+    """Return the text. Raises ValueError if it is not an epoch."""
     if not is_epoch(text):
         raise ValueError(
             f"not an epoch: {text[:80]!r} (a UUID; at most {LONGEST_EPOCH} letters, digits, '.', '_', ':' and '-')"
@@ -73,7 +74,9 @@ def known_epoch(text: str) -> str:
 
 
 def unprintable(value: object, at: str = "") -> str:
-    """Where in a document the first text (or key) with a control character other than a line end or a tab stands."""
+    """Return the place of the first text or key in a document with a control character other than a line end
+    or a tab.
+    """
     todo: list[tuple[str, object]] = [(at, value)]
     while todo:
         place, found = todo.pop()
@@ -89,38 +92,41 @@ def unprintable(value: object, at: str = "") -> str:
 
 
 FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""What spreadsheets take for the beginning of a formula (CWE-1236); the last four are the full-width forms."""
+"""Characters that make a spreadsheet treat a cell as a formula (CWE-1236); the last four are the full-width forms."""
 _JOINERS: Final = frozenset("\u200c\u200d")
-"""Zero-width joiners, which some scripts are written with."""
+"""Zero-width joiners, which some scripts need."""
 _PLAIN: Final = re.compile(r"[ -~]*")
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """The text with every character that is not printable as `\\xHH`, `\\uHHHH` or `\\UHHHHHHHH`. keep: characters
-    that may stand as they are."""
+    r"""Return the text with every unprintable character as `\xHH`, `\uHHHH` or `\UHHHHHHHH`. keep: characters that are
+    not escaped.
+    """
     if _PLAIN.fullmatch(text):
         return text
     return "".join(char if char.isprintable() or char in keep or char in _JOINERS else _code(char) for char in text)
 
 
 def for_terminal(text: str) -> str:
-    """For a terminal or a log that people read: lines stay lines."""
+    """Escape text for a terminal or a log; line ends stay."""
     return escaped(text, "\n\u00a0")
 
 
 def for_page(text: str) -> str:
-    """For HTML, SVG and what is printed from them; markup is escaped by jinja2 or the element tree."""
+    """Escape text for HTML, SVG and print; jinja2 or the element tree escapes markup."""
     return escaped(text, "\n\t\u00a0\u2009\u202f")
 
 
 def for_cell(text: str) -> str:
-    """For a cell of CSV or of a workbook, which no spreadsheet executes."""
+    """Escape text for a cell of CSV or of a workbook, so that no spreadsheet executes it."""
     text = escaped(text, "\u00a0")
     return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def for_json(document: str) -> str:
-    """A JSON document, written without `ensure_ascii`, with those characters as its own escapes: it means the same."""
+    """Escape those characters in a JSON document that was written without `ensure_ascii`, by JSON's own escapes, which
+    keep its meaning.
+    """
     if _PLAIN.fullmatch(document):
         return document
     return "".join(char if char.isprintable() or char == "\n" else _utf16(char) for char in document)

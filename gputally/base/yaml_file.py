@@ -1,9 +1,8 @@
 """Reads YAML and reports every fault with its file and line.
 
-`parse` gives plain data and remembers the line of every key and item; duplicate keys, which YAML
-readers silently drop, are faults. Validation stays with the caller, who turns the path of a fault
-(`("queues", 2, "weight")`) into a place with `Document.place`, or is done by `convert` where the shape
-is a msgspec type.
+`parse` gives plain data and remembers the line of every key and item; duplicate keys, which YAML readers silently drop,
+are faults. The caller validates the data and turns the path of a fault (`("queues", 2, "weight")`) into a place with
+`Document.place`; for a msgspec type, `convert` does both.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 4 * 1024 * 1024
 MAX_VALUES = 250_000
-"""Values of one file; those that an alias repeats count each time."""
+"""Largest number of values in one file; values that an alias repeats count each time."""
 MAX_CONFIG_CHARACTERS = 128 * 1024
 """Characters of a scheduler's configuration in a ConfigMap of another program, which the controller reads in every
 cycle. A real one has a few hundred lines."""
@@ -40,7 +39,7 @@ class FileFault(Exception):
 
 
 class Unreadable(FileFault):
-    """The file could not be read; what is in it may be good, and the next try may find it."""
+    """The file could not be read. Its content may be valid, so the next attempt may succeed."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ _TOO_MANY = f"more than {MAX_VALUES} values, aliases counted as often as they ar
 
 @cache
 def _loader() -> type[yaml.SafeLoader]:
-    """Safe, and without the sexagesimal and yes/no surprises of dates: timestamps stay text."""
+    """Return a safe loader that reads sexagesimal numbers and dates as text and only true and false as booleans."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -107,9 +106,11 @@ def read(path: Path) -> Document:
 
 
 def parse(text: str, name: str, max_characters: int = MAX_BYTES) -> Document:
-    """Parse one YAML document. Raises FileFault for broken YAML, several documents, duplicate keys, too many values.
+    """Parse one YAML document. Raises FileFault for invalid YAML, several documents, duplicate keys, or too many
+    values.
 
-    What an alias repeats is counted before it is expanded: a few lines can stand for gigabytes."""
+    Values that an alias repeats are counted before they are expanded, because a few lines can stand for gigabytes.
+    """
     import yaml
 
     if len(text) > max_characters:

@@ -1,6 +1,6 @@
 """Runs `gputally demo`: its options, the progress bar and the order of a run.
 
-Loads next to nothing before the other processes are on their way, which have more to load.
+The module imports little, so that the other processes, which load more, start early.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from gputally.server.config_models import parse_duration
 
 _BUCKET_S = BUCKET_MS // MS_PER_SECOND
 LOG = "demo.log"
-"""File of the demo that takes the logs of agents and accountant, so that they do not cover the bar."""
+"""Log file for agents and accountant, so that their lines do not overwrite the progress bar."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; 0 where every check holds, 1 where one fails or it cannot run, 2 for a wrong call."""
+    """Run the demo; returns 0 if every check passes, 1 if one fails or the demo cannot run, 2 for a wrong call."""
     try:
         options = parser().parse_args(argv)
     except SystemExit as done:
@@ -126,16 +126,17 @@ if __name__ == "__main__":
 
 BASELINE = "gputally.demo.scenario:Baseline"
 _DRAWN_PER_S = 2
-"""How often the progress bar is drawn: drawing takes time from the workers."""
+"""How often per second the progress bar is drawn; drawing takes time from the workers."""
 
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder made in it is this process's own
 _ROOM_BYTES = 2 * 1024**3
 
 
 def simulate(scenario: Scenario, pipeline: Pipeline, console: Console, folder: Path) -> Results:
-    """The run with its progress bar; beside it, in a process of its own, the same jobs under static weights.
+    """Run the demo with its progress bar, and beside it, in a separate process, the same jobs under static weights.
 
-    When it is over the accountant has begun to write its files into `folder`."""
+    When it returns, the accountant has begun to write its files into `folder`.
+    """
     began = time.monotonic()
     with (
         closing(Worker("the run under static weights", BASELINE, nice=2 * NICE)) as static,
@@ -159,8 +160,9 @@ def simulate(scenario: Scenario, pipeline: Pipeline, console: Console, folder: P
 def run(
     scenario: Scenario, parts: Parts, out: Path, port: int | None, console: Console, output: Output = "table"
 ) -> bool:
-    """Run it with its pages on `port` (0: any free one) until it is interrupted, None: as long as it takes. Whether
-    every check holds."""
+    """Run the demo and serve its pages on `port` (0: any free one) until it is interrupted; with None it ends when
+    done. Returns whether every check passes.
+    """
     gpus = sum(len(node.gpus) for node in scenario.nodes)
     console.print(
         f"{len(scenario.nodes)} nodes, {gpus} GPUs, {len(scenario.policy.queues)} teams, {len(scenario.jobs):,} jobs, "
@@ -180,8 +182,9 @@ def run(
 
 
 def _quick_disk() -> Path | None:
-    """A file system in memory, if there is one with room: nine ledgers and spools on one disk would wait for each
-    other's fsync, which nine machines do not. None: the usual place for temporary files."""
+    """Return a file system in memory with enough room, or None for the usual temporary folder. On one disk, nine
+    ledgers and spools would wait for each other's fsync, unlike nine machines.
+    """
     try:
         space = os.statvfs(_IN_MEMORY)
     except OSError:

@@ -1,8 +1,8 @@
 """Runs the demo's accountant behind a network that loses answers, with a simulated inventory.
 
-The accountant's service, ledger and server run unchanged. Made up are its clock, which goes from hour to hour as it is
-told, its inventory, and the wire in front of it, which fails as planned. It keeps house when it is told to, so that a
-run can be repeated; and it is asked once, at the end, what the ledger has to say.
+The accountant's service, ledger and server run unchanged. The demo replaces its clock, which is moved from hour to
+hour, its inventory, and the network connection, which fails as planned. Background tasks run only on request, so that a
+run can be repeated. At the end the demo queries the ledger once.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class UnreliableWire:
-    """away: only a proxy answers. lose_next_ack: the next batch arrives and is booked, but its sender
-    never hears of it. Both are set from outside, between requests."""
+    """A network connection that can fail. away: a proxy answers instead of the accountant. lose_next_ack: the next
+    batch is booked, and its answer is lost. Both are set between requests.
+    """
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -51,7 +52,7 @@ class UnreliableWire:
         self.refused = 0
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """The ASGI entry point."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -85,7 +86,7 @@ async def _bad_gateway(send: Send) -> None:
 
 
 class SimulatedInventory:
-    """accountant.ledger.protocols.Inventory, told by the simulation when nodes go and come."""
+    """An accountant.ledger.protocols.Inventory that the simulation updates when nodes go and come back."""
 
     def __init__(self, nodes: Sequence[NodeSpec], teams: Sequence[str]) -> None:
         self._nodes = {
@@ -116,23 +117,24 @@ class SimulatedInventory:
         return Facts(nodes=tuple(self._nodes[name] for name in sorted(self._nodes)), namespaces=self._namespaces)
 
     def taken(self) -> None:
-        """Every reading is whole."""
+        """Do nothing: every reading is complete."""
 
 
 PRICE_BOOK = files("gputally.demo") / "data" / "price-book.yaml"
 _A_WEEK_S = 7 * 86_400
-"""Between checkpoints. One costs what the last of the file's row groups holds, however little is new."""
+"""Time between checkpoints. A checkpoint rewrites the file's last row groups even if little is new."""
 
 _LINGER_MS = 30
-"""All agents deliver at once, on fewer cores than there are of them: one that comes late would cost a commit of its
-own. The accountant waits no longer than until all are there."""
+"""Time to wait for late agents, since a late batch would cost a commit of its own. All agents deliver at once, on fewer
+cores than there are agents; the accountant waits no longer than until all have arrived.
+"""
 
 
 class DemoAccountant:
     """An accountant that serves from construction to `close`."""
 
     def __init__(self, premises: AccountantConfig) -> None:
-        """Raises what accountant.composition.Service and serve raise where folder or port cannot be used."""
+        """Raises the exceptions of accountant.composition.Service and serve if folder or port cannot be used."""
         _log_to(premises.log_file)
         self._clock = VirtualClock(premises.start_ms)
         self._inventory = SimulatedInventory(premises.nodes, premises.teams)
@@ -153,14 +155,15 @@ class DemoAccountant:
             self._open = opening.pop_all()
 
     def url(self) -> str:
-        """Where it serves."""
+        """The address at which it serves."""
         return self._url
 
     def hour(
         self, now_ms: int, outages: Sequence[OutageBegan | OutageEnded], away: bool, keep_house: bool = False
     ) -> None:
-        """It is `now_ms`; these nodes went or came meanwhile. away: nothing answers until the next hour. keep_house:
-        do what is due first."""
+        """Set the clock to `now_ms` and report node outages. away: do not answer until the next hour. keep_house: run
+        due background tasks first.
+        """
         if keep_house:
             self.maintain()
         self._clock.advance_to(now_ms)
@@ -176,17 +179,17 @@ class DemoAccountant:
         self._wire.lose_next_ack = True
 
     def ack_was_lost(self) -> bool:
-        """Whether one came since; the next one's answer arrives again."""
+        """Return whether a batch has arrived since `lose_next_ack`; the next answer is sent again."""
         lost = not self._wire.lose_next_ack
         self._wire.lose_next_ack = False
         return lost
 
     def maintain(self) -> None:
-        """Do what is due by now."""
+        """Run the background tasks that are due."""
         self._service.maintain()
 
     def figures(self, start_ms: int, end_ms: int) -> LedgerFigures:
-        """Ask the ledger everything once."""
+        """Query the ledger for all figures once."""
         ledger = self._service.ledger
         (whole,) = ledger.usage(start_ms, end_ms, ())
         by_team = {line.key["team"]: line.accounts_gpu_us for line in ledger.usage(start_ms, end_ms, ("team",))}
@@ -204,7 +207,7 @@ class DemoAccountant:
         )
 
     def write_files(self, folder: Path, start_ms: int, end_ms: int) -> None:
-        """LEDGER_FILES: the month's report, its statement, a copy of the ledger. Raises OSError."""
+        """Write LEDGER_FILES: the month's report, its statement, a copy of the ledger. Raises OSError."""
         ledger = self._service.ledger
         with ledger.moment(start_ms, end_ms) as moment:
             report = build(moment, self._service.book(), start_ms, end_ms)
@@ -219,7 +222,7 @@ class DemoAccountant:
 
 
 def _log_to(file: Path | None) -> None:
-    """What the accountant has to say, from warnings up, a line of JSON each."""
+    """Write the accountant's log from warnings up to a file, one JSON object per line."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

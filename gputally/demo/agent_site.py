@@ -1,15 +1,15 @@
 """Simulates the machines of a site with a real agent on each, and turns jobs into pods.
 
-Every event is applied at its exact instant; the agents of the machines it touches read at that instant,
-and all agents read at least every second interval. An agent sees only what its own machine shows. As in
-an agent itself, delivering and metering may go on at once, in two threads: everything but `deliver` belongs to one.
+Every event is applied at its exact time. The agents of the affected machines take a reading at that time, and all
+agents take one at least every second interval. An agent sees only its own machine. As in a real agent, delivering and
+metering may run in two threads; everything except `deliver` belongs to one thread.
 
-Only the hardware and the kubelet are made up: the agent's loop, meter, outbox and uploader are the ones
-that run in production. The outbox's fsync is off, as nothing here can lose power but the simulation's
-own machines, whose outboxes live on in this process.
+Only the hardware and the kubelet are simulated: the agent's loop, meter, outbox and uploader are those of production.
+The outbox does not call fsync, because only the simulated machines can lose power, and their outboxes survive in this
+process.
 
-One pod per node and attempt. Names, owners and namespaces are as an operator would see them; the queue
-stands in `queue_ref`, so a pod is billed to its team even when it lived while no agent listened. Pure.
+There is one pod per node and attempt. Names, owners and namespaces look like a real cluster's. The queue is in
+`queue_ref`, so a pod is billed to its team even if it lived while no agent ran.
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ class Pod:
 
 
 def pod_uid(job: Job, attempt: int, node: str) -> str:
-    """Deterministic, and another one for every attempt: a rescheduled pod is a new pod."""
+    """Return a deterministic uid that differs for every attempt, because a rescheduled pod is a new pod."""
     return _uid(f"{job.id}/{attempt}/{node}")
 
 
 @lru_cache(1_024)
 def _uid(name: str) -> str:
-    """Asked for again when the pod stops, and for every pod of its owner."""
+    """Return the uid of a name; called again when the pod stops, and for every pod of its owner."""
     return str(uuid5(NAMESPACE_URL, name))
 
 
 def namespace_of(job: Job) -> str:
-    """Every team has one namespace of its name."""
+    """Return the job's namespace, which has the name of its team."""
     return job.queue
 
 
@@ -110,7 +110,7 @@ def pods_of(
 
 
 def pod_nodes(stop: Stopped) -> tuple[str, ...]:
-    """The nodes a gang held something on."""
+    """Return the nodes on which a gang held GPUs."""
     return tuple(sorted({slot.node for slot in stop.slots}))
 
 
@@ -159,9 +159,10 @@ def _resource(shape: str) -> str:
 
 
 class Machine:
-    """A node, switched off until `boot`; `running` while its agent does.
+    """A node that is off until `boot`; `running` while its agent runs.
 
-    randbits, jitter: where the agent's randomness comes from. metrics: of its agents, for a Prometheus."""
+    randbits, jitter: sources of the agent's randomness. metrics: of its agents, for a Prometheus.
+    """
 
     def __init__(
         self,
@@ -202,31 +203,31 @@ class Machine:
 
     @property
     def closed(self) -> int:
-        """Intervals that its agents, all lives together, closed and spooled."""
+        """The number of intervals that its agents closed and spooled, over all restarts."""
         return self._closed_before + (self._agent.health.intervals_closed if self._agent is not None else 0)
 
     @property
     def spooled(self) -> int:
-        """The newest number its outbox gave out."""
+        """The newest number in its outbox."""
         return self._outbox.last_seq if self._outbox is not None else 0
 
     @property
     def unconfirmed(self) -> int:
-        """Intervals that would be sent now."""
+        """The number of intervals that would be sent now."""
         pending = self._outbox.pending(1_000_000, 1 << 40) if self._outbox is not None else None
         return len(pending.rows) if pending is not None else 0
 
     # --- what happens to it ------------------------------------------------------------------
 
     def boot(self) -> None:
-        """Power is back: a new boot, fresh driver counters, and the agent starts."""
+        """Switch the power on: a new boot id, reset driver counters, and a started agent."""
         self._boots += 1
         for gpu in self._node.gpus:
             self._node.reset_counters(self._clock.wall_ms(), gpu.uuid)
         self.start_agent()
 
     def start_agent(self) -> None:
-        """The agent starts on the outbox it finds, and looks around at once."""
+        """Start the agent with the existing outbox; it takes a reading at once."""
         self._outbox = Outbox(self._outbox_file, self._clock, fsync=False, randbits=self._randbits)
         self._uploader = Uploader(
             self._outbox,
@@ -246,7 +247,7 @@ class Machine:
         self.sample()
 
     def kill_agent(self) -> None:
-        """The process ends without a word: what it had not spooled is gone."""
+        """Kill the agent without a clean stop; intervals that it had not spooled are lost."""
         self._closed_before = self.closed
         if self._uploader is not None and self._outbox is not None:
             self._uploader.close()
@@ -278,7 +279,7 @@ class Machine:
             self._agent.sample()
 
     def deliver(self, upto: int | None = None) -> ShipResult | None:
-        """Send what is pending, as far as number `upto`, until nothing is left or the other side does not take it."""
+        """Send pending records up to number `upto`, until none is left or the accountant does not accept them."""
         result = None
         while self._agent is not None and (result is None or (result.progress and not self._delivered(upto))):
             result = self._agent.ship(upto)
@@ -288,7 +289,7 @@ class Machine:
         return upto is not None and self._outbox is not None and self._outbox.durable_seq >= upto
 
     def exposition(self) -> str:
-        """Its agent's /metrics page; empty where it keeps none."""
+        """Return its agent's /metrics page; empty if it has none."""
         return str(self._metrics.exposition(), "utf-8") if self._metrics is not None else ""
 
     def close(self) -> None:
@@ -304,9 +305,10 @@ LAST_READING_MS = 2_000
 
 
 class AgentSite:
-    """Machines with their agents and the truth about them, under one clock, which this moves.
+    """Machines with their agents and the ground truth about them, under one clock, which this class moves.
 
-    It is told of everything that happens in the cluster and minds what happens on its own machines."""
+    It receives all events of the cluster and applies those of its own machines.
+    """
 
     def __init__(self, plot: SiteConfig) -> None:
         self._clock = VirtualClock(plot.start_ms)
@@ -334,13 +336,13 @@ class AgentSite:
         self._pool = ThreadPoolExecutor(max(1, len(plot.nodes)), "agent")
 
     def begin(self, events: Sequence[Event]) -> None:
-        """Switch everything on, after what happens at the very start: an agent sees an instant once."""
+        """Switch all machines on after the events of the start time, because an agent reads each time only once."""
         self._happen(events, self._clock.wall_ms())
         for machine in self._machines.values():
             machine.boot()
 
     def follow(self, events: Iterable[Event], until_ms: int) -> dict[str, int]:
-        """Let everything happen up to `until_ms`, readings included; what can be delivered then (`deliver`)."""
+        """Apply all events up to `until_ms`, readings included; returns what can then be delivered (`deliver`)."""
         for at_ms, group in groupby(events, _when):
             happening = list(group)
             self._read_before_losses(happening, at_ms)
@@ -353,14 +355,15 @@ class AgentSite:
         return {name: machine.spooled for name, machine in self._machines.items() if machine.running}
 
     def deliver(self, upto: Mapping[str, int]) -> None:
-        """These agents send what they had at number `upto`, all at once, as far as the other side takes it.
+        """Let these agents deliver their records up to number `upto` at once, as far as the accountant accepts them.
 
-        Meanwhile `follow` may go on, as long as no agent ends in it."""
+        `follow` may run at the same time, as long as no agent ends in it.
+        """
         for _ in self._pool.map(lambda name: self._machines[name].deliver(upto[name]), upto):
             pass
 
     def deliver_alone(self, name: str) -> int:
-        """One agent sends what it has; returns how many intervals that were."""
+        """Let one agent deliver its records; returns the number of intervals."""
         machine = self._machines[name]
         number = machine.unconfirmed
         machine.deliver()
@@ -384,7 +387,7 @@ class AgentSite:
     # --- within ------------------------------------------------------------------------------
 
     def _pass_time(self, until_ms: int) -> None:
-        """Regular readings, and what the fault plan has in store, up to `until_ms`."""
+        """Take the regular readings, and apply the fault plan, up to `until_ms`."""
         due: list[tuple[int, int, Callable[[], None]]] = []
         now = self._clock.wall_ms()
         for at_ms, happen in ((self._faults.killed_ms, self._kill), (self._faults.back_ms, self._return)):
@@ -423,7 +426,7 @@ class AgentSite:
             self._truth.agent_returns(machine.name, self._clock.wall_ms())
 
     def _read_before_losses(self, events: Sequence[Event], at_ms: int) -> None:
-        """Readings are every few seconds in reality: the last before a GPU falls off the bus is that close."""
+        """Take a reading shortly before a GPU is lost, as real agents, which read every few seconds, would have."""
         for event in events:
             if isinstance(event, OutageBegan) and event.outage.name in self._of_gpu:
                 read_ms = max(self._clock.wall_ms(), at_ms - LAST_READING_MS)
@@ -433,7 +436,7 @@ class AgentSite:
                 self._truth.gpu_fails(event.outage.name, read_ms, at_ms)
 
     def _happen(self, events: Sequence[Event], at_ms: int) -> None:
-        """All that happens at one instant, then one reading of each machine that it touched."""
+        """Apply all events of one time, then take one reading of each affected machine."""
         for event in events:
             if isinstance(event, OutageBegan) and event.outage.name in self._machines:
                 self._truth.power_fails(event.outage.name, at_ms)
@@ -465,7 +468,7 @@ class AgentSite:
                 self._read(name)
 
     def _gpu_outage(self, event: OutageBegan | OutageEnded) -> str:
-        """The machine it happened on."""
+        """Apply a GPU outage; returns the machine on which it happened."""
         machine = self._machines[self._of_gpu[event.outage.name]]
         act = machine.lose_gpu if isinstance(event, OutageBegan) else machine.recover_gpu
         act(event.at_ms, event.outage.name)

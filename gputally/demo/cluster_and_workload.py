@@ -59,7 +59,9 @@ def _node(name: str, model: str, shapes: dict[int, tuple[str, ...]] | None = Non
 
 
 def devices(node: NodeSpec) -> tuple[Gpu, ...]:
-    """The node's GPUs as an agent sees them: slot `index` of a partitioned GPU is the MIG instance at `index`."""
+    """Return the node's GPUs as its agent sees them; slot `index` of a partitioned GPU is the MIG instance at
+    `index`.
+    """
     models = {model.name: model for model in MODELS.values()}
     return tuple(
         make_gpu(spec.uuid, index, models[spec.model], [shape for shape in spec.shapes if shape in MIG_PROFILES])
@@ -68,23 +70,24 @@ def devices(node: NodeSpec) -> tuple[Gpu, ...]:
 
 
 def compute_of(shape: str) -> int:
-    """Compute slices of a MIG profile, of the seven of its GPU."""
+    """Return the compute slices of a MIG profile, out of the seven of its GPU."""
     return MIG_PROFILES[shape][0]
 
 
 def parts() -> dict[str, Fraction]:
-    """How much of a GPU a slot of each shape is."""
+    """Return the part of a GPU that a slot of each shape has."""
     return {SHARED: Fraction(1, REPLICAS)} | {shape: Fraction(compute_of(shape), 7) for shape in GEOMETRY}
 
 
 def outages(start_ms: int, days: int) -> tuple[Outage, ...]:
-    """What breaks in a run of `days`: a node for some hours, the spot node twice, one GPU for a day.
+    """Return the outages of a run of `days`: a node for some hours, the spot node twice, one GPU for a day.
 
-    Placed by the length of the run, so that a short one has its share; hours off the interval grid."""
+    They are placed relative to the length of the run, so that a short run has some too, at times off the interval grid.
+    """
     span = days * MS_PER_DAY
 
     def at(part: float) -> int:
-        """An instant `part` of the way, moved off every interval's edge."""
+        """Return the time at `part` of the run, moved off the edge of an interval."""
         return start_ms + int(span * part) // MS_PER_MINUTE * MS_PER_MINUTE + 7_321
 
     unit = min(MS_PER_HOUR, span // 96)
@@ -131,13 +134,13 @@ def plan(seed: int, nodes: Sequence[str], start_ms: int, days: int) -> FaultPlan
 
 LOAD = 1.16
 _MIG_STEP, _SHARED_STEP = 7, 4
-"""Utilisation of a part of a GPU, in steps that make whole microseconds of the whole one."""
+"""Steps of the utilisation of a part of a GPU that give whole microseconds of the whole GPU."""
 _MEDIAN_MS = 24 * MS_PER_MINUTE
 _SIGMA = 2.447
 """ln(9.2 h / 24 min) / 1.2816: lognormal through the median and the 90th percentile."""
 _LONGEST_MS = 2 * MS_PER_DAY
 _UTILISATION = ((0.0, 0.0), (0.25, 0.06), (0.5, 0.48), (0.75, 0.92), (0.9, 0.99), (1.0, 1.0))
-"""Quantiles of GPU utilisation over jobs; the first quartile is not taken as dead idle, but nearly so."""
+"""Quantiles of GPU utilisation over jobs; the first quartile is nearly idle instead of idle."""
 _HOURS = (3, 2, 2, 2, 2, 3, 4, 6, 9, 12, 13, 13, 12, 13, 14, 14, 13, 11, 9, 7, 6, 5, 4, 4)
 """Relative number of campaigns per hour of the day."""
 
@@ -212,9 +215,10 @@ def _team(random: Random, team: Team, start_ms: int, days: int, offered_hours: f
 
 
 def _campaigns(random: Random, team: Team, start_ms: int, days: int, hours: float) -> Iterator[Job]:
-    """Training: campaigns until the team has asked for its hours, each gang size for its part of them.
+    """Generate training campaigns until the team has requested its GPU-hours, divided by gang size.
 
-    Only what can run inside the span counts, so that a burst of long jobs at the end is not the load."""
+    Only work inside the span counts, so that long jobs at the end do not distort the load.
+    """
     end_ms = start_ms + days * MS_PER_DAY
     calendar = _Calendar(team.sprints, start_ms, days)
     parts = sum(part for _, part in team.gangs)
@@ -238,7 +242,7 @@ def _campaigns(random: Random, team: Team, start_ms: int, days: int, hours: floa
 
 
 def _short_pods(random: Random, team: Team, start_ms: int, days: int) -> Iterator[Job]:
-    """Seconds to a few minutes, wholly inside one metering interval: smoke tests of the build system."""
+    """Generate pods of seconds to a few minutes, each inside one metering interval: smoke tests of a build system."""
     calendar = _Calendar(((0.0, 1.0),), start_ms, days)
     for number in range(team.short_per_day * days):
         duration = int(min(random.lognormvariate(4.1, 0.9), 600.0) * MS_PER_SECOND) + random.randrange(1_000)
@@ -250,7 +254,9 @@ def _short_pods(random: Random, team: Team, start_ms: int, days: int) -> Iterato
 
 
 def _notebooks(random: Random, team: Team, start_ms: int, days: int) -> Iterator[Job]:
-    """Opened in the morning of a working day, hardly used, closed in the evening, now and then forgotten."""
+    """Generate notebooks, opened in the morning of a working day, hardly used, closed in the evening, sometimes
+    forgotten.
+    """
     for person in range(team.notebooks + team.hoarders):
         hoards = person >= team.notebooks
         shape = WHOLE if hoards else random.choice((SHARED, SHARED, "1g.10gb", "2g.20gb"))
@@ -269,7 +275,7 @@ def _notebooks(random: Random, team: Team, start_ms: int, days: int) -> Iterator
 
 
 def _services(random: Random, team: Team, start_ms: int, days: int) -> Iterator[Job]:
-    """Inference that always runs: rolled out anew every morning, a little before the old one would end."""
+    """Generate inference services that always run and are replaced every morning before the old ones end."""
     for number, (shape, utilisation) in enumerate(team.services):
         for day in range(days):
             at = start_ms + day * MS_PER_DAY + number * 97_000 + random.randrange(1_000)
@@ -280,13 +286,13 @@ def _services(random: Random, team: Team, start_ms: int, days: int) -> Iterator[
 
 
 def _forgotten(start_ms: int, days: int) -> list[Job]:
-    """One pod that no team owns, for a fifth of the run."""
+    """Generate one pod without a team, for a fifth of the run."""
     at = start_ms + int(days * MS_PER_DAY * 0.3) + 13_579
     return [Job("debug-shell", SANDBOX, at, 1, int(days * MS_PER_DAY * 0.2), "notebook", utilisation_permille=15)]
 
 
 class _Calendar:
-    """When a team works: hours of the day, days of the week, sprints. Draws instants by that intensity."""
+    """The intensity of a team's work by hour of the day, day of the week and sprint. Draws times by that intensity."""
 
     def __init__(self, sprints: Sequence[tuple[float, float]], start_ms: int, days: int) -> None:
         self._start_ms = start_ms
@@ -305,17 +311,17 @@ class _Calendar:
 
 
 def _weekend(at_ms: int) -> bool:
-    """1970-01-01 was a Thursday."""
+    """Return whether a time is on a weekend; 1970-01-01 was a Thursday."""
     return (at_ms // MS_PER_DAY + 3) % 7 >= 5
 
 
 def _run_time(random: Random, gpus: int) -> float:
-    """Lognormal; the median grows with the gang, since small jobs are mostly trials of large ones."""
+    """Draw a lognormal run time; the median grows with the gang, because small jobs are mostly trials of large ones."""
     return min(_LONGEST_MS, _MEDIAN_MS * math.sqrt(gpus) * math.exp(random.gauss(0.0, _SIGMA)))
 
 
 def _quantile(points: Sequence[tuple[float, float]], p: float) -> float:
-    """Linear between the given quantiles."""
+    """Interpolate linearly between the given quantiles."""
     for (p0, x0), (p1, x1) in pairwise(points):
         if p <= p1:
             return x0 + (x1 - x0) * (p - p0) / (p1 - p0)

@@ -1,10 +1,10 @@
 """Records what really happened in the simulation, to the microsecond.
 
-The ledger's accounts are held against these. Nothing here knows of agents' rows or of the ledger: the
-truth follows the scheduler's events, and knows the spans that could not be metered (a node that
-lost power, an agent that was killed). Its one borrowed rule is how microseconds of a GPU are divided
-among MIG instances: by largest remainder over each closed span, spans being cut at every multiple of the
-interval and at every change of ownership on that GPU. Integers only.
+The ledger's accounts are compared with these. This module uses neither the agents' rows nor the ledger: it follows the
+scheduler's events and the spans that could not be metered (a node that lost power, an agent that was killed). It shares
+one rule with the agents: how microseconds of a GPU are divided among MIG instances, by largest remainder over each
+closed span. Spans end at every multiple of the interval and at every change of holders on that GPU. All figures are
+integers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _PodHold:
 
 @dataclass(slots=True)
 class _Gpu:
-    """One GPU: who holds its slots since when, and in what condition it is."""
+    """One GPU: the holders of its slots and since when, and its condition."""
 
     spec: GpuSpec
     since_ms: int
@@ -54,13 +54,13 @@ class TrueTotals:
     teams: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def add(self, account: str, amount_us: int, team: str = "") -> None:
-        """Held time names its team."""
+        """Add time to an account; held time needs a team."""
         self.totals[account] += amount_us
         if team:
             self.teams.setdefault(team, dict.fromkeys(HELD, 0))[account] += amount_us
 
     def merge(self, other: TrueTotals) -> None:
-        """Take over the books of other GPUs."""
+        """Add the totals of other GPUs."""
         for account, amount in other.totals.items():
             self.totals[account] += amount
         for team, accounts in other.teams.items():
@@ -69,14 +69,15 @@ class TrueTotals:
                 mine[account] += amount
 
     def held_us(self, team: str) -> int:
-        """What a team held."""
+        """Return the time that a team held."""
         return sum(self.teams.get(team, {}).values())
 
 
 class GroundTruth:
-    """Feed it the engine's events in order, and the stretches that could not be metered.
+    """The ground truth. Give it the engine's events in order, and the spans that could not be metered.
 
-    It follows the GPUs of its own nodes; what happens on others is none of its business."""
+    It follows only the GPUs of its own nodes.
+    """
 
     def __init__(self, nodes: Sequence[NodeSpec], start_ms: int, interval_ms: int) -> None:
         self._interval_ms = interval_ms
@@ -86,7 +87,7 @@ class GroundTruth:
         self.books = TrueTotals()
 
     def see(self, event: Event) -> None:
-        """Something happened at `event.at_ms`."""
+        """Apply an event at `event.at_ms`."""
         at_ms = event.at_ms
         if isinstance(event, Started | Stopped):
             job = event.job
@@ -108,11 +109,13 @@ class GroundTruth:
                 gpu.condition = condition
 
     def agent_read(self, node: str, at_ms: int) -> None:
-        """The agent took a reading: every interval that had ended by then is closed."""
+        """Record that the agent took a reading, which closes every interval that had ended."""
         self._read_ms[node] = at_ms
 
     def power_fails(self, node: str, at_ms: int) -> None:
-        """Before the events of that instant: what the agent had not closed by then is gone for good."""
+        """Record a power failure, before the other events of that time: intervals that the agent had not closed are
+        lost.
+        """
         for uuid in self._nodes[node]:
             gpu = self._gpus[uuid]
             closed_ms = self._closed_by(gpu, node)
@@ -121,7 +124,7 @@ class GroundTruth:
             gpu.since_ms = at_ms
 
     def gpu_fails(self, uuid: str, read_ms: int, at_ms: int) -> None:
-        """Before the events of that instant: how busy it was since the last reading is unknown."""
+        """Record the loss of a GPU, before the other events of that time: its use since the last reading is unknown."""
         gpu = self._gpus[uuid]
         self._settle(gpu, read_ms)
         for hold, share in zip(gpu.slots, self._shares(gpu, read_ms, at_ms), strict=True):
@@ -132,7 +135,7 @@ class GroundTruth:
         gpu.since_ms = at_ms
 
     def agent_dies(self, node: str) -> None:
-        """Killed without a word: its counters are lost, what it had closed is not."""
+        """Record that the agent was killed: its counters are lost, and the intervals that it closed are kept."""
         for uuid in self._nodes[node]:
             gpu = self._gpus[uuid]
             self._settle(gpu, self._closed_by(gpu, node))
@@ -140,7 +143,9 @@ class GroundTruth:
             gpu.condition = "blind"
 
     def agent_returns(self, node: str, at_ms: int) -> None:
-        """It can say that a pod still holds what it held, not how busy it was, nor that nothing happened."""
+        """Record that the agent is back: it knows which pods still hold their GPUs, but neither their use nor idle time
+        meanwhile.
+        """
         for uuid in self._nodes[node]:
             gpu = self._gpus[uuid]
             for start, end in pairwise(self._instants(gpu.since_ms, at_ms)):
@@ -177,7 +182,7 @@ class GroundTruth:
         gpu.since_ms = at_ms
 
     def _pieces(self, gpu: _Gpu, end_ms: int) -> Iterable[tuple[int, int]]:
-        """A GPU that divides into whole microseconds need not be cut where the agents cut it."""
+        """Split a GPU's span where agents would; a GPU that divides into whole microseconds needs no split."""
         if US_PER_MS % gpu.per == 0:
             return ((gpu.since_ms, end_ms),)
         return pairwise(self._instants(gpu.since_ms, end_ms))
@@ -186,13 +191,13 @@ class GroundTruth:
         return apportion((end_ms - start_ms) * US_PER_MS, gpu.weights)
 
     def _instants(self, start_ms: int, end_ms: int) -> Iterator[int]:
-        """start, every multiple of the interval between, end."""
+        """Yield start, every multiple of the interval in between, and end."""
         yield start_ms
         yield from range((start_ms // self._interval_ms + 1) * self._interval_ms, end_ms, self._interval_ms)
         yield end_ms
 
     def _closed_by(self, gpu: _Gpu, node: str) -> int:
-        """The last instant up to which the node's agent had closed this GPU's rows."""
+        """Return the last time up to which the node's agent had closed this GPU's rows."""
         return max(gpu.since_ms, self._read_ms[node] // self._interval_ms * self._interval_ms)
 
 

@@ -2,14 +2,14 @@
 
 engine ─ events ─▶ machines with agents ─ HTTP ─▶ accountant ─ HTTP ─▶ controller ─▶ Queue objects ─▶ engine
 
-Once per simulated hour the agents deliver, the accountant keeps house, and the controller runs one cycle;
-the scheduler then obeys the weights that stand in the cluster. All clocks are virtual: the machines' move
-through every event, the accountant's and the controller's from hour to hour. Nothing waits in real time, and
-as little as possible for another: agents and accountant have processes of their own, and while an hour is booked
-the controller thinks about the one before it and the machines live the next.
+Once per simulated hour the agents deliver, the accountant runs its background tasks, and the controller runs one cycle;
+the scheduler then uses the published weights. All clocks are virtual: the machines' clocks move through every event,
+the accountant's and the controller's from hour to hour. No step waits in real time, and the parts overlap where
+possible: agents and accountant have processes of their own, and while an hour is booked, the controller works on the
+hour before and the machines simulate the next one.
 
-KAI's queue controller writes what queues hold and ask for into `Queue.status`; its scheduler reads
-`overQuotaWeight` back. Who changes that weight, and why, is not known here.
+KAI's queue controller writes what queues hold and request into `Queue.status`, and its scheduler reads
+`overQuotaWeight`. This module does not change weights.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ControlPlane:
             self.node_ready(node.name, ready=True)
 
     def node_ready(self, name: str, *, ready: bool) -> None:
-        """What the node controller says of a node."""
+        """Set the node's condition, as the node controller does."""
         whole = sum(shape == WHOLE for gpu in self._nodes[name].gpus for shape in gpu.shapes)
         status = {
             "allocatable": {GPU: str(whole)},
@@ -70,7 +70,7 @@ class ControlPlane:
         self._put_status(NODE.api_version, NODE.kind, name, status, NODE_CONTROLLER)
 
     def report(self, states: Mapping[str, QueueState]) -> None:
-        """The queue controller's part: what changed since the last time."""
+        """Write the changed queue states, as KAI's queue controller does."""
         for name, state in sorted(states.items()):
             if self._states.get(name) != state:
                 amounts = {
@@ -82,7 +82,7 @@ class ControlPlane:
         self._states = dict(states)
 
     def weights(self) -> dict[str, float]:
-        """Over-quota weights as they stand now."""
+        """Return the over-quota weights that are in the objects now."""
         return {
             queue["metadata"]["name"]: float(queue["spec"]["resources"]["gpu"]["overQuotaWeight"])
             for queue in self.cluster.list(QUEUE)
@@ -99,7 +99,7 @@ class ControlPlane:
 
 @dataclass(slots=True)
 class ControllerCounts:
-    """What the controller did over the run."""
+    """Counts of what the controller did over the run."""
 
     cycles: int = 0
     holds: int = 0
@@ -107,12 +107,13 @@ class ControllerCounts:
 
 
 class Pipeline:
-    """The running house. Use it as a context: leaving it stops the server and closes the ledger.
+    """The running demo. Use it as a context: leaving it stops the server and closes the ledger.
 
-    folder: for the ledger and the outboxes; must be empty. port 0: any free one. parts: processes that nothing was
-    made of yet; None: its own, without an outlet for warnings. scratch: the folder is to be removed where this process
-    ends without having done so. scraped: the agents keep metrics, which costs the run a
-    little, and nothing of an hour begins before the one before it is over. observe: hears of every cycle."""
+    folder: for the ledger and the outboxes; must be empty. port 0: any free one. parts: unused worker processes; None:
+    start new ones, whose warnings are not logged. scratch: remove the folder if this process ends without doing so.
+    scraped: the agents keep metrics, which slows the run a little, and no hour begins before the previous one is over.
+    observe: called with every cycle.
+    """
 
     def __init__(
         self,
@@ -125,18 +126,18 @@ class Pipeline:
         scraped: bool = False,
         observe: Callable[[CycleReport], None] | None = None,
     ) -> None:
-        """Raises what accountant.composition.Service and serve raise where folder or port cannot be used."""
+        """Raises the exceptions of accountant.composition.Service and serve if folder or port cannot be used."""
         self.scenario = scenario
         self.tally = ControllerCounts()
         self.resent = 0
-        """Intervals sent twice because the answer to the first time was lost."""
+        """Intervals sent twice because the first answer was lost."""
         self._clock = VirtualClock(scenario.start_ms)
-        """The controller's; the accountant has one of its own."""
+        """The controller's clock; the accountant has its own."""
         self._scraped = scraped
         self.agent_pages: dict[str, str] = {}
-        """The agents' /metrics pages by node, of the hour that `progress` is told of, before they deliver."""
+        """The agents' /metrics pages by node, for the hour that `progress` reports, before they deliver."""
         self.taken = SiteResult(TrueTotals(), 0)
-        """What really happened, once the run is over."""
+        """The ground truth, after the run."""
         teams = tuple(sorted(queue.name for queue in scenario.policy.queues))
         with ExitStack() as opening:
             mine = opening.enter_context(parts or Parts())
@@ -172,10 +173,11 @@ class Pipeline:
         self._stack.close()
 
     def run(self, progress: Callable[[int], None] = lambda _: None) -> None:
-        """The whole span, hour by hour; `progress` hears of the virtual time, in whatever thread.
+        """Run the whole span hour by hour; `progress` gets the virtual time, in any thread.
 
-        As soon as an hour is booked the controller thinks about it and the scheduler goes on, whether or not the
-        machines have lived the next one meanwhile: so the weights it finds are in force an hour later."""
+        As soon as an hour is booked, the controller runs its cycle and the scheduler continues, even if the machines
+        have not simulated the next hour yet. The weights therefore take effect an hour later.
+        """
         hours = self.scenario.days * 24
         events: Sequence[Event] = self.engine.events_until(self.scenario.start_ms)
         self._office.ask("hour", self.scenario.start_ms, _of_nodes(events), False)
@@ -214,8 +216,9 @@ class Pipeline:
     def _go_on(
         self, hour: int, control: Callable[[], None] | None, events: Sequence[Event]
     ) -> tuple[Mapping[str, QueueState], Sequence[Event]]:
-        """The controller's cycle for the hour before, if it is still due, then the scheduler until the end of the
-        next: how the queues stand between, and what happens then. events: of `hour`."""
+        """Run the controller's cycle for the previous hour if it is due, then the scheduler until the end of the next
+        hour. Returns the queue states in between and the events of the next hour. events: of `hour`.
+        """
         if control is not None:
             control()
         self._tell_nodes(events)
@@ -223,56 +226,60 @@ class Pipeline:
         return states, self.engine.events_until(self._after(hour + 1)) if hour < self.scenario.days * 24 else ()
 
     def figures(self) -> LedgerFigures:
-        """What the ledger has to say of the span."""
+        """Query the ledger for the figures of the span."""
         found: LedgerFigures = self._office.ask("figures", self.scenario.start_ms, self.scenario.end_ms)
         return found
 
     def write_files(self, folder: Path) -> None:
-        """Begin to write what comes out of the ledger (gputally.demo.worker_processes.LEDGER_FILES), and come back at
-        once."""
+        """Begin to write the ledger's files (gputally.demo.worker_processes.LEDGER_FILES), and return at once."""
         self._office.tell(order("write_files", folder, self.scenario.start_ms, self.scenario.end_ms))
 
     def files_written(self) -> None:
-        """Wait for the end of `write_files`; it has to be waited for before anything else is asked. Raises
-        WorkerLost where something cannot be written."""
+        """Wait for the end of `write_files`, before any other request. Raises WorkerLost if a file cannot be
+        written.
+        """
         self._office.answer()
 
     def get(self, path: str) -> str:
-        """A page of the accountant."""
+        """Return a page of the accountant."""
         return httpx2.get(self.url + path, timeout=None).raise_for_status().text
 
     def _after(self, hour: int) -> int:
         return self.scenario.start_ms + hour * MS_PER_HOUR
 
     def _disturbed(self, hour: int, events: Sequence[Event]) -> bool:
-        """Whether the machines may not live on from `hour` while their agents still deliver: because answers do not
-        come at once, an agent ends before it has its own, or a check reads what is not delivered yet."""
+        """Return whether the machines must wait with the hour after `hour` until their agents have delivered: because
+        answers are delayed, an agent ends before its answer arrives, or a check reads undelivered records.
+        """
         faults = self.scenario.faults
         ends = any(isinstance(event, OutageBegan) and event.outage.target == "node" for event in events)
         killed = self._after(hour) < faults.killed_ms <= self._after(hour + 1)
         return self._scraped or hour in faults.away or ends or killed
 
     def _at_once(self, hour: int) -> bool:
-        """Whether the controller may not leave `hour` for when the next one is delivered: because it is not the same
-        to be asked then (its policy is in force from when it first says so; nothing answers), or the demo is
-        watched."""
+        """Return whether the controller must handle `hour` before the next hour is delivered, because the result could
+        differ (its policy takes effect when it first announces it; the accountant does not answer), or because the demo
+        is observed.
+        """
         away = self.scenario.faults.away
         return self._scraped or hour in away or hour + 1 in away or self.tally.cycles == self.tally.holds
 
     def _tell_nodes(self, events: Sequence[Event]) -> None:
-        """Have nodes that went and came known to the API server."""
+        """Report nodes that went down or came back to the API server."""
         for event in _of_nodes(events):
             self.plane.node_ready(event.outage.name, ready=isinstance(event, OutageEnded))
 
     def _deliver_alone(self, hour: int) -> None:
-        """Those agents send what they have whose answer gets lost."""
+        """Let the agents whose answers will be lost deliver their records."""
         for name in (node.name for node in self.scenario.nodes if (hour, node.name) in self.scenario.faults.lost_acks):
             self._office.ask("lose_next_ack")
             sent = self._crew.deliver_alone(name)
             self.resent += sent if self._office.ask("ack_was_lost") else 0
 
     def _control(self, hour: int, states: Mapping[str, QueueState], progress: Callable[[int], None]) -> None:
-        """KAI's queue controller, our controller, KAI's scheduler: in this order. states: at the end of the hour."""
+        """Run KAI's queue controller, gputally's controller and KAI's scheduler, in this order. states: at the end of
+        the hour.
+        """
         self._clock.advance_to(self._after(hour))
         self.plane.report(states)
         report = self.controller.cycle()

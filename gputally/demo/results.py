@@ -1,6 +1,6 @@
 """Compares the ledger with the ground truth, and prints and writes the summary.
 
-Collects and compares; how it is shown is `summary`'s. Every GPU figure is an integer of microseconds.
+Every GPU figure is an integer of microseconds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TeamResult:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that must hold, and whether it does."""
+    """One check, and whether it passes."""
 
     name: str
     holds: bool
@@ -61,7 +61,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """See the fields of summary.json in `as_json`."""
+    """The results of a run; `as_json` documents the fields."""
 
     scenario: Scenario
     capacity_gpu_us: int
@@ -138,7 +138,7 @@ class Results:
 
 
 def collect(pipeline: Pipeline, books: LedgerFigures, before: TrueTotals, wall_seconds: float) -> Results:
-    """Compare what the ledger says with what really happened, and with what static weights had made of it."""
+    """Compare the ledger with the ground truth, and the shares with those under static weights."""
     scenario = pipeline.scenario
     outcomes = pipeline.engine.outcomes.values()
     capacity = sum(len(node.gpus) for node in scenario.nodes) * (scenario.end_ms - scenario.start_ms) * US_PER_MS
@@ -242,15 +242,16 @@ FILES = (*LEDGER_FILES, "plan.txt", "summary.json")
 
 
 def write_files(pipeline: Pipeline, results: Results, folder: Path) -> None:
-    """FILES, of which the accountant's own were begun before. Raises OSError, and WorkerLost for what the accountant
-    cannot write."""
+    """Write FILES; the accountant has begun its own earlier. Raises OSError, and WorkerLost for files that the
+    accountant cannot write.
+    """
     (folder / "plan.txt").write_text(_plan(pipeline), encoding="utf-8")
     (folder / "summary.json").write_text(json.dumps(results.as_json(), indent=2) + "\n", encoding="utf-8")
     pipeline.files_written()
 
 
 def show(results: Results, folder: Path, console: Console, output: Output = "table") -> None:
-    """The summary. JSON is that of summary.json, CSV its teams."""
+    """Print the summary. JSON is summary.json, CSV its teams."""
     if output != "table":
         found = results.as_json()
         teams = [{"team": name, **figures} for name, figures in found["teams"].items()]
@@ -269,7 +270,7 @@ def show(results: Results, folder: Path, console: Console, output: Output = "tab
 
 
 def _plan(pipeline: Pipeline) -> str:
-    """The controller's last cycle as it would be printed."""
+    """Return the controller's last cycle as `plan` prints it."""
     text = io.StringIO()
     console = Terminal(file=text, width=PLAN_WIDTH, color_system=None)
     if pipeline.controller.last is not None:
@@ -394,13 +395,13 @@ def _mark(holds: bool) -> str:
 
 
 def _nearer(before: float, after: float, entitled: float) -> Text:
-    """The new share, green where it came nearer to what the team is entitled to."""
+    """Render the new share, in green if it is closer to the team's entitlement."""
     nearer = abs(after - entitled) < abs(before - entitled)
     return Text(report_text.percent(after), "green" if nearer else "")
 
 
 def _rest(results: Results) -> Decimal | None:
-    """Return what no team pays: the total less what is listed."""
+    """Return the part of the cost that no team pays: the total less the listed teams."""
     if results.total_cost is None:
         return None
     listed = [team.cost for team in results.teams] + [results.unallocated_cost]

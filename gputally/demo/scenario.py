@@ -1,9 +1,9 @@
 """Builds a run from the user's options: policy, claims, and the baseline without the controller.
 
-Knows of the accountant only what a policy looks like: the run under static weights has a process of its own,
-which should not begin by loading a server.
+It uses only the policy models of the accountant, because the run under static weights has a process of its own, which
+should not load a server.
 
-Deserved quotas are about a quarter of each team's part, so that most of the cluster moves with history.
+Deserved quotas are about a quarter of each team's part, so that history affects most of the cluster.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ K = 5.0
 
 
 def teams_policy() -> Policy:
-    """The five teams of the generated workload."""
+    """Return the policy of the five teams of the generated workload."""
     return _policy([(team.name, float(team.deserved), team.weight) for team in TEAMS])
 
 
 def equal_policy(teams: Sequence[str], gpus: int) -> Policy:
-    """Teams of a trace: equal weights, deserved quota a quarter of an equal part of the GPUs."""
+    """Return the policy for the teams of a trace: equal weights, and a deserved quota of a quarter of an equal part of
+    the GPUs.
+    """
     return _policy([(team, float(gpus // (4 * len(teams))), 1.0) for team in sorted(teams)])
 
 
@@ -70,7 +72,7 @@ MOST_TEAMS = 64
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """days None: 31, or as long as the trace."""
+    """The user's options. days None: 31, or the length of the trace."""
 
     days: int | None = None
     interval_s: int = 900
@@ -97,12 +99,12 @@ class Scenario:
         return self.start_ms + self.days * 24 * MS_PER_HOUR
 
     def engine(self) -> ClusterSimulation:
-        """The scheduler at the start, with the weights of the policy file."""
+        """Return the scheduler in its initial state, with the weights of the policy file."""
         return ClusterSimulation(self.nodes, claims(self.policy), self.jobs, outages=self.outages)
 
 
 def build(options: Options) -> Scenario:
-    """Raises fairshare.simulator.job_traces.TraceError for a trace that cannot be replayed."""
+    """Build the scenario. Raises fairshare.simulator.job_traces.TraceError for a trace that cannot be replayed."""
     nodes = cluster_and_workload.nodes()
     if options.trace is None:
         days = options.days or DAYS
@@ -132,18 +134,18 @@ def build(options: Options) -> Scenario:
 
 
 def whole_gpus(nodes: tuple[NodeSpec, ...]) -> int:
-    """GPUs that are handed out whole."""
+    """Return the number of GPUs that are allocated whole."""
     return sum(gpu.shapes == (WHOLE,) for node in nodes for gpu in node.gpus)
 
 
 class Baseline:
-    """The same jobs under static weights: what would have happened without the controller."""
+    """The same jobs under static weights, for comparison with a cluster without the controller."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
 
     def books(self) -> TrueTotals:
-        """The true totals of the whole span."""
+        """Return the true totals of the whole span."""
         scenario = self._scenario
         truth = GroundTruth(scenario.nodes, scenario.start_ms, scenario.interval_s * 1000)
         for event in scenario.engine().events_until(scenario.end_ms):
@@ -152,4 +154,4 @@ class Baseline:
         return truth.books
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to close."""

@@ -1,17 +1,15 @@
 """Starts the demo's parts in processes of their own, and defines the messages between them.
 
-Between the parts the only way is HTTP; what goes through a worker's pipes is what the simulation tells a part of the
-world, and what it answers. An order is the name of a method with its arguments. Giving it and awaiting what came of it
-are two steps, so that several parts work at once; a pipe carries one order at a time, and a worker has as many as its
-part can do things at once. A worker whose other side is gone without a word ends, and takes along what would be left
-of it on the disk.
+The parts call each other only over HTTP. A worker's pipes carry the simulation's calls and their results. A call is the
+name of a method with its arguments. Sending a call and waiting for its result are two steps, so that several parts work
+at once. A pipe carries one call at a time, and a worker has as many pipes as its part can run calls at once. If the
+other side of a pipe disappears, the worker ends and removes its files.
 
-All sites are asked at once and awaited together. Each can be asked two things at once: while the agents deliver one
-hour, their machines may live the next.
+All sites are called at once and awaited together. Each site has two pipes: while the agents deliver one hour, their
+machines can simulate the next.
 
-They load what they need from construction on, and are made something of later, when it is known of what.
-
-A part's own libraries (the accountant's server and engine, above all) are loaded where it lives, and nowhere else.
+A worker loads its libraries when it starts, and creates its part later, when the arguments are known. The libraries of
+a part (above all the accountant's server and engine) are loaded only in its own process.
 """
 
 from __future__ import annotations
@@ -44,28 +42,31 @@ if TYPE_CHECKING:
     from accountant.wire.usage_models import Accounts
 
 GC_ALLOCATIONS = 50_000
-"""Between collections: an hour of the simulation makes some ten thousand objects, and hardly any of them in cycles."""
+"""Allocations between garbage collections: an hour of the simulation makes about ten thousand objects, hardly any of
+them in cycles.
+"""
 SWITCH_S = 0.0005
-"""So that the threads of a part get their turns: with Python's 5 ms they would mostly wait for each other."""
+"""Thread switch interval. With Python's 5 ms the threads of a part would mostly wait for each other."""
 
 
 class WorkerLost(AccountantError):
-    """A process ended, or could not do what it was told: one line with the reason."""
+    """A worker process ended or could not execute a call: one line with the reason."""
 
 
 class WorkerObject(Protocol):
-    """What lives in a worker; its public methods are what can be asked of it."""
+    """The part that lives in a worker; its public methods are the calls."""
 
     def close(self) -> None:
         """Shut down in good order."""
 
 
 class Worker:
-    """A process with one part in it, which is made by `start`; until then the process loads what it needs.
+    """A process with one part in it, which `start` creates; until then the process loads its libraries.
 
-    who: of which a line can be said ("the accountant has ended"). part: the name of its class, MODULE:CLASS, so that
-    only the process loads it. pipes: how many things it can be asked at once. nice: how far it gives way to others.
-    log_file: where its warnings go."""
+    who: the name in messages ("the accountant has ended"). part: the name of the class, MODULE:CLASS, so that only the
+    process imports it. pipes: the number of simultaneous calls. nice: lowers the process's priority. log_file: for its
+    warnings.
+    """
 
     def __init__(self, who: str, part: str, *, pipes: int = 1, nice: int = 0, log_file: Path | None = None) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and locks
@@ -83,23 +84,24 @@ class Worker:
             pipe.close()
 
     def start(self, *arguments: object, scratch: Path | None = None) -> None:
-        """Have the part made, and come back at once; what goes wrong the first answer tells.
+        """Create the part, and return at once; an error is raised with the first answer.
 
-        scratch: a folder of this side's, that is to be removed where this side ends without doing so."""
+        scratch: a folder of this process, which the worker removes if this process ends without doing so.
+        """
         self._started = True
         self._send(0, pickle.dumps((arguments, scratch)))
 
     def ask(self, method: str, *arguments: object) -> Any:
-        """What came of an order. Raises WorkerLost."""
+        """Call a method and return its result. Raises WorkerLost."""
         self.tell(order(method, *arguments))
         return self.answer()
 
     def tell(self, order: bytes, pipe: int = 0) -> None:
-        """Give an order and come back at once. Raises WorkerLost."""
+        """Send a call and return at once. Raises WorkerLost."""
         self._send(pipe, order)
 
     def answer(self, pipe: int = 0) -> Any:
-        """Wait for what came of the order given last. Raises WorkerLost."""
+        """Wait for the result of the last call. Raises WorkerLost."""
         try:
             value, failure = self._pipes[pipe].recv()
         except (EOFError, OSError) as error:
@@ -109,12 +111,12 @@ class Worker:
         return value
 
     def leave(self) -> None:
-        """Let the part shut down in good order, and come back at once. Idempotent."""
+        """Ask the part to shut down, and return at once. Idempotent."""
         with suppress(OSError):
             self._pipes[0].send(None)
 
     def close(self) -> None:
-        """The same, and wait for it. Idempotent."""
+        """Ask the part to shut down, and wait for it. Idempotent."""
         if not self._started:
             self._process.terminate()  # it is still loading, and for nothing
         self.leave()
@@ -130,19 +132,20 @@ class Worker:
 
 
 def order(method: str, *arguments: object) -> bytes:
-    """What `Worker.tell` takes; one may be told to several."""
+    """Encode a call for `Worker.tell`; the same bytes can be sent to several workers."""
     return pickle.dumps((method, arguments))
 
 
 def spare_collections() -> None:
-    """What is loaded by now stays, and hardly anything that follows lies in cycles: a full collection that walks all
-    libraries again and again is a fifth of a run."""
+    """Exclude everything that is loaded now from garbage collection. Hardly any later object is in a cycle, and full
+    collections over all libraries would take a fifth of a run.
+    """
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS)
 
 
 def _work(who: str, name: str, pipes: list[Connection], nice: int, log_file: Path | None) -> None:
-    """The process: does as it is told until it is told None, or the other side is gone."""
+    """Run the process: execute calls until None arrives, or the other side is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's business
     sys.setswitchinterval(SWITCH_S)
     os.nice(nice)
@@ -172,7 +175,7 @@ def _work(who: str, name: str, pipes: list[Connection], nice: int, log_file: Pat
 
 
 def _obey(who: str, orders: Connection, part: WorkerObject) -> bool:
-    """Whether it was told to leave: not where the other side is gone."""
+    """Execute the calls of a pipe; returns whether the worker was asked to leave, False if the other side is gone."""
     with suppress(EOFError, OSError):
         while (told := orders.recv()) is not None:
             method, arguments = told
@@ -198,13 +201,14 @@ def _said(who: str, error: Exception) -> str:
 OFFICE = "gputally.demo.accountant_process:DemoAccountant"
 SITE = "gputally.demo.agent_site:AgentSite"
 LEDGER_FILES = ("report.html", "statement.csv", "ledger.duckdb")
-"""What an office writes."""
+"""Files that the accountant writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccountantConfig:
-    """What an office is built from. folder: for the ledger; must be empty. port 0: any free one. log_file: where
-    its warnings go; None: only what is worse, to the terminal."""
+    """The arguments of the demo's accountant. folder: for the ledger; must be empty. port 0: any free one. log_file:
+    for its warnings; None: only errors, to the terminal.
+    """
 
     nodes: tuple[NodeSpec, ...]
     teams: tuple[str, ...]
@@ -216,8 +220,9 @@ class AccountantConfig:
 
 @dataclass(frozen=True, slots=True)
 class LedgerFigures:
-    """A span as the ledger has it, and the rows that came, by what became of them. costs: payable, by team; None where
-    something has no price."""
+    """The ledger's figures of a span, and the number of received rows by outcome. costs: payable, by team; None if some
+    time has no price.
+    """
 
     accounts: Accounts
     by_team: Mapping[str, Accounts]
@@ -231,7 +236,7 @@ class LedgerFigures:
 
 @dataclass(frozen=True, slots=True)
 class SiteConfig:
-    """What a site is built from."""
+    """The arguments of a site."""
 
     nodes: tuple[NodeSpec, ...]
     queues: frozenset[str]
@@ -242,12 +247,12 @@ class SiteConfig:
     faults: FaultPlan
     seed: int
     scraped: bool = False
-    """Whether the agents keep metrics, as they do where a Prometheus looks at them."""
+    """Whether the agents keep metrics, as they do when a Prometheus scrapes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SiteResult:
-    """At the end: what really happened on the site, and how many intervals its agents closed."""
+    """The result of a site: the ground truth, and the number of intervals that its agents closed."""
 
     books: TrueTotals
     closed: int
@@ -255,15 +260,17 @@ class SiteResult:
 
 PROCESSES = 2
 NICE = 5
-"""They have time until the next hour; who books this one has not."""
+"""Priority of the sites, which have time until the next hour; the accountant has not."""
 _LIFE, _DELIVERIES = 0, 1
-"""The pipes of a site: what happens on it, and what its agents deliver meanwhile."""
+"""The pipes of a site: one for its events, one for the deliveries of its agents."""
 
 
 class AgentPool:
-    """Sites for the nodes of a plot. They load what they need from construction on, and stand from `settle` on.
+    """The sites of a scenario's nodes. Their processes load libraries when this object is created, and `settle` creates
+    the sites.
 
-    log_file: where their agents' warnings go."""
+    log_file: for the agents' warnings.
+    """
 
     def __init__(self, log_file: Path | None) -> None:
         self._sites = [
@@ -271,10 +278,10 @@ class AgentPool:
         ]
         self._home: dict[str, Worker] = {}
         self._spooled: list[dict[str, int]] = [{} for _ in self._sites]
-        """What each site can deliver, as it said when it last arrived."""
+        """The newest numbers that each site can deliver, as it reported after its last events."""
 
     def settle(self, plot: SiteConfig, scratch: Path | None = None) -> None:
-        """Deal out the plot's nodes. scratch: see Worker.start."""
+        """Divide the nodes among the sites. scratch: see Worker.start."""
         for number, site in enumerate(self._sites):
             nodes = plot.nodes[number::PROCESSES]
             site.start(replace(plot, nodes=nodes), scratch=scratch)
@@ -285,7 +292,7 @@ class AgentPool:
         self._ask_all("begin", events)
 
     def deliver(self) -> None:
-        """Begin Site.deliver everywhere, of all that was there on arrival, and come back at once."""
+        """Start AgentSite.deliver on all sites, up to the last reported numbers, and return at once."""
         for site, spooled in zip(self._sites, self._spooled, strict=True):
             site.tell(order("deliver", spooled), _DELIVERIES)
 
@@ -295,12 +302,13 @@ class AgentPool:
             site.answer(_DELIVERIES)
 
     def set_out(self, events: Sequence[Event], until_ms: int) -> None:
-        """Begin Site.follow everywhere and come back at once. A delivery may be under way if no agent ends
-        meanwhile."""
+        """Start AgentSite.follow on all sites and return at once. A delivery may be running if no agent ends
+        meanwhile.
+        """
         self._tell_all("follow", events, until_ms)
 
     def arrive(self) -> None:
-        """Wait for the end of `set_out`; it has to be waited for before anything but `deliver` is asked."""
+        """Wait for the end of `set_out`, before any other call except `deliver`."""
         self._spooled = [site.answer(_LIFE) for site in self._sites]
 
     def deliver_alone(self, name: str) -> int:
@@ -308,11 +316,11 @@ class AgentPool:
         return int(self._home[name].ask("deliver_alone", name))
 
     def scrape(self) -> dict[str, str]:
-        """See Site.scrape; nothing may be under way."""
+        """See AgentSite.scrape; no other call may be running."""
         return {name: page for pages in self._ask_all("scrape") for name, page in pages.items()}
 
     def finish(self, end_ms: int) -> SiteResult:
-        """All sites together."""
+        """Finish all sites and merge their results."""
         books, closed = TrueTotals(), 0
         for taken in self._ask_all("finish", end_ms):
             books.merge(taken.books)
@@ -320,7 +328,7 @@ class AgentPool:
         return SiteResult(books, closed)
 
     def close(self) -> None:
-        """Let every site shut down in good order, and wait for it."""
+        """Let every site shut down, and wait for it."""
         for site in self._sites:
             site.leave()
         for site in self._sites:
@@ -337,10 +345,11 @@ class AgentPool:
 
 
 class Parts:
-    """An office (gputally.demo.accountant_process) and a crew. Use it as a context: leaving it shuts them down in
-    good order.
+    """The demo's worker processes: an accountant (gputally.demo.accountant_process) and the pool of agents. Use it as a
+    context: leaving it shuts them down.
 
-    log_file: where their warnings go; None: only what is worse, to the terminal."""
+    log_file: for their warnings; None: only errors, to the terminal.
+    """
 
     def __init__(self, log_file: Path | None = None) -> None:
         self.log_file = log_file
@@ -356,6 +365,6 @@ class Parts:
         self.close()
 
     def close(self) -> None:
-        """The agents first, which may have something left to deliver. Idempotent."""
+        """Close the agents first, which may still have records to deliver. Idempotent."""
         self.crew.close()
         self.office.close()

@@ -1,7 +1,8 @@
 """Runs `gputally doctor` and prints the findings.
 
-The standard library's parser, so that it also runs where only the agent is installed: then the checks of this machine
-are made, and the others say what they lack. Exit codes: 0 nothing wrong, 1 warnings, 2 errors, 64 called wrongly.
+It uses the standard library's parser, so it also runs where only the agent is installed: there it makes the checks of
+the machine, and the other checks report what is missing. Exit codes: 0 nothing wrong, 1 warnings, 2 errors, 64 wrong
+call.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 
 _STYLE: dict[Status, str] = {"ok": "green", "warning": "yellow", "error": "bold red", "unknown": "dim"}
 _MARK: dict[Status, str] = {"ok": "ok", "warning": "warning", "error": "ERROR", "unknown": "not made"}
-"""Read without colours too."""
+"""Marks of the severities, which can be read without colours."""
 
 
 def table(results: Sequence[Result]) -> RenderableType:
-    """One line a check, then every finding with its figures and what mends it; the worst first."""
+    """Render one line per check, then every finding with its figures and remedy, the worst first."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.padding import Padding
@@ -68,7 +69,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def document(results: Sequence[Result]) -> dict[str, Any]:
-    """Everything, for programs. exit_code: the command's."""
+    """Return all results for programs. exit_code: the command's."""
     return {
         "schema": 1,
         "exit_code": exit_code(results),
@@ -86,7 +87,7 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def records(results: Sequence[Result]) -> Iterator[dict[str, object]]:
-    """A line for every finding, and one for every check without any."""
+    """Yield one record for every finding, and one for every check without findings."""
     for result in results:
         for each in result.findings:
             yield {"check": result.check, **asdict(each)}
@@ -96,7 +97,7 @@ def records(results: Sequence[Result]) -> Iterator[dict[str, object]]:
 
 
 CALLED_WRONGLY = 64
-"""EX_USAGE of sysexits.h: 2 already says that there are errors."""
+"""EX_USAGE of sysexits.h; 2 already means that there are errors."""
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -170,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def examine(sources: Sources, only: Sequence[str], output: str) -> int:
-    """Make the checks, print what they found, and answer the exit code."""
+    """Run the checks, print their findings, and return the exit code."""
     results = make_all(sources, only)
     form = next(each for each in OUTPUTS if each == output)
     show(form, lambda: table(results), document(results), records(results))

@@ -21,14 +21,16 @@ MS = 1_000
 TOLERATED_MS = 2_000
 """Skew below which nothing is reported."""
 REFUSED_MS = 5 * 60_000
-"""An accountant quarantines rows that end further ahead of its clock
-(accountant.storage.write.batch_admission.SKEW_MS)."""
+"""Skew above which an accountant quarantines rows that end ahead of its clock
+(accountant.storage.write.batch_admission.SKEW_MS).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """What time another machine said it was. own_ms: ours when the answer came; took_ms: since the question. Its
-    `Date` is cut to whole seconds, so that skew is known to a second and the way there and back."""
+    """The time that another machine reported. own_ms: this machine's time when the answer came; took_ms: the duration
+    of the request. The `Date` header has whole seconds, so the skew is known to a second plus the duration.
+    """
 
     who: str
     their_ms: int
@@ -37,13 +39,13 @@ class ClockReading:
 
     @property
     def least_skew_ms(self) -> int:
-        """What it is off by at least; positive where it is ahead of us."""
+        """Return the smallest skew that the reading allows, positive if the other clock is ahead."""
         late = self.their_ms - self.own_ms  # its moment lies within [their, their + 1 s), ours within [own - took, own]
         return late if late > 0 else min(0, late + MS + self.took_ms)
 
 
 def clocks(told: tuple[ClockReading, ...]) -> CheckResult:
-    """This machine's clock against the others'."""
+    """Compare this machine's clock with the others."""
     findings = []
     for each in told:
         skew = each.least_skew_ms
@@ -65,8 +67,9 @@ def clocks(told: tuple[ClockReading, ...]) -> CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class AccountantProbe:
-    """What the accountant answered. ready, asked: HTTP status of /readyz and of a question that wants a token, 0
-    without an answer; why: its words, or the network's."""
+    """The accountant's answers. ready, asked: HTTP status of /readyz and of a request that needs a token, 0 without an
+    answer; why: the reason from the answer or the network.
+    """
 
     url: str
     ready: int
@@ -75,7 +78,7 @@ class AccountantProbe:
 
 
 def accountant(knock: AccountantProbe) -> CheckResult:
-    """Whether it is there, can read its ledger, and lets us in."""
+    """Check whether the accountant runs, can read its ledger, and accepts the token."""
     seen = f"{knock.url}: /readyz {knock.ready or 'no answer'}, a question {knock.asked or 'no answer'}"
     if not knock.ready:
         remedy = "kubectl -n gputally get pods -l app.kubernetes.io/component=accountant; give --url"
@@ -99,13 +102,14 @@ def accountant(knock: AccountantProbe) -> CheckResult:
 
 
 FOREIGN_PART = 0.01
-"""Part of a node's capacity from which on unattributed busy time is reported."""
+"""Part of a node's capacity above which unattributed busy time is reported."""
 Row = Mapping[str, Any]
 
 
 def idle_holders(lines: Iterable[UsageLine], hours_asked: int) -> CheckResult:
-    """lines: usage by team, namespace, pod and hour, over that many whole hours. A pod counts that held GPUs in every
-    one of them."""
+    """Find pods that held GPUs idle. lines: usage by team, namespace, pod and hour, over that many whole hours. A pod
+    counts if it held GPUs in every one of them.
+    """
     pods: dict[tuple[str, str, str], list[UsageLine]] = {}
     for line in lines:
         key = line.key
@@ -118,7 +122,7 @@ def idle_holders(lines: Iterable[UsageLine], hours_asked: int) -> CheckResult:
 
 
 def summed(lines: Iterable[UsageLine]) -> Accounts:
-    """The accounts of several lines."""
+    """Return the sum of the accounts of several lines."""
     found = [line.accounts_gpu_us for line in lines]
     return Accounts(**{name: sum(getattr(each, name) for each in found) for name in Accounts.model_fields})
 
@@ -166,8 +170,9 @@ def _oversized(row: Row, currency: str | None) -> Finding:
 def prices(
     rows: Sequence[Row], days: int, version: str | None, month: str, examples: Sequence[str] = ()
 ) -> CheckResult:
-    """rows: the report's table `unpriced`. version: of the price book, None without one. month: to price anew.
-    examples: ids of the book's rows that are examples."""
+    """Check prices. rows: the report's table `unpriced`. version: of the price book, None without one. month: the month
+    to price again. examples: ids of the rows that are examples.
+    """
     if not version:
         remedy = "gputally accountant serve --prices FILE (docs/prices.md)"
         return CheckResult(
@@ -201,7 +206,7 @@ def _unpriced(model: str, rows: Sequence[Row], month: str) -> Finding:
 
 
 def unattributed_time(lines: Iterable[UsageLine], span_hours: float) -> CheckResult:
-    """Busy time that belongs to no holder, by node: what runs outside Kubernetes, as the agents saw it."""
+    """Report busy time without a holder, by node: programs outside Kubernetes, as the agents saw them."""
     nodes = [line for line in lines if line.accounts_gpu_us.total]
     bad = [line for line in nodes if line.unattributed_busy_us > FOREIGN_PART * line.accounts_gpu_us.total]
     found = first_findings(

@@ -25,7 +25,7 @@ _OURS = frozenset({"agent", "accountant", "fairshare", "dashboards", "gputally"}
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """about: what it looks at, for people."""
+    """A check. about: its subject, for people."""
 
     name: str
     about: str
@@ -33,7 +33,7 @@ class Check:
 
 
 def make(check: Check, sources: Sources) -> Result:
-    """Never raises for what the world does: then `unknown` says why."""
+    """Run a check. It raises nothing for missing facts: `unknown` gives the reason."""
     try:
         seen = check.look(sources)
     except (CannotCheck, AgentError, AccountantError, FairshareError, FileFault) as reason:
@@ -46,7 +46,7 @@ def make(check: Check, sources: Sources) -> Result:
 
 
 def make_all(sources: Sources, only: Iterable[str] = ()) -> tuple[Result, ...]:
-    """All of them, or those named, in their order."""
+    """Run all checks, or those named, in their order."""
     wanted = set(only)
     return tuple(make(check, sources) for check in CHECKS.values() if not wanted or check.name in wanted)
 
@@ -84,7 +84,7 @@ def _permissions(sources: Sources) -> CheckResult:
 
 
 def _policy(sources: Sources) -> tuple[Policy | None, str]:
-    """For checks that see a part of it without one: the policy, and a note where it cannot be had."""
+    """Return the policy, and a note if it cannot be read; for checks that can run partly without it."""
     try:
         return sources.policy(), ""
     except (CannotCheck, AccountantError, FairshareError, FileFault) as reason:
@@ -219,7 +219,7 @@ def _prices(sources: Sources) -> CheckResult:
 
 
 def _report(sources: Sources) -> dict[str, Any]:
-    """The report of the last days, as JSON."""
+    """Return the report of the last days, as JSON."""
     start = sources.now_ms - REPORT_DAYS * MS_PER_DAY
     query = {"start": str(start), "end": str(sources.now_ms), "format": "json"}
     found: dict[str, Any] = json.loads(sources.remote().get("/v1/report", query))

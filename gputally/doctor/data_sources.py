@@ -1,8 +1,8 @@
-"""Collects the facts, each once: this machine, the cluster, the accountant.
+"""Collects the facts for the checks, each once: this machine, the cluster, the accountant.
 
-A source that cannot be had raises, the same at every question, one of the stages' narrow exceptions or CannotCheck;
-`checks.make` turns that into the reason why a check was not made. What only some checks need is imported by them, so
-that a machine with the agent alone can be looked at. Nothing is written anywhere.
+A source that is not available raises the same exception at every use, either CannotCheck or one of the stages' narrow
+exceptions; `check_list.make` turns it into the reason why a check could not run. Modules that only some checks need are
+imported by them, so that the doctor runs on a machine with only the agent. Nothing is written.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ T = TypeVar("T")
 
 
 class ClusterView(Protocol):
-    """A cluster to look at, which is also gputally.kubernetes.objects.ObjectReader:
-    gputally.kubernetes.api_client.Inspector."""
+    """A cluster whose objects can be read, which is also a gputally.kubernetes.objects.ObjectReader:
+    gputally.kubernetes.api_client.Inspector.
+    """
 
     def list(self, kind: Kind, *, fields: str = "") -> Sequence[Object]: ...
 
@@ -53,7 +54,7 @@ class ClusterView(Protocol):
 
 
 class LazySource(Generic[T]):
-    """A source that is opened at the first question; the same value, or the same exception, from then on."""
+    """A source that is opened on first use; it returns the same value, or raises the same exception, from then on."""
 
     def __init__(self, open_: Callable[[], T]) -> None:
         self._open = open_
@@ -71,7 +72,9 @@ class LazySource(Generic[T]):
 
 @dataclass(frozen=True)
 class Options:
-    """namespace: of the release. policy: a file instead of the one in force at the accountant."""
+    """The user's options. namespace: of the release. policy: a file to use instead of the policy in force at the
+    accountant.
+    """
 
     url: str = "http://127.0.0.1:8080"
     token_file: Path | None = None
@@ -84,7 +87,7 @@ class Options:
 
 
 class Sources:
-    """Everything the checks look at. machine, kubelet, ground, remote: open the one source each; see `usual`."""
+    """The facts for all checks. machine, kubelet, ground, remote: each opens one source; see `usual`."""
 
     def __init__(
         self,
@@ -99,23 +102,23 @@ class Sources:
         self.clock = clock
         self.options = options
         self.machine = LazySource(machine)
-        """This machine's GPUs and who holds them."""
+        """This machine's GPUs and their holders."""
         self.kubelet = LazySource(kubelet)
-        """What this machine's kubelet says."""
+        """The answer of this machine's kubelet."""
         self.ground = LazySource(ground)
         """The cluster."""
         self.remote = LazySource(remote)
         """The accountant."""
         self.policy = LazySource(self._find_policy)
-        """The policy of the file, else the one in force; None where there is none."""
+        """The policy of the file, or the one in force; None if there is none."""
         self.nodes = LazySource(self._find_nodes)
         """All nodes."""
         self.pods = LazySource(self._find_pods)
-        """Pods that ask for GPUs and are not finished."""
+        """The pods that request GPUs and are not finished."""
 
     @cached_property
     def now_ms(self) -> int:
-        """One instant for all checks."""
+        """Return one time for all checks."""
         return self.clock.wall_ms()
 
     def _find_policy(self) -> Policy | None:
@@ -150,7 +153,7 @@ class Sources:
 
 
 def usual(options: Options, clock: Clock) -> Sources:
-    """The real sources."""
+    """Return the real sources."""
 
     def machine() -> Machine:
         return replace(look(options.proc, clock), agents_pod=_AGENTS in os.environ)
@@ -176,13 +179,13 @@ def usual(options: Options, clock: Clock) -> Sources:
 
 _POD_LOGS = Path("/var/log/pods")
 _AGENTS = "NVIDIA_VISIBLE_DEVICES"
-"""The chart sets it in the container of an agent."""
+"""Environment variable that the chart sets in the agent's container."""
 _BETWEEN_S = 1.0
-"""Busy time is a difference: the driver is read twice."""
+"""Time between two readings of the driver, because busy time is a difference."""
 
 
 def look(proc: Path, clock: Clock) -> Machine:
-    """GPUs, and the processes that hold them. Raises agent.core.errors.DriverReplaced."""
+    """Read GPUs and the processes that hold them. Raises agent.core.errors.DriverReplaced."""
     driver = Driver()
     source = NodeSource(Gpus(driver), ProcessTable(proc), None, PodLogs(_POD_LOGS))
     try:
@@ -203,7 +206,7 @@ def _counted(driver: Driver, opened: int) -> int:
 
 
 def ask_kubelet(socket: Path, clock: Clock) -> KubeletAnswer:
-    """Its answer, or the reason in it why there is none. Raises CannotCheck where there is no kubelet."""
+    """Return the kubelet's answer, or the reason why there is none. Raises CannotCheck if there is no kubelet."""
     if not socket.exists():
         raise CannotCheck(f"no kubelet here ({socket}); on a node of the cluster there is one")
     channel = UnaryChannel(socket, clock)

@@ -10,17 +10,18 @@ Severity = Literal["warning", "error"]
 Status = Literal["ok", "warning", "error", "unknown"]
 EXIT_CODE: dict[Status, int] = {"ok": 0, "unknown": 0, "warning": 1, "error": 2}
 MOST_SHOWN = 10
-"""Findings of one kind that are told one by one; the rest is counted."""
+"""Largest number of findings of one kind that are listed; the others are counted."""
 
 
 class CannotCheck(Exception):
-    """Facts that a check needs are not to be had here; `str()` says why in one line."""
+    """A check's facts are not available here; `str()` gives the reason in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """what: the fault in one sentence, with the name it is about. evidence: the figures it rests on. remedy: the
-    command that mends it or, where there is none, what to do."""
+    """A fault. what: the fault in one sentence, with the name of the object. evidence: the figures behind it. remedy:
+    the command that fixes it or, if there is none, what to do.
+    """
 
     severity: Severity
     what: str
@@ -30,7 +31,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One check. seen: what was looked at, with figures. unknown: why it could not be made, "" where it was."""
+    """The result of a check. seen: what was examined, with figures. unknown: why the check could not run, ""
+    if it ran.
+    """
 
     check: str
     seen: str = ""
@@ -48,20 +51,21 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check has to say before it is given its name."""
+    """The result of a check before it gets the check's name."""
 
     seen: str
     findings: tuple[Finding, ...] = ()
 
 
 def exit_code(results: Sequence[Result]) -> int:
-    """The exit code of the worst result: 0 nothing wrong, 1 warnings, 2 errors. What could not be looked at is not
-    wrong."""
+    """Return the exit code of the worst result: 0 nothing wrong, 1 warnings, 2 errors. A check that could not run is
+    not a fault.
+    """
     return max((EXIT_CODE[result.status] for result in results), default=0)
 
 
 def first_findings(findings: Iterable[Finding], what: str) -> tuple[Finding, ...]:
-    """The first few, and how many more of `what` there are."""
+    """Return the first findings and, as the last one, how many more of `what` there are."""
     found = list(findings)
     if len(found) <= MOST_SHOWN:
         return tuple(found)

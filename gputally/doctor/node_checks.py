@@ -18,8 +18,9 @@ _RESET = "nvidia-smi -r, or drain and reboot the node"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """counted: GPUs that the driver knows of. One that was lost before the check is counted, and not opened.
-    agents_pod: this is the container of an agent, whose node has GPUs."""
+    """This machine. counted: the number of GPUs that the driver reports; a GPU that was lost earlier is counted and not
+    opened. agents_pod: this is the container of an agent, so the node has GPUs.
+    """
 
     snapshot: Snapshot
     counted: int
@@ -27,7 +28,9 @@ class Machine:
 
 
 def driver(machine: Machine) -> CheckResult:
-    """GPUs that do not answer, and readings that usage rests on. Raises CannotCheck where there is no driver."""
+    """Check for GPUs that do not answer, and for missing readings that usage depends on. Raises CannotCheck if there is
+    no driver.
+    """
     snapshot = machine.snapshot
     failure = dict(snapshot.sources).get("nvml", "")
     if failure and not snapshot.devices and not machine.counted:
@@ -123,11 +126,11 @@ _REMEDIES = (
     ("ErrImage", "set image.registry to the registry that holds the images, and imagePullSecrets"),
     ("path", "set the host path of the message to the folder that the node has (agent.podResourcesHostPath)"),
 )
-"""What to do, by a word of the cluster's own message."""
+"""Remedies by a word of the cluster's own message."""
 
 
 def ours(obj: Object) -> bool:
-    """Whether an object is a DaemonSet or a pod of agents."""
+    """Return whether an object is a DaemonSet or a pod of agents."""
     labels = obj["metadata"].get("labels") or {}
     return bool(
         labels.get("app.kubernetes.io/component") == "agent" and labels.get("app.kubernetes.io/part-of") == "gputally"
@@ -137,8 +140,9 @@ def ours(obj: Object) -> bool:
 def agents(
     sets: Sequence[Object], pods: Sequence[Object], nodes: Sequence[Object], events: Sequence[Object]
 ) -> CheckResult:
-    """sets, pods: of agents alone. events: of DaemonSets that could not make a pod. Raises CannotCheck where none is
-    installed."""
+    """Check the agents. sets, pods: only those of agents. events: of DaemonSets that could not create a pod. Raises
+    CannotCheck if none is installed.
+    """
     if not sets:
         raise CannotCheck("no DaemonSet of agents: none is installed, or its part-of label is another")
     with_gpus = {node["metadata"]["name"] for node in nodes if gpus(look(node, ("status", "allocatable")))}
@@ -158,7 +162,7 @@ def agents(
 
 
 def _not_made(sets: Sequence[Object], events: Iterable[Object]) -> Iterator[Finding]:
-    """DaemonSets whose pods the API server refuses, each by its newest event."""
+    """Find DaemonSets whose pods the API server refuses, each with its newest event."""
     newest = {
         (look(e, ("regarding", "namespace")), look(e, ("regarding", "name"))): str(e.get("note") or "")
         for e in sorted(events, key=lambda e: str(e.get("eventTime") or e.get("deprecatedLastTimestamp") or ""))
@@ -174,7 +178,7 @@ def _not_made(sets: Sequence[Object], events: Iterable[Object]) -> Iterator[Find
 
 
 def _not_ready(pods: Iterable[Object]) -> Iterator[Finding]:
-    """Agents whose container does not start, with the kubelet's reason."""
+    """Find agents whose container does not start, with the kubelet's reason."""
     for pod in pods:
         for status in look(pod, ("status", "containerStatuses")) or ():
             waiting = (status.get("state") or {}).get("waiting") or {}

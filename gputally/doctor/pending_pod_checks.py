@@ -1,8 +1,8 @@
 """Explains pods that wait although GPUs are free: taints and scheduler events.
 
-From Kubernetes 1.34.2 the scheduler's message no longer names the taint (kubernetes/kubernetes#134740), so that it
-is worked out here. Taints and tolerations: kubernetes.io, "Taints and Tolerations". A pod with required node
-affinity is judged by its event alone.
+From Kubernetes 1.34.2 the scheduler's message no longer names the taint (kubernetes/kubernetes#134740), so this module
+derives it. Taints and tolerations: kubernetes.io, "Taints and Tolerations". For a pod with required node affinity, only
+its event is used.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gputally.doctor.findings import CheckResult, Finding, first_findings, joine
 from gputally.kubernetes.objects import CLOSING_TAINTS, Object, gpus, look, node_up
 
 WAITS_MS = 5 * 60_000
-"""A pod that has waited less is no case yet."""
+"""A pod that has waited for less time is not reported."""
 _CLOSING = ("NoSchedule", "NoExecute")
 _EPSILON = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A pod that asks for GPUs and has no node. asks: GPUs; since_ms: created."""
+    """A pod that requests GPUs and has no node. asks: GPUs; since_ms: its creation."""
 
     namespace: str
     name: str
@@ -39,7 +39,7 @@ class Waiting:
 
 
 def placement(nodes: Sequence[Object], pods: Sequence[Object], events: Sequence[Object], now_ms: int) -> CheckResult:
-    """One finding for each taint that blocks, one for each pod that waits for another reason that its event names."""
+    """Report each taint that blocks pods, and each pod that waits for another reason that its event names."""
     free = free_gpus(nodes, pods)
     waiting = [one for one in _waiting(pods) if now_ms - one.since_ms >= WAITS_MS]
     told = messages(events)
@@ -58,7 +58,7 @@ def placement(nodes: Sequence[Object], pods: Sequence[Object], events: Sequence[
 
 
 def free_gpus(nodes: Sequence[Object], pods: Sequence[Object]) -> dict[str, float]:
-    """Free GPUs by node that is up and has any: what is allocatable without what its pods asked for."""
+    """Return the free GPUs of each node that is up: its allocatable GPUs less the requests of its pods."""
     free = {node["metadata"]["name"]: gpus(look(node, ("status", "allocatable"))) for node in nodes if node_up(node)}
     for obj in pods:
         pod = read_pod(obj)
@@ -68,7 +68,7 @@ def free_gpus(nodes: Sequence[Object], pods: Sequence[Object]) -> dict[str, floa
 
 
 def messages(events: Iterable[Object]) -> dict[str, str]:
-    """The newest FailedScheduling note by pod uid, of events.k8s.io or of core."""
+    """Return the newest FailedScheduling message by pod uid, from events.k8s.io or core events."""
     newest: dict[str, tuple[int, str]] = {}
     for event in events:
         regarding = event.get("regarding") or event.get("involvedObject") or {}
@@ -89,7 +89,9 @@ def messages(events: Iterable[Object]) -> dict[str, str]:
 
 
 def tolerates(tolerations: Iterable[Mapping[str, Any]], taint: Mapping[str, Any]) -> bool:
-    """Whether one of them takes the taint: no effect is every effect, `Exists` without a key is every key."""
+    """Return whether a toleration matches the taint. A missing effect matches every effect, and `Exists` without a key
+    every key.
+    """
     for each in tolerations:
         if each.get("effect") and each["effect"] != taint.get("effect"):
             continue
@@ -113,7 +115,9 @@ def _waiting(pods: Iterable[Object]) -> Iterator[Waiting]:
 def _blocking(
     one: Waiting, nodes: Sequence[Object], free: Mapping[str, float]
 ) -> dict[tuple[str, str, str], list[str]]:
-    """Taints that alone keep the pod from nodes with room, with those nodes; none where a node would take it."""
+    """Return the taints that alone keep the pod from nodes with free GPUs, with these nodes; empty if a node would
+    accept the pod.
+    """
     if look(one.spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")):
         return {}
     selector = one.spec.get("nodeSelector") or {}

@@ -1,7 +1,7 @@
 """Checks which RBAC rights each program has and needs.
 
-The same rights as the chart's roles grant (a test holds the two against each other); those of kinds that the server
-does not serve are not missed.
+The rights are those of the chart's roles (a test compares them). Rights on kinds that the server does not serve are not
+needed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from gputally.kubernetes.objects import Kind
 
 PROGRAMS = ("agent", "accountant", "fairshare")
 OWN = "gputally-fairshare"
-"""The controller's account, ConfigMap and Lease, as a release called gputally names them."""
+"""The controller's account, ConfigMap and Lease, as in a release with the name gputally."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccessRight:
-    """resource: with its subresource (`pods/eviction`). name: of the one object, "" for all. local: in the
-    release's own namespace."""
+    """A right. resource: with its subresource (`pods/eviction`). name: of a single object, "" for all. local: in the
+    release's own namespace.
+    """
 
     group: str
     resource: str
@@ -69,7 +70,7 @@ OWNERS = (
     *_every("serving.knative.dev", "revisions configurations services", "get list"),
     *_every("sparkoperator.k8s.io", "sparkapplications scheduledsparkapplications", "get list"),
 )
-"""Kinds whose objects own pods: without one of them a job's name ends below it."""
+"""Kinds whose objects own pods. Without the right to read one of them, the name of a job ends below it."""
 _ACCOUNTANT = (
     *_every("core", "pods namespaces nodes", "list watch"),
     *OWNERS,
@@ -80,7 +81,7 @@ _ACCOUNTANT = (
     *_every("authorization.k8s.io", "subjectaccessreviews", "create"),
 )
 SCHEDULER_CONFIGS = ("kueue-manager-config", "volcano-scheduler-configmap")
-"""Names of the schedulers' own ConfigMaps, where the policy gives them no others."""
+"""Names of the schedulers' own ConfigMaps, if the policy gives no others."""
 _FAIRSHARE = (
     *_every("scheduling.run.ai scheduling.volcano.sh", "queues", "list patch"),
     *_every("kueue.x-k8s.io", "clusterqueues cohorts localqueues", "list patch"),
@@ -107,12 +108,12 @@ PREEMPTING = (
     *_every("batch.volcano.sh", "jobs", "patch"),
     *_every("bus.volcano.sh", "commands", "create list"),
 )
-"""More of the controller's, where the policy's preemption is enforced."""
+"""Additional rights of the controller if the policy enforces preemption."""
 NEEDS: Mapping[str, tuple[AccessRight, ...]] = {"agent": _AGENT, "accountant": _ACCOUNTANT, "fairshare": _FAIRSHARE}
 
 
 def scheduler_configs(policy: Policy) -> tuple[str, ...]:
-    """Names of the ConfigMaps in which the schedulers that the policy refers to are configured."""
+    """Return the names of the ConfigMaps with the configuration of the policy's schedulers."""
     prefixes = {ref.partition(":")[0] for queue in policy.queues for ref in queue.refs}
     targets = policy.targets
     found = [targets.kueue.config] if prefixes & {"kueue", "kueue-cohort"} else []
@@ -123,8 +124,9 @@ def scheduler_configs(policy: Policy) -> tuple[str, ...]:
 def needed_rights(
     program: str, served: Collection[tuple[str, str]], *, preempts: bool = False, configs: Collection[str] = ()
 ) -> tuple[AccessRight, ...]:
-    """The rights that the program needs. served: kinds, as (group, resource). preempts: the policy in force stops
-    running work. configs: ConfigMaps of schedulers that it names."""
+    """Return the rights that the program needs. served: kinds, as (group, resource). preempts: the policy in force
+    stops running work. configs: ConfigMaps of schedulers that it names.
+    """
     wanted = NEEDS[program]
     if program == "fairshare":
         others = [name for name in configs if name not in SCHEDULER_CONFIGS]
@@ -133,7 +135,7 @@ def needed_rights(
 
 
 def judge_rights(answers: Mapping[str, Mapping[AccessRight, bool]], users: Mapping[str, str]) -> CheckResult:
-    """answers: by program, what it may. users: by program, who was asked about."""
+    """Report missing rights. answers: by program, the rights it has. users: by program, the user that was checked."""
     findings = [each for program in answers for each in _of_program(program, answers[program], users[program])]
     asked = sum(len(rights) for rights in answers.values())
     names = joined_names(dict.fromkeys(users[program] for program in answers))
@@ -161,8 +163,9 @@ _OTHERS = {"group": "authorization.k8s.io", "resource": "subjectaccessreviews", 
 def ask(
     ground: ClusterView, namespace: str, *, preempts: bool = False, configs: Collection[str] = ()
 ) -> tuple[dict[str, dict[AccessRight, bool]], dict[str, str]]:
-    """(what each program may, whose rights these are). namespace: of the release, where no account says it.
-    configs: ConfigMaps of schedulers that the policy names."""
+    """Return the rights of each program, and the users that were checked. namespace: of the release, if no account
+    states it. configs: ConfigMaps of schedulers that the policy names.
+    """
     served = ground.served({right.group for rights in (*NEEDS.values(), PREEMPTING) for right in rights})
     accounts = _accounts(ground)
     answers: dict[str, dict[AccessRight, bool]] = {}
@@ -182,7 +185,9 @@ def ask(
 
 
 def _accounts(ground: ClusterView) -> dict[str, tuple[str, str]]:
-    """(user, namespace) by program, as the chart's labels say; none where they may not be listed or asked about."""
+    """Return (user, namespace) by program from the labels of the chart; empty if the accounts may not be listed or
+    checked.
+    """
     found: dict[str, tuple[str, str]] = {}
     try:
         if not ground.may(_OTHERS):
@@ -199,7 +204,7 @@ def _accounts(ground: ClusterView) -> dict[str, tuple[str, str]]:
 
 
 def _attributes(right: AccessRight, namespace: str, account: str) -> dict[str, str]:
-    """account: the controller's own objects are called like it."""
+    """Return the attributes of an access review. account: the controller's own objects have its name."""
     resource, _, subresource = right.resource.partition("/")
     name = right.name.replace(OWN, account) if right.local and account else right.name
     return {

@@ -1,5 +1,6 @@
-"""Reads schedulers through the controller's adapters, and checks served kinds, weights, contradictions and quotas
-that can never be met."""
+"""Reads schedulers through the controller's adapters, and checks served kinds, weights, conflicts and quotas that can
+never be met.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ KNOWN: Mapping[str, Sequence[Sequence[Kind]]] = {
     "kueue": (kueue.CLUSTER_QUEUES, kueue.COHORTS, kueue.LOCAL_QUEUES, kueue.WORKLOADS),
     "volcano": tuple((kind,) for kind in volcano.KINDS),
 }
-"""Kinds of each scheduler, the versions of one we can read beside each other; the first one has to be there."""
+"""Kinds of each scheduler with the supported versions; the first kind is required."""
 _PREFIXES = {"kai": ("kai",), "kueue": ("kueue", "kueue-cohort"), "volcano": ("volcano",)}
 _SCHEDULER_OF = {prefix: name for name, prefixes in _PREFIXES.items() for prefix in prefixes} | {
     "policy": "kube-scheduler", "slurm": "slurm", "runai": "runai", "runai-department": "runai",
@@ -49,8 +50,9 @@ _ABOUT: Mapping[tuple[str, str], tuple[Severity, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One scheduler as it stands. versions: served, by (group, plural). conditions, issues: its adapter's, where the
-    policy refers to it. mode: off, dry-run or enforce. fault: why it could not be looked at."""
+    """One scheduler's state. versions: served, by (group, plural). conditions, issues: from its adapter, if the policy
+    refers to the scheduler. mode: off, dry-run or enforce. fault: why it could not be read.
+    """
 
     name: str
     versions: Mapping[tuple[str, str], Sequence[str]]
@@ -62,7 +64,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class QueueObject:
-    """A scheduler's own queue. quota: GPUs it is guaranteed, None where it says none; nested: below another one."""
+    """A scheduler's own queue. quota: its guaranteed GPUs, None if it states none; nested: below another queue."""
 
     scheduler: str
     name: str
@@ -78,15 +80,16 @@ def queues_of(policy: Policy | None, scheduler: str) -> list[QueuePolicy]:
 
 
 def schedulers_of(queue: QueuePolicy) -> list[str]:
-    """Names of the schedulers a queue's refs are of, each once."""
+    """Return the names of the schedulers in a queue's refs, without duplicates."""
     return list(dict.fromkeys(_SCHEDULER_OF.get(ref.partition(":")[0], "") for ref in queue.refs))
 
 
 def weights(
     policy: Policy | None, targets: Sequence[Target], told: Sequence[tuple[str, Condition]] = ()
 ) -> CheckResult:
-    """Whether every scheduler the policy speaks to is there, in a version we know, and listens. told: what the
-    controller notes in its status ConfigMap, by target."""
+    """Check whether every scheduler in the policy is installed in a supported version and reads the weights. told: the
+    controller's conditions in its status ConfigMap, by target.
+    """
     findings = [each for target in targets for each in _of_target(policy, target)]
     findings += extender(policy, told)
     there = [f"{target.name} ({target.mode})" for target in targets if _first(target)]
@@ -140,7 +143,7 @@ def _of_target(policy: Policy | None, target: Target) -> Iterator[Finding]:
 
 
 def _of_conditions(target: str, conditions: Iterable[Condition]) -> Iterator[Finding]:
-    """What a target's own settings keep from acting, and what cannot be told of them."""
+    """Find settings of a target that make weights ineffective, and conditions that are unknown."""
     for condition in conditions:
         about = _ABOUT.get((condition.type, condition.status))
         if about is not None:
@@ -153,7 +156,7 @@ def _of_conditions(target: str, conditions: Iterable[Condition]) -> Iterator[Fin
 
 
 def extender(policy: Policy | None, conditions: Sequence[tuple[str, Condition]]) -> Iterator[Finding]:
-    """Whether the kube-scheduler asks, by what the controller notes. conditions: by target, of its status ConfigMap."""
+    """Find out whether the kube-scheduler calls the extender. conditions: by target, from the status ConfigMap."""
     if queues_of(policy, KUBE_SCHEDULER):
         told = [each for target, each in conditions if target == KUBE_SCHEDULER and each.type == "Effective"]
         for finding in _of_conditions(KUBE_SCHEDULER, told):
@@ -161,7 +164,9 @@ def extender(policy: Policy | None, conditions: Sequence[tuple[str, Condition]])
 
 
 def conflicts(policy: Policy | None, objects: Sequence[QueueObject], pods: Sequence[tuple[Pod, str]]) -> CheckResult:
-    """Promises made twice. pods: that hold GPUs, with the scheduler that placed them."""
+    """Find GPUs or queues that two schedulers share out. pods: those that hold GPUs, with the scheduler that placed
+    them.
+    """
     findings = [*_twice(policy), *_same_names(policy, objects), *_shared_nodes(pods)]
     count = len({each.scheduler for each in objects})
     queues = len(policy.queues) if policy is not None else 0
@@ -169,7 +174,7 @@ def conflicts(policy: Policy | None, objects: Sequence[QueueObject], pods: Seque
 
 
 def _twice(policy: Policy | None) -> Iterator[Finding]:
-    """One team's share given out by two schedulers, neither of which sees what the other gave."""
+    """Find teams with queues at two schedulers, each of which ignores what the other gave."""
     by_team: dict[str, dict[str, list[QueuePolicy]]] = {}
     for queue in policy.queues if policy is not None else ():
         several = schedulers_of(queue)
@@ -241,7 +246,7 @@ def _shared_nodes(pods: Sequence[tuple[Pod, str]]) -> Iterator[Finding]:
 
 
 def queue_objects(found: Mapping[str, Sequence[Object]]) -> list[QueueObject]:
-    """The queues of `kai`, `kueue` and `volcano`, with the GPUs each is guaranteed."""
+    """Return the queues of `kai`, `kueue` and `volcano`, with their guaranteed GPUs."""
     made = [
         QueueObject(
             "kai",
@@ -276,7 +281,7 @@ def _nominal(obj: Object) -> float | None:
 
 
 def gpus_or_none(resources: object) -> float | None:
-    """GPUs of a list of resources that names any."""
+    """Return the GPUs in a list of resources; None if it names none."""
     if not isinstance(resources, Mapping) or not any(
         str(name).startswith(("nvidia.com/mig-", GPU)) for name in resources
     ):
@@ -292,7 +297,9 @@ _QUEUES = {"kai": (kai.QUEUE,), "kueue": kueue.CLUSTER_QUEUES, "volcano": (volca
 
 
 def targets(ground: ClusterView, policy: Policy | None) -> tuple[Target, ...]:
-    """KAI, Kueue and Volcano: what is served of them, and what the adapter says of those the policy refers to."""
+    """Return KAI, Kueue and Volcano with their served versions and, for those in the policy, the adapter's
+    conditions.
+    """
     groups = {kinds[0].api_version.partition("/")[0] for several in KNOWN.values() for kinds in several}
     served = ground.served(groups)
     return tuple(_target(name, ground, policy, served) for name in KNOWN)
@@ -315,7 +322,7 @@ def _target(
 
 
 def noted_conditions(ground: ClusterView, namespace: str) -> tuple[tuple[str, Condition], ...]:
-    """What the controller last noted of its targets; nothing where that cannot be read."""
+    """Return the controller's last recorded conditions of its targets; empty if they cannot be read."""
     where = StatusObject(namespace)
     try:
         return conditions(ground.get(CONFIG_MAP, where.name, where.namespace))
@@ -324,7 +331,7 @@ def noted_conditions(ground: ClusterView, namespace: str) -> tuple[tuple[str, Co
 
 
 def own_queues(ground: ClusterView) -> list[QueueObject]:
-    """Queues of all schedulers that are installed."""
+    """Return the queues of all installed schedulers."""
     found: dict[str, Sequence[Object]] = {}
     for name, kinds in _QUEUES.items():
         for kind in kinds:
@@ -337,7 +344,7 @@ def own_queues(ground: ClusterView) -> list[QueueObject]:
 
 
 def gangs(ground: ClusterView, policy: Policy, pods: Sequence[Object]) -> tuple[Gang, ...]:
-    """What asks for GPUs in the policy's queues, at every scheduler that can be looked at."""
+    """Return the gangs that request GPUs in the policy's queues, at every scheduler that can be read."""
     read: list[Pod] = [pod for obj in pods if (pod := read_pod(obj)) is not None]
     found: list[Gang] = []
     for adapter in ADAPTERS:
@@ -351,7 +358,7 @@ def gangs(ground: ClusterView, policy: Policy, pods: Sequence[Object]) -> tuple[
 
 
 def installed(nodes: Sequence[Object]) -> float:
-    """GPUs of all nodes, whatever state they are in."""
+    """Return the GPUs of all nodes, in any state."""
     return fsum(gpus(look(node, ("status", "allocatable"))) for node in nodes)
 
 
@@ -361,7 +368,9 @@ _CHECK = "gputally fairshare check POLICY.yaml --capacity {capacity:g}"
 def guarantees(
     policy: Policy | None, capacity: float, installed: float, objects: Sequence[QueueObject], gangs: Sequence[Gang]
 ) -> CheckResult:
-    """capacity: GPUs on nodes that are up; installed: on all. gangs: of the policy's queues, as they ask now."""
+    """Check guarantees. capacity: GPUs on nodes that are up; installed: on all nodes. gangs: present requests in the
+    policy's queues.
+    """
     findings = [*_quotas(policy, capacity, installed), *_native(objects, installed)]
     if policy is not None:
         findings += first_findings(_gangs(policy, capacity, gangs), "workloads that can never start")
@@ -399,7 +408,7 @@ def _quotas(policy: Policy | None, capacity: float, installed: float) -> Iterato
 
 
 def _native(objects: Sequence[QueueObject], installed: float) -> Iterator[Finding]:
-    """Quotas as the schedulers' own objects state them."""
+    """Check the quotas in the schedulers' own objects."""
     by_scheduler: dict[str, list[QueueObject]] = {}
     for each in objects:
         if each.quota and not each.nested:

@@ -1,10 +1,11 @@
 """Calls a Kubernetes API server: reads, reviews and server-side apply; the only importer of `kubernetes`.
 
-Plain REST over the client's own transport (authentication, TLS, token renewal), so that any kind works without models
-of it. Every failure is a gputally.base.errors.ClusterError with the server's own words.
+It uses plain REST over the client's transport (authentication, TLS, token renewal), so any kind works without models.
+Every failure is a gputally.base.errors.ClusterError with the server's message.
 
-`KubernetesApi` reads and reviews, and hands answers on as bytes; it changes nothing in a cluster. `KubernetesCluster`
-reads and writes objects; writes are server-side apply, never forced. `Inspector` also asks a cluster about itself.
+`KubernetesApi` reads objects and creates reviews, and returns answers as bytes; it changes nothing in a cluster.
+`KubernetesCluster` reads and writes objects; writes are server-side apply, never forced. `Inspector` also reads the
+cluster's versions, rights and time.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def in_cluster() -> bool:
 
 
 def _connected(kubeconfig: Path | None) -> client.ApiClient:
-    """A client of the cluster this pod runs in, else of that of the kubeconfig. Raises Unavailable where neither is."""
+    """Return a client of the cluster this pod runs in, or of the kubeconfig's cluster. Raises Unavailable if neither
+    exists.
+    """
     settings = client.Configuration()
     try:
         if kubeconfig is None and in_cluster():
@@ -65,7 +68,7 @@ def _called(
     accept: str = _JSON,
     content_type: str = _JSON,
 ) -> Any:
-    """The response, unread, whatever its status. Raises Unavailable."""
+    """Send a request and return the unread response, whatever its status. Raises Unavailable."""
     request = api.param_serialize(
         method,
         path,
@@ -81,7 +84,7 @@ def _called(
 
 
 def _lines(stream: Any, path: str) -> Iterator[bytes]:
-    """The lines of a watch, as they arrive. Raises Unavailable for one that is too long to be an object."""
+    """Yield the lines of a watch as they arrive. Raises Unavailable for a line that is too long for an object."""
     rest = b""
     for chunk in stream.stream(_CHUNK, decode_content=True):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -101,7 +104,7 @@ def _answer(
     accept: str = _JSON,
     content_type: str = _JSON,
 ) -> bytes:
-    """The content of a successful answer. Raises ClusterError."""
+    """Return the content of a successful answer. Raises ClusterError."""
     response = _called(api, method, path, query, body, timeout_s, accept=accept, content_type=content_type)
     try:
         content: bytes = response.read()
@@ -118,17 +121,19 @@ def _silent(error: Exception) -> Unavailable:
 
 
 class KubernetesApi:
-    """Talks to the API server behind `api`. Thread-safe, as the client's connection pool is."""
+    """A client of the API server behind `api`. Thread-safe, like its connection pool."""
 
     def __init__(self, api: client.ApiClient, *, timeout_s: float = 30.0, watch_s: float = 330.0) -> None:
-        """watch_s: silence after which a watch is given up; above the time the server keeps one open."""
+        """watch_s: how long a watch may be silent before it is given up; more than the server's own limit."""
         self._api = api
         self._timeout_s = timeout_s
         self._watch_s = watch_s
 
     @classmethod
     def connect(cls, kubeconfig: Path | None = None) -> KubernetesApi:
-        """The cluster this pod runs in, else that of the kubeconfig. Raises Unavailable where neither is."""
+        """Connect to the cluster this pod runs in, or to the kubeconfig's cluster. Raises Unavailable if neither
+        exists.
+        """
         return cls(_connected(kubeconfig))
 
     def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
@@ -153,7 +158,9 @@ class KubernetesApi:
 
 
 def _accept(metadata_only: bool, listing: bool) -> str:
-    """The server answers 406 where a list is asked for as one object, or one object as a list."""
+    """Return the Accept header. The server answers 406 if a list is requested as one object, or one object as
+    a list.
+    """
     return _JSON if not metadata_only else _METADATA_LIST if listing else _METADATA
 
 
@@ -161,11 +168,12 @@ _OWNER = re.compile(r'conflict with "([^"]*)"')
 
 
 def error_of(method: str, path: str, status: int, content: bytes, headers: Mapping[str, str]) -> ClusterError:
-    """The server's Status as an exception.
+    """Convert the server's Status to an exception.
 
-    404 NotFound; 409 Conflict, with the owners of contested fields; 410 Gone; an eviction that a disruption
-    budget does not allow now Blocked, one that two budgets claim Refused; 408, 429 and 5xx Unavailable; a
-    webhook that cannot be reached is a 500 and so Unavailable; all else Refused."""
+    404 is NotFound; 409 Conflict, with the owners of contested fields; 410 VersionGone; an eviction that a disruption
+    budget does not allow now Blocked, one that two budgets cover Refused; 408, 429 and 5xx Unavailable; a webhook that
+    cannot be reached is a 500 and so Unavailable; all others Refused.
+    """
     answer = decode(content) or {}
     text = str(answer.get("message") or content[:200].decode(errors="replace") or "no reason given")
     message = f"{method} {path}: {status}: {' '.join(text.split())}"
@@ -199,7 +207,7 @@ def decode(content: bytes) -> dict[str, Any] | None:
 
 
 def _seconds(headers: Mapping[str, str]) -> float | None:
-    """Retry-After where it is a number of seconds."""
+    """Return Retry-After if it is a number of seconds."""
     text = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
     return float(text) if text.isdigit() else None
 
@@ -210,7 +218,7 @@ _MERGE = "application/merge-patch+json"
 
 
 class KubernetesCluster:
-    """Talks to the API server behind `api`."""
+    """Reads and writes objects of the API server behind `api`."""
 
     def __init__(
         self,
@@ -220,7 +228,7 @@ class KubernetesCluster:
         timeout_s: float = 10.0,
         reporter: str = "gputally-fairshare",
     ) -> None:
-        """kinds: those that will be written. reporter: names this instance in events."""
+        """kinds: the kinds that will be written. reporter: names this instance in events."""
         self._api = api
         self._kinds = {(kind.api_version, kind.kind): kind for kind in kinds}
         self._timeout_s = timeout_s
@@ -228,7 +236,9 @@ class KubernetesCluster:
 
     @classmethod
     def connect(cls, kinds: Iterable[Kind], kubeconfig: Path | None = None, *, timeout_s: float = 10.0) -> Self:
-        """The cluster this pod runs in, else that of the kubeconfig. Raises Unavailable where neither is found."""
+        """Connect to the cluster this pod runs in, or to the kubeconfig's cluster. Raises Unavailable if neither
+        exists.
+        """
         return cls(_connected(kubeconfig), kinds, timeout_s=timeout_s)
 
     def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
@@ -321,7 +331,9 @@ class KubernetesCluster:
         self._send("POST", f"{POD.path(namespace, name)}/eviction", {}, body)
 
     def event(self, event: Event) -> None:
-        """Named by its content: the same again is answered `AlreadyExists`, which is as good."""
+        """Create an event. Its name is a digest of its content, so that a repeated event is answered with
+        `AlreadyExists`, which counts as success.
+        """
         namespace = event.namespace or "default"
         text = "\n".join((event.kind.kind, event.namespace, event.name, event.reason, event.message))
         body = {
@@ -371,7 +383,7 @@ def _dry(dry_run: bool) -> dict[str, str]:
 
 
 def _micro_time(at_ms: int) -> str:
-    """Always with six digits: the API server does not parse a MicroTime without a fraction."""
+    """Format a time with six decimals, because the API server does not parse a MicroTime without them."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -379,10 +391,12 @@ _REVIEWS = "/apis/authorization.k8s.io/v1"
 
 
 class Inspector(KubernetesCluster):
-    """A cluster that is also asked about itself. Every method raises gputally.base.errors.ClusterError."""
+    """A cluster whose versions, rights and time can be read. Every method raises gputally.base.errors.ClusterError."""
 
     def served(self, groups: Iterable[str]) -> dict[tuple[str, str], tuple[str, ...]]:
-        """Versions by (group, plural) of these groups, the preferred one first; "" is the core group."""
+        """Return the served versions by (group, plural) of these groups, the preferred one first; "" is the
+        core group.
+        """
         known = {group["name"]: group for group in self._send("GET", "/apis").get("groups") or ()}
         found: dict[tuple[str, str], tuple[str, ...]] = {}
         for group in dict.fromkeys(groups):
@@ -402,8 +416,9 @@ class Inspector(KubernetesCluster):
         return [str(resource["name"]) for resource in resources if "/" not in resource["name"]]
 
     def may(self, wanted: Mapping[str, str], user: str = "", groups: Iterable[str] = ()) -> bool:
-        """Whether the caller, or that user, may. wanted: resourceAttributes (group, resource, subresource, verb, name,
-        namespace). To ask about another user is a right of its own."""
+        """Return whether the caller, or that user, has a right. wanted: resourceAttributes (group, resource,
+        subresource, verb, name, namespace). Checking another user needs a right of its own.
+        """
         spec: dict[str, Any] = {"resourceAttributes": dict(wanted)}
         kind = "SelfSubjectAccessReview"
         if user:
@@ -413,13 +428,13 @@ class Inspector(KubernetesCluster):
         return bool((answer.get("status") or {}).get("allowed"))
 
     def caller(self) -> str:
-        """Who the API server takes us for. Source: SelfSubjectReview, Kubernetes 1.28."""
+        """Return the name under which the API server knows the caller. Source: SelfSubjectReview, Kubernetes 1.28."""
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         answer = self._send("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", {}, body)
         return str(((answer.get("status") or {}).get("userInfo") or {}).get("username") or "")
 
     def server_ms(self) -> int:
-        """What time the server says it is, in whole seconds: UTC milliseconds."""
+        """Return the server's time in UTC milliseconds, to whole seconds."""
         response = _called(self._api, "GET", "/version", {}, None, self._timeout_s)
         text = next((value for name, value in response.response.headers.items() if name.lower() == "date"), "")
         response.response.drain_conn()

@@ -1,9 +1,9 @@
 """Elects one leader of several replicas through a Lease.
 
-What that does not give and this adds: who could not renew for `renew_s` does not lead, even if a request
-still hangs (the answer to `leading` goes by the clock, not by the election's own steps); a server that is
-away ends the term instead of the election; a replica that stops frees the Lease, so that the next one need
-not wait for it to run out.
+This module adds three rules to the client's election. A replica that could not renew for `renew_s` does not lead, even
+while a request hangs (`leading` depends on the clock, not on the election's steps). If the server is unavailable, the
+term ends, not the election. A replica that stops releases the Lease, so that the next one need not wait until it
+expires.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _library.propagate = False
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """Whole seconds, as in client-go: how long a Lease lasts, how long its holder tries to renew, how often."""
+    """Durations in whole seconds, as in client-go: how long a Lease lasts, how long its holder tries to renew, how
+    often.
+    """
 
     lease_s: int = 15
     renew_s: int = 10
@@ -44,7 +46,7 @@ class LeaseTimes:
 
 
 class Election:
-    """Run it in a thread; ask `leading` from any."""
+    """The election of this replica. Run it in a thread; any thread may call `leading`."""
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class Election:
 
     @property
     def fault(self) -> str:
-        """What ended the last term, or kept one from beginning; empty once the Lease has been renewed since."""
+        """Return what ended the last term or prevented it; empty once the Lease has been renewed since."""
         return self._fault
 
     def leading(self) -> bool:
@@ -78,7 +80,9 @@ class Election:
         return self._clock.monotonic_ms() - renewed < self._terms.renew_s * MS_PER_SECOND
 
     def run(self, stop: threading.Event, task: BackgroundTask) -> None:
-        """Stand for election until `stop` is set, then give the Lease back. Each request is progress of the task."""
+        """Take part in the election until `stop` is set, then release the Lease. Each request counts as progress of the
+        task.
+        """
         self._task = task
         asyncio.run(self._run(stop))
 
@@ -111,7 +115,7 @@ class Election:
                     await asyncio.wait({stopped}, timeout=self._terms.retry_s)
 
     async def _stand(self, lock: _Lock) -> None:
-        """Until elected, then until lost."""
+        """Wait until elected, then lead until the Lease is lost."""
         over = asyncio.Event()
 
         async def lead() -> None:
@@ -128,7 +132,7 @@ class Election:
         await LeaderElection(Config(lock, terms.lease_s, terms.renew_s, terms.retry_s, lead, lost)).run()
 
     def _renewed(self, at_ms: int | None) -> int:
-        """The clock, or with an instant: the Lease was ours from then on."""
+        """Return the time of the last renewal; with an argument, record it first."""
         if self._task is not None:
             self._task.progress()
         if at_ms is not None:
@@ -137,7 +141,7 @@ class Election:
 
 
 class _Lock(LeaseLock):
-    """A Lease whose requests end in time, and that tells when it was last renewed (from before it was asked)."""
+    """A Lease whose requests have a time limit, and which records the time before its last successful renewal."""
 
     def __init__(
         self,

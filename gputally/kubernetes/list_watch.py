@@ -1,14 +1,14 @@
 """Keeps the objects of one kind in memory by list and watch, reduced by a given function.
 
-Only what `keep` makes of an object is held, so memory is bounded by what is kept and one page. A list that
-breaks off goes on at the page it had come to; a watch goes on at the version it had come to; where the
-server no longer has either (410), the list begins again and what is missing from it counts as deleted.
+Only the result of `keep` is stored, so memory is bounded by these values and one page. A list that fails continues at
+its page, and a watch at its version. If the server no longer has either (410), the list begins again, and objects
+missing from it count as deleted.
 
-Twenty thousand pods are a hundred megabytes as objects and five as values; nothing fetches them again. The
-copy is level-triggered: whatever breaks (the watch ends, a version is too old, the API server is away), the
-next list makes it whole, and meanwhile it keeps what it had. `behind` says when that is too long ago.
+Twenty thousand pods are a hundred megabytes as objects and five as values. The copy is level-triggered: after any
+failure (the watch ends, a version is too old, the API server does not answer) the next list completes it, and meanwhile
+the old values stay. `behind` reports if the last answer is too old.
 
-Runs in a thread of its own; `held` may be called from any. `Metadata` has the fields of every object.
+It runs in a thread of its own; any thread may call `held`. `Metadata` has the fields of every object.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.objects import Api
 
 PAGE = 500
-"""Objects asked for at a time."""
+"""Objects per page of a list."""
 
 
 class _Object(msgspec.Struct, frozen=True, rename="camel"):
-    """Unknown fields are skipped; null stands for what is left out."""
+    """Base of decoded objects: unknown fields are skipped, and null means missing."""
 
 
 class OwnerReference(_Object, frozen=True):
@@ -43,7 +43,7 @@ class OwnerReference(_Object, frozen=True):
 
 
 class ManagedFields(_Object, frozen=True):
-    """The fields that one manager wrote, and when it last changed one of them."""
+    """The fields that one manager wrote, and the time of its last change."""
 
     time: datetime | None = None
     fields: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="fieldsV1")
@@ -68,7 +68,7 @@ class ListMetadata(_Object, frozen=True):
 
 
 class NamedObject(_Object, frozen=True):
-    """Any object, as far as its metadata go."""
+    """An object of any kind, with its metadata only."""
 
     metadata: Metadata
 
@@ -78,11 +78,13 @@ V = TypeVar("V")
 WATCH_SECONDS = 300
 """How long the server keeps a watch open."""
 MOST_BEHIND_SECONDS = 2 * WATCH_SECONDS
-"""A server that is there answers once in a watch at least; after twice that, nothing is decided by what was seen."""
+"""Age of the last answer above which the copy must not be used. A working server answers at least once in a watch; this
+is twice that time.
+"""
 PAUSE_SECONDS = 1
 """Least time between two watches."""
 ABSENT_SECONDS = 60
-"""Until a kind that the server does not serve is looked for again: its definition may be installed later."""
+"""Time between attempts to list a kind that the server does not serve; its definition may be installed later."""
 BACKOFF_SECONDS = (1, 2, 4, 8, 16, 30)
 
 
@@ -105,11 +107,12 @@ _status = msgspec.json.Decoder(_Status)
 
 
 class Reflector(Generic[O, V]):
-    """Values of one kind by uid. `held` may be read from any thread; all else belongs to one.
+    """Values of one kind by uid. Any thread may read `held`; everything else belongs to one thread.
 
-    decode: the object's struct. keep: what to hold of it, None: nothing. changed: told every change, with
-    None for an object that is gone (or is no longer one to keep). others: where the kind is served by servers that
-    do not have it at `path`. optional: a server without the kind is no failure. now_ms: for `heard_ms`, `behind`."""
+    decode: the object's struct. keep: returns the value to store, None for no value. changed: called with every change,
+    with None for an object that is gone or no longer kept. others: further paths, for servers that do not have the kind
+    at `path`. optional: a server without the kind is not a failure. now_ms: the clock of `heard_ms` and `behind`.
+    """
 
     def __init__(
         self,
@@ -142,21 +145,21 @@ class Reflector(Generic[O, V]):
         self._continue = ""
         self._version = ""
         self.heard_ms: int | None = None
-        """When the server last answered, None before."""
+        """Time of the server's last answer; None before the first."""
         self.failures = 0
         self.fault: str | None = None
-        """What the last request failed of; None while all is well."""
+        """Reason why the last request failed; None if it succeeded."""
         self._task: BackgroundTask | None = None
         self.synced = False
-        """Whether a whole list has been seen."""
+        """Whether a complete list has been read."""
 
     def held(self) -> Mapping[str, V]:
-        """A copy of what there is now."""
+        """Return a copy of the current values."""
         with self._lock:
             return dict(self._held)
 
     def behind(self) -> str | None:
-        """Why nothing may be decided by what it holds; None: it may."""
+        """Return why the values must not be used for decisions; None if they may."""
         kind, why = self.path.rpartition("/")[2], f": {self.fault}" if self.fault else ""
         if not self.synced or self.heard_ms is None or self._now_ms is None:
             return f"{kind} have not been read yet{why}"
@@ -164,14 +167,14 @@ class Reflector(Generic[O, V]):
         return f"{kind} are as they were {age_s:.0f} s ago{why}" if age_s > MOST_BEHIND_SECONDS else None
 
     def prime(self) -> None:
-        """`sync` as far as it goes now; `run` tries again."""
+        """Run `sync` once and ignore a failure; `run` tries again."""
         try:
             self.sync()
         except ClusterError as error:
             self.fault = str(error)
 
     def sync(self) -> None:
-        """Make the list complete; goes on where an earlier call broke off. Raises ClusterError."""
+        """Complete the list; continues where an earlier call failed. Raises ClusterError."""
         while not self._version:
             query = {"limit": str(PAGE), **({"continue": self._continue} if self._continue else {})}
             try:
@@ -193,7 +196,7 @@ class Reflector(Generic[O, V]):
                 self._replace(page.metadata.resource_version)
 
     def follow(self) -> None:
-        """One watch until the server ends it. Raises ClusterError; after VersionGone `sync` begins anew."""
+        """Read one watch until the server ends it. Raises ClusterError; after VersionGone, `sync` begins again."""
         query = {
             "resourceVersion": self._version,
             "allowWatchBookmarks": "true",
@@ -212,10 +215,11 @@ class Reflector(Generic[O, V]):
             raise
 
     def run(self, stop: threading.Event, task: BackgroundTask | None = None) -> None:
-        """Sync and follow until `stop` is set; failures are logged and tried again, later each time.
+        """Sync and follow until `stop` is set; failures are logged and retried with growing pauses.
 
-        task: has a fault while an answer of the server cannot be dealt with, and where none comes for longer than a
-        watch lasts. A server that does not answer is no fault of the task: `heard_ms` and `failures` tell of it."""
+        task: has a fault while an answer cannot be processed, or if none comes for longer than a watch lasts. A server
+        that does not answer is not a fault of the task: `heard_ms` and `failures` report it.
+        """
         log = structlog.get_logger("gputally.kubernetes.api_client")
         self._task = task
         failures = absent = 0
@@ -262,11 +266,13 @@ class Reflector(Generic[O, V]):
 
     @property
     def places(self) -> int:
-        """How many paths the kind may have."""
+        """Return the number of paths that the kind may have."""
         return 1 + len(self._others)
 
     def absent(self, error: ClusterError) -> bool:
-        """Whether this only says that the server does not have an optional kind; the next try is elsewhere."""
+        """Return whether the error only means that the server does not have an optional kind; the next attempt uses
+        another path.
+        """
         gone = self._optional and isinstance(error, NotFound)
         if gone:
             self._others.append(self.path)
@@ -332,7 +338,7 @@ T = TypeVar("T")
 
 
 def _uid(item: object) -> str:
-    """The UID of a decoded object, or of one as plain data."""
+    """Return the UID of a decoded object or of one as plain data."""
     if isinstance(item, dict):
         return str(item["metadata"]["uid"])
     found: Metadata = item.metadata  # type: ignore[attr-defined]  # every object has them

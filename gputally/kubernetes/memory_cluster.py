@@ -1,13 +1,13 @@
 """Simulates an API server in memory with server-side apply, for the demo, for plans without a cluster, and for tests.
 
-What holds as on the real one: fields are owned per manager; applying a different value to another manager's field is a
-Conflict that names the manager and changes nothing; the same value is shared ownership; fields a manager leaves out of
-its next apply are removed unless others own them too; apply creates what is missing; the status is written through its
-subresource alone; `resourceVersion` moves with every change and with nothing else, `generation` with the spec; a stale
-resourceVersion is a Conflict; a dry run answers the same and keeps nothing.
+It behaves like the real one in these points. Fields are owned per manager. Applying a different value to another
+manager's field is a Conflict that names the manager and changes nothing; the same value is shared ownership. Fields
+that a manager omits from its next apply are removed unless another manager owns them too. Apply creates missing
+objects. The status is written only through its subresource. `resourceVersion` changes with every change, and
+`generation` with the spec. A stale resourceVersion is a Conflict. A dry run returns the same answer and stores nothing.
 
-What it must not do: look at a wall clock, validate schemas, run controllers or call webhooks; an
-`admit` function stands in for the last. Lists are atomic. Not made for threads.
+It uses no wall clock, validates no schemas, runs no controllers and calls no webhooks; an `admit` function replaces
+webhooks. Lists are atomic. It is not thread-safe.
 
 Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/
 """
@@ -49,14 +49,14 @@ Owner = tuple[str, str, str]
 
 @dataclass(slots=True)
 class Owned:
-    """One object without managedFields, and who owns which leaf."""
+    """One object without managedFields, and the owner of each leaf."""
 
     obj: dict[str, Any]
     owners: dict[Owner, set[FieldPath]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, obj: Object) -> Owned:
-        """Fields belong to the managers in `metadata.managedFields`, and to none where it is missing."""
+        """Read an object. Fields belong to the managers in `metadata.managedFields`; without it, they have no owner."""
         taken = json_copy(dict(obj))
         stored = cls(taken)
         for entry in taken.setdefault("metadata", {}).pop("managedFields", None) or ():
@@ -82,7 +82,7 @@ class Owned:
         )
 
     def apply(self, me: Owner, wanted: Mapping[FieldPath, Any]) -> None:
-        """All that `me` wants from now on; nothing of it is contested."""
+        """Apply all fields that `me` wants; none of them may be contested."""
         mine = self.owners.pop(me, set())
         others = set().union(*self.owners.values())
         for path in sorted(mine - wanted.keys() - others):
@@ -94,7 +94,9 @@ class Owned:
             self.owners[me] = set(wanted)
 
     def update(self, me: Owner, old: Mapping[FieldPath, Any], new: Mapping[FieldPath, Any]) -> None:
-        """`new` in place of `old`, without conflicts: leaves that change pass to `me`, what is not in it goes."""
+        """Replace `old` by `new` without conflicts: `me` becomes the owner of changed leaves, and missing leaves are
+        removed.
+        """
         changed = {path for path, value in new.items() if path not in old or old[path] != value}
         gone = old.keys() - new.keys()
         for path in gone:
@@ -105,7 +107,7 @@ class Owned:
         self.owners.setdefault(me, set()).update(changed)
 
     def hand_over(self, me: Owner, paths: Iterable[FieldPath]) -> None:
-        """These fields to `me`, as they stand."""
+        """Make `me` the only owner of these fields, with their present values."""
         taken = set(paths)
         self._leave(taken)
         self.owners[me] = taken
@@ -115,11 +117,11 @@ class Owned:
             owned.difference_update(paths)
 
     def settle(self) -> None:
-        """Drop managers that own no field."""
+        """Remove managers that own no field."""
         self.owners = {owner: paths for owner, paths in self.owners.items() if paths}
 
     def shown(self) -> dict[str, Any]:
-        """A copy with the ownership written down as the API server does."""
+        """Return a copy with managedFields, as the API server shows it."""
         shown: dict[str, Any] = json_copy(self.obj)
         if self.owners:
             shown["metadata"]["managedFields"] = [
@@ -136,7 +138,7 @@ class Owned:
 
 
 def written(kind: Kind, obj: Object, subresource: str) -> dict[FieldPath, Any]:
-    """The leaves of `obj` that a write to `subresource` ("" the object itself) touches."""
+    """Return the leaves of `obj` that a write to `subresource` ("" is the object itself) changes."""
     return {
         path: value
         for path, value in leaves(obj).items()
@@ -145,8 +147,7 @@ def written(kind: Kind, obj: Object, subresource: str) -> dict[FieldPath, Any]:
 
 
 def json_copy(value: Any) -> Any:
-    """A copy of what JSON can say, which is a tree: it takes a tenth of the time that `copy.deepcopy` takes to look for
-    more."""
+    """Copy JSON-like data, which takes a tenth of the time of `copy.deepcopy`."""
     if isinstance(value, dict):
         return {key: json_copy(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -155,7 +156,7 @@ def json_copy(value: Any) -> Any:
 
 
 def merged(old: Any, change: Any) -> Any:
-    """RFC 7386: mappings merge, null removes, all else replaces."""
+    """Merge by RFC 7386: mappings merge, null removes, other values replace."""
     if not isinstance(change, Mapping):
         return json_copy(change)
     found = dict(old) if isinstance(old, Mapping) else {}
@@ -168,7 +169,7 @@ def merged(old: Any, change: Any) -> Any:
 
 
 def _clash(obj: Object, owned: FieldPath, mine: FieldPath, value: Any) -> bool:
-    """Whether giving `mine` that value changes `owned`. Adding to a mapping changes nothing of it."""
+    """Return whether setting `mine` to the value would change `owned`. Adding to a mapping does not."""
     if not overlap(owned, mine):
         return False
     if len(mine) > len(owned):
@@ -177,13 +178,15 @@ def _clash(obj: Object, owned: FieldPath, mine: FieldPath, value: Any) -> bool:
 
 
 LOG_LENGTH = 1_000
-"""Changes kept for watches."""
+"""Number of changes kept for watches."""
 _Key = tuple[str, str, str, str]
 """(apiVersion, kind, namespace, name)."""
 
 
 class MemoryCluster:
-    """Implements `gputally.kubernetes.objects.Cluster`; `put`, `delete` and `events` are for the other parties."""
+    """Implements `gputally.kubernetes.objects.Cluster`; `put`, `delete` and `events` are for other clients and for
+    tests.
+    """
 
     def __init__(
         self,
@@ -192,7 +195,9 @@ class MemoryCluster:
         *,
         admit: Callable[[Object], str | None] | None = None,
     ) -> None:
-        """Serve `kinds`, starting with `objects` (see `load`). admit: a webhook; text is a refusal's reason."""
+        """Serve `kinds`, starting with `objects` (see `load`). admit: replaces a webhook; a text is the reason for a
+        refusal.
+        """
         self._kinds = {(kind.api_version, kind.kind): kind for kind in kinds}
         self._store: dict[_Key, Owned] = {}
         self._version = 0
@@ -204,13 +209,14 @@ class MemoryCluster:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Every distinct event, in the order of its first appearance, with the instant of its last."""
+        """Return every distinct event in the order of its first appearance, with the time of its last."""
         return tuple(self._events.values())
 
     def load(self, objects: Iterable[Object]) -> None:
-        """Take objects as they stand, status included. Raises NotFound for a kind that is not served.
+        """Load objects unchanged, status included. Raises NotFound for a kind that is not served.
 
-        Fields belong to the managers in `metadata.managedFields`, and to none where it is missing."""
+        Fields belong to the managers in `metadata.managedFields`; without it, they have no owner.
+        """
         for obj in objects:
             kind = self._kind_of(obj)
             self._commit(self._key(kind, obj), Owned.read(obj), None)
@@ -255,7 +261,7 @@ class MemoryCluster:
         return _MemoryApi(self)
 
     def changes(self, kind: Kind, version: int) -> tuple[str, Sequence[tuple[str, Object]]]:
-        """The present version, and what has happened since the given one: (type, object). Raises VersionGone."""
+        """Return the present version and the changes since the given version as (type, object). Raises VersionGone."""
         self._check(kind)
         if version < self._forgotten:
             raise VersionGone(f"{kind.kind}: too old resource version: {version}")
@@ -264,7 +270,7 @@ class MemoryCluster:
         return str(self._version), since
 
     def forget(self) -> None:
-        """Forgets history, as etcd does in time: watches from before now are Gone."""
+        """Forget all changes, as etcd does after some time: watches of an earlier version get VersionGone."""
         self._log.clear()
         self._forgotten = self._version
 
@@ -304,7 +310,7 @@ class MemoryCluster:
         return self.put(made, field_manager=field_manager, dry_run=dry_run)
 
     def evict(self, name: str, namespace: str, uid: str, *, grace_s: int | None = None, dry_run: bool = False) -> None:
-        """The pod is gone at once: there is no kubelet to wait for, whatever `grace_s` says."""
+        """Delete the pod at once, whatever `grace_s` is, because there is no kubelet."""
         if grace_s is not None and grace_s < 0:
             raise Refused("deleteOptions.gracePeriodSeconds: Invalid value: must be greater than or equal to 0")
         pod = self.get(POD, name, namespace)
@@ -318,9 +324,10 @@ class MemoryCluster:
             self.delete(POD, name, namespace)
 
     def put(self, obj: Object, *, field_manager: str, subresource: str = "", dry_run: bool = False) -> Object:
-        """Replace an object as other controllers, `kubectl edit` and forcing GitOps tools do: no conflicts.
+        """Replace an object without conflicts, as other controllers, `kubectl edit` and forcing GitOps tools do.
 
-        Every leaf that changes passes to `field_manager`; what is missing is removed."""
+        `field_manager` becomes the owner of every changed leaf; missing leaves are removed.
+        """
         kind = self._kind_of(obj)
         key = self._key(kind, obj)
         before = self._store.get(key)
@@ -344,7 +351,7 @@ class MemoryCluster:
         self._events[same] = replace(first, at_ms=event.at_ms)
 
     def _match_version(self, key: _Key, before: Owned | None, obj: Object) -> None:
-        """Raise Conflict unless the uid and resourceVersion that `obj` names, if any, are those that stand."""
+        """Raise Conflict if `obj` names another uid or resourceVersion than the stored object has."""
         asked = obj.get("metadata", {})
         held = before.obj["metadata"] if before is not None else {}
         if asked.get("uid") and asked["uid"] != held.get("uid"):
@@ -388,7 +395,7 @@ class MemoryCluster:
             raise NotFound(f"the server has no resource {kind.plural} in {kind.api_version}")
 
     def kind_at(self, path: str) -> Kind:
-        """The kind whose objects are listed at this path. Raises NotFound."""
+        """Return the kind whose objects are listed at this path. Raises NotFound."""
         kind = next((kind for kind in self._kinds.values() if kind.path() == path), None)
         if kind is None:
             raise NotFound(f"the server has nothing at {path}")
@@ -409,7 +416,9 @@ class MemoryCluster:
 
 
 class _MemoryApi:
-    """Lists and watches of a MemoryCluster as an API server answers them; a watch ends where the log does."""
+    """Lists and watches of a MemoryCluster, answered as an API server does; a watch ends with the last stored
+    change.
+    """
 
     def __init__(self, cluster: MemoryCluster) -> None:
         self._cluster = cluster

@@ -32,12 +32,12 @@ from typing import Any, Literal, Protocol
 from gputally.base.errors import Blocked, Refused
 
 Object = Mapping[str, Any]
-"""A Kubernetes object as plain data. Never changed in place by its receiver."""
+"""A Kubernetes object as plain data. Functions never change an object that they receive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of object. namespaced: objects live in namespaces. status: it has a status subresource."""
+    """A kind of object. namespaced: its objects are in namespaces. status: it has a status subresource."""
 
     api_version: str
     kind: str
@@ -46,7 +46,7 @@ class Kind:
     status: bool = True
 
     def path(self, namespace: str = "", name: str = "") -> str:
-        """The path of one object, or of all."""
+        """Return the path of one object, or of the list."""
         group = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
         inside = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
         return f"{group}{inside}/{self.plural}" + (f"/{name}" if name else "")
@@ -67,7 +67,9 @@ _SERVER_SET = frozenset(
 
 
 def leaves(obj: Mapping[str, Any]) -> dict[FieldPath, Any]:
-    """Every ownable leaf with its value, in document order; identity and what the server sets left out."""
+    """Return every ownable leaf with its value in document order, without identity fields and fields that the server
+    sets.
+    """
     found: dict[FieldPath, Any] = {}
     for key, value in obj.items():
         if key == "metadata":
@@ -88,7 +90,7 @@ def _walk(value: Any, path: FieldPath, found: dict[FieldPath, Any]) -> None:
 
 
 def look(obj: Mapping[str, Any], path: FieldPath) -> Any:
-    """The value at `path`, None where it or a part of the way is missing or null."""
+    """Return the value at `path`; None if it or one of its parents is missing or null."""
     value: Any = obj
     for key in path:
         # Nearly all are dicts, and the other question is ten times as slow.
@@ -99,7 +101,7 @@ def look(obj: Mapping[str, Any], path: FieldPath) -> Any:
 
 
 def put(obj: dict[str, Any], path: FieldPath, value: Any) -> None:
-    """Set the value at `path`, making the way; whatever is no mapping on the way is replaced."""
+    """Set the value at `path` and create its parents; a parent that is not a mapping is replaced."""
     at = obj
     for key in path[:-1]:
         inner = at.get(key)
@@ -110,7 +112,7 @@ def put(obj: dict[str, Any], path: FieldPath, value: Any) -> None:
 
 
 def drop(obj: dict[str, Any], path: FieldPath) -> None:
-    """Remove the leaf at `path`, and the mappings that this leaves empty."""
+    """Remove the leaf at `path`, and mappings that become empty."""
     way = [obj]
     for key in path[:-1]:
         inner = way[-1].get(key)
@@ -125,18 +127,18 @@ def drop(obj: dict[str, Any], path: FieldPath) -> None:
 
 
 def dotted_path(path: FieldPath) -> str:
-    """`.spec.resources.gpu.overQuotaWeight`, as the API server names a field; odd keys are quoted."""
+    """Format a path as the API server names a field: `.spec.resources.gpu.overQuotaWeight`; unusual keys are quoted."""
     return "".join(f".{key}" if key.replace("_", "a").isalnum() else f'["{key}"]' for key in path)
 
 
 def overlap(one: FieldPath, other: FieldPath) -> bool:
-    """Whether one path is the other or leads to it."""
+    """Return whether one path is equal to the other or a parent of it."""
     shorter = min(len(one), len(other))
     return one[:shorter] == other[:shorter]
 
 
 def to_fields_v1(paths: Iterable[FieldPath]) -> dict[str, Any]:
-    """The nested `f:` form of a set of paths."""
+    """Return the nested `f:` form of a set of paths."""
     tree: dict[str, Any] = {}
     for path in sorted(paths):
         at = tree
@@ -146,7 +148,7 @@ def to_fields_v1(paths: Iterable[FieldPath]) -> dict[str, Any]:
 
 
 def from_fields_v1(tree: Mapping[str, Any], path: FieldPath = ()) -> set[FieldPath]:
-    """The leaf paths of the nested `f:` form; ownership inside lists counts for the list."""
+    """Return the leaf paths of the nested `f:` form; ownership inside lists counts for the whole list."""
     inner = {key[2:]: part for key, part in tree.items() if key.startswith("f:")}
     if not inner:
         return {path} if path else set()
@@ -154,12 +156,12 @@ def from_fields_v1(tree: Mapping[str, Any], path: FieldPath = ()) -> set[FieldPa
 
 
 def without(tree: Mapping[str, Any], paths: Iterable[FieldPath]) -> dict[str, Any]:
-    """The `f:` form with `paths`, and what lies below them, taken out; what that leaves empty goes too."""
+    """Return the `f:` form without `paths` and everything below them, and without parts that become empty."""
     return _without(tree, frozenset(paths), ()) or {}
 
 
 def _without(tree: Mapping[str, Any], paths: frozenset[FieldPath], at: FieldPath) -> dict[str, Any] | None:
-    """None where nothing of a tree that had something is left."""
+    """Return the remaining tree; None if a part that had content becomes empty."""
     kept = {}
     for key, part in tree.items():
         path = (*at, key[2:]) if key.startswith("f:") else (*at, key)
@@ -172,7 +174,7 @@ def _without(tree: Mapping[str, Any], paths: frozenset[FieldPath], at: FieldPath
 
 GPU = "nvidia.com/gpu"
 SLICES = 7
-"""Compute slices of a GPU that MIG divides; true of every model that has MIG and more than 4 of them."""
+"""Compute slices of a GPU that MIG divides; this holds for every model with MIG and more than 4 slices."""
 
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(m|u|n|[kMGTPE]i?|Ki|[eE][+-]?\d+)?")
 _SUFFIX = {
@@ -183,7 +185,7 @@ _MIG = re.compile(r"nvidia\.com/mig-(?:\d+c\.)?(\d+)g\..+")
 
 
 def quantity(value: object) -> float | None:
-    """A Kubernetes quantity as a number >= 0: 4, "4", "500m". None for anything else."""
+    """Parse a Kubernetes quantity as a number >= 0: 4, "4", "500m". None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
@@ -200,9 +202,10 @@ def quantity(value: object) -> float | None:
 
 
 def gpus(resources: object) -> float:
-    """GPUs in a list of resources: whole ones, and MIG instances by their compute slices of seven.
+    """Return the GPUs in a list of resources: whole GPUs, and MIG instances by their compute slices out of seven.
 
-    What is no quantity counts as nothing: it is an object of another owner."""
+    An invalid quantity counts as 0, because the object belongs to another owner.
+    """
     if not isinstance(resources, Mapping):
         return 0.0
     amounts = []
@@ -229,19 +232,21 @@ CLOSING_TAINTS = frozenset(
         "gputally.dev/maintenance",
     }
 )
-"""Taints that take a node out of capacity. Others (a GPU pool's own) only choose who may use it."""
+"""Taints that take a node out of capacity. Other taints (such as a GPU pool's own) only restrict which pods may use it.
+"""
 
 
 def gpus_of_nodes(nodes: Sequence[Object]) -> float:
-    """GPUs (MIG instances by their slices) allocatable on nodes that may be given work.
+    """Return the allocatable GPUs (MIG instances by their slices) of nodes that accept work.
 
-    As in the books, a node that is not ready, cordoned, or closed by a NoSchedule or NoExecute taint of
-    ours or of the node controller is `down`: its GPUs are in no share."""
+    As in the ledger, a node is `down` if it is not ready, cordoned, or has a NoSchedule or NoExecute taint of gputally
+    or of the node controller: its GPUs are in no share.
+    """
     return fsum(gpus(look(node, ("status", "allocatable"))) for node in nodes if node_up(node))
 
 
 def node_up(node: Object) -> bool:
-    """Whether a node's GPUs are capacity now."""
+    """Return whether a node's GPUs are capacity now."""
     conditions = look(node, ("status", "conditions")) or ()
     ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
     spec = node.get("spec") or {}
@@ -268,9 +273,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something a person looking at the object should read. namespace "": a cluster-scoped object.
+    """An event for people who look at the object. namespace "": a cluster-scoped object.
 
-    Repeating the same (object, reason, message) is one event, not two."""
+    Repeating the same (object, reason, message) gives one event, not two.
+    """
 
     kind: Kind
     name: str
@@ -286,48 +292,53 @@ class Api(Protocol):
     """An API server's answers as bytes. Every call raises gputally.base.errors.ClusterError."""
 
     def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
-        """One answer. metadata_only: objects without spec and status."""
+        """Return one answer. metadata_only: objects without spec and status."""
         ...
 
     def watch(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> Iterator[bytes]:
-        """The lines of a watch, until the server ends it."""
+        """Yield the lines of a watch until the server ends it."""
         ...
 
     def post(self, path: str, body: Mapping[str, object]) -> bytes:
-        """Create an object; the answer."""
+        """Create an object and return the answer."""
         ...
 
 
 class ObjectReader(Protocol):
-    """Objects that are read. Every method raises NotFound, Refused or Unavailable of gputally.base.errors."""
+    """Reads objects. Every method raises NotFound, Refused or Unavailable of gputally.base.errors."""
 
     def list(self, kind: Kind, *, fields: str = "") -> Sequence[Object]:
-        """All objects of the kind, in every namespace, sorted by (namespace, name). fields: only those that a field
-        selector takes, such as `reason=Evict`.
+        """Return all objects of the kind, in every namespace, sorted by (namespace, name). fields: a field selector,
+        such as `reason=Evict`.
 
-        NotFound when the kind itself (its CRD) is not there."""
+        Raises NotFound if the kind itself (its CRD) does not exist.
+        """
         ...
 
     def get(self, kind: Kind, name: str, namespace: str = "") -> Object:
-        """One object."""
+        """Return one object."""
         ...
 
 
 class Objects(ObjectReader, Protocol):
-    """Where a target's weights stand, as objects: a Kubernetes API server, or what is made to look like one
-    (`fairshare.targets.runai`). Every method raises NotFound, Refused or Unavailable of gputally.base.errors."""
+    """Objects that carry a target's weights: a Kubernetes API server, or a client with the same interface
+    (`fairshare.targets.runai`). Every method raises NotFound, Refused or Unavailable of gputally.base.errors.
+    """
 
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
-        """Server-side apply of the fields in `obj`; returns the object as it then stands (or would stand).
+        """Apply the fields in `obj` by server-side apply; returns the resulting object (or, in a dry run, what it would
+        be).
 
-        Fields the manager applied before and now leaves out are removed. A `metadata.resourceVersion`
-        makes it conditional. Raises Conflict naming the owners of contested fields; nothing is written."""
+        Fields that the manager applied before and now omits are removed. A `metadata.resourceVersion` makes the write
+        conditional. Raises Conflict with the owners of contested fields; then nothing is written.
+        """
         ...
 
     def transfer(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
-        """Take the fields in `obj` over from their managers, at the values that stand: the one way to take over another
-        owner's field, for a person who asks for it. `obj` names its resourceVersion. Raises Conflict where a value is
-        another by now; nothing is written."""
+        """Take the fields in `obj` over from their managers, at their present values, at a person's request. This is
+        the only way to take another owner's field. `obj` names its resourceVersion. Raises Conflict if a value has
+        changed; then nothing is written.
+        """
         ...
 
 
@@ -339,31 +350,37 @@ class Cluster(Objects, Protocol):
         ...
 
     def scan(self, kind: Kind, take: Callable[[Object], object]) -> str:
-        """Hand every object of the kind to `take`, page by page, keeping none; returns the version to watch from."""
+        """Pass every object of the kind to `take`, page by page, without keeping them; returns the version to watch
+        from.
+        """
         ...
 
     def api(self) -> Api:
-        """The server's answers as bytes, for `gputally.kubernetes.list_watch`."""
+        """Return the interface that gives the server's answers as bytes, for `gputally.kubernetes.list_watch`."""
         ...
 
     def patch(
         self, kind: Kind, name: str, namespace: str, change: Object, *, field_manager: str, dry_run: bool = False
     ) -> Object:
-        """Merge `change` into one object, for fields that many write in turn (a Workload's `spec.active`).
+        """Merge `change` into one object, for fields that several clients write in turn (a Workload's `spec.active`).
 
-        A `metadata.uid` or `metadata.resourceVersion` in it makes it conditional: Conflict where it is another."""
+        A `metadata.uid` or `metadata.resourceVersion` in it makes the write conditional: Conflict if it differs.
+        """
         ...
 
     def create(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
-        """Make an object, named by the server where it has `metadata.generateName`. Conflict where it exists."""
+        """Create an object, with a name from the server if it has `metadata.generateName`. Raises Conflict if it
+        exists.
+        """
         ...
 
     def evict(self, name: str, namespace: str, uid: str, *, grace_s: int | None = None, dry_run: bool = False) -> None:
-        """Evict a pod through its disruption budgets; one already on its way out is a success.
+        """Evict a pod if its disruption budgets allow it; a pod that is being deleted is a success.
 
-        Raises NotFound where it is gone, Blocked where a budget says not now, Conflict where the uid is
-        another pod's (which has cost the budget one disruption: compare the uid before), Refused where more
-        than one budget claims it."""
+        Raises NotFound if it is gone, Blocked if a budget does not allow it now, Conflict if the uid belongs to another
+        pod (which has cost the budget one disruption: compare the uid first), Refused if more than one budget covers
+        it.
+        """
         ...
 
     def event(self, event: Event) -> None:
@@ -376,7 +393,7 @@ _UNGUARDED = frozenset({"Pending", "Succeeded", "Failed"})
 
 
 def guard(pod: Object, budgets: Sequence[Object]) -> Object | None:
-    """The budget that pays for evicting `pod`; None where none does. Raises Blocked or Refused."""
+    """Return the budget that covers the eviction of `pod`; None if none does. Raises Blocked or Refused."""
     metadata = pod["metadata"]
     if metadata.get("deletionTimestamp") or look(pod, ("status", "phase")) in _UNGUARDED:
         return None
@@ -398,7 +415,7 @@ def guard(pod: Object, budgets: Sequence[Object]) -> Object | None:
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether a label selector takes these labels."""
+    """Return whether a label selector matches these labels."""
     wanted = selector.get("matchLabels") or {}
     if any(labels.get(key) != value for key, value in wanted.items()):
         return False

@@ -1,13 +1,11 @@
-"""Loads settings (file < environment < command line) and YAML files into closed pydantic models, and reads a file
-again when it changes.
+"""Loads settings (file < environment < command line) and YAML files into closed pydantic models, and reads a file again
+when it changes.
 
 Every fault names its place: `file:line` for the file, the variable for the environment, the option for the command
-line. Published: the controller's settings are read the same way. Nothing here opens a file other than the settings'.
+line.
 
-Used for the price book, the inventory and (by fairshare) the policy.
-
-A version counts as read once it is in force: what keeps it from that (a file that cannot be read, a disk that is full)
-is tried again at every look. Only a version that is wrong in itself waits for the file to change.
+A new version of a file counts as read once it is in force. If something else prevents that (a file that cannot be read,
+a full disk), the version is tried again at every check. A version that is itself invalid waits for the file to change.
 """
 
 from __future__ import annotations
@@ -27,16 +25,17 @@ from gputally.base.yaml_file import Document, FileFault, Key, Unreadable, read
 
 S = TypeVar("S", bound=BaseModel)
 _SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT.*)|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?")
-"""What Kubernetes puts into every pod's environment for a Service of the program's name."""
+"""Environment variables that Kubernetes sets in every pod for a Service with the program's name."""
 
 
 def load_settings(
     model: type[S], prefix: str, path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
 ) -> S:
-    """Read and merge the three layers. Raises SettingsFault with a line per fault.
+    """Read and merge the three sources. Raises SettingsFault with one line per fault.
 
-    environ: PREFIX + `LIMITS__BODY_BYTES` sets `limits.body_bytes`. flags: only those the user gave, dots for nested
-    keys."""
+    environ: PREFIX + `LIMITS__BODY_BYTES` sets `limits.body_bytes`. flags: only those the user gave, with dots for
+    nested keys.
+    """
     try:
         document = read(path) if path is not None else Document("settings", {}, {})
     except FileFault as error:
@@ -63,7 +62,7 @@ def load_settings(
 
 
 def at(key: str, message: str) -> ValueError:
-    """For a validator that knows which setting is at fault; dots for nested keys."""
+    """Return an error for a validator that knows which setting is at fault; dots for nested keys."""
     fault = ValueError(message)
     fault.path = tuple(key.split("."))  # type: ignore[attr-defined]  # read by _line
     return fault
@@ -113,7 +112,8 @@ def load_yaml(path: Path, model: type[M]) -> M:
 def validate(document: Document, model: type[M]) -> M:
     """Validate a parsed document. Raises FileFault.
 
-    A validator that knows better where the fault lies raises a ValueError with a `path` attribute."""
+    A validator that knows the place of a fault raises a ValueError with a `path` attribute.
+    """
     try:
         found = model.model_validate(document.data)
         if wrong := booleans_as_numbers(document.data, found):
@@ -131,7 +131,7 @@ NO_NUMBER = "a number is needed, and true or false is none"
 
 
 def booleans_as_numbers(data: object, found: object) -> list[tuple[Key, ...]]:
-    """Paths of the booleans in `data` that validation took for 1 and 0, as Python does."""
+    """Return the paths of booleans in `data` that validation would accept as the numbers 1 and 0, as Python does."""
     return list(_booleans(data, _plain(found), ()))
 
 
@@ -154,7 +154,7 @@ def _booleans(data: object, found: object, path: tuple[Key, ...]) -> Iterator[tu
 
 
 def faults_of(data: object, model: type[BaseModel]) -> tuple[tuple[tuple[Key, ...], str], ...]:
-    """(path, reason) of everything that is wrong with plain data, in the words of `validate`; empty: it is sound."""
+    """Return (path, reason) of every fault in plain data, in the words of `validate`; empty if there is none."""
     try:
         model.model_validate(data)
     except ValidationError as error:
@@ -177,8 +177,9 @@ _WHOLE = re.compile("[0-9]{1,12}")
 
 
 def parse_duration(value: object) -> object:
-    """Seconds from `7d`, `1h30m`, `1w` or a plain integer, which in a query string is text too. Raises ValueError for
-    anything else."""
+    """Return the seconds of `7d`, `1h30m`, `1w` or a plain integer, also as text in a query string. Raises ValueError
+    for anything else.
+    """
     if not isinstance(value, str):
         return value
     if _WHOLE.fullmatch(value):
@@ -190,14 +191,16 @@ def parse_duration(value: object) -> object:
 
 
 def parse_seconds(value: object) -> object:
-    """Seconds from `50ms`, from text such as `2s` or `1m`, or a plain number. Raises ValueError for anything else."""
+    """Return the seconds of `50ms`, of text such as `2s` or `1m`, or of a plain number. Raises ValueError for anything
+    else.
+    """
     if isinstance(value, str) and value.endswith("ms") and _NUMBER.fullmatch(value[:-2]):
         return float(value[:-2]) / 1000
     return parse_duration(value)
 
 
 Duration = Annotated[int, BeforeValidator(parse_duration), Field(ge=0)]
-"""Whole seconds; read from `7d`-style text or an integer."""
+"""Whole seconds, read from `7d`-style text or an integer."""
 
 
 def _plain_decimal(value: Decimal) -> str:
@@ -205,11 +208,11 @@ def _plain_decimal(value: Decimal) -> str:
 
 
 Exact = Annotated[Decimal, PlainSerializer(_plain_decimal, return_type=str, when_used="json")]
-"""An exact amount; written without an exponent however small it is."""
+"""An exact amount, written without an exponent however small it is."""
 
 
 class Model(BaseModel):
-    """Frozen, closed against unknown keys. Numbers are finite: JSON knows no others, and no sum survives them."""
+    """A frozen model that refuses unknown keys. Numbers are finite, because JSON has no others and sums need them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -220,7 +223,7 @@ class Model(BaseModel):
 
 
 def bare_off(value: object) -> object:
-    """YAML 1.1 reads a bare `off` as false."""
+    """Convert false back to `off`, because YAML 1.1 reads a bare `off` as false."""
     return "off" if value is False else value
 
 
@@ -228,10 +231,11 @@ T = TypeVar("T")
 
 
 class ReloadedFile(Generic[T]):
-    """What `load` makes of a file, as of its last good version. Raises FileFault for a bad first one.
+    """The value that `load` made of a file's last good version. Raises FileFault if the first version is invalid.
 
-    enforce: puts a later version in force; the first one is its owner's. Whatever it raises leaves the version before
-    in force, and the new one is tried again at the next look."""
+    enforce: puts later versions in force; the owner puts the first one in force. If it raises, the previous version
+    stays in force, and the new one is tried again at the next check.
+    """
 
     def __init__(self, path: Path, load: Callable[[Path], T], enforce: Callable[[T], None] | None = None) -> None:
         self._path = path
@@ -239,7 +243,7 @@ class ReloadedFile(Generic[T]):
         self._enforce = enforce
         self._stamp: Stamp | None = stamp(path)
         self._again = False
-        """Whether the version that was looked at last has to be tried again."""
+        """Whether the version that was checked last must be tried again."""
         self._raised = ""
         """The fault that was raised last."""
         self.refused = False
@@ -247,15 +251,16 @@ class ReloadedFile(Generic[T]):
         self.current = load(path)
 
     def enforce_again(self) -> None:
-        """Put the version that `current` holds in force at the next look: it could not be at the start."""
+        """Put the version in `current` in force at the next check, because this failed at the start."""
         self._again = True
         self.refused = True
 
     def renew(self) -> bool:
-        """Read the file and put it in force, if it changed since the last time or could not be in force then; True if
-        it is another version that is in force now.
+        """Read the file and put it in force, if it has changed or could not be put in force before; returns True if
+        another version is now in force.
 
-        Raises FileFault for a version that is not put in force, once; and what `enforce` raises, each time."""
+        Raises FileFault once for a version that is not put in force, and the exceptions of `enforce` each time.
+        """
         found = stamp(self._path)
         if found == self._stamp and not self._again:
             return False
@@ -289,13 +294,14 @@ class ReloadedFile(Generic[T]):
 
 
 class FileNotInForce(FileFault):
-    """The file can be read, and is refused by what it has to agree with, which may change."""
+    """The file is readable but conflicts with something else, which may change."""
 
 
 class WatchedFile(ReloadedFile[T]):
-    """One whose faults are reported instead of raised.
+    """A reloaded file whose faults are reported instead of raised.
 
-    report: called with the faults (`file:line: reason`) of a version that is not put in force."""
+    report: called with the faults (`file:line: reason`) of a version that is not put in force.
+    """
 
     def __init__(
         self,

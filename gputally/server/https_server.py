@@ -1,14 +1,11 @@
 """Serves an ASGI application in a thread, with TLS certificates that reload: the listener of every program.
 
-uvicorn bounds neither how many connections there are nor how long a client takes to say what it wants. Here every
-connection is accepted within bounds (gputally.server.request_handling), and closed where its handshake or its
-headers do not arrive in time.
+uvicorn limits neither the number of connections nor the time that a client takes to send its headers. This module
+limits both (gputally.server.request_handling), and closes a connection whose handshake or headers do not arrive in
+time.
 
-A client certificate is verified by the TLS layer against its authorities; what reaches a request is its
-subject's common name, as the ASGI TLS extension names it.
-
-uvicorn's protocol, which has none of these bounds. It also tells the app whose client certificate the connection
-showed.
+The TLS layer verifies a client certificate against its authorities; a request gets its subject's common name, as the
+ASGI TLS extension names it.
 """
 
 from __future__ import annotations
@@ -44,9 +41,10 @@ class BadCertificate(AccountantError):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """certificate, key: PEM files of ours. client_ca: PEM file of the authorities of client certificates,
-    None: none are asked for. clients_required: only clients with such a certificate get a connection; otherwise a
-    client without one can still send a bearer token."""
+    """The server's TLS files. certificate, key: PEM files of the server. client_ca: PEM file of the authorities of
+    client certificates; None: no client certificates. clients_required: only clients with such a certificate get a
+    connection; otherwise a client without one can still send a bearer token.
+    """
 
     certificate: Path
     key: Path
@@ -55,21 +53,22 @@ class Identity:
 
 
 class Tls:
-    """The context all new connections use: another one once the files have changed. Raises BadCertificate."""
+    """The TLS context of all new connections, replaced when the files change. Raises BadCertificate."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._stamp = self._stat()
         self._raised = ""
-        """Why the files' newest content could not be used when it was tried last."""
+        """Why the newest content of the files could not be used at the last attempt."""
         self.context = _context(identity)
 
     def look(self) -> bool:
-        """Use the files for new connections if they changed, or could not be used the last time; True where they are in
-        use now. A client whose authority the new files lack gets no new connection.
+        """Use the files for new connections if they changed or could not be used the last time; returns True if they
+        are now in use. A client whose authority the new files lack gets no new connection.
 
-        Raises BadCertificate for files that cannot be used, once; those in use stay, and the new ones are tried again
-        at each look."""
+        Raises BadCertificate once for files that cannot be used; the files in use stay, and the new ones are tried
+        again at each call.
+        """
         found = self._stat()
         if found == self._stamp and not self._raised:
             return False
@@ -117,13 +116,13 @@ def _context(identity: Identity) -> ssl.SSLContext:
 
 
 def common_name(certificate: Any) -> str:
-    """The common name of the subject; "" where there is no verified certificate or it has none, or several."""
+    """Return the common name of the subject; "" if there is no verified certificate, or not exactly one common name."""
     names = [value for part in (certificate or {}).get("subject", ()) for key, value in part if key == "commonName"]
     return names[0] if len(names) == 1 else ""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """closed: told once the connection is over, if it was ever made."""
+    """uvicorn's protocol with these limits. closed: called once the connection has ended, if it was established."""
 
     def __init__(
         self,
@@ -212,21 +211,21 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 _KEEP_ALIVE_SECONDS = 120
-"""Longer than an agent's interval, and than Go's HTTP client keeps a connection that it does not use (90 s)."""
+"""Longer than an agent's interval, and than Go's HTTP client keeps an unused connection (90 s)."""
 _DRAIN_SECONDS = 20
-"""How long requests in flight may take to finish when the service stops."""
+"""How long requests in progress may take to finish when the service stops."""
 
 
 _THREADS = 16
 """Routes that are not coroutines run in so many threads at once; further requests wait."""
 _GOODBYE_SECONDS = 1.0
-"""How long a client may take to answer the end of its TLS connection, so that idle ones do not hold up a shutdown."""
+"""How long a client may take to confirm the end of its TLS connection, so that idle ones do not delay a shutdown."""
 _NO_DESCRIPTOR_SECONDS = 0.2
-"""How long accepting pauses where the system gives no further descriptor."""
+"""Pause before accepting again when the system has no file descriptor left."""
 
 
 class _Server(uvicorn.Server):
-    """Accepts connections within bounds, and says when it listens, so that clients need not poll."""
+    """A uvicorn server that limits connections, and signals when it listens, so that clients need not poll."""
 
     def __init__(
         self,
@@ -258,7 +257,7 @@ class _Server(uvicorn.Server):
         self.listening.set()
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second, unless a request holds up the loop."""
+        """Run ten times a second, unless a request blocks the loop."""
         if self._accepting is not None and self._accepting.done() and not self._accepting.cancelled():
             error = self._accepting.exception() or RuntimeError("accepting ended")
             self._log.error("accepting_failed", reason=described(error), exc_info=error)
@@ -333,7 +332,7 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises CannotStart."""
+    """Return a listening socket; port 0 takes a free one. Raises CannotStart."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -363,11 +362,13 @@ def serve(
     tasks: BackgroundTasks | None = None,
     renew: bool = False,
 ) -> Iterator[str]:
-    """Serve the app in a thread of this name and give its base URL; on leaving, stop accepting and let requests finish.
+    """Serve the app in a thread of this name and yield its base URL; on leaving, stop accepting and let requests
+    finish.
 
-    tasks: where the thread is listed as a task, which has a fault while a request holds up all others. renew: a
-    certificate whose files changed serves the connections that come then; without it, the caller has to `look`. tls:
-    serve HTTPS with it. port 0 takes a free one. Raises CannotStart."""
+    tasks: the list in which the thread is a task, which has a fault while a request blocks all others. renew: use
+    changed certificate files for new connections; without it, the caller must call `look`. tls: serve HTTPS with it.
+    port 0 takes a free one. Raises CannotStart.
+    """
     bound = listen(host, port)
     task = None if tasks is None else tasks.add(name)
     server = _Server(

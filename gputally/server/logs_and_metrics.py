@@ -17,7 +17,7 @@ Level = Literal["debug", "info", "warning", "error"]
 
 
 def configure(level: Level) -> None:
-    """Route our events, and the server's own warnings, to stderr. For the process's entry point only."""
+    """Send gputally's events and the server's warnings to stderr. Only for the process's entry point."""
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,

@@ -1,8 +1,8 @@
 """Verifies ID tokens of OpenID Connect issuers and exchanges authorization codes; PyJWT verifies.
 
-A token is verified against the issuer's own keys (JWKS, from a file or over HTTPS), with asymmetric
-algorithms alone, its audience and its times by our clock. An issuer of a cluster vouches for the agents, and where
-that is wanted for the pods, of that cluster alone.
+A token is verified against the issuer's own keys (JWKS, from a file or over HTTPS), with asymmetric algorithms only,
+its audience, and its times by the local clock. The issuer of a cluster can authenticate only the agents, and if
+configured the pods, of that cluster.
 
 Sources: OpenID Connect Core 1.0 §3.1, OpenID Connect Discovery 1.0 §4, RFC 7636 (PKCE), RFC 6749 §4.1.3.
 """
@@ -41,20 +41,20 @@ from gputally.server.tokens_and_grants import (
 )
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Asymmetric ones: with any other, who can verify a token could make one."""
+"""Asymmetric algorithms; with a symmetric one, every verifier could also make tokens."""
 FRESH_MS = 300 * MS_PER_SECOND
 """How long keys are used before they are fetched again."""
 AGAIN_MS = 30 * MS_PER_SECOND
-"""How soon, at the earliest, an unknown key makes them be fetched again."""
+"""Shortest time before an unknown key causes another fetch."""
 STALE_MS = 24 * 3600 * MS_PER_SECOND
-"""How long keys are used where the issuer does not answer."""
+"""How long keys are used if the issuer does not answer."""
 _MOST_KEY_BYTES = 1024 * 1024
 _KEYS_TIMEOUT_SECONDS = 10
 Fetch = Callable[[], bytes]
 
 
 def source(issuer: Issuer) -> Fetch:
-    """Where its keys come from."""
+    """Return the source of an issuer's keys."""
     if issuer.jwks_file is not None:
         return _reading(issuer.jwks_file)
     assert issuer.jwks_url is not None
@@ -89,7 +89,9 @@ class Keys:
         self._tried_ms: int | None = None
 
     def key(self, name: str) -> Any:
-        """Raises Unauthenticated for a key the issuer does not have, AuthorityUnavailable where it cannot tell."""
+        """Return a key. Raises Unauthenticated for a key that the issuer does not have, AuthorityUnavailable if this is
+        unknown.
+        """
         with self._lock:
             now = self._clock.monotonic_ms()
             fresh = self._fetched_ms is not None and now - self._fetched_ms < FRESH_MS
@@ -113,7 +115,7 @@ class Keys:
 
 
 class Issuers:
-    """gputally.server.tokens_and_grants.Authenticator over all configured issuers."""
+    """A gputally.server.tokens_and_grants.Authenticator over all configured issuers."""
 
     def __init__(
         self,
@@ -153,7 +155,9 @@ class Issuers:
 def verified(
     token: str, said: tokens_and_grants.UnverifiedToken, issuer: str, audience: str, keys: Keys, now_ms: int
 ) -> Mapping[str, Any]:
-    """The claims of a token that this issuer made for this audience. Raises Unauthenticated, AuthorityUnavailable."""
+    """Return the claims of a token that this issuer made for this audience. Raises Unauthenticated,
+    AuthorityUnavailable.
+    """
     if said.algorithm not in ALGORITHMS:
         raise Unauthenticated("the token is not known")
     try:
@@ -173,8 +177,9 @@ def verified(
 
 
 def check_party(claims: Mapping[str, Any], clients: Collection[str]) -> None:
-    """Hold the authorized party (OpenID Connect Core 1.0, 3.1.3.7) against the clients that tokens may be made for:
-    a token for another one is refused, and one of several audiences that names none. Raises Unauthenticated."""
+    """Check the authorized party (OpenID Connect Core 1.0, 3.1.3.7). A token for a client that is not allowed is
+    refused, and so is a token with several audiences and no authorized party. Raises Unauthenticated.
+    """
     party, audience = claims.get("azp"), claims.get("aud")
     if party is None and isinstance(audience, list) and len(audience) > 1:
         raise Unauthenticated("the token is for several audiences and does not say which client it was made for (azp)")
@@ -183,7 +188,7 @@ def check_party(claims: Mapping[str, Any], clients: Collection[str]) -> None:
 
 
 def person(claims: Mapping[str, Any], issuer: Issuer) -> tuple[str, list[str]]:
-    """Who it is, and the groups. Raises Unauthenticated where the token does not say."""
+    """Return a person's name and groups. Raises Unauthenticated if the token does not state them."""
     user, groups = claims.get(issuer.user), claims.get(issuer.groups)
     if not isinstance(user, str) or not user:
         raise Unauthenticated(f"the token does not say {issuer.user!r}")
@@ -193,9 +198,11 @@ def person(claims: Mapping[str, Any], issuer: Issuer) -> tuple[str, list[str]]:
 
 
 def _of_cluster(claims: Mapping[str, Any], issuer: Issuer) -> Principal:
-    """The bound service account in a cluster's own token (claim `kubernetes.io`): an agent, or a pod for its job.
+    """Return the bound service account in a cluster's own token (claim `kubernetes.io`): an agent, or a pod for its
+    job.
 
-    Whether the pod still exists is not checked: its token is good until it ends."""
+    It does not check whether the pod still exists: its token is valid until it expires.
+    """
     assert issuer.cluster is not None
     account = tokens_and_grants.service_account(str(claims.get("sub", ""))) or ""
     found = tokens_and_grants.agent(account, _bound_to(claims, "node", "name"), issuer.agents, issuer.cluster)
@@ -209,7 +216,7 @@ def _of_cluster(claims: Mapping[str, Any], issuer: Issuer) -> Principal:
 
 
 def _bound_to(claims: Mapping[str, Any], kind: str, attribute: str) -> str | None:
-    """What a service account's token says that it is bound to."""
+    """Return what a service account's token is bound to."""
     bound = claims.get("kubernetes.io")
     one = bound.get(kind) if isinstance(bound, dict) else None
     value = one.get(attribute) if isinstance(one, dict) else None
@@ -227,7 +234,7 @@ class Endpoints:
 
 
 class Provider:
-    """One issuer that people sign in with. Thread-safe."""
+    """An issuer with which people sign in. Thread-safe."""
 
     def __init__(self, issuer: Issuer, login: Login, transport: httpx2.BaseTransport | None = None) -> None:
         self.issuer = issuer
@@ -240,7 +247,7 @@ class Provider:
         return self.login.label or httpx2.URL(self.issuer.issuer).host
 
     def leave_for(self, redirect: str, state: str, nonce: str, verifier: str) -> str:
-        """The address to send a browser to. Raises AuthorityUnavailable."""
+        """Return the address to which to send a browser. Raises AuthorityUnavailable."""
         asked = {
             "response_type": "code",
             "client_id": self.login.client_id,
@@ -255,7 +262,7 @@ class Provider:
         return f"{address}{'&' if '?' in address else '?'}{urlencode(asked)}"
 
     def id_token(self, code: str, redirect: str, verifier: str) -> str:
-        """What the provider gives for a code; not verified here. Raises Unauthenticated, AuthorityUnavailable."""
+        """Exchange a code for an ID token, which is not verified here. Raises Unauthenticated, AuthorityUnavailable."""
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect, "code_verifier": verifier}
         secret = self._secret()
         auth = httpx2.BasicAuth(self.login.client_id, secret) if secret is not None else None
@@ -292,7 +299,7 @@ class Provider:
 
     @cached_property
     def _trusted(self) -> ssl.SSLContext:
-        """The authorities: reading them takes longer than all else of a request."""
+        """Return the trusted authorities, cached because reading them takes longer than the rest of a request."""
         return http_calls.trust_context(None, AuthorityUnavailable)
 
     def _secret(self) -> str | None:
@@ -306,7 +313,7 @@ class Provider:
 
 
 def challenge(verifier: str) -> str:
-    """S256 of RFC 7636."""
+    """Return the S256 challenge of RFC 7636."""
     return base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
 
 
@@ -323,7 +330,7 @@ def _document(answer: httpx2.Response) -> dict[str, Any]:
 
 
 def _safe(address: str) -> str:
-    """Raises AuthorityUnavailable for an address over which others could read or answer in its place."""
+    """Return the address. Raises AuthorityUnavailable if others could read or answer requests to it."""
     try:
         url = httpx2.URL(address)
     except httpx2.InvalidURL as error:

@@ -1,7 +1,8 @@
 """Renders the common page layout: base template, stylesheet, security policy, SVG elements.
 
-Templates extend `base.html` here, or come beside it; the sheet is the reports' with what pages add. Everything
-passes jinja2's autoescape: names come from users. No routes, no ledger, no web framework.
+Templates extend `base.html` here. The style sheet is that of the reports with additions for pages. All values pass
+jinja2's autoescape, because users choose names. The module has no routes and uses neither the ledger nor a web
+framework.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from gputally.base.untrusted_text import for_page
 
 
 def shown(value: object) -> object:
-    """What a template prints, without characters that turn the reading direction or are none: jinja2's `finalize`."""
+    """Return a printed value without characters that are unprintable or change the reading direction: jinja2's
+    `finalize`.
+    """
     return for_page(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -38,8 +41,9 @@ _OWN_SCRIPT = "; script-src 'self'; connect-src 'self'"
 
 
 def headers(*, script: bool = False) -> Mapping[str, str]:
-    """What every answer carries: nothing from elsewhere, never inside a frame, nothing kept. script: files of our own
-    may run; text in a page never does."""
+    """Return the headers of every response: no resources from elsewhere, no frames, no caching. script: files of this
+    server may run; inline scripts never do.
+    """
     return {
         "Content-Security-Policy": _CONTENT + (_OWN_SCRIPT if script else ""),
         "X-Content-Type-Options": "nosniff",
@@ -50,7 +54,7 @@ def headers(*, script: bool = False) -> Mapping[str, str]:
 
 
 def environment(*packages: str) -> Environment:
-    """Templates of `packages`, in this order, then the common ones."""
+    """Return the templates of `packages`, in this order, then the common ones."""
     places = [PackageLoader(name) for name in (*packages, "gputally.server")]
     return Environment(
         loader=ChoiceLoader(places), autoescape=True, undefined=StrictUndefined, finalize=shown, trim_blocks=True,
@@ -59,20 +63,20 @@ def environment(*packages: str) -> Environment:
 
 
 def make_ready(environment: Environment, package: str) -> None:
-    """Compile the templates of a package that are not yet, so that no reader waits for it."""
+    """Compile the templates of a package that are not compiled yet, so that no reader waits for it."""
     for name in PackageLoader(package).list_templates():
         if name.endswith(".html"):
             environment.get_template(name)
 
 
 def sheet(name: str) -> str:
-    """One of our style sheets as text."""
+    """Return one of the style sheets as text."""
     return (resources.files("gputally.server") / "static" / name).read_text(encoding="utf-8")
 
 
 @cache
 def stylesheet() -> str:
-    """The reports' sheet and what pages add to it."""
+    """Return the style sheet of the reports with the additions for pages."""
     report = (resources.files("accountant.reports") / "templates" / "report.css").read_text(encoding="utf-8")
     return report + sheet("site.css")
 

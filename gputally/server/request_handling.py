@@ -1,8 +1,9 @@
 """Wraps an ASGI application so that every response has its headers and every defect is logged; reads bodies within
-bounds; serves content with an ETag; bounds connections and the rate of each client's requests.
+limits; serves content with an ETag; limits connections and the rate of each client's requests.
 
-A connection counts from the moment it is accepted, before TLS, until it is closed. One too many is closed at once.
-The total leaves file descriptors for the rest of the process. A client's rate is a token bucket; memory is bounded.
+A connection counts from the moment it is accepted, before TLS, until it is closed. A connection above the limit is
+closed at once. The total leaves file descriptors for the rest of the process. A client's rate is a token bucket, and
+memory is bounded.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Answered = Callable[[str, str, int, float], None]
 
 
 class ObservedSend:
-    """Sends a response with the headers that it does not set itself. status: as sent, 500 before."""
+    """Sends a response, with headers that it does not set itself. status: as sent, 500 before."""
 
     def __init__(self, send: Send, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self._send = send
@@ -48,13 +49,14 @@ class ObservedSend:
 
 
 def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Headers as ASGI has them."""
+    """Return headers in the form of ASGI."""
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
 class RequestLog:
-    """Wraps a Starlette application, which answers 500 for what it raises. headers: of every response that does not
-    set them itself."""
+    """Wraps a Starlette application and answers 500 if it raises. headers: added to every response that does not set
+    them.
+    """
 
     def __init__(
         self, app: ASGIApp, name: str, *, headers: Mapping[str, str] | None = None, answered: Answered | None = None
@@ -78,7 +80,7 @@ class RequestLog:
 
 
 async def read_body(request: Request, most_bytes: int, seconds: float) -> bytes:
-    """The body, if it is not larger and comes in time. Raises HTTPException."""
+    """Read the body, up to `most_bytes` and within `seconds`. Raises HTTPException."""
     declared = request.headers.get("content-length", "0")
     body = bytearray()
     try:
@@ -100,9 +102,10 @@ _CLOSE = {"Connection": "close"}
 
 
 def tagged(request: Request, body: bytes, media_type: str, file: str = "") -> Response:
-    """200 with an ETag of the content, or 304 where the client has it already.
+    """Answer 200 with an ETag of the content, or 304 if the client has it already.
 
-    file: the name that a browser keeps it under; "": it is shown."""
+    file: the name under which a browser saves it; "": it is displayed.
+    """
     tag = f'"{hashlib.sha256(body).hexdigest()}"'
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
     if file:
@@ -126,15 +129,16 @@ def static_routes(files: Mapping[str, tuple[bytes, str]]) -> list[Route]:
 
 
 RESERVED_DESCRIPTORS = 128
-"""Kept for the ledger, the spool, the log and outgoing connections."""
+"""Descriptors reserved for the ledger, the spool, the log and outgoing connections."""
 FEWEST_CONNECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """connections: of all clients. connections_by_address: of one address. header_seconds: for the TLS handshake, and
-    for a request's line and headers together. header_bytes: their size. stalled_seconds: how long an answer may wait
-    for a client that does not read."""
+    """Limits. connections: of all clients. connections_by_address: of one address. header_seconds: for the TLS
+    handshake, and for a request's line and headers together. header_bytes: their size. stalled_seconds: how long an
+    answer may wait for a client that does not read.
+    """
 
     connections: int = 16_384
     connections_by_address: int = 1_024
@@ -156,7 +160,7 @@ class Connections:
         """Connections that were closed because there were too many."""
 
     def enter(self, address: str) -> bool:
-        """Count one more; False where it is one too many."""
+        """Count a new connection; returns False if it exceeds the limit."""
         with self._lock:
             if self._open >= self._most or self._by_address[address] >= self._most_by_address:
                 self.refused += 1
@@ -166,7 +170,7 @@ class Connections:
             return True
 
     def leave(self, address: str) -> None:
-        """One that entered has ended."""
+        """Record that a connection ended."""
         with self._lock:
             self._open -= 1
             self._by_address[address] -= 1
@@ -175,12 +179,14 @@ class Connections:
 
     @property
     def open(self) -> int:
-        """How many there are now."""
+        """The number of open connections."""
         return self._open
 
 
 def most_descriptors() -> int:
-    """How many connections this process may hold and still open files. Raises its own soft limit to the hard one."""
+    """Return how many connections this process may hold and still open files. Raises its soft limit to the
+    hard limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -194,7 +200,7 @@ _BUCKETS = 16_384
 
 
 class RateBound:
-    """A token bucket per client; the least recently seen clients are forgotten, never the memory bound."""
+    """A token bucket per client; the least recently seen clients are forgotten to bound memory."""
 
     def __init__(self, clock: Clock, per_second: float, burst: int) -> None:
         self._clock = clock
@@ -203,7 +209,7 @@ class RateBound:
         self._buckets: LRUCache[tuple[str, str], tuple[float, int]] = LRUCache(_BUCKETS)
 
     def admit(self, client: tuple[str, str]) -> float:
-        """0 where the request may pass, else the seconds after which one may."""
+        """Return 0 if the request may pass, otherwise the seconds after which one may."""
         now = self._clock.monotonic_ms()
         level, since = self._buckets.pop(client, (self._burst, now))
         level = min(self._burst, level + (now - since) * self._per_ms)

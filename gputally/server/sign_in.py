@@ -1,19 +1,17 @@
 """Signs people in to the pages and out again: routes, signed cookies, redirects.
 
-`provider` speaks with it, `cookies` seals what a browser keeps for us, `people` puts both together. Nothing is kept on
-this side: a session is a signed cookie, and what its person may do is asked of the grants at every request.
+The server stores nothing: a session is a signed cookie. The grants of a person are not in the cookie but are looked up
+at every request, so a withdrawn grant ends at once, and the session of an issuer that is no longer configured is
+invalid.
 
-The grants of a person are not in the cookie. It is decided by the grants in force at every request, so that a grant
-that is taken away is gone at once; and a session of an issuer that is no longer configured is invalid.
+Cookies are JWTs under a key that only the servers of the pages have (HS256: the same servers make and verify them),
+shared by all replicas. A sign-in cookie is never accepted as a session, nor the cookie of other pages.
 
-Both are JWTs under a key that only who serves the pages has (HS256: who verifies them is who made them), and all
-replicas of it. A value of one sort is never taken for the other, nor that of other pages for one of these.
+Scripts cannot read the cookies, and browsers do not send them with posts from other sites; under https a cookie is
+bound to this host (`__Host-`, `__Secure-`: RFC 6265bis §4.1.3).
 
-The same for whatever serves the pages. A cookie of ours is out of every script's reach and is not sent along with what
-another site posts; under https it is bound to this host (`__Host-`, `__Secure-`: RFC 6265bis §4.1.3).
-
-`sign_in_routes` serves the pages for it; each program says how a page and a refusal of its own look (`SignInSite`).
-These pages need no sign-in and show no data.
+`sign_in_routes` serves the pages; each program defines the look of a page and of a refusal (`SignInSite`). These pages
+need no sign-in and show no data.
 """
 
 from __future__ import annotations
@@ -44,12 +42,12 @@ from gputally.server.tokens_and_grants import AuthorityUnavailable, Callers, Pri
 Sort = Literal["sign-in", "session"]
 _KEY_BYTES: Final = 32
 _MOST_BYTES: Final = 4_000
-"""Browsers keep no more in one cookie."""
+"""Largest cookie that browsers store."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignIn:
-    """A sign-in under way at the provider. next: the page to show afterwards."""
+    """A sign-in in progress at the provider. next: the page to show afterwards."""
 
     issuer: str
     state: str
@@ -69,7 +67,9 @@ class Session:
 
 
 class CookieSigner:
-    """Signs and opens. key: secret, the same over restarts. house: whose pages these are; in the cookies' names too."""
+    """Signs and verifies cookies. key: secret, the same after restarts. house: the name of the program whose pages
+    these are, also part of the cookies' names.
+    """
 
     def __init__(self, key: bytes, house: str = "gputally") -> None:
         self._key = key
@@ -79,24 +79,26 @@ class CookieSigner:
         return self._sealed("sign-in", _plain(under_way), now_ms, seconds)
 
     def session(self, session: Session, now_ms: int, seconds: int) -> str:
-        """Raises Unauthenticated where a person is in more groups than a cookie holds."""
+        """Return a session as cookie text. Raises Unauthenticated if a person is in more groups than a cookie
+        can hold.
+        """
         text = self._sealed("session", _plain(session), now_ms, seconds)
         if len(text) > _MOST_BYTES:
             raise Unauthenticated("this person is in more groups than a session can hold")
         return text
 
     def opened_sign_in(self, text: str, now_ms: int) -> SignIn:
-        """Raises Unauthenticated."""
+        """Verify and decode a sign-in. Raises Unauthenticated."""
         found = self._opened("sign-in", text, now_ms)
         return SignIn(found["issuer"], found["state"], found["nonce"], found["verifier"], found["next"])
 
     def opened_session(self, text: str, now_ms: int) -> Session:
-        """Raises Unauthenticated."""
+        """Verify and decode a session. Raises Unauthenticated."""
         found = self._opened("session", text, now_ms)
         return Session(found["issuer"], found["user"], tuple(found["groups"]), found["id"])
 
     def form_token(self, session: Session) -> str:
-        """What a form of this session has to bring along."""
+        """Return the secret that every form of this session must contain."""
         return hmac.new(self._key, b"form:" + session.id.encode(), hashlib.sha256).hexdigest()
 
     def _sealed(self, sort: Sort, content: Mapping[str, Any], now_ms: int, seconds: int) -> str:
@@ -120,7 +122,9 @@ class CookieSigner:
 
 
 def key_of(path: Path, remedy: str = f"a key has at least {_KEY_BYTES} bytes") -> bytes:
-    """The key that a file holds; another one signs all out. Raises CannotStart. remedy: for a short one."""
+    """Read the key from a file; another key ends all sessions. Raises CannotStart. remedy: advice for a key that is too
+    short.
+    """
     try:
         key = path.read_bytes()
     except OSError as error:
@@ -131,7 +135,7 @@ def key_of(path: Path, remedy: str = f"a key has at least {_KEY_BYTES} bytes") -
 
 
 def key_in(folder: Path) -> bytes:
-    """The key in a folder, made when first asked for. Raises CannotStart."""
+    """Return the key in a folder, and create it on first use. Raises CannotStart."""
     path = folder / "session.key"
     try:
         if not path.exists():
@@ -150,19 +154,20 @@ CALLBACK: Final = "/sign-in/done"
 OUT: Final = "/sign-out"
 LEFT: Final = "/signed-out"
 LONGEST: Final = 4_000
-"""Characters of a parameter that a browser brings along."""
+"""Longest accepted query parameter of a browser, in characters."""
 _KEPT: Final = ":/%#?=@[]!$&'()*+,;"
-"""Characters that stand for themselves in an address."""
+"""Characters that are not quoted in an address."""
 
 
 class CrossSite(Exception):
-    """A form that is none of this session's."""
+    """A form that does not belong to this session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """value: without what a cookie would have to quote, as a JWT is. seconds: how long it is kept; 0: forget it.
-    secure: for https alone."""
+    """A cookie. value: text that needs no quoting, such as a JWT. seconds: its lifetime; 0: delete it. secure: only for
+    https.
+    """
 
     name: str
     value: str
@@ -171,26 +176,26 @@ class Cookie:
     secure: bool
 
     def header(self) -> str:
-        """The cookie as `Set-Cookie` carries it."""
+        """Return the `Set-Cookie` header."""
         kept = f"{self.name}={self.value}; Path={self.path}; Max-Age={self.seconds}; HttpOnly; SameSite=lax"
         return f"{kept}; Secure" if self.secure else kept
 
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """The answer 303: where a browser goes next, and what it keeps or forgets on the way."""
+    """A 303 response: the next address, and the cookies to set or delete."""
 
     to: str
     cookies: tuple[Cookie, ...] = ()
 
 
 def to_sign_in(here: str) -> str:
-    """The address to sign in at that leads back to `here`."""
+    """Return the sign-in address that leads back to `here`."""
     return f"{LEAVE}?next={quote(here, safe='')}"
 
 
 def own_path(text: str) -> str:
-    """The text where it is a path of ours, else "/": a sign-in must not lead to another site."""
+    """Return the text if it is a path of this server, else "/", so that a sign-in never leads to another site."""
     parts = urlsplit(text)
     if not text.startswith("/") or text.startswith("//") or "\\" in text or parts.scheme or parts.netloc:
         return "/"
@@ -198,12 +203,12 @@ def own_path(text: str) -> str:
 
 
 def as_address(path: str) -> str:
-    """A path as a header carries it; what is quoted already stays so."""
+    """Return a path for a header; quoted parts stay quoted."""
     return quote(path, safe=_KEPT)
 
 
 UNDER_WAY_SECONDS: Final = 600
-"""How long a person may take at the provider."""
+"""How long a sign-in at the provider may take."""
 _CHANCE_BYTES: Final = 32
 
 
@@ -215,12 +220,14 @@ class Person:
     form_token: str
 
     def allows(self, form_token: str) -> bool:
-        """Whether a form came from a page of this session."""
+        """Return whether a form came from a page of this session."""
         return secrets.compare_digest(self.form_token.encode(), form_token.encode())
 
 
 class SignInService:
-    """callers: the file in force. public_url: where browsers reach us. provider: how to speak with an issuer."""
+    """Signs people in and out. callers: the file in force. public_url: the address of the pages in a browser. provider:
+    makes the client of an issuer.
+    """
 
     def __init__(
         self,
@@ -243,7 +250,9 @@ class SignInService:
         self._keys = {one.issuer.issuer: keys(openid_connect.source(one.issuer), clock) for one in self.providers}
 
     def leave(self, provider: Provider, following: str) -> Redirect:
-        """To the provider; afterwards to `following`, where that is a path of ours. Raises AuthorityUnavailable."""
+        """Redirect to the provider, and afterwards to `following` if it is a path of this server. Raises
+        AuthorityUnavailable.
+        """
         state, nonce, verifier = (secrets.token_urlsafe(_CHANCE_BYTES) for _ in range(3))
         under_way = SignIn(provider.issuer.issuer, state, nonce, verifier, own_path(following))
         address = provider.leave_for(self._redirect, state, nonce, verifier)
@@ -251,9 +260,10 @@ class SignInService:
         return Redirect(address, (self._under_way(sealed, UNDER_WAY_SECONDS),))
 
     def arrive(self, cookies: Mapping[str, str], state: str, code: str) -> Redirect:
-        """Back from the provider, with a session. code: "" where the provider gave none.
+        """Handle the return from the provider and start a session. code: "" if the provider gave none.
 
-        Raises Unauthenticated, AuthorityUnavailable."""
+        Raises Unauthenticated, AuthorityUnavailable.
+        """
         if not code:
             raise Unauthenticated("the provider did not let you in")
         now = self._clock.wall_ms()
@@ -280,7 +290,9 @@ class SignInService:
         return Redirect(as_address(under_way.next), (kept, self._under_way("", 0)))
 
     def person(self, cookies: Mapping[str, str]) -> Person | None:
-        """Who is signed in; None for a browser without a session. Raises Unauthenticated for a session that is over."""
+        """Return the signed-in person; None for a browser without a session. Raises Unauthenticated for a session that
+        has ended.
+        """
         cookie = cookies.get(self._session_name)
         if not cookie:
             return None
@@ -290,9 +302,10 @@ class SignInService:
         return Person(Principal(session.user, scopes, teams=teams), self._seal.form_token(session))
 
     def sign_out(self, cookies: Mapping[str, str], form_token: str) -> Redirect:
-        """Forget the session in this browser. Raises CrossSite.
+        """Delete the session in this browser. Raises CrossSite.
 
-        Not at the provider: it would sign the person in again."""
+        The provider is not signed out, so it could sign the person in again.
+        """
         try:
             found = self.person(cookies)
         except Unauthenticated:
@@ -315,26 +328,26 @@ class SignInService:
 
 
 MARK = "form_token"
-"""Name of the field that carries a form's mark."""
+"""Name of the form field with the session's secret."""
 PATHS = frozenset({LEAVE, CALLBACK, OUT, LEFT})
 Kind = Literal["no-provider", "too-long", "unauthenticated", "cross-site", "authority-unavailable"]
 
 
 class SignInSite(Protocol):
-    """What these pages need of a program."""
+    """The interface of a program that serves these pages."""
 
     def people(self, request: Request, /) -> SignInService:
-        """Raises a refusal where sign-in is not configured."""
+        """Return the service. Raises a refusal if sign-in is not configured."""
         ...
 
     async def form(self, request: Request) -> Mapping[str, Sequence[str]]:
-        """The fields of a form of our own. Raises a refusal for any other."""
+        """Return the fields of a form of these pages. Raises a refusal for any other form."""
         ...
 
     def page(self, request: Request, template: str, /, **values: Any) -> Response: ...
 
     def refusal(self, kind: Kind, detail: str) -> Exception:
-        """What to raise."""
+        """Return the exception to raise."""
         ...
 
 
@@ -348,7 +361,7 @@ def sign_in_routes(site: SignInSite) -> list[Route]:
         return text
 
     async def leave(request: Request) -> Response:
-        """To the provider; where there are several, a page to choose one."""
+        """Redirect to the provider; if there are several, show a page to choose one."""
         people = site.people(request)
         following, chosen = parameter(request, "next", "/"), parameter(request, "with", "0")
         number = int(chosen) if chosen.isascii() and chosen.isdigit() and len(chosen) < 4 else -1
@@ -364,7 +377,7 @@ def sign_in_routes(site: SignInSite) -> list[Route]:
             raise site.refusal("authority-unavailable", str(error)) from error
 
     async def done(request: Request) -> Response:
-        """Back from the provider, with a code for a session."""
+        """Handle the return from the provider with a code."""
         people = site.people(request)
         code = "" if parameter(request, "error") else parameter(request, "code")
         try:
@@ -375,7 +388,7 @@ def sign_in_routes(site: SignInSite) -> list[Route]:
             raise site.refusal("authority-unavailable", str(error)) from error
 
     async def leave_for_good(request: Request) -> Response:
-        """Forget the session in this browser."""
+        """Delete the session in this browser."""
         people = site.people(request)
         mark = (await site.form(request)).get(MARK) or ("",)
         try:
@@ -384,7 +397,7 @@ def sign_in_routes(site: SignInSite) -> list[Route]:
             raise site.refusal("cross-site", str(error)) from error
 
     async def left(request: Request) -> Response:
-        """Where signing out ends."""
+        """Show the page after signing out."""
         site.people(request)
         return await run_in_threadpool(site.page, request, "signed_out.html")
 

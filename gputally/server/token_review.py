@@ -1,9 +1,9 @@
 """Authenticates service accounts through the Kubernetes TokenReview API.
 
-An answer is remembered for a minute at most, and never beyond the token's own end. An agent's token must
-carry our audience and be bound to a pod, so that node A cannot write for node B: the review names the pod's
-node; before Kubernetes 1.30 it names the pod alone, which is then looked up by name and uid. While the server does not
-answer, no new caller is let in and no known one is refused: `AuthorityUnavailable`.
+An answer is cached for at most a minute, and never beyond the token's own expiry. An agent's token must have gputally's
+audience and be bound to a pod, so that node A cannot write for node B. The review names the pod's node; before
+Kubernetes 1.30 it names only the pod, which is then looked up by name and uid. While the server does not answer, new
+callers are neither admitted nor rejected, and known ones stay admitted: `AuthorityUnavailable`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _POD = "authentication.kubernetes.io/pod-uid"
 _POD_NAME = "authentication.kubernetes.io/pod-name"
 _NODE = "authentication.kubernetes.io/node-name"
 GROUP = "gputally.dev"
-"""The API group by which RBAC rules name our resources; nothing of it needs to exist in the cluster."""
+"""The API group under which RBAC rules name gputally's resources; it need not exist in the cluster."""
 _RIGHTS: tuple[tuple[Scope, str, str], ...] = (
     ("read", "get", "usage"),
     ("policy", "update", "policies"),
@@ -101,7 +101,7 @@ _access_review = msgspec.json.Decoder(_AccessReview)
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Who it is, or why not; until_ms on the monotonic clock."""
+    """The cached answer for a token: the principal, or why there is none; until_ms on the monotonic clock."""
 
     principal: Principal | None
     reason: str
@@ -109,10 +109,11 @@ class _Answer:
 
 
 class TokenReviews:
-    """gputally.server.tokens_and_grants.Authenticator over an API server.
+    """A gputally.server.tokens_and_grants.Authenticator over an API server.
 
-    cluster: its name in the ledger. teams: those that exist, asked for one by one where a person may not
-    see all. rate: how many tokens of one address are reviewed."""
+    cluster: its name in the ledger. teams: the existing teams, checked one by one if a person may not see all. rate:
+    how many tokens of one address are reviewed.
+    """
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class TokenReviews:
         return answer.principal
 
     def _ask(self, token: str) -> tuple[Principal | None, str]:
-        """Who it is, or None and why not."""
+        """Review a token; returns the principal, or None and the reason."""
         body = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenReview",
@@ -189,7 +190,7 @@ class TokenReviews:
         return person, ""
 
     def _node_of_pod(self, namespace: str, user: _User) -> str | None:
-        """The node of the pod that the token is bound to; None where it is bound to none, or the pod is gone."""
+        """Return the node of the pod that the token is bound to; None if it is bound to none, or the pod is gone."""
         uid = next(iter(user.extra.get(_POD, ())), "")
         name = next(iter(user.extra.get(_POD_NAME, ())), "")
         if not uid or not name:

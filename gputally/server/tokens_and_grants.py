@@ -1,11 +1,11 @@
 """Defines principals and scopes, and reads the token file and the callers file that grant them.
 
-The file holds only SHA-256 digests, so that reading it opens no door. It is read again when it
-changes; a broken new version is reported and the one in force stays. Every entry is compared in
-constant time, and all of them are, so that timing tells nothing about the tokens.
+The token file holds only SHA-256 digests, so a reader of the file gets no access. It is read again when it changes; an
+invalid new version is reported, and the version in force stays. A token is compared with every entry in constant time,
+so that timing reveals nothing about the tokens.
 
-`Authenticator` is the seam for other ways in (a cluster's TokenReview). No HTTP here. Published: the controller's pages
-take the same file.
+Other ways to authenticate (a cluster's TokenReview) implement `Authenticator`. The module does no HTTP. The
+controller's pages use it too.
 
 schema: 1
 kubernetes:                                  # this cluster's own API server vouches for its tokens
@@ -59,11 +59,12 @@ _LOOK_EVERY_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who is asking. `admin` includes the other scopes.
+    """An authenticated caller. `admin` includes the other scopes.
 
-    cluster, node: the only ones whose usage this principal may report. teams: the only ones whose
-    figures it may see, and whose jobs' progress it may report; None: all. pod: uid of the pod (of `cluster`) that it
-    is, which may report the progress of its own job."""
+    cluster, node: the only ones whose usage this principal may report. teams: the only ones whose figures it may see
+    and whose jobs' progress it may report; None: all. pod: uid of the pod (of `cluster`) that the caller is, which may
+    report the progress of its own job.
+    """
 
     name: str
     scopes: frozenset[Scope]
@@ -85,7 +86,7 @@ class AuthorityUnavailable(Exception):
 
 
 class TooManyUnknown(Exception):
-    """An address brought more unknown tokens than others may be asked about; more are looked at after `seconds`."""
+    """An address sent more unknown tokens than may be reviewed; the next ones are reviewed after `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__("more unknown tokens than one address may bring")
@@ -93,16 +94,17 @@ class TooManyUnknown(Exception):
 
 
 class Authenticator(Protocol):
-    """Turns a bearer token into who that is."""
+    """Identifies the caller behind a bearer token."""
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:
-        """Raises Unauthenticated, AuthorityUnavailable or TooManyUnknown. None: the request carried no token.
-        address: of the caller."""
+        """Return the principal. Raises Unauthenticated, AuthorityUnavailable or TooManyUnknown. None: the request
+        carried no token. address: of the caller.
+        """
         ...
 
 
 class AnyOf:
-    """Several ways in, tried in order; the last one's reason is given where none knows the token."""
+    """Several authenticators, tried in order; if none knows the token, the last one's reason is raised."""
 
     def __init__(self, *ways: Authenticator) -> None:
         self._ways = ways
@@ -121,7 +123,7 @@ class AnyOf:
 
 
 class CurrentAuthenticator:
-    """Delegates to the authentication of the newest configuration, which is read again when it changes."""
+    """Delegates to the authenticators of the newest configuration, which is read again when it changes."""
 
     def __init__(self, way: Callable[[], Authenticator]) -> None:
         self._way = way
@@ -131,14 +133,14 @@ class CurrentAuthenticator:
 
 
 class AllowAll:
-    """No tokens at all: for a loopback address only (accountant.core.settings sees to that)."""
+    """Accepts every caller without a token, on a loopback address only (accountant.core.settings ensures this)."""
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
         return Principal("anonymous", frozenset(SCOPES))
 
 
 class FileToken:
-    """The one bearer token that a file holds in plain, with the scope `read`. The file is read at every question."""
+    """The bearer token that a file holds in plain text, with the scope `read`. The file is read at every request."""
 
     def __init__(self, name: str, path: Path) -> None:
         self._name = name
@@ -155,7 +157,7 @@ class FileToken:
 
 
 class SingleToken:
-    """A single secret for everything: for a process that asks itself."""
+    """A single secret with all rights, for a process that calls itself."""
 
     def __init__(self, token: str) -> None:
         self._digest = sha256(token)
@@ -219,9 +221,10 @@ class TokenList(Model):
 
 
 class TokenFile:
-    """Bearer tokens from a file. Raises FileFault where the first version cannot be read.
+    """Bearer tokens from a file. Raises FileFault if the first version cannot be read.
 
-    report: called with the faults of a later version that is not taken into force."""
+    report: called with the faults of a later version that is not put in force.
+    """
 
     def __init__(self, path: Path, clock: Clock, report: Callable[[str], None]) -> None:
         self._file = WatchedFile(path, lambda p: config_models.load_yaml(p, TokenList).tokens, report)
@@ -237,7 +240,7 @@ class TokenFile:
         return self.whose(token)
 
     def whose(self, token: str | None) -> Principal:
-        """The same for callers without an event loop. Raises Unauthenticated."""
+        """Authenticate a caller without an event loop. Raises Unauthenticated."""
         now = self._clock.monotonic_ms()
         if now - self._looked_ms >= _LOOK_EVERY_MS:
             self._looked_ms = now
@@ -257,7 +260,7 @@ class TokenFile:
 
 
 def is_loopback(host: str) -> bool:
-    """True where only this machine can connect. A name other than localhost counts as reachable."""
+    """Return True if only this machine can connect to the host. A name other than localhost counts as reachable."""
     if host == "localhost":
         return True
     try:
@@ -268,7 +271,7 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache(maxsize=64)
 def names_this_machine(host: str) -> bool:
-    """Whether a Host header names a loopback address."""
+    """Return whether a Host header names a loopback address."""
     try:
         return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
@@ -276,7 +279,9 @@ def names_this_machine(host: str) -> bool:
 
 
 def token_in(authorization: str, *, basic: bool = True) -> str | None:
-    """The bearer token of an Authorization header. basic: also the password of Basic, which browsers ask people for."""
+    """Return the bearer token of an Authorization header. basic: also accept the password of Basic, which browsers ask
+    people for.
+    """
     kind, _, value = authorization.partition(" ")
     if kind.lower() == "bearer":
         return value.strip()
@@ -289,7 +294,7 @@ def token_in(authorization: str, *, basic: bool = True) -> str | None:
 
 
 def sha256(token: str) -> str:
-    """Digest of a token as the file keeps it. Tokens are 256 random bits, so no slow hash is needed."""
+    """Return the digest of a token as the file stores it. Tokens are 256 random bits, so no slow hash is needed."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -303,7 +308,7 @@ def new_token(
     expires: datetime | None = None,
     token: str | None = None,
 ) -> tuple[str, str]:
-    """A fresh token, or the one that stands already, and its entry for the token file as YAML."""
+    """Return a new token, or the given one, and its entry for the token file as YAML."""
     token = token or secrets.token_urlsafe(_TOKEN_BYTES)
     entry = TokenEntry(
         name=name, token_sha256=sha256(token), scopes=scopes, cluster=cluster, node=node, teams=teams, expires=expires
@@ -313,15 +318,15 @@ def new_token(
 
 
 MOST_BYTES = 16 * 1024
-"""Longest token that is looked at."""
+"""Longest accepted token."""
 SKEW_MS = 30 * MS_PER_SECOND
-"""Milliseconds by which an issuer's clock may differ from ours."""
+"""Tolerated difference in milliseconds between an issuer's clock and the local clock."""
 _SERVICE_ACCOUNT = "system:serviceaccount:"
 
 
 @dataclass(frozen=True, slots=True)
 class UnverifiedToken:
-    """A token's own words; nothing of it is trusted; it only says which issuer to ask."""
+    """The content of a token that is not verified yet; it only selects the issuer to use."""
 
     issuer: str
     key: str
@@ -330,7 +335,7 @@ class UnverifiedToken:
 
 
 def unverified(token: str) -> UnverifiedToken | None:
-    """None for what is no JWT with an end."""
+    """Decode a token without verification; None if it is not a JWT with an expiry."""
     if len(token) > MOST_BYTES or token.count(".") != 2:
         return None
     try:
@@ -345,7 +350,7 @@ def unverified(token: str) -> UnverifiedToken | None:
 
 
 def check_times(claims: Mapping[str, Any], now_ms: int) -> None:
-    """Raises Unauthenticated for a token that is over, or not yet valid."""
+    """Check the token's times. Raises Unauthenticated if it has expired or is not valid yet."""
     end, begin = _instant(claims.get("exp")), _instant(claims.get("nbf", 0))
     if end is None or now_ms >= end + SKEW_MS:
         raise Unauthenticated("the token has expired")
@@ -362,9 +367,10 @@ def service_account(username: str) -> str | None:
 
 
 def agent(account: str, node: str | None, agents: Collection[str], cluster: str) -> Principal | None:
-    """The principal of an agent's service account; None where the account is none of them.
+    """Return the principal of an agent's service account; None if the account is not an agent's.
 
-    A token that is not bound to a node could report for any: it is refused. Raises Unauthenticated."""
+    A token that is not bound to a node is refused, because it could report for any node. Raises Unauthenticated.
+    """
     if account not in agents:
         return None
     if not node:
@@ -373,21 +379,23 @@ def agent(account: str, node: str | None, agents: Collection[str], cluster: str)
 
 
 def _instant(value: object) -> int | None:
-    """A NumericDate as milliseconds; None for what is none."""
+    """Return a NumericDate as milliseconds; None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**53:
         return None
     return round(value * MS_PER_SECOND)
 
 
 class KubernetesCallers(Model):
-    """Tokens that the API server of this cluster reviews."""
+    """Settings for tokens that this cluster's API server reviews."""
 
     audience: str = Field(default="gputally", min_length=1)
     agents: tuple[str, ...] = ()
     jobs: bool = False
-    """Pods may report the progress of their own job, with a token of their service account for our audience."""
+    """Whether pods may report the progress of their own job, with a token of their service account for gputally's
+    audience.
+    """
     rights: bool = False
-    """Ask the API server (SubjectAccessReview) what a person may, beside the grants."""
+    """Whether people also get rights from RBAC (SubjectAccessReview), in addition to the grants."""
 
     @model_validator(mode="after")
     def _accounts(self) -> Self:
@@ -396,15 +404,15 @@ class KubernetesCallers(Model):
 
 
 class Login(Model):
-    """People sign in to the pages with this issuer (authorization code with PKCE)."""
+    """Settings for people who sign in to the pages with this issuer (authorization code with PKCE)."""
 
     client_id: str = Field(min_length=1, max_length=253)
     client_secret_file: Path | None = None
     """Read at every sign-in. None: a public client."""
     scopes: tuple[str, ...] = ("openid", "profile", "email")
-    """What is asked for; many issuers put groups into the token only for a scope of their own."""
+    """Requested scopes; many issuers include groups in the token only for a scope of their own."""
     label: str = Field(default="", max_length=80)
-    """What the link says; the issuer's host if empty."""
+    """Text of the link; the issuer's host if empty."""
 
 
 class Issuer(Model):
@@ -424,10 +432,11 @@ class Issuer(Model):
     groups: str = "groups"
     """Claim with a person's groups."""
     email_unverified: bool = False
-    """Where `user` is `email`: believe an address that the token does not call verified. Only for an issuer at which
-    people cannot enter the address themselves."""
+    """Whether to accept an e-mail address that the token does not call verified, if `user` is `email`. Only for an
+    issuer at which people cannot enter the address themselves.
+    """
     clients: tuple[str, ...] = ()
-    """Clients, beside `audience` and the login's own, for which a person's token may have been made (`azp`)."""
+    """Clients, besides `audience` and the login's own, to which a person's token may have been issued (`azp`)."""
     login: Login | None = None
 
     @model_validator(mode="after")
@@ -443,7 +452,7 @@ class Issuer(Model):
 
 
 class Certificate(Model):
-    """A client certificate of one node's agent, by the common name of its subject."""
+    """The client certificate of one node's agent, by the common name of its subject."""
 
     name: str = Field(min_length=1)
     cluster: str = Field(min_length=1)
@@ -455,7 +464,7 @@ class Certificate(Model):
 
 
 class Grant(Model):
-    """What these people may. teams: the only ones whose figures they see; None: all."""
+    """The rights of some people. teams: the only ones whose figures they see; None: all."""
 
     users: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -464,7 +473,7 @@ class Grant(Model):
 
 
 class Callers(Model):
-    """The whole file."""
+    """The callers file."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     kubernetes: KubernetesCallers | None = None
@@ -473,7 +482,7 @@ class Callers(Model):
     grants: tuple[Grant, ...] = ()
 
     def certified(self, common_name: str) -> Principal | None:
-        """Whose client certificate it is."""
+        """Return the principal of a client certificate."""
         found = next((one for one in self.certificates if one.name == common_name), None)
         return found.principal if found is not None else None
 
@@ -481,7 +490,7 @@ class Callers(Model):
 def granted(
     grants: Sequence[Grant], user: str, groups: Collection[str]
 ) -> tuple[frozenset[Scope], frozenset[str] | None]:
-    """Scopes and visible teams of a person: what all matching grants give together."""
+    """Return the scopes and visible teams of a person: the union of all matching grants."""
     scopes: set[Scope] = set()
     teams: set[str] = set()
     everything = False
