@@ -152,7 +152,7 @@ def _kai(path: Path, law: str, output: Path | None) -> None:
     if law not in kai_scenario_file.LAWS:
         raise SimulateError(f"no law {law!r} for a scenario; one of {', '.join(kai_scenario_file.LAWS)}")
     try:
-        scenario = kai_scenario_file.parse(read(path).data)
+        scenario = kai_scenario_file.parse(read(path))
     except DivisionError as error:
         raise DivisionError(f"{path}: {error}") from error
     record = kai_scenario_file.run(scenario, law)

@@ -14,6 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
 
 from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, WindowSpec
 from fairshare.core.model import UNLIMITED, Claim, DivisionProblem
@@ -22,6 +25,8 @@ from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import Feedback, Usage
 from fairshare.simulator.simulation_model import ControllerView, Dividing, Pool, Record, Workload
 from gputally.base.errors import DivisionError
+from gputally.base.yaml_file import Document, FileFault
+from gputally.server.config_models import Model, validate
 
 
 def whole_gpus(
@@ -50,13 +55,65 @@ def whole_gpus(
 
 LAWS = ("static", "kai", "fairtree", "multifactor", "deficit")
 _FOREVER_S = 10**9
-_NODE = {"GPUs", "Count"}
-_QUEUE = {"Name", "Parent", "Priority", "DeservedGPUs", "Weight"}
-_JOB = {"GPUs", "NumPods", "NumJobs"}
 _MOST_CYCLES = 1_000_000
 _MOST_GPUS, _MOST_PODS = 1_000_000, 1_000_000
 """GPUs of all nodes, and pods of one queue: a typing error would fill the memory."""
-_TOP = {"Cycles", "WindowSize", "HalfLifePeriod", "KValue", "Nodes", "Queues", "Jobs"}
+_MOST_AMOUNT = 1e9
+
+
+def _quota(value: float) -> float:
+    if value < 0 and value != UNLIMITED:
+        raise ValueError(f"{value:g} is neither -1 (unlimited) nor 0 or more")
+    return value
+
+
+class _Keys(Model, coerce_numbers_to_str=True):
+    """A mapping of the file: KAI reads its keys in any case, and null as if the key were missing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelt(cls, data: object) -> object:
+        if not isinstance(data, Mapping):
+            return data
+        spelt = {str(field.alias).lower(): field.alias for field in cls.model_fields.values()}
+        return {spelt.get(str(key).lower(), str(key)): value for key, value in data.items() if value is not None}
+
+
+class _Node(_Keys):
+    """Of KAI's two keys `Count` is read there, and makes one node of every entry."""
+
+    gpus: int = Field(alias="GPUs", ge=1, le=_MOST_GPUS)
+    count: int = Field(default=1, alias="Count")
+
+
+class _Queue(_Keys):
+    name: str = Field(alias="Name", min_length=1)
+    parent: str = Field(default="", alias="Parent")
+    priority: int = Field(default=100, alias="Priority", ge=0)
+    deserved: Annotated[float, Field(alias="DeservedGPUs", le=_MOST_AMOUNT), AfterValidator(_quota)] = 0.0
+    weight: float = Field(default=1.0, alias="Weight", ge=0, le=_MOST_AMOUNT)
+
+    def claim(self, creation: int) -> Claim:
+        return Claim(
+            self.name, 0.0, self.deserved, weight=self.weight, priority=self.priority, creation=creation,
+            parent=self.parent or None,
+        )  # fmt: skip
+
+
+class _Jobs(_Keys):
+    gpus: int = Field(alias="GPUs", ge=1)
+    pods: int = Field(default=1, alias="NumPods", ge=0, le=_MOST_PODS)
+    jobs: int = Field(default=1, alias="NumJobs", ge=0, le=_MOST_PODS)
+
+
+class _File(_Keys):
+    cycles: int = Field(default=100, alias="Cycles", ge=1, le=_MOST_CYCLES)
+    window_s: int = Field(default=5, alias="WindowSize", ge=1)
+    half_life_s: int = Field(default=0, alias="HalfLifePeriod", ge=0)
+    k: float = Field(default=1.0, alias="KValue", ge=0, le=_MOST_AMOUNT)
+    nodes: list[_Node] = Field(alias="Nodes", min_length=1)
+    queues: list[_Queue] = Field(alias="Queues", min_length=1)
+    jobs: dict[str, _Jobs] = Field(default={}, alias="Jobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,61 +152,29 @@ class Scenario:
         return found
 
 
-def parse(data: object) -> Scenario:
-    """A scenario from the YAML's data. Raises DivisionError with the key at fault."""
-    top = _object(data, "the file", _TOP)
-    nodes = [_object(node, f"Nodes[{i}]", _NODE) for i, node in enumerate(_list(top, "Nodes"))]
-    sizes = [(_int(node, "GPUs", 1), 1) for node in nodes]  # KAI reads `Count` and makes one node of every entry
-    if (total := sum(each * count for each, count in sizes)) > _MOST_GPUS:
-        raise DivisionError(f"Nodes: {total} GPUs are more than {_MOST_GPUS}")
-    gpus = tuple(each for each, count in sizes for _ in range(count))
-    queues = [_object(queue, f"Queues[{i}]", _QUEUE) for i, queue in enumerate(_list(top, "Queues"))]
-    _named(queues)
-    parents = {str(queue["Parent"]) for queue in queues if queue.get("Parent")}
-    leaves = [queue for queue in queues if str(queue.get("Name")) not in parents]
-    claims = tuple(_claim(queue, i) for i, queue in enumerate(leaves))
-    departments = tuple(_claim(queue, i) for i, queue in enumerate(queues) if str(queue["Name"]) in parents)
-    divide(DivisionProblem("tree", 0.0, 0.0, (*departments, *claims)))  # refuses unknown parents and cycles
-    jobs = top.get("Jobs") or {}
-    if not isinstance(jobs, Mapping):
-        raise DivisionError("Jobs: expected an object by queue")
+def parse(document: Document) -> Scenario:
+    """Raises FileFault, and DivisionError for names that stand twice, unknown parents and cycles."""
+    file = validate(document, _File)
+    gpus = tuple(node.gpus for node in file.nodes)
+    if (total := sum(gpus)) > _MOST_GPUS:
+        raise _fault(document, "Nodes", f"{total} GPUs are more than {_MOST_GPUS}")
+    parents = {queue.parent for queue in file.queues}
+    claims = tuple(each.claim(i) for i, each in enumerate(q for q in file.queues if q.name not in parents))
+    departments = tuple(each.claim(i) for i, each in enumerate(file.queues) if each.name in parents)
+    divide(DivisionProblem("tree", 0.0, 0.0, (*departments, *claims)))
     pods: dict[str, tuple[int, ...]] = {}
-    for name, job in jobs.items():
-        if str(name) not in {claim.name for claim in claims}:
-            raise DivisionError(f"Jobs: {name!r} is no leaf queue")
-        given = _object(job, f"Jobs.{name}", _JOB)
-        count = _int(given, "NumPods", 0, 1) * _int(given, "NumJobs", 0, 1)
+    for name, job in file.jobs.items():
+        count = job.pods * job.jobs
+        if name not in {claim.name for claim in claims}:
+            raise _fault(document, f"Jobs.{name}", "no leaf queue has this name")
         if count > _MOST_PODS:
-            raise DivisionError(f"Jobs.{name}: {count} pods are more than {_MOST_PODS}")
-        pods[str(name)] = (_int(given, "GPUs", 1),) * count
-    half_life = _int(top, "HalfLifePeriod", 0, 0)
-    scenario = Scenario(
-        _int(top, "Cycles", 1, 100),
-        _int(top, "WindowSize", 1, 5),
-        half_life or None,
-        _number(top, "KValue", 1.0),
-        gpus,
-        claims,
-        pods,
-        departments,
-    )
-    if scenario.cycles > _MOST_CYCLES:
-        raise DivisionError(f"Cycles: {scenario.cycles} are more than {_MOST_CYCLES}")
-    if not gpus or not claims:
-        raise DivisionError("Nodes and Queues must not be empty")
-    return scenario
+            raise _fault(document, f"Jobs.{name}", f"{count} pods are more than {_MOST_PODS}")
+        pods[name] = (job.gpus,) * count
+    return Scenario(file.cycles, file.window_s, file.half_life_s or None, file.k, gpus, claims, pods, departments)
 
 
-def _claim(queue: Mapping[str, object], creation: int) -> Claim:
-    return Claim(
-        str(queue["Name"]),
-        0.0,
-        _number(queue, "DeservedGPUs", 0.0, unlimited=True),
-        weight=_number(queue, "Weight", 1.0),
-        priority=_int(queue, "Priority", 0, 100),
-        creation=creation,
-        parent=str(queue["Parent"]) if queue.get("Parent") else None,
-    )
+def _fault(document: Document, where: str, message: str) -> FileFault:
+    return FileFault([f"{document.place(tuple(where.split('.', 1)))}: {where}: {message}"])
 
 
 def run(scenario: Scenario, law: str) -> Record:
@@ -264,50 +289,3 @@ def _targets(scenario: Scenario) -> dict[str, float]:
     everything = [float(scenario.capacity)] * len(scenario.queues)
     shares = fair_shares(float(scenario.capacity), everything, _quotas(scenario), [q.weight for q in scenario.queues])
     return {queue.name: share / scenario.capacity for queue, share in zip(scenario.queues, shares, strict=True)}
-
-
-def _object(value: object, where: str, known: set[str]) -> Mapping[str, object]:
-    """An object by its known keys: KAI reads them in any case, and null as if the key were missing."""
-    if not isinstance(value, Mapping):
-        raise DivisionError(f"{where}: expected an object")
-    spelt = {key.lower(): key for key in known}
-    unknown = sorted(str(key) for key in value if str(key).lower() not in spelt)
-    if unknown:
-        raise DivisionError(f"{where}: {unknown[0]}: unknown key")
-    return {spelt[str(key).lower()]: each for key, each in value.items() if each is not None}
-
-
-def _named(queues: Sequence[Mapping[str, object]]) -> None:
-    """Raise DivisionError for a queue without a name, or with another's."""
-    seen: set[str] = set()
-    for i, queue in enumerate(queues):
-        name = queue.get("Name")
-        if name is None or name == "":
-            raise DivisionError(f"Queues[{i}]: Name: missing")
-        if str(name) in seen:
-            raise DivisionError(f"Queues[{i}]: Name: queue {str(name)!r} stands there twice")
-        seen.add(str(name))
-
-
-def _list(top: Mapping[str, object], key: str) -> Sequence[object]:
-    value = top.get(key)
-    if not isinstance(value, list):
-        raise DivisionError(f"{key}: expected a list")
-    return value
-
-
-def _number(at: Mapping[str, object], key: str, default: float, *, unlimited: bool = False) -> float:
-    value = at.get(key, default)
-    if unlimited and not isinstance(value, bool) and value == UNLIMITED:
-        return UNLIMITED
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-        raise DivisionError(f"{key}: expected a number from 0 on, found {value!r}")
-    return float(value)
-
-
-def _int(at: Mapping[str, object], key: str, least: int, default: int | None = None) -> int:
-    value = at.get(key, default)
-    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    if not isinstance(value, int | float) or isinstance(value, bool) or not whole or value < least:
-        raise DivisionError(f"{key}: expected a whole number from {least} on, found {value!r}")
-    return int(value)

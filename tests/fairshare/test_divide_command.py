@@ -82,7 +82,7 @@ def test_divide_reads_stdin() -> None:
     ("text", "line"),
     [
         ("{", "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        ('{"name": "x", "total": 1, "queues": [{"name": "q"}]}', "case 'x': queue 'q': request: missing"),
+        ('{"name": "x", "total": 1, "queues": [{"name": "q"}]}', "case 'x': queues.0.request: Field required"),
         (
             '{"total": 1, "queues": [{"name": "q", "request": 1, "parent": "r"}]}',
             "queue 'q' has the unknown parent 'r'",

@@ -11,7 +11,9 @@ import pytest
 
 from fairshare.__main__ import main
 from fairshare.simulator import comparison, kai_scenario_file
+from fairshare.simulator.kai_scenario_file import Scenario
 from gputally.base.errors import DivisionError
+from gputally.base.yaml_file import Document
 
 
 @pytest.fixture
@@ -85,17 +87,21 @@ def test_what_cannot_be_is_said_in_a_line(
     assert message.replace("{trace}", str(trace)) in capsys.readouterr().err
 
 
+def scenario_of(data: Any) -> Scenario:
+    return kai_scenario_file.parse(Document("scenario.yaml", data, {}))
+
+
 def test_a_scenario_is_read_as_kais_own_program_reads_it() -> None:
     """Keys in any case, null as missing, its defaults, unlimited quota, and one node of every entry."""
     nodes, queue = [{"gpus": 8, "count": 3}], {"name": "a", "deservedGpus": -1, "weight": None, "priority": None}
     given = {"nodes": nodes, "queues": [queue], "jobs": None, "halfLifePeriod": None, "kvalue": None}
-    scenario = kai_scenario_file.parse(given)
+    scenario = scenario_of(given)
     assert (scenario.cycles, scenario.window_s, scenario.half_life_s, scenario.k) == (100, 5, None, 1.0)
     (claim,) = scenario.queues
     assert (claim.deserved, claim.weight, claim.priority) == (-1.0, 1.0, 100)
     assert scenario.gpus == (8,)
     jobs = {"a": {"GPUs": 4, "NumPods": 1, "NumJobs": 4}}
-    assert kai_scenario_file.entitled(kai_scenario_file.parse({**given, "jobs": jobs})) == {"a": 8.0}
+    assert kai_scenario_file.entitled(scenario_of({**given, "jobs": jobs})) == {"a": 8.0}
 
 
 def test_departments_divide_first_and_have_rows_of_their_own_in_as_many_cycles() -> None:
@@ -104,7 +110,7 @@ def test_departments_divide_first_and_have_rows_of_their_own_in_as_many_cycles()
     queues = [*tree, {"Name": "c", "Parent": "y"}]
     jobs = {name: {"GPUs": 1, "NumPods": 1, "NumJobs": 20} for name in "abc"}
     given = {"Cycles": 7, "KValue": 0, "Nodes": [{"GPUs": 16}], "Queues": queues, "Jobs": jobs}
-    scenario = kai_scenario_file.parse(given)
+    scenario = scenario_of(given)
     rows = list(kai_scenario_file.csv_rows(scenario, kai_scenario_file.run(scenario, "kai")))
     assert len(rows) == 7 * 5
     assert {name: (held, share) for time, name, held, share in rows if time == 6} == {
@@ -114,7 +120,7 @@ def test_departments_divide_first_and_have_rows_of_their_own_in_as_many_cycles()
     with pytest.raises(DivisionError, match="more than one parent are replayed under static and kai, not deficit"):
         kai_scenario_file.run(scenario, "deficit")
     with pytest.raises(DivisionError, match="queue 'c' has the unknown parent 'z'"):
-        kai_scenario_file.parse({**given, "Queues": [*tree, {"Name": "c", "Parent": "z"}]})
+        scenario_of({**given, "Queues": [*tree, {"Name": "c", "Parent": "z"}]})
 
 
 SIMULATED = json.loads((Path(__file__).parents[1] / "golden" / "kai_simulations.json").read_text("utf-8"))
@@ -125,7 +131,7 @@ SIMULATED = json.loads((Path(__file__).parents[1] / "golden" / "kai_simulations.
 def test_a_scenario_gives_what_kais_own_program_gives(case: dict[str, Any]) -> None:
     """The same columns and rows, and the same shares of GPUs. That program's cycles take real time, so that where whole
     gangs change places the mean moves a little with each run."""
-    scenario = kai_scenario_file.parse(case["config"])
+    scenario = scenario_of(case["config"])
     rows = list(kai_scenario_file.csv_rows(scenario, kai_scenario_file.run(scenario, "kai")))
     assert case["columns"] == ["Time", "QueueID", "Allocation", "FairShare"]
     assert len(rows) == case["rows"]

@@ -18,6 +18,7 @@ from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import NAMES, Feedback, Setup
 from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Pool, Workload
 from gputally.base.errors import DivisionError
+from gputally.base.yaml_file import Document, FileFault
 from tests.usage_windows import usage_window
 
 DAY, HOUR = 86_400, 3600
@@ -153,12 +154,13 @@ def _weights(policy: Policy, feedback: Feedback) -> int:
     return compared
 
 
-def _scenario(**changes: object) -> Any:
-    return {
+def _scenario(**changes: object) -> Document:
+    data: Any = {
         "Cycles": 800, "WindowSize": 200, "HalfLifePeriod": 100, "KValue": 2, "Nodes": [{"GPUs": 16, "Count": 1}],
         "Queues": [{"Name": n, "Weight": w, "DeservedGPUs": 0} for n, w in (("a", 1), ("b", 2), ("c", 3))],
         "Jobs": {n: {"GPUs": 16, "NumPods": 1, "NumJobs": 10} for n in "abc"},
-    } | changes  # fmt: skip
+    }  # fmt: skip
+    return Document("scenario.yaml", data | changes, {(): 1})
 
 
 HUNDRED = {
@@ -199,28 +201,41 @@ def test_our_law_is_within_five_per_cent_of_the_entitlement_there(changes: dict[
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"Nodes": []}, "Nodes and Queues must not be empty"),
-        ({"Cycle": 3}, "the file: Cycle: unknown key"),
-        ({"Jobs": {"z": {"GPUs": 1}}}, "Jobs: 'z' is no leaf queue"),
-        ({"KValue": "much"}, "KValue: expected a number from 0 on, found 'much'"),
-        ({"Nodes": [{"GPUs": 1.5}]}, "GPUs: expected a whole number from 1 on, found 1.5"),
-        ({"Cycles": float("nan")}, "Cycles: expected a whole number from 1 on, found nan"),
-        ({"Cycles": float("inf")}, "Cycles: expected a whole number from 1 on, found inf"),
-        ({"Cycles": 10**12}, "Cycles: 1000000000000 are more than 1000000"),
-        ({"Nodes": [{"GPUs": 8 * 10**10}]}, "Nodes: 80000000000 GPUs are more than 1000000"),
-        ({"Queues": [{"Weight": 1}]}, "Queues[0]: Name: missing"),
-        ({"Queues": [{"Name": None}]}, "Queues[0]: Name: missing"),
-        ({"Queues": [{"Name": "a"}, {"Name": "a"}]}, "Queues[1]: Name: queue 'a' stands there twice"),
+        ({"Nodes": []}, "Nodes: List should have at least 1 item after validation, not 0"),
+        ({"Cycle": 3}, "Cycle: unknown key"),
+        ({"Jobs": {"z": {"GPUs": 1}}}, "Jobs.z: no leaf queue has this name"),
+        ({"KValue": "much"}, "KValue: Input should be a valid number, unable to parse string as a number"),
+        ({"KValue": True}, "KValue: a number is needed, and true or false is none"),
+        (
+            {"Nodes": [{"GPUs": 1.5}]},
+            "Nodes.0.GPUs: Input should be a valid integer, got a number with a fractional part",
+        ),
+        ({"Cycles": float("nan")}, "Cycles: Input should be a finite number"),
+        ({"Cycles": float("inf")}, "Cycles: Input should be a finite number"),
+        ({"Cycles": 10**12}, "Cycles: Input should be less than or equal to 1000000"),
+        ({"Nodes": [{"GPUs": 8 * 10**10}]}, "Nodes.0.GPUs: Input should be less than or equal to 1000000"),
+        ({"Nodes": [{"GPUs": 10**6}] * 2}, "Nodes: 2000000 GPUs are more than 1000000"),
+        ({"Queues": [{"Weight": 1}]}, "Queues.0.Name: Field required"),
+        ({"Queues": [{"Name": None}]}, "Queues.0.Name: Field required"),
+        (
+            {"Queues": [{"Name": "a", "DeservedGPUs": -2}]},
+            "Queues.0.DeservedGPUs: -2 is neither -1 (unlimited) nor 0 or more",
+        ),
         (
             {"Queues": [{"Name": "a"}], "Jobs": {"a": {"GPUs": 1, "NumPods": 10**5, "NumJobs": 10**6}}},
             "Jobs.a: 100000000000 pods are more than 1000000",
         ),
     ],
 )
-def test_a_faulty_scenario_is_refused_with_its_key(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(DivisionError) as refused:
+def test_a_faulty_scenario_is_refused_with_its_place_and_key(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(FileFault) as refused:
         kai_scenario_file.parse(_scenario(**changes))
-    assert str(refused.value) == message
+    assert str(refused.value) == f"scenario.yaml:1: {message}"
+
+
+def test_a_scenario_with_one_name_twice_is_refused() -> None:
+    with pytest.raises(DivisionError, match="queue 'a' stands there twice"):
+        kai_scenario_file.parse(_scenario(Queues=[{"Name": "a"}, {"Name": "a"}]))
 
 
 def test_endless_gangs_take_turns_by_weight() -> None:
