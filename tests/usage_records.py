@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -17,9 +17,15 @@ from gputally.server.https_server import serve
 QUARTER_MS = 900_000
 
 
-def pod_holder(name: str, namespace: str = "ns", uid: str = "") -> Holder:
+class BatchWriter(Protocol):
+    """The part of a ledger that takes batches."""
+
+    def append(self, batches: Sequence[Batch], now_ms: int) -> Sequence[object]: ...
+
+
+def pod_holder(name: str, namespace: str = "ns", uid: str = "", container: str = "") -> Holder:
     """uid: the name, unless it is another."""
-    return Holder(kind="pod", uid=uid or name, namespace=namespace, name=name)
+    return Holder(kind="pod", uid=uid or name, namespace=namespace, name=name, container=container)
 
 
 def interval(
@@ -48,19 +54,20 @@ def batch(
     cluster: str = "c",
     node: str = "n",
     epoch: str = "e",
+    first_seq: int = 1,
 ) -> Batch:
-    """The first batch of an outbox: facts and then rows, numbered from one."""
-    numbered = [replace(record, seq=seq) for seq, record in enumerate((*facts, *rows), 1)]
+    """A batch of an outbox that still has all its records: facts and then rows, numbered in this order."""
+    numbered = [replace(record, seq=seq) for seq, record in enumerate((*facts, *rows), first_seq)]
     return Batch(
-        cluster=cluster, node=node, boot_id="b", epoch=epoch, first_seq=1, oldest_seq=1,
+        cluster=cluster, node=node, boot_id="b", epoch=epoch, first_seq=first_seq, oldest_seq=1,
         intervals=tuple(record for record in numbered if isinstance(record, UsageInterval)),
         facts=tuple(record for record in numbered if isinstance(record, PodFacts)),
     )  # fmt: skip
 
 
-def deliver(service: Service, now_ms: int, *batches: Batch) -> None:
+def deliver(ledger: BatchWriter, now_ms: int, *batches: Batch) -> None:
     """Books the batches, of which none may be refused."""
-    for receipt in service.ledger.append(batches, now_ms):
+    for receipt in ledger.append(batches, now_ms):
         assert not isinstance(receipt, Exception), receipt
 
 
@@ -68,6 +75,6 @@ def deliver(service: Service, now_ms: int, *batches: Batch) -> None:
 def running_accountant(settings: Settings, clock: VirtualClock, *batches: Batch) -> Iterator[tuple[Service, str]]:
     """An accountant with these batches in its ledger, and its address."""
     with Service(settings, clock) as service:
-        deliver(service, clock.wall_ms(), *batches)
+        deliver(service.ledger, clock.wall_ms(), *batches)
         with serve(service.app, "127.0.0.1", 0) as url:
             yield service, url

@@ -18,8 +18,8 @@ import httpx2
 import msgspec
 import pytest
 
-from agent.wire import Batch, Holder, UsageInterval
 from tests.attacks.conftest import Running
+from tests.usage_records import batch, interval, pod_holder
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 NODES = 1_000
@@ -30,24 +30,15 @@ ATTACKER = "127.0.0.66"
 MINUTE_MS = 60_000
 
 
-def batch(node: int, minute: int) -> bytes:
+def minute_of(node: int, minute: int) -> bytes:
     """One minute of the eight GPUs of a node."""
     begin = (int(time.time() * 1000) // MINUTE_MS - 60 + minute) * MINUTE_MS
-    return msgspec.json.encode(
-        Batch(
-            cluster="prod", node=f"node-{node}", boot_id=f"boot-{node}", epoch=f"01930000-0000-7000-8000-{node:012d}",
-            first_seq=minute * 8 + 1, oldest_seq=1,
-            intervals=tuple(
-                UsageInterval(
-                    seq=minute * 8 + gpu + 1, start_ms=begin, end_ms=begin + MINUTE_MS, gpu_uuid=f"GPU-{node}-{gpu}",
-                    gpu_model="NVIDIA H100 80GB HBM3", holder=Holder(kind="pod", uid=f"pod-{node}", namespace="vision"),
-                    capacity_us=MINUTE_MS * 1000, allocated_us=MINUTE_MS * 1000, busy_us=MINUTE_MS * 500,
-                    method="simulated",
-                )
-                for gpu in range(8)
-            ),
-        )
-    )  # fmt: skip
+    holder = pod_holder("", "vision", f"pod-{node}")
+    rows = [
+        interval(begin, f"GPU-{node}-{gpu}", holder, span_ms=MINUTE_MS, busy_us=MINUTE_MS * 500) for gpu in range(8)
+    ]
+    epoch, first_seq = f"01930000-0000-7000-8000-{node:012d}", minute * 8 + 1
+    return msgspec.json.encode(batch(rows, cluster="prod", node=f"node-{node}", epoch=epoch, first_seq=first_seq))
 
 
 class Attack:
@@ -130,7 +121,7 @@ def test_a_thousand_nodes_report_in_time_whatever_another_does(running: Running)
         with httpx2.Client(base_url=running.url, timeout=30) as client:
             for minute in range(2):
                 for node in range(sender, NODES, SENDERS):
-                    raw, token = batch(node, minute), f"Bearer node-{node}"
+                    raw, token = minute_of(node, minute), f"Bearer node-{node}"
                     started = time.monotonic()
                     answer = client.post("/v1/usage", content=raw, headers={"Authorization": token})
                     late.append(time.monotonic() - started)

@@ -14,9 +14,9 @@ from accountant.billing.job_costs import epoch_lines, job, jobs, only_job
 from accountant.ledger.protocols import EpochReport, JobKey
 from accountant.prices.price_book import PriceBook, load
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.base.money import exact_sum
+from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
 START = 1_790_812_800_000  # 2026-10-01T00:00:00Z
 MINUTE = 60_000
@@ -42,31 +42,22 @@ BOOKS = {
 }  # fmt: skip
 
 
+PODS = {"a": "train", "b": "other"}
+"""The job of each."""
+
+
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DuckLedger]:
     """Two GPUs for three hours: the job holds one all the time and the other now and then, another job the rest."""
     opened = open_ledger(tmp_path_factory.mktemp("epochs") / "ledger.duckdb", VirtualClock(START + SPAN))
-    facts = (
-        PodFacts(seq=1, uid="a", namespace="vision", name="a", node="n", observed_ms=START, workload="Job/train"),
-        PodFacts(seq=2, uid="b", namespace="vision", name="b", node="n", observed_ms=START, workload="Job/other"),
-    )
+    facts = [pod_facts(name, START, namespace="vision", workload=f"Job/{job}") for name, job in PODS.items()]
     rows = []
     for minute in range(SPAN // MINUTE):
+        busy_us = (minute * 977) % 60_001 * 1000
         for gpu in range(2):
-            mine = gpu == 0 or minute % 7 < 3
-            begin = START + minute * MINUTE
-            holder = Holder(kind="pod", uid="a" if mine else "b", namespace="vision", name="a" if mine else "b")
-            rows.append(
-                UsageInterval(
-                    seq=len(rows) + 3, start_ms=begin, end_ms=begin + MINUTE, gpu_uuid=f"g{gpu}", gpu_model="H100",
-                    holder=holder, capacity_us=MINUTE * 1000, allocated_us=MINUTE * 1000,
-                    busy_us=(minute * 977) % 60_001 * 1000, method="device",
-                )
-            )  # fmt: skip
-    one = Batch(
-        cluster="prod", node="n", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, facts=facts, intervals=tuple(rows)
-    )
-    opened.append([one], START + SPAN)
+            holder = pod_holder("a" if gpu == 0 or minute % 7 < 3 else "b", "vision")
+            rows.append(interval(START + minute * MINUTE, f"g{gpu}", holder, span_ms=MINUTE, busy_us=busy_us))
+    deliver(opened, START + SPAN, batch(rows, facts, cluster="prod"))
     yield opened
     opened.close()
 

@@ -21,10 +21,11 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.periods import Month, days, midnight_ms, zone
 from accountant.ledger.protocols import Facts, NamespaceFacts
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from agent.wire import Batch, Holder, UsageInterval
+from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR, US_PER_MS
 from tests.billing.rows import price_book
+from tests.usage_records import batch, interval
 
 QUARTER_MS = 900_000
 MODEL = "NVIDIA H100 80GB HBM3"
@@ -70,18 +71,11 @@ def ledger(edge: Edge, tmp_path: Path) -> Iterator[DuckLedger]:
     begin, stop = start - 2 * MS_PER_DAY, end + 2 * MS_PER_DAY
     found = open_ledger(tmp_path / "ledger.duckdb", VirtualClock(stop), month_zone=edge.timezone)
     found.observe(Facts(namespaces=tuple(NamespaceFacts("c", team, team) for team in ("vision", "language"))), begin)
+    busy_us = QUARTER_MS * US_PER_MS // 3
     rows = [
-        UsageInterval(
-            seq=number + 1, start_ms=at, end_ms=at + QUARTER_MS, gpu_uuid="GPU-0", gpu_model=MODEL,
-            holder=_holder(at), capacity_us=QUARTER_MS * US_PER_MS, allocated_us=QUARTER_MS * US_PER_MS,
-            busy_us=QUARTER_MS * US_PER_MS // 3, method="simulated",
-        )
-        for number, at in enumerate(range(begin, stop, QUARTER_MS))
-    ]  # fmt: skip
-    batch = Batch(
-        cluster="c", node="n", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, intervals=tuple(rows), facts=()
-    )
-    (receipt,) = found.append([batch], stop)
+        interval(at, "GPU-0", _holder(at), gpu_model=MODEL, busy_us=busy_us) for at in range(begin, stop, QUARTER_MS)
+    ]
+    (receipt,) = found.append([batch(rows)], stop)
     assert not isinstance(receipt, Exception)
     assert (receipt.stored, receipt.quarantined) == (len(rows), 0)
     yield found

@@ -21,6 +21,7 @@ from accountant.wire.usage_models import Accounts
 from agent.wire import Batch, Gap, Holder, PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from tests.fresh import fresh
+from tests.usage_records import batch, deliver, interval
 
 QUARTER_MS = 900_000
 DAYS = 2
@@ -176,18 +177,8 @@ def test_a_node_in_maintenance_is_not_billed(books, book, origin, tmp_path):
     ledger = open_ledger(fresh(tmp_path / "ledger.duckdb"), clock)
     node = NodeFacts("c", "n1", capacity_type="on-demand", down=(Down(origin, origin + 2 * QUARTER_MS, "firmware"),))
     ledger.observe(Facts(nodes=(node,)), origin)
-    rows = tuple(
-        UsageInterval(
-            seq=i + 1, start_ms=origin + i * QUARTER_MS, end_ms=origin + (i + 1) * QUARTER_MS, gpu_uuid="GPU-1",
-            gpu_model="NVIDIA H100 80GB HBM3", capacity_us=QUARTER_MS * 1000, allocated_us=0, busy_us=0,
-            method="simulated",
-        )
-        for i in range(4)
-    )  # fmt: skip
-    ledger.append(
-        [Batch(cluster="c", node="n1", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, intervals=rows)],
-        clock.wall_ms(),
-    )
+    rows = [interval(origin + i * QUARTER_MS, "GPU-1") for i in range(4)]
+    deliver(ledger, clock.wall_ms(), batch(rows, node="n1"))
     answer = cost(ledger, book, origin, origin + 4 * QUARTER_MS, ("team",))
     ledger.close()
     assert [(line.key["team"], line.gpu_us) for line in answer.lines] == [(IDLE, 2 * QUARTER_MS * 1000)]

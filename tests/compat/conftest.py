@@ -14,13 +14,14 @@ from accountant.compat.kai_usage_api import KaiMetrics, KaiUsageSource
 from accountant.core.settings import KaiUsage
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import Policy
-from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from agent.wire import UsageInterval
 from gputally.base.clock import VirtualClock
 from tests.compat.opencost_day import START_MS
 from tests.compat.opencost_listener import Port
 from tests.compat.sampling import Segment
 from tests.fresh import fresh
 from tests.shelf import shared_cases
+from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 STEP_S = 30
 
@@ -41,14 +42,7 @@ class Site:
 def book(ledger: DuckLedger, queues: Mapping[str, Sequence[Segment]], gpus: int, until_s: int) -> None:
     """Whole GPUs go to the queues in order; on a single GPU each queue has its fraction of it."""
     rows: list[UsageInterval] = []
-    facts = [
-        PodFacts(
-            seq=i + 1, uid=f"pod-{name}", namespace=name, name=f"pod-{name}", node="n1", queue_ref=f"kai:{name}",
-            observed_ms=START_MS,
-        )
-        for i, name in enumerate(queues)
-    ]  # fmt: skip
-    seq = len(facts)
+    facts = [pod_facts(f"pod-{name}", START_MS, namespace=name, node="n1", queue_ref=f"kai:{name}") for name in queues]
     for step in range(0, until_s, STEP_S):
         free = list(range(gpus))
         held: dict[int, list[tuple[str, float]]] = {gpu: [] for gpu in free}
@@ -65,27 +59,15 @@ def book(ledger: DuckLedger, queues: Mapping[str, Sequence[Segment]], gpus: int,
                 microseconds = round(STEP_S * 1_000_000 * share)
                 if not microseconds:
                     continue
-                seq += 1
-                holder = Holder(kind="pod", uid=f"pod-{name}", namespace=name, name=f"pod-{name}") if name else None
                 rows.append(
-                    UsageInterval(
-                        seq=seq,
-                        start_ms=START_MS + step * 1000,
-                        end_ms=START_MS + (step + STEP_S) * 1000,
-                        gpu_uuid=f"GPU-{gpu}",
-                        gpu_model="H100",
-                        holder=holder,
-                        capacity_us=microseconds,
-                        allocated_us=microseconds if name else 0,
-                        busy_us=None,
-                        method="allocation",
+                    interval(
+                        START_MS + step * 1000, f"GPU-{gpu}", pod_holder(f"pod-{name}", name) if name else None,
+                        span_ms=STEP_S * 1000, gpu_model="H100", capacity_us=microseconds,
+                        allocated_us=microseconds if name else 0, busy_us=None, method="allocation",
                     )
-                )
-    batch = Batch(
-        cluster="prod", node="n1", boot_id="b", epoch="0192-a", first_seq=1, oldest_seq=1,
-        intervals=tuple(rows), facts=tuple(facts),
-    )  # fmt: skip
-    (receipt,) = ledger.append([batch], START_MS + until_s * 1000)
+                )  # fmt: skip
+    one = batch(rows, facts, cluster="prod", node="n1", epoch="0192-a")
+    (receipt,) = ledger.append([one], START_MS + until_s * 1000)
     assert not isinstance(receipt, Exception), receipt
     assert receipt.quarantined == 0
 

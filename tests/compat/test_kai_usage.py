@@ -13,10 +13,10 @@ from accountant.compat.kai_usage_api import KaiMetrics, KaiUsageSource, Refused,
 from accountant.core.settings import KaiUsage, Limits
 from accountant.ledger.protocols import Facts, NodeFacts
 from accountant.prices.price_book import load
-from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from tests.compat.conftest import Site, book, vectors
 from tests.compat.opencost_day import START_MS
 from tests.compat.sampling import Sampling, integral
+from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
 GPU_CAPACITY = 'sum_over_time((sum(kube_node_status_capacity{resource="nvidia_com_gpu"}))[10m:1m0s])'
 GPU_USAGE = "sum_over_time((kai_queue_allocated_gpus)[10m:1m0s])"
@@ -169,30 +169,21 @@ def test_without_a_policy_nothing_says_which_queues_there_are(tmp_path) -> None:
     assert "no policy yet" in answer.json()["error"]
 
 
+ALLOCATION: dict[str, Any] = {"gpu_model": "H100", "busy_us": None, "method": "allocation"}
+
+
 def shards(site: Site) -> None:
     """Queue a holds the GPUs of shard `blue`, queue b half of the three of shard `green`; the rest is of no shard."""
     nodes = {"n1": ("blue", 2, "a", 2), "n2": ("green", 3, "b", 1), "n3": ("", 1, "", 0)}
     site.ledger.observe(Facts(nodes=tuple(NodeFacts("prod", n, shard=of[0]) for n, of in nodes.items())), START_MS)
     for node, (_, gpus, queue, held) in nodes.items():
-        facts = [
-            PodFacts(
-                seq=1, uid=f"pod-{queue}", namespace="ns", name=f"pod-{queue}", node=node, queue_ref=f"kai:{queue}",
-                observed_ms=START_MS,
-            )
-        ]  # fmt: skip
         rows = [
-            UsageInterval(
-                seq=2 + gpu * 10 + minute, start_ms=START_MS + minute * 60_000, end_ms=START_MS + (minute + 1) * 60_000,
-                gpu_uuid=f"{node}-{gpu}", gpu_model="H100", capacity_us=60_000_000, busy_us=None, method="allocation",
-                holder=Holder("pod", f"pod-{queue}", "ns", f"pod-{queue}", "") if gpu < held else None,
-                allocated_us=60_000_000 if gpu < held else 0,
-            )
-            for gpu in range(gpus)
+            interval(START_MS + minute * 60_000, f"{node}-{gpu}", holder, span_ms=60_000, **ALLOCATION)
+            for gpu, holder in enumerate([pod_holder(f"pod-{queue}")] * held + [None] * (gpus - held))
             for minute in range(10)
-        ]  # fmt: skip
-        outbox = {"cluster": "prod", "node": node, "boot_id": "b", "epoch": "0192-a"}
-        one = Batch(**outbox, first_seq=1, oldest_seq=1, facts=tuple(facts), intervals=tuple(rows))
-        assert not isinstance(site.ledger.append([one], START_MS + 600_000)[0], Exception)
+        ]
+        facts = [pod_facts(f"pod-{queue}", START_MS, node=node, queue_ref=f"kai:{queue}")]
+        deliver(site.ledger, START_MS + 600_000, batch(rows, facts, cluster="prod", node=node, epoch="0192-a"))
     site.clock.advance(600_000)
 
 
@@ -223,20 +214,12 @@ def test_each_cluster_of_several_has_an_address(site: Site) -> None:
     """Both have a shard `blue` and a queue `a`."""
     shards(site)
     site.ledger.observe(Facts(nodes=(NodeFacts("staging", "n1", shard="blue"),)), START_MS)
-    holder, outbox = Holder("pod", "pod-a", "ns", "pod-a", ""), {"cluster": "staging", "node": "n1", "epoch": "0192-a"}
     rows = [
-        UsageInterval(
-            seq=2 + gpu, start_ms=START_MS, end_ms=START_MS + 600_000, gpu_uuid=f"n1-{gpu}", gpu_model="H100",
-            capacity_us=600_000_000, allocated_us=600_000_000 if gpu else 0, method="allocation",
-            holder=holder if gpu else None,
-        )
+        interval(START_MS, f"n1-{gpu}", pod_holder("pod-a") if gpu else None, span_ms=600_000, **ALLOCATION)
         for gpu in range(4)
-    ]  # fmt: skip
-    fact = PodFacts(
-        seq=1, uid="pod-a", namespace="ns", name="pod-a", node="n1", queue_ref="kai:a", observed_ms=START_MS
-    )
-    one = Batch(**outbox, boot_id="b", first_seq=1, oldest_seq=1, facts=(fact,), intervals=tuple(rows))
-    assert not isinstance(site.ledger.append([one], START_MS + 600_000)[0], Exception)
+    ]
+    facts = [pod_facts("pod-a", START_MS, node="n1", queue_ref="kai:a")]
+    deliver(site.ledger, START_MS + 600_000, batch(rows, facts, cluster="staging", node="n1", epoch="0192-a"))
     client = TestClient(create_app(site.source))
 
     def told(base: str, query: str) -> dict[str, float]:
@@ -259,15 +242,9 @@ def test_each_cluster_of_several_has_an_address(site: Site) -> None:
 def test_a_shard_is_stale_by_its_own_nodes(site: Site) -> None:
     shards(site)
     site.clock.advance(3_600_000)
-    node = {"cluster": "prod", "node": "n1", "boot_id": "b", "epoch": "0192-a"}
-    rows = [
-        UsageInterval(
-            seq=22 + gpu, start_ms=START_MS + 4_140_000, end_ms=START_MS + 4_200_000, gpu_uuid=f"n1-{gpu}",
-            gpu_model="H100", capacity_us=60_000_000, allocated_us=0, method="allocation",
-        )
-        for gpu in range(2)
-    ]  # fmt: skip
-    site.ledger.append([Batch(**node, first_seq=22, oldest_seq=1, intervals=tuple(rows))], START_MS + 4_200_000)
+    rows = [interval(START_MS + 4_140_000, f"n1-{gpu}", span_ms=60_000, **ALLOCATION) for gpu in range(2)]
+    later = batch(rows, cluster="prod", node="n1", epoch="0192-a", first_seq=22)
+    deliver(site.ledger, START_MS + 4_200_000, later)
     blue = site.source.answer(GPU_CAPACITY, at(4200), "blue")
     assert blue["status"] == "success"
     with pytest.raises(Refused, match="keep the usage you have"):
@@ -283,24 +260,13 @@ def test_usage_may_be_measured_in_cost(site: Site, tmp_path: Path) -> None:
         "  - {id: a, model: A100, price: 1, per: gpu-hour, valid_from: 2026-01-01, source: s, as_of: 2026-01-01,"
         " basis: gpu-only}\n"
     )
-    rows, facts = [], []
-    for number, (queue, model) in enumerate((("a", "H100"), ("b", "A100"))):
-        facts.append(
-            PodFacts(
-                seq=number + 1, uid=queue, namespace="ns", name=queue, node="n1", queue_ref=f"kai:{queue}",
-                observed_ms=START_MS,
-            )
-        )  # fmt: skip
-        rows.append(
-            UsageInterval(
-                seq=number + 3, start_ms=START_MS, end_ms=START_MS + 600_000, gpu_uuid=model, gpu_model=model,
-                capacity_us=600_000_000, allocated_us=600_000_000, method="allocation",
-                holder=Holder("pod", queue, "ns", queue, ""),
-            )
-        )  # fmt: skip
-    outbox = {"cluster": "prod", "node": "n1", "boot_id": "b", "epoch": "0192-a"}
-    one = Batch(**outbox, first_seq=1, oldest_seq=1, facts=tuple(facts), intervals=tuple(rows))
-    assert not isinstance(site.ledger.append([one], START_MS + 600_000)[0], Exception)
+    of = {"a": "H100", "b": "A100"}
+    facts = [pod_facts(queue, START_MS, node="n1", queue_ref=f"kai:{queue}") for queue in of]
+    rows = [
+        interval(START_MS, model, pod_holder(queue), span_ms=600_000, **{**ALLOCATION, "gpu_model": model})
+        for queue, model in of.items()
+    ]
+    deliver(site.ledger, START_MS + 600_000, batch(rows, facts, cluster="prod", node="n1", epoch="0192-a"))
     site.clock.advance(600_000)
     book = load(tmp_path / "prices.yaml")
     metrics = KaiMetrics(CollectorRegistry())

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.wire.policy_models import Budget, Policy, QueuePolicy
-from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from agent.wire import PodFacts, UsageInterval
 from fairshare.controller.control_loop import Controller
 from fairshare.targets import KINDS
 from fairshare.targets.kai import QUEUE, SHARD
@@ -26,6 +27,7 @@ from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Object
 from gputally.server.https_server import serve
+from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
 HOUR_MS = 3_600_000
@@ -77,38 +79,28 @@ POLICY = Policy(
 )
 
 
-def _rows(node: str, seq: int, hours: int) -> Iterator[UsageInterval]:
+def _rows(node: str, hours: int) -> Iterator[UsageInterval]:
     of = {gpu: job for job in JOBS if job.node == node for gpu in job.gpus}
+    shape: dict[str, Any] = {"span_ms": HOUR_MS, "gpu_model": MODELS[node], "energy_uj": 900_000_000_000}
     for hour in range(hours):
         for gpu in range(GPUS):
             job = of.get(gpu)
-            held = job is not None and job.hours[0] <= hour % 24 < job.hours[1]
-            start = START_MS + hour * HOUR_MS
-            yield UsageInterval(
-                seq=seq,
-                start_ms=start,
-                end_ms=start + HOUR_MS,
-                gpu_uuid=f"GPU-{node}-{gpu}",
-                gpu_model=MODELS[node],
-                method="simulated",
-                capacity_us=HOUR_MS * 1_000,
-                holder=Holder(kind="pod", uid=job.uid, namespace=job.team, name=f"{job.name}-0") if held else None,
-                allocated_us=HOUR_MS * 1_000 if held else 0,
-                busy_us=HOUR_MS * 10 * job.busy_percent if held else 0,
-                energy_uj=900_000_000_000,
-            )
-            seq += 1
+            start, name = START_MS + hour * HOUR_MS, f"GPU-{node}-{gpu}"
+            if job is not None and job.hours[0] <= hour % 24 < job.hours[1]:
+                holder = pod_holder(f"{job.name}-0", job.team, job.uid)
+                yield interval(start, name, holder, busy_us=HOUR_MS * 10 * job.busy_percent, **shape)
+            else:
+                yield interval(start, name, **shape)
 
 
-def _facts(node: str) -> tuple[PodFacts, ...]:
-    return tuple(
-        PodFacts(
-            seq=number + 1, uid=job.uid, namespace=job.team, name=f"{job.name}-0", node=node,
-            queue_ref=f"kai:{job.team}", workload=f"{job.kind}/{job.name}", created_ms=START_MS - 60_000,
-            scheduled_ms=START_MS - 30_000, started_ms=START_MS, observed_ms=START_MS,
-        )
-        for number, job in enumerate(job for job in JOBS if job.node == node)
-    )  # fmt: skip
+def _facts(node: str) -> Iterator[PodFacts]:
+    for job in JOBS:
+        if job.node == node:
+            yield pod_facts(
+                f"{job.name}-0", START_MS, namespace=job.team, node=node, uid=job.uid, queue_ref=f"kai:{job.team}",
+                workload=f"{job.kind}/{job.name}", created_ms=START_MS - 60_000, scheduled_ms=START_MS - 30_000,
+                started_ms=START_MS,
+            )  # fmt: skip
 
 
 def objects() -> list[Object]:
@@ -138,14 +130,9 @@ def make(folder: Path) -> None:
         service.ledger.put_policy(POLICY, START_MS)
         clock.advance(NOW_MS - START_MS)
         for node in MODELS:
-            facts = _facts(node)
-            rows = tuple(_rows(node, len(facts) + 1, (NOW_MS - START_MS) // HOUR_MS))
-            batch = Batch(
-                cluster=CLUSTER, node=node, boot_id="b", epoch=f"epoch-{node}", first_seq=1, oldest_seq=1,
-                intervals=rows, facts=facts,
-            )  # fmt: skip
-            [answer] = service.ledger.append([batch], clock.wall_ms())
-            assert not isinstance(answer, Exception), answer
+            rows = _rows(node, (NOW_MS - START_MS) // HOUR_MS)
+            one = batch(rows, _facts(node), cluster=CLUSTER, node=node, epoch=f"epoch-{node}")
+            deliver(service.ledger, clock.wall_ms(), one)
         with serve(service.app, "127.0.0.1", 0) as url, AccountantApi(url) as client:
             Controller(POLICY, client, MemoryCluster(KINDS, objects()), clock).cycle()
 

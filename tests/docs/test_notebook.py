@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy
-from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
-from gputally.server.https_server import serve
+from tests.usage_records import batch, interval, pod_facts, pod_holder, running_accountant
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
 HOUR_MS = 3_600_000
@@ -33,39 +31,31 @@ def cells(root: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
     """Two days of three GPUs: two teams and one that nobody holds."""
-    facts = tuple(
-        PodFacts(seq=i + 1, uid=f"u{i}", namespace=f"ns{i}", name=f"pod-{i}", node="n", queue_ref=f"kai:q{i}",
-                 workload=f"Job/train-{i}", created_ms=START_MS, started_ms=START_MS, observed_ms=START_MS)
-        for i in range(2)
-    )  # fmt: skip
-    rows = tuple(
-        UsageInterval(
-            seq=3 + number, start_ms=START_MS + number // 3 * HOUR_MS, end_ms=START_MS + (number // 3 + 1) * HOUR_MS,
-            gpu_uuid=f"GPU-{gpu}", gpu_model="NVIDIA H100 80GB HBM3", method="simulated", capacity_us=3_600_000_000,
-            holder=Holder(kind="pod", uid=f"u{gpu}", namespace=f"ns{gpu}", name=f"pod-{gpu}") if gpu < 2 else None,
-            allocated_us=3_600_000_000 if gpu < 2 else 0, busy_us=1_800_000_000 if gpu < 2 else 0,
+    facts = [
+        pod_facts(
+            f"pod-{i}", START_MS, namespace=f"ns{i}", queue_ref=f"kai:q{i}", workload=f"Job/train-{i}",
+            created_ms=START_MS, started_ms=START_MS,
         )
-        for number, gpu in enumerate([0, 1, 2] * 48)
+        for i in range(2)
+    ]  # fmt: skip
+    holders = [pod_holder("pod-0", "ns0"), pod_holder("pod-1", "ns1"), None]
+    rows = [
+        interval(at, f"GPU-{gpu}", holder, span_ms=HOUR_MS, busy_us=1_800_000_000 if holder else 0)
+        for at in range(START_MS, START_MS + 2 * DAY_MS, HOUR_MS)
+        for gpu, holder in enumerate(holders)
+    ]
+    policy = Policy(queues=tuple(QueuePolicy(name=f"q{i}", team=f"team-{i}", refs=(f"kai:q{i}",)) for i in range(2)))
+    weight = Decision(
+        id="d1", at_ms=START_MS + 1, kind="weight", target="kai", subject="q0", mode="dry-run", value=1.5,
+        previous=1.0, reason="below its share", policy_version=policy.version(),
     )  # fmt: skip
-    clock = VirtualClock(START_MS)
+    clock = VirtualClock(START_MS + 2 * DAY_MS)
     with as_file(files("gputally.demo") / "data" / "price-book.yaml") as prices:
         settings = Settings(data=tmp_path, auth="off", prices=Path(prices))
-        with Service(settings, clock) as service:
-            queues = tuple(QueuePolicy(name=f"q{i}", team=f"team-{i}", refs=(f"kai:q{i}",)) for i in range(2))
-            policy = Policy(queues=queues)
+        with running_accountant(settings, clock, batch(rows, facts)) as (service, address):
             service.ledger.put_policy(policy, START_MS)
-            clock.advance(2 * DAY_MS)
-            batch = Batch(
-                cluster="c", node="n", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, intervals=rows, facts=facts
-            )
-            assert not isinstance(service.ledger.append([batch], clock.wall_ms())[0], Exception)
-            weight = Decision(
-                id="d1", at_ms=START_MS + 1, kind="weight", target="kai", subject="q0", mode="dry-run", value=1.5,
-                previous=1.0, reason="below its share", policy_version=policy.version(),
-            )  # fmt: skip
             service.ledger.record_decisions([weight], clock.wall_ms())
-            with serve(service.app, "127.0.0.1", 0) as address:
-                yield address
+            yield address
 
 
 def test_every_cell_runs_and_the_figures_are_the_ledgers(

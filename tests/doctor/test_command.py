@@ -69,7 +69,7 @@ def running(accountant_of: Callable[..., tuple[Service, str]], tmp_path_factory:
     clock = VirtualClock(NOW_MS)
     service, url = accountant_of(clock, prices=book)
     service.ledger.put_policy(POLICY, NOW_MS - 7 * HOUR_MS)
-    deliver(service, clock.wall_ms(), books())
+    deliver(service.ledger, clock.wall_ms(), books())
     return url
 
 

@@ -17,10 +17,10 @@ from starlette.testclient import TestClient
 from accountant.composition import Service
 from accountant.core.settings import Archive, Settings
 from accountant.reports.output_formats import Form
-from agent.wire import Holder, PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from tests.effort import examples
-from tests.http.conftest import MINUTE_MS, NOW_MS, batch
+from tests.http.conftest import MINUTE_MS, NOW_MS
+from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=24)
 PRICES = (
@@ -32,16 +32,12 @@ HELD_MS = NOW_MS - 60 * MINUTE_MS
 
 def posted(name: str, label: str) -> dict[str, object]:
     span = 30 * MINUTE_MS
-    fact = PodFacts(
-        seq=1, uid="u", namespace=name, name=name, node="node-1", queue_ref=f"policy:{name}", workload=f"Job/{name}",
-        labels={"gputally.dev/user": label}, observed_ms=HELD_MS, created_ms=HELD_MS,
+    fact = pod_facts(
+        name, HELD_MS, namespace=name, node="node-1", uid="u", queue_ref=f"policy:{name}", workload=f"Job/{name}",
+        labels={"gputally.dev/user": label}, created_ms=HELD_MS,
     )  # fmt: skip
-    row = UsageInterval(
-        seq=2, start_ms=HELD_MS, end_ms=HELD_MS + span, gpu_uuid=name, gpu_model=name, capacity_us=span * 1000,
-        allocated_us=span * 1000, busy_us=span * 500, method="simulated",
-        holder=Holder(kind="pod", uid="u", namespace=name, name=name, container=name),
-    )  # fmt: skip
-    plain: dict[str, object] = msgspec.to_builtins(batch(intervals=(row,), facts=(fact,)))
+    row = interval(HELD_MS, name, pod_holder(name, name, "u", name), span_ms=span, gpu_model=name, busy_us=span * 500)
+    plain: dict[str, object] = msgspec.to_builtins(batch([row], [fact], cluster="prod", node="node-1"))
     return plain
 
 

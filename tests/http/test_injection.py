@@ -27,13 +27,14 @@ from accountant.notifications.messages import Message, compose
 from accountant.notifications.subscriptions import Smtp
 from accountant.notifications.triggers import ReportDue
 from accountant.reports import report_model
-from agent.wire import Holder, PodFacts, UsageInterval
+from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
 from gputally.base.untrusted_text import for_page
 from gputally.server.logs_and_metrics import configure
 from tests.fakes.mailserver import mail_server
-from tests.http.conftest import MINUTE_MS, NOW_MS, batch, encoded
+from tests.http.conftest import MINUTE_MS, NOW_MS, encoded
 from tests.http.readers import VOID, steering
+from tests.usage_records import batch, interval, pod_holder
 
 MARK = "zq"
 """In every name, so that it is found again."""
@@ -77,23 +78,17 @@ def service(tmp_path_factory):
                       "workload": f"Job/{name}", "labels": {"gputally.dev/user": name}, "observed_ms": HELD_MS,
                       "requests": {"nvidia.com/gpu": "1"}, "created_ms": HELD_MS}  # fmt: skip
             facts += [
-                PodFacts(seq=1 + 2 * n, uid=f"u{n}", name=name, scheduled_ms=HELD_MS, started_ms=HELD_MS, **common),
-                PodFacts(seq=2 + 2 * n, uid=f"w{n}", name=f"waits {name}", **common),
+                PodFacts(seq=0, uid=f"u{n}", name=name, scheduled_ms=HELD_MS, started_ms=HELD_MS, **common),
+                PodFacts(seq=0, uid=f"w{n}", name=f"waits {name}", **common),
             ]
-            rows.append(
-                UsageInterval(
-                    seq=1 + 2 * len(NAMES) + n, start_ms=HELD_MS, end_ms=HELD_MS + 30 * MINUTE_MS, gpu_uuid=f"GPU-{n}",
-                    gpu_model="NVIDIA H100", capacity_us=30 * MINUTE_MS * 1000, method="simulated",
-                    holder=Holder(kind="pod", uid=f"u{n}", namespace=f"ns-{n}", name=name, container=name),
-                    allocated_us=30 * MINUTE_MS * 1000, busy_us=MINUTE_MS * 1000,
-                )
-            )  # fmt: skip
+            holder = pod_holder(name, f"ns-{n}", f"u{n}", name)
+            rows.append(interval(HELD_MS, f"GPU-{n}", holder, span_ms=30 * MINUTE_MS, busy_us=MINUTE_MS * 1000))
             decisions.append(
                 {"id": f"d/{n}", "at_ms": NOW_MS - 1, "kind": "preemption", "target": name,
                  "subject": f"Job/ns-{n}/{name}", "mode": "enforce", "reason": name, "policy_version": name,
                  "inputs": {"claimant": name, "queue": name, "team": name, "pods": [name], "detail": name, name: name}}
             )  # fmt: skip
-        found = batch(intervals=tuple(rows), facts=tuple(facts))
+        found = batch(rows, facts, cluster="prod", node="node-1")
         assert client.post("/v1/usage", content=encoded(found)).status_code == 200
         assert client.post("/v1/decisions", json=decisions).json()["recorded"] == len(NAMES)
         invoice = {"source": NAMES[0], "lines": [{"item": name, "amount": "1", "currency": "EUR"} for name in NAMES]}

@@ -12,9 +12,9 @@ from starlette.testclient import TestClient
 
 from accountant.composition import Service
 from accountant.core.settings import JobMetrics, Settings
-from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from tests import fresh
+from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 MINUTE = 60_000
@@ -44,26 +44,16 @@ def scraped(tmp_path: Path, clock: VirtualClock) -> Iterator[Open]:
         facts, rows = [], []
         for job in range(1, 4):
             ended = BEGIN + 30 * MINUTE if job == 1 else None
-            facts.append(
-                PodFacts(
-                    seq=job, uid=f"p{job}", namespace="vision", name=f"p{job}", node="n", workload=f"Job/train-{job}",
-                    created_ms=BEGIN, scheduled_ms=BEGIN, started_ms=BEGIN, ended_ms=ended, observed_ms=NOW_MS,
-                )
-            )  # fmt: skip
+            times = {"created_ms": BEGIN, "scheduled_ms": BEGIN, "started_ms": BEGIN, "ended_ms": ended}
+            facts.append(pod_facts(f"p{job}", NOW_MS, namespace="vision", workload=f"Job/train-{job}", **times))
             until = NOW_MS if ended is None else ended
             for gpu in range(job):
-                for start in range(BEGIN, until, MINUTE):
-                    rows.append(
-                        UsageInterval(
-                            seq=len(rows) + 4, start_ms=start, end_ms=start + MINUTE, gpu_uuid=f"g{job}{gpu}",
-                            gpu_model="H100", holder=Holder("pod", f"p{job}", "vision", f"p{job}", "main"),
-                            capacity_us=MINUTE * 1000, allocated_us=MINUTE * 1000, busy_us=0, method="simulated",
-                        )
-                    )  # fmt: skip
-        one = Batch(
-            cluster="prod", node="n", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, facts=tuple(facts),
-            intervals=tuple(rows),
-        )  # fmt: skip
+                holder = pod_holder(f"p{job}", "vision")
+                rows += [
+                    interval(at, f"g{job}{gpu}", holder, span_ms=MINUTE, gpu_model="H100")
+                    for at in range(BEGIN, until, MINUTE)
+                ]
+        one = batch(rows, facts, cluster="prod")
         service.ingest.submit(msgspec.json.encode(one)).result()
 
         def scrape() -> Series:

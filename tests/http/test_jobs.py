@@ -15,10 +15,11 @@ from starlette.testclient import TestClient
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import MOST_EPOCHS, EpochReport, JobKey
-from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from agent.wire import PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import Principal, sha256
 from tests import fresh
+from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 MINUTE = 60_000
@@ -40,20 +41,14 @@ namespaces:
 TEAM = "/v1/jobs/prod~vision~Job~train"
 
 
-def held(seq: int, minute: int, uid: str, space: str, name: str, model: str = "H100") -> UsageInterval:
-    return UsageInterval(
-        seq=seq, start_ms=BEGIN + minute * MINUTE, end_ms=BEGIN + (minute + 1) * MINUTE, gpu_uuid=f"GPU-{uid}",
-        gpu_model=model, holder=Holder(kind="pod", uid=uid, namespace=space, name=name), capacity_us=MINUTE * 1000,
-        allocated_us=MINUTE * 1000, busy_us=MINUTE * 750, method="simulated",
-    )  # fmt: skip
+def held(minute: int, uid: str, space: str, name: str, model: str = "H100") -> UsageInterval:
+    at, holder = BEGIN + minute * MINUTE, pod_holder(name, space, uid)
+    return interval(at, f"GPU-{uid}", holder, span_ms=MINUTE, gpu_model=model, busy_us=MINUTE * 750)
 
 
-def fact(seq: int, uid: str, space: str, name: str, **changes: Any) -> PodFacts:
-    given: dict[str, Any] = {
-        "node": "n1", "observed_ms": BEGIN, "created_ms": BEGIN - 10 * MINUTE, "scheduled_ms": BEGIN,
-        "started_ms": BEGIN, **changes,
-    }  # fmt: skip
-    return PodFacts(seq=seq, uid=uid, namespace=space, name=name, **given)
+def fact(uid: str, space: str, name: str, **changes: Any) -> PodFacts:
+    times = {"created_ms": BEGIN - 10 * MINUTE, "scheduled_ms": BEGIN, "started_ms": BEGIN}
+    return pod_facts(name, BEGIN, namespace=space, node="n1", uid=uid, **{**times, **changes})
 
 
 @pytest.fixture
@@ -75,15 +70,13 @@ def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
         inventory=tmp_path / "inventory.yaml",
     )  # fmt: skip
     facts = (
-        fact(1, "a", "vision", "train-x", workload="Job/train", labels={"gputally.dev/user": "ann"}),
-        fact(2, "b", "nlp", "eval", ended_ms=BEGIN + 30 * MINUTE),
-        fact(3, "c", "nlp", "later", scheduled_ms=None, started_ms=None),
+        fact("a", "vision", "train-x", workload="Job/train", labels={"gputally.dev/user": "ann"}),
+        fact("b", "nlp", "eval", ended_ms=BEGIN + 30 * MINUTE),
+        fact("c", "nlp", "later", scheduled_ms=None, started_ms=None),
     )
-    rows = [held(4 + n, n, "a", "vision", "train-x") for n in range(60)]
-    rows += [held(64 + n, n, "b", "nlp", "eval", "MI300X") for n in range(30)]
-    one = Batch(
-        cluster="prod", node="n1", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, facts=facts, intervals=tuple(rows)
-    )
+    rows = [held(n, "a", "vision", "train-x") for n in range(60)]
+    rows += [held(n, "b", "nlp", "eval", "MI300X") for n in range(30)]
+    one = batch(rows, facts, cluster="prod", node="n1")
     with Service(chosen, clock) as running:
         running.ingest.submit(msgspec.json.encode(one)).result()
         yield running

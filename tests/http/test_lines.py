@@ -18,8 +18,8 @@ from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.ledger.journal import ActKind
 from accountant.web.statement_pages import WHAT
-from agent.wire import Holder, PodFacts, UsageInterval
 from tests.http.readers import EVIL, read
+from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
@@ -33,7 +33,7 @@ def house(tmp_path_factory):
     """Twelve GPUs, each held by a pod of its own for another number of minutes; then the month is over and closed,
     and a late node and a credit are booked in the next."""
     from gputally.base.clock import VirtualClock
-    from tests.http.conftest import NOW_MS, batch, encoded
+    from tests.http.conftest import NOW_MS, encoded
 
     folder = tmp_path_factory.mktemp("lines")
     (folder / "prices.yaml").write_text(
@@ -53,27 +53,21 @@ def house(tmp_path_factory):
         client = TestClient(service.app, base_url="http://127.0.0.1", headers=PAGE)
 
         def report(node: str) -> None:
-            intervals, facts, seq = [], [], 1
+            rows, facts = [], []
+            begin = NOW_MS - 50 * MINUTE_MS
+            times = {"created_ms": begin, "scheduled_ms": begin, "started_ms": begin}
             for n, (team, pods) in enumerate(TEAMS.items()):
                 for pod in range(pods):
                     name = f"{EVIL if team == EVIL else 'train'}-{pod}"
-                    uid, begin = f"{node}-{n}-{pod}", NOW_MS - 50 * MINUTE_MS
-                    facts.append(
-                        PodFacts(seq=seq, uid=uid, namespace=f"ns-{n}", name=name, node=node, workload=f"Job/{name}",
-                                 requests={}, created_ms=begin, scheduled_ms=begin, started_ms=begin, observed_ms=begin)
-                    )  # fmt: skip
-                    seq += 1
-                    for minute in range(7 + 3 * n + pod):
-                        intervals.append(
-                            UsageInterval(
-                                seq=seq, start_ms=begin + minute * MINUTE_MS, end_ms=begin + (minute + 1) * MINUTE_MS,
-                                gpu_uuid=f"GPU-{uid}", gpu_model="NVIDIA H100 80GB HBM3", method="simulated",
-                                holder=Holder(kind="pod", uid=uid, namespace=f"ns-{n}", name=name, container="main"),
-                                capacity_us=MINUTE_MS * 1000, allocated_us=MINUTE_MS * 1000, busy_us=MINUTE_MS * 617,
-                            )
-                        )  # fmt: skip
-                        seq += 1
-            found = batch(node=node, intervals=tuple(intervals), facts=tuple(facts))
+                    uid, space = f"{node}-{n}-{pod}", f"ns-{n}"
+                    told = {"namespace": space, "node": node, "uid": uid, "workload": f"Job/{name}"}
+                    facts.append(pod_facts(name, begin, **told, **times))
+                    holder = pod_holder(name, space, uid, "main")
+                    rows += [
+                        interval(at, f"GPU-{uid}", holder, span_ms=MINUTE_MS, busy_us=MINUTE_MS * 617)
+                        for at in range(begin, begin + (7 + 3 * n + pod) * MINUTE_MS, MINUTE_MS)
+                    ]
+            found = batch(rows, facts, cluster="prod", node=node)
             assert client.post("/v1/usage", content=encoded(found)).status_code == 200
 
         report("node-1")

@@ -16,11 +16,12 @@ from starlette.testclient import TestClient
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import JobKey
-from agent.wire import Holder, PodFacts, UsageInterval
+from agent.wire import PodFacts, UsageInterval
 from gputally.server.tokens_and_grants import sha256
 from tests import fresh
 from tests.http.conftest import NOW_MS
 from tests.http.opened import OPEN, routes
+from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 MINUTE_MS = 60_000
 OURS, THEIRS = "vision", "zebra"
@@ -36,18 +37,15 @@ ROLES = {
 
 def pod(kit: Any, number: int, team: str) -> tuple[UsageInterval, PodFacts]:
     begin = kit.now_ms - 20 * MINUTE_MS
-    holder = Holder(kind="pod", uid=f"uid-{number}", namespace=team, name=f"{team}-train-0", container="main")
-    interval = UsageInterval(
-        seq=number, start_ms=begin, end_ms=begin + 10 * MINUTE_MS, gpu_uuid=f"GPU-{number}", gpu_model="NVIDIA H100",
-        holder=holder, capacity_us=600_000_000, allocated_us=600_000_000, busy_us=300_000_000, method="simulated",
+    name, uid = f"{team}-train-0", f"uid-{number}"
+    holder = pod_holder(name, team, uid, "main")
+    row = interval(begin, f"GPU-{number}", holder, span_ms=10 * MINUTE_MS, busy_us=300_000_000)
+    facts = pod_facts(
+        name, begin, namespace=team, node="node-1", uid=uid, workload=f"Job/{team}-train",
+        queue_ref=f"policy:{team}-queue", created_ms=begin - MINUTE_MS, scheduled_ms=begin, started_ms=begin,
+        labels={"gputally.dev/user": f"{team}-user"}, requests={"nvidia.com/gpu": "1"},
     )  # fmt: skip
-    facts = PodFacts(
-        seq=number + 2, uid=f"uid-{number}", namespace=team, name=f"{team}-train-0", node="node-1",
-        workload=f"Job/{team}-train", queue_ref=f"policy:{team}-queue", created_ms=begin - MINUTE_MS,
-        scheduled_ms=begin, started_ms=begin, observed_ms=begin, labels={"gputally.dev/user": f"{team}-user"},
-        requests={"nvidia.com/gpu": "1"},
-    )  # fmt: skip
-    return interval, facts
+    return row, facts
 
 
 @pytest.fixture
@@ -81,8 +79,8 @@ def house(tmp_path, clock, kit) -> Iterator[TestClient]:
     with Service(settings, clock) as service:
         client = TestClient(service.app, base_url="http://127.0.0.1", follow_redirects=False)
         (first, one), (second, two) = pod(kit, 1, OURS), pod(kit, 2, THEIRS)
-        batch = kit.batch(intervals=(first, second), facts=(one, two))
-        assert client.post("/v1/usage", content=kit.encoded(batch), headers=kit.bearer("agent")).status_code == 200
+        sent = kit.encoded(batch([first, second], [one, two], cluster="prod", node="node-1"))
+        assert client.post("/v1/usage", content=sent, headers=kit.bearer("agent")).status_code == 200
         decision = {
             "id": "d1", "at_ms": kit.now_ms - 1, "kind": "preemption", "target": "kai", "mode": "enforce",
             "subject": f"Job/{THEIRS}/{THEIRS}-train", "reason": f"{THEIRS} borrowed", "policy_version": "p",

@@ -23,11 +23,12 @@ from accountant.composition import Service
 from accountant.core.errors import LedgerUnavailable
 from accountant.core.settings import Limits, Settings
 from accountant.wire.usage_models import Accounts, CostAnswer, CostLine, UsageLine
-from agent.wire import PROBLEM, Batch, Holder, PodFacts, UsageInterval
+from agent.wire import PROBLEM
 from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import sha256
 from tests import fresh
 from tests.effort import examples
+from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 MINUTE = 60_000
@@ -257,28 +258,16 @@ QUESTIONS = {
 
 def node(number: int, minutes: int, pods: int = 3) -> bytes:
     """A batch of one node: pods of two teams, each on a GPU of its own; some of them still wait."""
-    facts, rows, seq = [], [], 1
+    facts, rows = [], []
     for pod in range(pods):
         space, name, uid = ("vision", "nlp")[pod % 2], f"train-{number}-{pod}", f"u-{number}-{pod}"
-        facts.append(
-            PodFacts(seq=seq, uid=uid, namespace=space, name=name, node=f"n{number}", observed_ms=BEGIN,
-                     created_ms=BEGIN - MINUTE, workload=f"Job/{name}", scheduled_ms=BEGIN if pod else None)
-        )  # fmt: skip
-        seq += 1
-        for minute in range(minutes if pod else 0):
-            rows.append(
-                UsageInterval(
-                    seq=seq, start_ms=BEGIN + minute * MINUTE, end_ms=BEGIN + (minute + 1) * MINUTE,
-                    gpu_uuid=f"GPU-{uid}", gpu_model="H100", holder=Holder(kind="pod", uid=uid, namespace=space,
-                    name=name), capacity_us=MINUTE * 1000, allocated_us=MINUTE * 1000, busy_us=MINUTE * 600,
-                    method="simulated",
-                )
-            )  # fmt: skip
-            seq += 1
-    return msgspec.json.encode(
-        Batch(cluster="prod", node=f"n{number}", boot_id="b", epoch="e", first_seq=1, oldest_seq=1,
-              facts=tuple(facts), intervals=tuple(rows))
-    )  # fmt: skip
+        told = {"namespace": space, "node": f"n{number}", "uid": uid, "workload": f"Job/{name}"}
+        scheduled_ms = BEGIN if pod else None
+        facts.append(pod_facts(name, BEGIN, created_ms=BEGIN - MINUTE, scheduled_ms=scheduled_ms, **told))
+        for at in range(BEGIN, BEGIN + (minutes if pod else 0) * MINUTE, MINUTE):
+            holder = pod_holder(name, space, uid)
+            rows.append(interval(at, f"GPU-{uid}", holder, span_ms=MINUTE, busy_us=MINUTE * 600))
+    return msgspec.json.encode(batch(rows, facts, cluster="prod", node=f"n{number}"))
 
 
 @pytest.fixture

@@ -19,9 +19,10 @@ from accountant.ledger.protocols import JobKey
 from accountant.web import page_rows
 from accountant.web.node_pages import MOST_STRIPS, cells, timeline, timeline_svg
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine
-from agent.wire import Holder, PodFacts, UsageInterval
+from agent.wire import PodFacts
 from tests import fresh
 from tests.http.readers import EVIL, read
+from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -38,28 +39,26 @@ def house(request, tmp_path, clock, kit):
         f"  - {{id: h100, model: H100, price: '{getattr(request, 'param', '2.40')}', per: gpu-hour,"
         " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
     )
-    holder = Holder(kind="pod", uid="pod-1", namespace=EVIL, name=EVIL, container="main")
-    facts = PodFacts(
-        seq=1, uid="pod-1", namespace=EVIL, name=EVIL, node="node-1", workload=f"Job/{EVIL}", requests={},
-        created_ms=begin, scheduled_ms=begin, started_ms=begin, observed_ms=begin,
-    )  # fmt: skip
-    waits = PodFacts(
-        seq=2, uid="pod-2", namespace="vision", name="later", node="node-1", workload="Job/later", observed_ms=begin,
-        requests={"nvidia.com/gpu": "3"}, created_ms=begin,
-    )  # fmt: skip
-    rows = tuple(
-        UsageInterval(
-            seq=3 + i, start_ms=begin + i * MINUTE_MS, end_ms=begin + (i + 1) * MINUTE_MS, gpu_uuid="GPU-a1b2-c3d4",
-            gpu_model="NVIDIA H100 80GB HBM3", holder=holder, capacity_us=MINUTE_MS * 1000,
-            allocated_us=MINUTE_MS * 1000, busy_us=MINUTE_MS * 750, method="simulated",
-        )
+    holder = pod_holder(EVIL, EVIL, "pod-1", "main")
+    facts = [
+        pod_facts(
+            EVIL, begin, namespace=EVIL, node="node-1", uid="pod-1", workload=f"Job/{EVIL}",
+            created_ms=begin, scheduled_ms=begin, started_ms=begin,
+        ),
+        pod_facts(
+            "later", begin, namespace="vision", node="node-1", uid="pod-2", workload="Job/later",
+            requests={"nvidia.com/gpu": "3"}, created_ms=begin,
+        ),
+    ]  # fmt: skip
+    rows = [
+        interval(begin + i * MINUTE_MS, "GPU-a1b2-c3d4", holder, span_ms=MINUTE_MS, busy_us=MINUTE_MS * 750)
         for i in range(30)
-    )  # fmt: skip
+    ]
     settings = Settings(data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0, prices=tmp_path / "prices.yaml")
     with Service(settings, clock) as service:
         client = TestClient(service.app, base_url="http://127.0.0.1", headers=PAGE)
-        batch = kit.batch(intervals=rows, facts=(facts, waits))
-        assert client.post("/v1/usage", content=kit.encoded(batch)).status_code == 200
+        one = batch(rows, facts, cluster="prod", node="node-1")
+        assert client.post("/v1/usage", content=kit.encoded(one)).status_code == 200
         yield client
 
 

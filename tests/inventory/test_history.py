@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from accountant.core.periods import Timeline
 from accountant.ledger.protocols import Facts, NamespaceFacts, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import UNASSIGNED
-from agent.wire import Batch, Holder, Owner, PodFacts, UsageInterval
+from agent.wire import Batch, Owner, PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
+from tests.usage_records import interval, pod_holder
 
 START = 1_790_812_800_000  # an hour before the clock
 MINUTE = 60_000
@@ -34,14 +36,11 @@ def test_a_history_is_what_the_last_word_about_each_instant_was(changes: list[tu
 
 
 def minutes(*numbers: int, uid: str = "pod-1", namespace: str = "vision") -> tuple[UsageInterval, ...]:
+    holder = pod_holder("train-0", namespace, uid)
     return tuple(
-        UsageInterval(
-            seq=number + 1, start_ms=START + number * MINUTE, end_ms=START + (number + 1) * MINUTE, gpu_uuid="gpu-1",
-            gpu_model="H100", holder=Holder(kind="pod", uid=uid, namespace=namespace, name="train-0"),
-            capacity_us=MINUTE * 1000, allocated_us=MINUTE * 1000, busy_us=0, method="device",
-        )
+        replace(interval(START + number * MINUTE, "gpu-1", holder, span_ms=MINUTE), seq=number + 1)
         for number in numbers
-    )  # fmt: skip
+    )
 
 
 def batch(first: int, *intervals: UsageInterval, facts: tuple[PodFacts, ...] = ()) -> Batch:

@@ -11,11 +11,12 @@ from accountant.core.settings import Settings
 from agent.metering.meter import ClosedSet
 from agent.upload.spool import Outbox
 from agent.upload.uploader import Uploader
-from agent.wire import Holder, Owner, PodFacts, UsageInterval
+from agent.wire import Holder, Owner, PodFacts
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import sha256
 from tests import fresh
+from tests.usage_records import interval
 
 START = 1_790_812_800_000  # 2026-10-01T00:00:00Z
 MINUTE = 60_000
@@ -25,14 +26,8 @@ pytestmark = pytest.mark.usefixtures("logs")
 
 
 def minute(number: int, holder: Holder | None) -> ClosedSet:
-    whole = MINUTE * 1000
-    row = UsageInterval(
-        seq=0, start_ms=START + number * MINUTE, end_ms=START + (number + 1) * MINUTE, gpu_uuid="GPU-1",
-        gpu_model="H100", holder=holder,
-        capacity_us=whole, allocated_us=whole if holder else 0, busy_us=whole // 2 if holder else None,
-        method="device",
-    )  # fmt: skip
-    return ClosedSet((row,))
+    busy_us = MINUTE * 500 if holder else None
+    return ClosedSet((interval(START + number * MINUTE, "GPU-1", holder, span_ms=MINUTE, busy_us=busy_us),))
 
 
 INVENTORY = "schema: 1\ncluster: prod\nnamespaces:\n  - {name: vision, team: vision}\n"

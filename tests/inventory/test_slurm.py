@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from accountant.__main__ import main
 from accountant.inventory.slurm_accounting import Job, facts, from_rest, from_sacct, read
 from accountant.storage.duckdb_ledger import open_ledger
-from agent.wire import Batch, Holder, UsageInterval
+from agent.wire import Holder
 from gputally.base.clock import VirtualClock
+from tests.usage_records import batch, deliver, interval
 
 UTC, BERLIN = ZoneInfo("UTC"), ZoneInfo("Europe/Berlin")
 HEADING = "JobIDRaw|JobID|JobName|Account|User|Partition|Submit|Start|End|NodeList|AllocTRES|Priority"
@@ -166,13 +167,9 @@ def test_the_command_names_the_jobs_that_agents_reported(tmp_path: Path, capsys:
     start = 1_790_812_860_000
     path, file = tmp_path / "ledger.duckdb", tmp_path / "jobs.txt"
     ledger = open_ledger(path, VirtualClock(start + 120_000))
-    row = UsageInterval(
-        seq=1, start_ms=start, end_ms=start + 60_000, gpu_uuid="g", gpu_model="A100",
-        holder=Holder(kind="slurm", uid="101", name="job 101", container="0"), capacity_us=60_000_000,
-        allocated_us=60_000_000, busy_us=0, method="process",
-    )  # fmt: skip
-    batch = Batch(cluster="hpc", node="n1", boot_id="b", epoch="0192-a", first_seq=1, oldest_seq=1, intervals=(row,))
-    ledger.append([batch], start + 120_000)
+    holder = Holder(kind="slurm", uid="101", name="job 101", container="0")
+    row = interval(start, "g", holder, span_ms=60_000, gpu_model="A100", method="process")
+    deliver(ledger, start + 120_000, batch([row], cluster="hpc", node="n1", epoch="0192-a"))
     ledger.close()
     file.write_text(SACCT)
     assert main(["slurm", "import", str(file), "--cluster", "hpc", "--db", str(path)]) == 0

@@ -13,7 +13,6 @@ from accountant.history_import import import_run
 from accountant.history_import.import_run import Destination
 from accountant.history_import.prometheus_source import History, PrometheusFailed
 from accountant.wire.http_client import AccountantClient, Unanswered
-from agent.wire import Batch, UsageInterval
 from fairshare.simulator.simulation_model import Outage
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_HOUR
@@ -22,6 +21,7 @@ from gputally.demo.scenario import START_MS, Options, build
 from tests.history_import.conftest import Books
 from tests.history_import.scraped import Scraped, openmetrics
 from tests.real.prometheus import backfill, prometheus
+from tests.usage_records import batch, deliver, interval
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
@@ -116,14 +116,8 @@ class Cut(AccountantClient):
 
 def test_an_import_that_was_cut_off_goes_on_and_agents_keep_what_they_metered(past, books):
     agent = "h100-1", START_MS + 5 * MS_PER_HOUR
-    row = UsageInterval(
-        seq=1, start_ms=agent[1], end_ms=agent[1] + MS_PER_HOUR // 4, gpu_uuid="GPU-h100-1-0", gpu_model="NVIDIA H100",
-        capacity_us=HOUR_US // 4, allocated_us=0, method="device",
-    )  # fmt: skip
-    batch = Batch(
-        cluster="new", node=agent[0], boot_id="b", epoch="0192-a", first_seq=1, oldest_seq=1, intervals=(row,)
-    )
-    books.ledger.append([batch], END_MS)
+    row = interval(agent[1], "GPU-h100-1-0", gpu_model="NVIDIA H100", busy_us=None, method="device")
+    deliver(books.ledger, END_MS, batch([row], cluster="new", node=agent[0], epoch="0192-a"))
     history = History(Prometheus(past.url, PrometheusFailed), match='cluster="new"')
     quiet = lambda *_: None  # noqa: E731
     wanted, chunk = (START_MS, START_MS + 6 * MS_PER_HOUR), 3 * MS_PER_HOUR
