@@ -1,11 +1,10 @@
 """Runs `gputally fairshare`: run, plan, check, divide, release, adopt.
 
-`main(argv)` returns an exit code: 0 done, 1 could not (one clear line per fault on stderr, never a
-traceback), 2 called wrongly.
+`main(argv)` returns an exit code: 0 success, 1 failure (one line per fault on stderr, never a traceback), 2 wrong call.
 
-A case: `name, total, kValue, queues[], function, resource`; a queue: `name, request, deserved, limit,
-overQuotaWeight, usage, priority, creation, parent, initialFairShare`. What a conformance file carries
-beside that (`expected` and its like) is let be; any other key is a fault, named with its case.
+A case: `name, total, kValue, queues[], function, resource`; a queue: `name, request, deserved, limit, overQuotaWeight,
+usage, priority, creation, parent, initialFairShare`. Further keys of a conformance file (such as `expected`) are
+ignored; any other key is a fault, reported with its case.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class DivisionCase(_Case):
 
 
 def parse(text: str | bytes) -> tuple[DivisionProblem, ...]:
-    """Every case of a document. Raises DivisionError with the case and the key at fault."""
+    """Return every case of a document. Raises DivisionError with the case and the key at fault."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -166,7 +165,7 @@ def run(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings in force and stop.")] = False,
 ) -> None:
-    """Publish weights until SIGTERM or Ctrl-C. What is written, and whether, the policy says."""
+    """Publish weights until SIGTERM or Ctrl-C. The policy decides what is written."""
     given = {
         "policy": policy, "accountant": accountant, "token_file": token_file, "ca_file": ca_file,
         "accountants": accountants, "cluster": cluster,
@@ -192,10 +191,11 @@ def plan(
     at: FleetOptions,
     on: TargetOptions,
 ) -> None:
-    """One cycle that writes nothing: every weight as it would be, with the reason of every number.
+    """Run one cycle that writes nothing, and show every weight with the reason of every number.
 
-    Asks the API server in dry-run, so conflicts and refusals are known before. The accountant is told
-    neither the policy nor the decisions."""
+    It uses the API server's dry-run, so it shows conflicts and refusals in advance. The accountant gets neither the
+    policy nor the decisions.
+    """
     others = at.others()
     with at.client() as client:
         report, _ = tried_cycle(policies.load(policy, others)[0], client, others, on)
@@ -215,7 +215,7 @@ def divide(
     output: Printed = "table",
     explain: Annotated[bool, typer.Option("--explain", help="Show every round and remainder.")] = False,
 ) -> None:
-    """Divide as KAI does, and show how. JSON: an array of {name, shares, remaining}, one per case."""
+    """Divide as KAI does, and show the steps. JSON: an array of {name, shares, remaining}, one per case."""
     try:
         text = sys.stdin.buffer.read() if input == "-" else Path(input).read_bytes()
     except OSError as error:
@@ -247,7 +247,7 @@ def check(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings as well.")] = False,
 ) -> None:
-    """Say what is wrong with a policy (exit 1), and what is allowed but seldom meant (exit 0)."""
+    """Report errors in a policy (exit 1), and settings that are allowed but rarely intended (exit 0)."""
     policy, document = policies.load(file)
     warnings = policies.show(document, policies.advice(policy, capacity, policies.gangs(policy, gang or ())))
     for line in warnings:
@@ -273,8 +273,9 @@ def release(
     *,
     on: TargetOptions,
 ) -> None:
-    """Give every queue the weight back that stood there before gputally, and let who gave way run again; for
-    switching it off."""
+    """Restore the weight of every queue from before gputally, and let preempted work run again; for switching gputally
+    off.
+    """
     given = policies.load(policy)[0]
     others = [policies.load(path)[0] for path in other or ()]
     with on.targets(given) as (there, elsewhere):
@@ -303,7 +304,7 @@ def adopt(
     *,
     on: TargetOptions,
 ) -> None:
-    """Take the weight's field over from its owner (Argo CD, Flux, kubectl), at the value that stands."""
+    """Take the weight's field over from its owner (Argo CD, Flux, kubectl), at its present value."""
     wanted = policies.load(policy)[0]
     with on.targets(wanted) as (there, elsewhere):
         taken = take_over(wanted, there, ADAPTERS, queue=queue, clusters=elsewhere, dry_run=dry_run)
@@ -325,7 +326,7 @@ def shard(
     policy: PolicyPath,
     endpoint: Annotated[str, typer.Option(help="Where KAI asks for usage (its Prometheus client's address).")],
 ) -> None:
-    """Print the part of a KAI SchedulingShard that goes with the policy. Applying it restarts KAI's scheduler."""
+    """Print the part of a KAI SchedulingShard that matches the policy. Applying it restarts KAI's scheduler."""
     print(yaml.safe_dump({"spec": shard_advice(policies.load(policy)[0], endpoint)}, sort_keys=False), end="")
 
 

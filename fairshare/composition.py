@@ -1,8 +1,8 @@
 """Builds one running controller from its settings: cycles, election, probes, metrics, extender, pages.
 
-Cycles run in the calling thread. Beside them: the pods as they change, the election where there are
-replicas, /metrics and the probes, the extender. SIGTERM sets `stop`: the cycle under way ends, the Lease is
-given back, the servers close.
+Cycles run in the calling thread. Other threads follow the pods, take part in the election if there are replicas, and
+serve /metrics, the probes and the extender. SIGTERM sets `stop`: the current cycle ends, the Lease is released, the
+servers close.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from gputally.kubernetes.objects import POD, Cluster
 from gputally.server.https_server import Identity, Tls
 
 END_S = 5.0
-"""What threads get to end in before the process goes without them."""
+"""How long threads may take to end before the process exits without them."""
 CYCLE_PATIENCE_S = 50.0
-"""Until a thread begins again what ended by itself, or failed."""
+"""Pause before a thread that ended or failed starts again."""
 
 
 class LeaderStatus(Protocol):
-    """Who may act."""
+    """Knows whether this replica leads."""
 
     @property
     def fault(self) -> str: ...
@@ -65,7 +65,7 @@ class LeaderStatus(Protocol):
 
 
 def run(settings: Settings, stop: threading.Event) -> None:
-    """Publish weights until `stop`."""
+    """Publish weights until `stop` is set."""
     events = structlog.get_logger("fairshare")
     clock = SystemClock()
     tasks = BackgroundTasks(clock, (FairshareError, FileFault))
@@ -164,7 +164,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
 
 
 def open_cluster(name: str, kubeconfig: Path | None) -> Cluster:
-    """The API server, or objects of a file. Raises Unavailable or FileFault."""
+    """Open the API server, or the objects of a file. Raises Unavailable or FileFault."""
     if name != "kubernetes":
         return MemoryCluster(KINDS, load_objects(Path(name), KINDS))
     from gputally.kubernetes.api_client import (
@@ -175,7 +175,7 @@ def open_cluster(name: str, kubeconfig: Path | None) -> Cluster:
 
 
 def _election(settings: Settings, clock: Clock) -> LeaderStatus | None:
-    """Return the leader election; None without a cluster or where it is switched off."""
+    """Return the leader election; None without a cluster or if it is switched off."""
     if settings.cluster != "kubernetes" or not settings.lease or not settings.status_namespace:
         return None
     from gputally.kubernetes.leader_election import Election  # the asynchronous client: another half second
@@ -202,7 +202,7 @@ def run_beside(
     stop: threading.Event,
     tasks: BackgroundTasks,
 ) -> Iterator[None]:
-    """`work` in a thread, until the context ends. It must look at `stop`; a request that hangs is left behind."""
+    """Run `work` in a thread until the context ends. It must check `stop`; a request that hangs is abandoned."""
     thread = tasks.start(name, work, stop, _teller(name))
     try:
         yield

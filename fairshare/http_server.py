@@ -1,6 +1,6 @@
 """Serves health, metrics and the kube-scheduler extender over HTTP.
 
-Each has a listener of its own (`gputally.server.https_server`), which bounds connections, handshakes and headers.
+Each has a listener of its own (`gputally.server.https_server`), which limits connections, handshakes and headers.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from gputally.server.https_server import Tls
 from gputally.server.request_handling import ConnectionLimits, RequestLog, read_body
 
 BODY_S = 1.0
-"""A body has to come within this time."""
+"""Time within which a body must arrive."""
 LIMITS = ConnectionLimits(connections=256, connections_by_address=64)
 Probe = Callable[[], str | None]
-"""None: well. Text: what is wrong."""
+"""A probe. None: healthy. Text: what is wrong."""
 
 
 class Health:
-    """Alive while cycles come; ready after the first, while every background task works."""
+    """Live while cycles run; ready after the first cycle, while every background task works."""
 
     def __init__(self, clock: Clock, interval_s: float, tasks: BackgroundTasks | None = None) -> None:
         self._clock = clock
@@ -41,7 +41,7 @@ class Health:
         self._beaten = False
 
     def beat(self) -> None:
-        """A cycle has ended."""
+        """Record that a cycle has ended."""
         self._beat_ms, self._beaten = self._clock.monotonic_ms(), True
 
     def live(self) -> str | None:
@@ -95,13 +95,14 @@ def serve_extender(
     tls: Tls | None = None,
     tasks: BackgroundTasks | None = None,
 ) -> Iterator[str]:
-    """`POST /scheduler/prioritize` and `/scheduler/preempt` until the context ends; yields the base URL.
+    """Serve `POST /scheduler/prioritize` and `/scheduler/preempt` until the context ends; yields the base URL.
 
-    told: hears of every answer, as (verb, seconds, ok | late | refused). Raises CannotStart."""
+    told: called with every answer, as (verb, seconds, ok | late | refused). Raises CannotStart.
+    """
     verbs = {"prioritize": extender.prioritize, "preempt": extender.preempt}
 
     async def answer(request: Request) -> Response:
-        """On the event loop: an answer comes from memory and is cut off at its deadline."""
+        """Answer on the event loop, because answers come from memory and have a deadline."""
         started = time.monotonic()
         verb = request.path_params["verb"]
         if verb not in verbs:

@@ -1,4 +1,4 @@
-"""Defines the options that several commands share, and what they open."""
+"""Defines the options that several commands share, and opens the accountant and the cluster that they name."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Printed = Annotated[Output, typer.Option("--output", "--format", help="How to pr
 
 @dataclass(frozen=True, kw_only=True)
 class AccountantOptions:
-    """A running accountant, and the cluster that it is asked about."""
+    """Options for a running accountant, and the cluster to query."""
 
     accountant: Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="A running accountant.")] = (
         "http://127.0.0.1:8080"
@@ -64,7 +64,7 @@ class AccountantOptions:
     ] = ""
 
     def client(self, timeout_s: float = 30.0) -> AccountantApi:
-        """Raises AccountantUnavailable for an address that is none."""
+        """Return the client. Raises AccountantUnavailable for an invalid address."""
         return AccountantApi(
             self.accountant,
             token_file=self.token_file,
@@ -76,7 +76,7 @@ class AccountantOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetOptions(AccountantOptions):
-    """The same, and the accountants of other clusters."""
+    """Options for an accountant and the accountants of other clusters."""
 
     accountants: Annotated[
         Path | None,
@@ -94,7 +94,7 @@ class FleetOptions(AccountantOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """A cluster, and the controller's ConfigMap in it."""
+    """Options for a cluster, and the controller's ConfigMap in it."""
 
     cluster: Annotated[
         str, typer.Option("--cluster", help="kubernetes, or a YAML file of objects to try the plan on.")
@@ -115,7 +115,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions(ClusterOptions):
-    """The same, and how Run:ai is reached, which is no part of the cluster."""
+    """Options for a cluster and for Run:ai, which is outside the cluster."""
 
     runai_credentials: Annotated[
         Path | None,
@@ -130,7 +130,7 @@ class TargetOptions(ClusterOptions):
 
     @contextmanager
     def targets(self, policy: Policy) -> Iterator[tuple[Cluster, Mapping[str, Objects]]]:
-        """The cluster, and the objects of the targets that are not in it."""
+        """Yield the cluster, and the objects of the targets outside it."""
         cluster = self.open()
         with opened(
             policy, cluster, self.runai_credentials, self.runai_ca_file, self.status_object, SystemClock()
@@ -141,8 +141,9 @@ class TargetOptions(ClusterOptions):
 def tried_cycle(
     policy: Policy, client: AccountantApi, others: OtherClusters, on: TargetOptions
 ) -> tuple[CycleReport, Sequence[Pod]]:
-    """One cycle as the controller would do it now, which writes nothing and tells the accountant nothing; and the pods
-    that it saw. The API server is asked in dry-run, so conflicts and refusals are known."""
+    """Run one cycle as the controller would do it now, without writing and without sending anything to the accountant;
+    returns its report and the pods. It uses the API server's dry-run, so it shows conflicts and refusals.
+    """
     with on.targets(policy) as (cluster, elsewhere):
         pods = pods_of(cluster)
         report = Controller(
@@ -160,7 +161,7 @@ def tried_cycle(
 
 
 def _remembered(cluster: Cluster, where: StatusObject) -> dict[str, Memory]:
-    """What the controller's law remembers of each target, as far as its ConfigMap says it."""
+    """Return the state of the controller's law for each target, as its ConfigMap has it."""
     try:
         return status_conditions.memories(cluster.get(CONFIG_MAP, where.name, where.namespace))
     except ClusterError:
@@ -168,7 +169,7 @@ def _remembered(cluster: Cluster, where: StatusObject) -> dict[str, Memory]:
 
 
 def pods_of(cluster: Cluster) -> tuple[Pod, ...]:
-    """Pods that ask for GPUs, read once; none where they are not for us to read."""
+    """Read the pods that request GPUs once; empty if they may not be read."""
     found: list[Pod] = []
 
     def take(obj: Object) -> None:

@@ -1,6 +1,6 @@
-"""Runs `explain`: why a queue has what it has, and why a pod waits.
+"""Runs `explain`: the reasons for a queue's share and for a pod's wait.
 
-One cycle as the controller would do it now, on a cluster that is only read: nothing is written or sent.
+It runs one cycle as the controller would do it now; nothing is written or sent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MOST_GANGS = 8
 
 
 def queue_view(account: QueueAccount) -> RenderableType:
-    """Verdict first, then share, arithmetic, publication and what waits."""
+    """Render a queue: the verdict first, then share, arithmetic, publication and waiting gangs."""
     own = account.own
     parts: list[RenderableType] = [
         Text(
@@ -81,7 +81,7 @@ def pod_view(account: PodAccount) -> RenderableType:
 
 
 def queue_json(account: QueueAccount) -> dict[str, Any]:
-    """Every number unrounded."""
+    """Return every number unrounded."""
     return {
         "queue": account.own.queue.name,
         "target": account.target,
@@ -99,7 +99,7 @@ def queue_json(account: QueueAccount) -> dict[str, Any]:
 
 
 def pod_json(account: PodAccount) -> dict[str, Any]:
-    """Every number unrounded; the queue's account inside."""
+    """Return every number unrounded, with the queue's account."""
     return {
         "pod": account.name,
         "exists": account.pod is not None,
@@ -148,7 +148,7 @@ def _arithmetic(levels: Sequence[QueueLevel]) -> Table:
 
 
 def _steps(levels: Sequence[QueueLevel]) -> Iterator[RenderableType]:
-    """The law's own numbers, as it came to them."""
+    """Render the law's own numbers in the order in which they were computed."""
     lines = [
         f"{level.queue.name}: "
         + "  ".join(f"{name} {number(value, 4)}" for name, value in level.weight.explanation.trace.items())
@@ -242,12 +242,12 @@ def _table(title: str) -> Table:
 
 
 class ExplainError(FairshareError):
-    """What was asked about cannot be found, or not just one of it."""
+    """The subject cannot be found, or is ambiguous."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ExplanationInput:
-    """Everything that answers are made of."""
+    """The inputs of all explanations."""
 
     policy: Policy
     report: CycleReport
@@ -267,7 +267,7 @@ def explain(
     at: FleetOptions,
     on: TargetOptions,
 ) -> None:
-    """The arithmetic in words and numbers: why does it wait, why was it preempted, what share is left."""
+    """Explain in words and numbers why a queue or pod waits or was preempted, and how much of the share is left."""
     back_s = duration(since, "--since")
     others = at.others()
     with at.client() as client:

@@ -41,7 +41,7 @@ def preempt(
     at: FleetOptions,
     on: ClusterOptions,
 ) -> None:
-    """Make room for one workload now, by the policy's rules and limits, and say who gives way and why."""
+    """Make room for one workload now, by the policy's rules and limits, and show the victims with the reasons."""
     others, clock = at.others(), SystemClock()
     wanted = policies.load(policy, others)[0]
     with at.client() as client:
@@ -74,7 +74,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 def view(report: PreemptionReport) -> RenderableType:
-    """The verdict, who gives way, and who does not, with every reason."""
+    """Render the verdict, the victims, and the spared workloads, with every reason."""
     parts: list[RenderableType] = []
     for verdict in report.verdicts:
         parts.append(Text(f"{verdict.claimant} of queue {verdict.queue} {verdict.reason}", "bold"))

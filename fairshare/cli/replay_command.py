@@ -1,9 +1,9 @@
 """Runs `replay`: computes past decisions again from their record and reports every number that differs.
 
-A cycle's record holds all that it was decided from but the policy, which goes by its version: what `weigh` was
-given (`fairshare.controller.cycle_report.weight_decisions`), or the situation of its preemptions. A number differs only
-where the arithmetic of this release is another one, or where the record was changed or is not complete; which of them
-it is, is said as far as the record tells. What became of a victim or a write is no decision, and not computed again.
+A cycle's record holds all its inputs except the policy, which is found by its version: the arguments of `weigh`
+(`fairshare.controller.cycle_report.weight_decisions`), or the inputs of its preemptions. A number differs only if this
+release computes it differently, or if the record was changed or is incomplete; the command says which, as far as the
+record shows it. The outcome of a write or for a victim is not a decision, and is not computed again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE, MS_PER_SECOND
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One number of a decision: as recorded, and as it comes out now. Of a Recount: where the two differ."""
+    """One number of a decision: as recorded and as recomputed; in a CycleReplay only numbers that differ."""
 
     decision: str
     number: str
@@ -47,8 +47,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class CycleReplay:
-    """One cycle of one target. compared: numbers looked at. fault: why it cannot be computed at all.
-    reason: what explains the differences, as far as it is known."""
+    """One cycle of one target. compared: how many numbers were compared. fault: why it cannot be computed at all.
+    reason: the explanation of the differences, as far as known.
+    """
 
     cycle: Decision
     compared: int
@@ -58,8 +59,9 @@ class CycleReplay:
 
 
 def recount(decisions: Sequence[Decision], policies: Mapping[str, Policy], release: str) -> tuple[CycleReplay, ...]:
-    """Every cycle whose record is among `decisions`, oldest first, with the weights that refer to it.
-    policies: by version. release: of gputally, this one."""
+    """Recompute every cycle whose record is among `decisions`, oldest first, with the weights that refer to it.
+    policies: by version. release: the running version of gputally.
+    """
     of_cycle: dict[str, list[Decision]] = {}
     for decision in decisions:
         if isinstance(cycle := decision.inputs.get("cycle"), str):
@@ -90,7 +92,7 @@ def _replay_cycle(
 
 
 def _preemptions(cycle: Decision, made: Iterable[Decision], verdicts: Sequence[Verdict]) -> Iterator[Difference]:
-    """Every recorded verdict of the cycle and every victim, against those that come out now; equal ones too."""
+    """Compare every recorded verdict of the cycle and every victim with the recomputed ones; yields equal ones too."""
     expected = dict(_expected(cycle, verdicts))
     for decision in made:
         recorded = {"value": decision.value, "reason": decision.reason, **decision.inputs}
@@ -104,7 +106,7 @@ def _preemptions(cycle: Decision, made: Iterable[Decision], verdicts: Sequence[V
 
 
 def _expected(cycle: Decision, verdicts: Sequence[Verdict]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What each record should say, by the id of its decision."""
+    """Yield the expected content of each record, by the id of its decision."""
     for n, verdict in enumerate(verdicts):
         yield (
             f"{cycle.id}/{n}",
@@ -116,7 +118,7 @@ def _expected(cycle: Decision, verdicts: Sequence[Verdict]) -> Iterator[tuple[st
 
 
 def _weights(cycle: Decision, weights: Iterable[Decision], weighing: WeightResult) -> Iterator[Difference]:
-    """Every number of the weights, and what each queue was due; equal ones too."""
+    """Compare every number of the weights, and each queue's share; yields equal ones too."""
     for decision in weights:
         for number, recorded, recomputed in _numbers(decision, weighing):
             yield Difference(decision.id, number, recorded, recomputed)
@@ -169,7 +171,7 @@ _DECISION = re.compile(r"[0-9a-f]{16}/(\d{1,15})/.+")
 
 
 class ReplayError(FairshareError):
-    """There is nothing to replay under what was given."""
+    """There is nothing to replay for the given argument."""
 
 
 @with_option_groups
@@ -179,9 +181,10 @@ def replay(
     *,
     at: AccountantOptions,
 ) -> None:
-    """Compute past weights and preemptions again from their recorded inputs; exit 1 where anything comes out otherwise.
+    """Compute past weights and preemptions again from their recorded inputs; exit 1 if any result differs.
 
-    A date is a day, a time a minute, in UTC unless it says otherwise."""
+    A date means a day, a time a minute, in UTC unless a zone is given.
+    """
     start_ms, end_ms, wanted = _span(when)
     with at.client() as client:
         found = list(client.decisions(start_ms, end_ms))
@@ -197,7 +200,7 @@ def replay(
 
 
 def _span(when: str) -> tuple[int, int, str | None]:
-    """(start, end, the decision's id where it is one). Raises ReplayError."""
+    """Return (start, end, the decision's id if it is one). Raises ReplayError."""
     if found := _DECISION.fullmatch(when):
         at = int(found[1])
         return at, at + 1, when

@@ -1,6 +1,6 @@
 """Runs `simulate` and `what-if`.
 
-Exit codes as everywhere: 0 done, 1 one clear line on stderr, 2 called wrongly.
+Exit codes: 0 success, 1 a one-line message on stderr, 2 wrong call.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from gputally.server.config_models import parse_duration
 
 
 class SimulateError(FairshareError):
-    """The replay was asked for in a way that cannot be."""
+    """The arguments of the replay are invalid."""
 
 
 def simulate(
@@ -72,7 +72,7 @@ def simulate(
     kai_config: Annotated[Path | None, typer.Option(help="A scenario of KAI's own time-based simulator.")] = None,
     output: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
 ) -> None:
-    """Replay a job trace under feedback laws and schedulers, and say how fair each was."""
+    """Replay a job trace under feedback laws and schedulers, and measure how fair each was."""
     if kai_config is not None:
         _kai(kai_config, law, output)
         return
@@ -108,7 +108,7 @@ def simulate(
 
 
 def _progress_bar() -> Progress:
-    """Shown only while a person watches."""
+    """Return a progress bar that is shown only on a terminal."""
     return Progress(
         TextColumn("{task.description:18}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
         console=Terminal(stderr=True), transient=True, disable=not sys.stderr.isatty(),
@@ -130,8 +130,9 @@ def _run(
 
 
 def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tuple[Workload, list[float]]:
-    """The jobs of teams that have a share, and the shares, adding up to 1. lenient: rows that cannot be a
-    job are counted on stderr and left out."""
+    """Return the jobs of teams that have a share, and the shares, which add up to 1. lenient: invalid rows are counted
+    on stderr and left out.
+    """
     if lenient:
         jobs, faults = job_traces.load_with_faults(trace, 0, team=team)
         if faults:
@@ -148,7 +149,7 @@ def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tupl
 
 
 def _kai(path: Path, law: str, output: Path | None) -> None:
-    """Play a scenario of KAI's own simulator, print who held how much, and write its CSV."""
+    """Run a scenario of KAI's own simulator, print the GPUs of each queue, and write its CSV."""
     if law not in kai_scenario_file.LAWS:
         raise SimulateError(f"no law {law!r} for a scenario; one of {', '.join(kai_scenario_file.LAWS)}")
     try:
@@ -210,7 +211,9 @@ def what_if(
     *,
     at: AccountantOptions,
 ) -> None:
-    """Replay history under another policy: GPU-hours, waits and preemptions of every queue, against what was."""
+    """Replay history under another policy: GPU-hours, waits and preemptions of every queue, compared with the recorded
+    ones.
+    """
     if plots is not None:
         comparison.available()
     other = policies.load(policy)[0]
@@ -297,7 +300,7 @@ def _write_comparison(path: Path, rows: Sequence[ComparedQueue]) -> None:
 
 
 def _draw(folder: Path, leaves: Sequence[str], past: ReplayHistory, before: Record, after: Record, name: str) -> Path:
-    """One panel per queue, the largest first: GPUs held day by day as it was, now and then."""
+    """Draw one panel per queue, the largest first: GPUs held day by day, recorded and under both policies."""
     place = {queue: q for q, queue in enumerate(before.workload.queues)}
     then, now = daily(after, past.from_s), daily(before, past.from_s)
     panels = []

@@ -1,12 +1,10 @@
 """Runs one cycle after the other: usage, hold check, observation, weights, plan, write, record.
 
-fetch usage -> gates -> read the target -> weights -> plan -> carry out (or only try, in dry-run) ->
-record decisions. A cycle needs nothing but the policy, the accountant and the cluster: what it must
-remember stands in annotations. Its own memory (the last report, decisions not yet delivered) only
-keeps it from saying the same thing twice, and a law's only carries momentum.
+A cycle needs only the policy, the accountant and the cluster: its state is in annotations. The process's memory (the
+last report, decisions not yet delivered) only avoids repeated messages, and a law's memory only carries momentum.
 
-A target that cannot be written is degraded and said to be; nothing here stops for it. Unusable usage
-changes no weight (`fairshare.usage.stale_usage_hold`). What this must not do: force a field, or write in dry-run.
+A target that cannot be written is reported as degraded; the other targets continue. Unusable usage changes no weight
+(`fairshare.usage.stale_usage_hold`). The loop never forces a field, and writes nothing in dry-run.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Event, Object
 
 
 class Controller:
-    """Give every queue the weight its history asks for."""
+    """Gives every queue the weight that follows from its history."""
 
     def __init__(
         self,
@@ -131,9 +129,10 @@ class Controller:
         return self._last
 
     def run(self, stop: threading.Event, guard: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        """Cycle every `interval_s` until `stop` is set; a cycle under way is finished.
+        """Run a cycle every `interval_s` until `stop` is set; the current cycle is finished.
 
-        guard: encloses each cycle, and may keep what it raises from ending the controller."""
+        guard: encloses each cycle, and can keep its exceptions from ending the controller.
+        """
         while not stop.is_set():
             with guard():
                 self._take_policy()
@@ -142,7 +141,9 @@ class Controller:
                 break
 
     def _take_policy(self) -> None:
-        """A new policy, if there is one. A faulty one leaves the old one in force; it is said until it is mended."""
+        """Load a new policy if there is one. A faulty one leaves the old one in force and is reported until it is
+        corrected.
+        """
         if self._reload is None:
             return
         try:
@@ -155,7 +156,7 @@ class Controller:
                 self._policy, self._refused = new, None
 
     def cycle(self) -> CycleReport:
-        """One pass. Never raises for what the accountant or the cluster answers."""
+        """Run one cycle. Answers of the accountant or the cluster never raise."""
         now_ms, started = self._clock.wall_ms(), self._clock.monotonic_ms()
         version = self._policy.version()
         leads = self._leading()
@@ -219,8 +220,9 @@ class Controller:
         return report
 
     def _take_over(self) -> bool:
-        """Go on where the last leader (or the last run) stopped: its laws' momentum, what it has said, and who gave
-        way for it. False where that may stand there and cannot be read now: nothing may be decided without it."""
+        """Load the state of the last leader (or the last run): its laws' momentum, its reported conditions, and the
+        recent preemptions. Returns False if that state may exist and cannot be read now; then nothing may be decided.
+        """
         if self._status_object is None:
             return True
         try:
@@ -235,8 +237,9 @@ class Controller:
         return True
 
     def _nodes(self) -> tuple[Sequence[Object], UsageHold | None]:
-        """Every node, and why neither shares nor room may be reckoned by what is known of the
-        cluster: without its nodes capacity would be a guess, without its pods every GPU would be free."""
+        """Return every node, and why shares and room cannot be computed from the cluster's state: without nodes the
+        capacity is unknown, and without pods every GPU would seem free.
+        """
         unseen = self._unseen()
         hold = UsageHold("PodsUnseen", unseen) if unseen is not None else None
         try:
@@ -245,7 +248,7 @@ class Controller:
             return (), UsageHold("NodesUnread", str(error))
 
     def _unheard_of(self, nodes: Sequence[Object], window: UsageWindow | None, now_ms: int) -> UsageHold | None:
-        """Why the window does not speak for the whole cluster; None: it does."""
+        """Return why the window does not cover the whole cluster; None if it does."""
         if window is None:
             return None
         try:
@@ -325,7 +328,7 @@ class Controller:
         return report, [*events, *self._telling.failures(adapter.name, observation, outcomes, now_ms)]
 
     def _known(self, target: str, observation: Observation) -> Observation:
-        """The observation with this process's own word on whether the target's shares act."""
+        """Return the observation with this process's own knowledge of whether the target's shares are effective."""
         acts = self._acts.get(target)
         if acts is None:
             return observation
@@ -335,7 +338,9 @@ class Controller:
     def _changes(
         self, target: str, now: WeightInputs, weights: Sequence[Weight], applies: Sequence[Apply]
     ) -> Mapping[str, WeightChange]:
-        """What moved the weights that are to be written, each since this controller decided another one."""
+        """Return the causes of the changes of the weights to be written, each since this controller's previous
+        decision.
+        """
         queues = {apply.queue for apply in applies}
         decided = self._decided.setdefault(target, {})
         written = [weight for weight in weights if weight.queue in queues]
@@ -352,7 +357,9 @@ class Controller:
     def _preempt(
         self, report: TargetReport, nodes: Sequence[Object], now_ms: int, metered_ms: int | None
     ) -> tuple[TargetReport, tuple[Decision, ...]]:
-        """After the weights, which get their schedulers to do it themselves, and only on usage that is good."""
+        """Run preemption after the weights, which make the schedulers preempt by themselves, and only with usable
+        usage.
+        """
         if not report.entitlements:
             return report, ()
         try:
@@ -380,5 +387,5 @@ def _with_faults(report: TargetReport, ended: FinishedPreemptions) -> TargetRepo
 
 
 def _degraded(report: TargetReport, reason: str, message: str) -> TargetReport:
-    """A target that nothing could be decided for."""
+    """Return the report of a target for which nothing could be decided."""
     return replace(report, conditions=(Condition("Available", "False", reason, message),), degraded={reason: message})

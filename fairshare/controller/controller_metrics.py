@@ -1,10 +1,9 @@
 """Exports the latest cycle to Prometheus.
 
-Gauges are drawn from the report when scraped, so that a queue that is gone has no series. Counters move once
-per cycle. What concerns queues is in fairshare.controller.controller_metrics.
+Gauges are made from the report at a scrape, so a removed queue has no series. Counters change once per cycle.
 
-Entitlement and usage are left out while a hold is on: an old figure shown as new would lie. A queue stands in
-one series per target, for a target has GPUs of its own to divide.
+Entitlement and usage are omitted during a hold, because an old figure would look current. A queue has one series per
+target, because each target divides its own GPUs.
 """
 
 from __future__ import annotations

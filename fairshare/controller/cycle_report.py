@@ -1,7 +1,7 @@
 """Describes what one cycle found, decided and did, and turns it into decision records.
 
-`decisions` turns a report into the records from which every weight can be computed again: one record
-of the cycle's inputs (subject `*`), and one per weight that refers to it. Pure.
+`decisions` turns a report into the records from which every weight can be computed again: one record of the cycle's
+inputs (subject `*`), and one per weight that refers to it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Result = Literal["applied", "would-apply", "contested", "refused", "gone", "unav
 EVERYTHING = "*"
 """Subject of the record that holds a cycle's inputs, and of a hold."""
 INPUTS = frozenset({"window", "standings", "gpus", "memory", "exhausted", "release"})
-"""What a cycle's record holds; all but the last is what `weigh` is given besides the policy."""
+"""Keys of a cycle's record; all but the last are the arguments of `weigh` besides the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one planned write. detail: the cluster's own words where it failed."""
+    """The outcome of one planned write. detail: the cluster's message if it failed."""
 
     apply: Apply
     result: Result
@@ -38,13 +38,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TargetReport:
-    """One target in one cycle. degraded: reason -> message, empty where all is well. memory: the law's, as
-    it was before the cycle. gangs: unfinished workloads, waiting or running. exhausted: queues whose
-    budget is used up and that get no over-quota weight for it. lost: GPUs by node that the ledger knows to be
-    lost and that are not among `gpus`. devices: physical GPUs behind `gpus`; None: as many.
-    preemption: None while it is off. quotas: by which the target admits work. pools: what
-    is divided by itself each; empty: `gpus` are divided as one. changes: by queue, what moved its weight since the
-    decision before, as far as this controller made that one."""
+    """One target in one cycle. degraded: reason -> message, empty if the target works. memory: the law's, from before
+    the cycle. gangs: unfinished workloads, waiting or running. exhausted: queues without over-quota weight because
+    their budget is used up. lost: GPUs by node that the ledger records as lost and that are not in `gpus`. devices:
+    physical GPUs behind `gpus`; None: the same number. preemption: None while it is off. quotas: by which the target
+    admits work. pools: parts that are divided separately; empty: `gpus` are divided as one. changes: by queue, the
+    causes of the weight's change since the previous decision, if this controller made that one.
+    """
 
     target: str
     mode: Mode
@@ -68,9 +68,9 @@ class TargetReport:
 
 @dataclass(frozen=True, slots=True)
 class CycleReport:
-    """hold: why nothing was decided; the targets are then only read. decisions: newly made ones.
-    gpus_by_node: of nodes that may be given work; free_by_node: what of it no pod holds.
-    leading: False on a standby, which only looks."""
+    """One cycle. hold: why nothing was decided; the targets are then only read. decisions: new ones. gpus_by_node: of
+    nodes that accept work; free_by_node: the part that no pod holds. leading: False on a standby.
+    """
 
     at_ms: int
     duration_ms: int
@@ -86,7 +86,7 @@ class CycleReport:
     free_by_node: Mapping[str, float] = field(default_factory=dict)
 
     def scoped_conditions(self) -> tuple[tuple[str, Condition], ...]:
-        """(target or "", condition), the controller's own first."""
+        """Return (target or "", condition), the controller's own first."""
         return tuple(
             [("", condition) for condition in self.conditions]
             + [(target.target, condition) for target in self.targets for condition in target.conditions]
@@ -110,7 +110,7 @@ def hold_decision(hold: UsageHold, policy_version: str, at_ms: int) -> Decision:
 def weight_decisions(
     target: TargetReport, news: tuple[Outcome, ...], window: UsageWindow, policy_version: str, at_ms: int
 ) -> tuple[Decision, ...]:
-    """The inputs of the cycle, then each of `news`. Empty without news."""
+    """Return the record of the cycle's inputs, then the record of each of `news`. Empty without news."""
     if not news:
         return ()
     cycle = f"{policy_version}/{at_ms}/{target.target}"
@@ -163,16 +163,17 @@ def weight_decisions(
 
 
 def with_change(why: str, change: WeightChange | None, weight: Weight | None) -> str:
-    """Why a weight is what it is, and what moved it since the decision before, where that is known."""
+    """Return the reason of a weight, and the causes of its change since the previous decision, if known."""
     if change is None or weight is None:
         return why
     return "; ".join(filter(None, (change_sentence(change, weight.value), why)))
 
 
 def replay_weights(policy: Policy, cycle: Decision) -> WeightResult:
-    """Compute a cycle again from its record: the same numbers, bit for bit. policy: the one it was made under.
+    """Compute a cycle again from its record: the same numbers, bit for bit. policy: the one under which it was decided.
 
-    Raises ValueError for a record that holds no inputs."""
+    Raises ValueError for a record without inputs.
+    """
     if not {"window", "standings", "gpus"} <= cycle.inputs.keys():
         raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")
     inputs: Any = cycle.inputs
@@ -188,5 +189,5 @@ def replay_weights(policy: Policy, cycle: Decision) -> WeightResult:
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
-    """The values as they come back from JSON."""
+    """Return the values as JSON would return them."""
     return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}

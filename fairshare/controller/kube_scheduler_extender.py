@@ -42,13 +42,13 @@ from gputally.kubernetes.objects import Object, gpus
 
 MOST_SCORE = 10
 _FIT, _COMPANY = 8, 2
-"""Parts of the score: how well it fits, and beside which pods."""
+"""Parts of the score: how well the pod fits, and which pods run beside it."""
 _SLACK = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class QueueShare:
-    """A queue's GPUs: what it holds and what it is due."""
+    """A queue's GPUs: those it holds and those it is due."""
 
     allocated: float
     entitled: float
@@ -66,9 +66,10 @@ SharesFor = Callable[[Pod], Mapping[str, QueueShare]]
 
 @dataclass(frozen=True, slots=True)
 class ExtenderView:
-    """The cluster as the answers see it. gpus: allocatable by node. pods: by uid. queue_of: policy queue of a
-    pod, None where it has none. shares: by queue. shares_for: the same with what a pod asks for, which the cycle that
-    made the shares may not have known; None: they do not depend on who asks."""
+    """The cluster's state for the answers. gpus: allocatable by node. pods: by uid. queue_of: policy queue of a pod,
+    None if it has none. shares: by queue. shares_for: shares that include a pod's request, which the cycle may not have
+    known; None: they do not depend on the pod.
+    """
 
     gpus: Mapping[str, float]
     pods: Mapping[str, Pod]
@@ -77,7 +78,7 @@ class ExtenderView:
     shares_for: SharesFor | None = None
 
     def asked_by(self, pod: Pod) -> ExtenderView:
-        """The view for this pod's question."""
+        """Return the view for a request about this pod."""
         if not self.shares or self.shares_for is None:
             return self
         return replace(self, shares=self.shares_for(pod), shares_for=None)
@@ -95,7 +96,9 @@ def used(room: ExtenderView) -> dict[str, list[Pod]]:
 def scores(
     pod: Pod, nodes: Sequence[str], room: ExtenderView, spent: Callable[[], bool] = lambda: False
 ) -> dict[str, int]:
-    """0..10 for each of `nodes`. spent: whether the time to answer is over; the rest then gets 0."""
+    """Return a score of 0..10 for each of `nodes`. spent: returns whether the deadline has passed; the remaining nodes
+    then get 0.
+    """
     on = used(room)
     queue = room.queue_of(pod)
     mine = room.shares.get(queue) if queue is not None else None
@@ -116,7 +119,9 @@ def scores(
 
 
 def _company(borrows: bool | None, there: Sequence[Pod], room: ExtenderView) -> float:
-    """Part (0..1) of the GPUs held on a node by pods that stand to their share as this one does."""
+    """Return the part (0..1) of a node's GPUs held by pods whose queues are above or below their share like
+    this pod's.
+    """
     if borrows is None or not there:
         return 0.5
     alike = 0.0
@@ -169,16 +174,16 @@ REMEDY = (
     " [{name: nvidia.com/gpu, ignoredByScheduler: false}]}]`; with https a scheduler that has no tlsConfig.caFile asks"
     " nothing and says nothing"
 )
-"""What a scheduler has to be told for it to ask."""
+"""What to configure in the scheduler so that it calls the extender."""
 
 
 class BadRequest(ValueError):
-    """Not what a kube-scheduler sends: one clear line."""
+    """The request does not come from a kube-scheduler; a one-line message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """late: the deadline passed, and the rest of the answer is neutral."""
+    """An answer. late: the deadline has passed, and the rest of the answer is neutral."""
 
     body: Any
     late: bool = False
@@ -190,7 +195,7 @@ class Extender:
     def __init__(
         self, room: Callable[[], ExtenderView | None], clock: Clock, *, deadline_ms: int = DEADLINE_MS
     ) -> None:
-        """room: the latest view; None while there is none."""
+        """room: returns the latest view; None while there is none."""
         self._room = room
         self._clock = clock
         self._deadline_ms = deadline_ms
@@ -199,7 +204,9 @@ class Extender:
         self._asked = False
 
     def acts(self) -> Condition:
-        """`Effective` of the kube-scheduler: its configuration cannot be read, but whether it asks is heard here."""
+        """Return the condition `Effective` of the kube-scheduler: its configuration cannot be read, but this process
+        knows whether it sends requests.
+        """
         if self._asked:
             return Condition("Effective", "True", "Asked", "the scheduler asks the extender")
         text = "no scheduler has asked the extender of this replica since it started: shares act where it does"
@@ -227,7 +234,7 @@ class Extender:
         return Answer([{"Host": node, "Score": found[node]} for node in nodes], late)
 
     def preempt(self, content: bytes) -> Answer:
-        """ExtenderPreemptionArgs to ExtenderPreemptionResult: fewer nodes, never other victims."""
+        """Answer ExtenderPreemptionArgs with ExtenderPreemptionResult: fewer nodes, never other victims."""
         args = _parse(content)
         pod = _pod(args)
         self._asked = True
@@ -247,7 +254,9 @@ class Extender:
         )
 
     def _with_assumed(self, room: ExtenderView, capacity: Mapping[str, float]) -> ExtenderView:
-        """The view with what we expect to be true by now; pods that the view has bound are forgotten."""
+        """Return the view with the expected placements; pods that the view already has on a node are dropped
+        from them.
+        """
         now = self._clock.monotonic_ms()
         self._assumed = {
             uid: (pod, until)
@@ -269,7 +278,7 @@ def _parse(content: bytes) -> Mapping[str, Any]:
 
 
 def _pod(args: Mapping[str, Any]) -> Pod | None:
-    """The pod to place; None where it asks for no GPU."""
+    """Return the pod to place; None if it requests no GPU."""
     obj = args.get("Pod")
     if not isinstance(obj, dict) or not isinstance(obj.get("metadata"), dict) or "name" not in obj["metadata"]:
         raise BadRequest("Pod is missing")
@@ -287,7 +296,7 @@ def _read(obj: Object) -> Pod | None:
 
 
 def _nodes(args: Mapping[str, Any]) -> tuple[list[str], dict[str, float]]:
-    """Names, and the GPUs of those that came whole (nodeCacheCapable: false)."""
+    """Return the node names, and the GPUs of nodes sent as full objects (nodeCacheCapable: false)."""
     names, whole = args.get("NodeNames"), args.get("Nodes")
     capacity: dict[str, float] = {}
     if isinstance(whole, dict):
@@ -307,7 +316,7 @@ def _nodes(args: Mapping[str, Any]) -> tuple[list[str], dict[str, float]]:
 
 
 def _victims(args: Mapping[str, Any]) -> dict[str, tuple[list[str], int]]:
-    """Node to (uids of its victims, violated budgets), of either form of the request."""
+    """Return for each node (uids of its victims, violated budgets), from either form of the request."""
     meta, whole = args.get("NodeNameToMetaVictims"), args.get("NodeNameToVictims")
     found: dict[str, tuple[list[str], int]] = {}
     try:
@@ -325,11 +334,11 @@ def _victims(args: Mapping[str, Any]) -> dict[str, tuple[list[str], int]]:
 
 
 STALE_MS = 600_000
-"""Entitlements older than this do not show which queues are above their shares."""
+"""Age of entitlements above which they no longer show which queues are above their shares."""
 
 
 class ExtenderViews:
-    """Given every report; asked for a Room at any time, from any thread."""
+    """Keeps the view from every report; any thread may call it at any time."""
 
     def __init__(self, pods: Callable[[], Sequence[Pod]], clock: Clock) -> None:
         self._pods = pods
@@ -342,7 +351,7 @@ class ExtenderViews:
             self._held = (report, policy)
 
     def room(self) -> ExtenderView | None:
-        """None before the first report. Shares are left out while usage is held back or too old to judge by."""
+        """Return the view; None before the first report. Shares are omitted while usage is held or too old."""
         with self._lock:
             held = self._held
         if held is None:
@@ -386,8 +395,9 @@ def _with_newcomers(
     pods: Mapping[str, Pod],
     queue_of: Callable[[Pod], str | None],
 ) -> tuple[Entitlement, ...]:
-    """What queues are due once the pods count that the cycle has not seen: a queue that asked for nothing then was due
-    nothing, and its first pod would be refused what is its own until the next cycle."""
+    """Return the queues' entitlements including pods that the cycle has not seen. A queue that requested nothing was
+    due nothing, so its first pod would otherwise be refused its own share until the next cycle.
+    """
     seen = {pod.uid for gang in target.gangs for pod in gang.pods}
     asked: dict[str, float] = {}
     for pod in pods.values():

@@ -1,8 +1,8 @@
 """Reports a cycle as Events and conditions, as decisions to the accountant, and as log lines.
 
-The same thing is said once: a dry run plans the same again and again, and a field that is not ours stays so. What the
-cluster does not take is lost (weights matter more); what the accountant does not take is kept, within bounds.
-What it must not do: decide, or write into a target's objects.
+Each message is sent once, because a dry run plans the same writes again in every cycle, and a contested field stays
+contested. Messages that the cluster does not accept are lost (weights matter more); decisions that the accountant does
+not accept are kept, within bounds. The notifier neither decides nor writes a target's objects.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Event, Object
 
 _WARNINGS: dict[Result, str] = {"contested": "FieldNotOurs", "refused": "WriteRefused"}
 MOST_PENDING = 10_000
-"""Decisions kept for an accountant that does not answer; the oldest go first."""
+"""Number of decisions kept for an accountant that does not answer; the oldest are dropped first."""
 MOST_CYCLES = 60
-"""Cycles whose inputs are kept: in a large cluster each holds every queue, or every pod."""
+"""Number of cycles whose inputs are kept: in a large cluster each holds every queue or every pod."""
 
 
 class Notifier:
-    """What was said already, and what is still to be."""
+    """Records which messages were sent and which are pending."""
 
     def __init__(self, cluster: Cluster, accountant: AccountantPort, status_object: StatusObject | None) -> None:
-        """status_object: where conditions are kept; None: only in reports and events."""
+        """status_object: the ConfigMap of the conditions; None: conditions are only in reports and events."""
         self._cluster = cluster
         self._accountant = accountant
         self._status_object = status_object
@@ -49,13 +49,13 @@ class Notifier:
         self._told: tuple[status_conditions.Scoped, ...] = ()
 
     def resume(self, standing: Object) -> None:
-        """Go on from the conditions that another leader (or the last run) has left in the status object."""
+        """Continue from the conditions in the status object of another leader (or the last run)."""
         self._told = status_conditions.conditions(standing)
 
     def failures(
         self, target: str, observation: Observation, outcomes: Sequence[Outcome], now_ms: int
     ) -> Iterator[Event]:
-        """A warning on the object itself, once, where a write to it was contested or refused."""
+        """Yield a warning on each object, once, if a write to it was contested or refused."""
         for outcome in outcomes:
             held = observation.held.get(outcome.apply.queue)
             reason = _WARNINGS.get(outcome.result)
@@ -66,7 +66,7 @@ class Notifier:
                 yield Event(held.kind, held.name, held.namespace, held.uid, "Warning", reason, outcome.detail, now_ms)
 
     def changes(self, target: TargetReport, observation: Observation, now_ms: int) -> Iterator[Event]:
-        """On the object itself, why its weight changed: the sentence of the decision."""
+        """Yield an event on each object whose weight changed, with the sentence of the decision."""
         weights = {weight.queue: weight for weight in target.weights}
         for outcome in target.outcomes:
             queue = outcome.apply.queue
@@ -77,7 +77,9 @@ class Notifier:
             yield Event(held.kind, held.name, held.namespace, held.uid, "Normal", "WeightChanged", text, now_ms)
 
     def news(self, target: TargetReport) -> tuple[Outcome, ...]:
-        """Outcomes that differ from what was last recorded: a dry run plans the same again and again."""
+        """Return outcomes that differ from the last recorded ones, because a dry run plans the same writes in every
+        cycle.
+        """
         news = []
         for outcome in target.outcomes:
             key, said = (target.target, outcome.apply.queue), (outcome.apply.value, outcome.result)
@@ -87,16 +89,17 @@ class Notifier:
         return tuple(news)
 
     def turned(self, last: CycleReport | None, report: CycleReport) -> tuple[Event, ...]:
-        """An event for every condition that is another one than before."""
+        """Return an event for every condition that changed."""
         before = last.scoped_conditions() if last is not None and last.leading else self._told
         return status_conditions.changed_conditions(
             self._status_object or StatusObject(), before, report.scoped_conditions(), report.at_ms
         )
 
     def say(self, report: CycleReport, state: Mapping[str, str] | None) -> None:
-        """The status object with what is to be remembered, then the events: one that is refused keeps no other back.
+        """Write the status object with the state to keep, then the events; a refused event does not stop the others.
 
-        state None: the status object has another owner by now."""
+        state None: the status object now has another owner.
+        """
         self._unsaid = None
         if self._status_object is not None and state is not None:
             try:
@@ -112,7 +115,9 @@ class Notifier:
                 continue
 
     def deliver(self, decisions: Sequence[Decision], *, away: bool) -> None:
-        """Post what is pending; keep it for the next cycle if that fails. away: that the accountant is, is said."""
+        """Post pending decisions; after a failure they are kept for the next cycle. away: report that the accountant
+        does not answer.
+        """
         self._pending = _bounded([*self._pending, *decisions])
         self._undelivered, self._refused = None, ()
         if self._pending:
@@ -124,8 +129,9 @@ class Notifier:
             self._pending = []
 
     def _post(self, decisions: Sequence[Decision]) -> list[str]:
-        """What of it the accountant will never take, in words: halved until it stands alone, so that it keeps nothing
-        else back."""
+        """Post decisions; returns why some will never be accepted. They are halved until a refused one is alone, so
+        that it does not block the others.
+        """
         try:
             self._accountant.post_decisions(decisions)
         except AccountantRefused as error:
@@ -136,7 +142,7 @@ class Notifier:
         return []
 
     def conditions(self) -> tuple[Condition, ...]:
-        """What the cycle before could not tell; nothing where all was told."""
+        """Return conditions about undelivered decisions of the previous cycle; empty if all were delivered."""
         found = []
         if self._unsaid is not None:
             text = f"conditions, and what a restart has to remember, are not kept: {self._unsaid}"
@@ -157,14 +163,14 @@ class Notifier:
 
 
 def _bounded(decisions: Sequence[Decision]) -> list[Decision]:
-    """The newest whole cycles. A cycle's inputs stand before what was decided from them."""
+    """Return the newest complete cycles. A cycle's inputs come before its decisions."""
     cycles = [at for at, decision in enumerate(decisions) if decision.subject == EVERYTHING and decision.inputs]
     first = cycles[-MOST_CYCLES] if len(cycles) > MOST_CYCLES else 0
     return list(decisions[max(first, len(decisions) - MOST_PENDING) :])
 
 
 def configure(level: Level) -> None:
-    """For the process's entry point only."""
+    """Configure logging; only for the process's entry point."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -178,8 +184,9 @@ def configure(level: Level) -> None:
 
 
 class Reports:
-    """Reports as events: one per write, one per condition that turned, one for each cycle. What stays as it was said is
-    not said again: a dry run plans the same every minute, and a field of another owner stays so for weeks."""
+    """Logs reports: one event per write, one per changed condition, one for each cycle. Unchanged content is not logged
+    again, because a dry run plans the same writes every minute, and a contested field can stay contested for weeks.
+    """
 
     def __init__(self, log: Any) -> None:
         self._log = log

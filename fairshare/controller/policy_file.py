@@ -1,10 +1,11 @@
-"""Reads the policy file, warns about what is allowed but rarely meant, and saves changes to the file or its ConfigMap.
+"""Reads the policy file, warns about settings that are allowed but rarely intended, and saves changes to the file or
+its ConfigMap.
 
-The shape and the rules of the tree stand in `accountant.wire.policy_models.Policy`; here is what only a file and its
-reader need. `advice` is pure.
+`accountant.wire.policy_models.Policy` defines the shape and the rules of the tree; this module adds what concerns only
+a file.
 
-A change that was written meanwhile is never overwritten: a write says what it found, and is
-refused where that is gone.
+A change never overwrites a concurrent one: a write states the version that it replaces, and is refused if that version
+is gone.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _SCHEDULERS = frozenset({"kai", "kueue", "kueue-cohort", "volcano", "slurm", "po
 
 
 class PolicyFault(FairshareError):
-    """A question about a policy that cannot be answered."""
+    """A query about a policy that cannot be answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Something allowed that probably is not meant. path: where in the document."""
+    """A setting that is allowed but probably not intended. path: its place in the document."""
 
     path: tuple[Key, ...]
     message: str
@@ -47,7 +48,7 @@ class PolicyFile:
     """A policy file that may change while the controller runs."""
 
     def __init__(self, path: Path, others: OtherClusters | None = None) -> None:
-        """others: as `load`'s. Raises FileFault for a file that is faulty from the start."""
+        """others: as for `load`. Raises FileFault for a file that is faulty from the start."""
         self._file = ReloadedFile(path, lambda path: load(path, others)[0])
 
     @property
@@ -56,15 +57,17 @@ class PolicyFile:
         return self._file.current
 
     def changed(self) -> Policy | None:
-        """The policy if the file is another one than last time, or could not be read then; else None.
+        """Return the policy if the file has changed or could not be read the last time; otherwise None.
 
-        Raises FileFault, as Renewed does."""
+        Raises FileFault, as `renew` does.
+        """
         return self.policy if self._file.renew() else None
 
 
 def load(path: Path, others: OtherClusters | None = None) -> tuple[Policy, Document]:
-    """The policy and the document it was read from. others: the clusters that it may count; None: not checked.
-    Raises FileFault, a line per fault."""
+    """Return the policy and the document it was read from. others: the clusters that it may count; None: not checked.
+    Raises FileFault, one line per fault.
+    """
     document = read(path)
     policy = loaded(document)
     if others is not None:
@@ -94,7 +97,7 @@ def loaded(document: Document) -> Policy:
 
 
 def gangs(policy: Policy, texts: Sequence[str]) -> dict[str, float]:
-    """Largest gang per queue from `QUEUE=GPUS`. Raises PolicyFault."""
+    """Parse the largest gang per queue from `QUEUE=GPUS`. Raises PolicyFault."""
     names = {queue.name for queue in policy.queues}
     found: dict[str, float] = {}
     for text in texts:
@@ -108,8 +111,9 @@ def gangs(policy: Policy, texts: Sequence[str]) -> dict[str, float]:
 def advice(
     policy: Policy, capacity: float | None = None, largest: Mapping[str, float] | None = None
 ) -> tuple[Advice, ...]:
-    """Warnings, in the order of the document. capacity: GPUs of the cluster, where known. largest: the
-    largest gang of some queues; whether the law can ever admit it needs the capacity."""
+    """Return warnings in the order of the document. capacity: GPUs of the cluster, if known. largest: the largest gang
+    of some queues; checking whether the law can ever admit it needs the capacity.
+    """
     children = PolicyTree(policy).children
     found = [*_of_the_law(policy), *_of_kai(policy)]
     deserved = _deserved(children.get(None, ()))
@@ -146,7 +150,7 @@ def _of_budgets(policy: Policy) -> Iterator[Advice]:
 
 
 def _of_queue(queue: QueuePolicy, children: Sequence[QueuePolicy]) -> Iterator[tuple[tuple[Key, ...], str]]:
-    """What is wrong or doubtful in a queue, each with its place inside it."""
+    """Yield what is wrong or doubtful in a queue, with its place inside the queue."""
     below, has = _deserved(children), queue.deserved
     if has != UNLIMITED and below > has:
         yield ("deserved",), f"children of {queue.name!r} deserve {below:g} GPUs, it has {has:g} itself"
@@ -161,7 +165,7 @@ def _of_queue(queue: QueuePolicy, children: Sequence[QueuePolicy]) -> Iterator[t
 
 
 def _of_kai(policy: Policy) -> Iterator[Advice]:
-    """What goes without saying in one of KAI's two modes and not in the other: history must count once."""
+    """Yield settings that are right in only one of KAI's two modes, because history must count once."""
     kai = policy.targets.kai
     if not any(ref.startswith("kai:") for queue in policy.queues for ref in queue.refs):
         return
@@ -180,7 +184,7 @@ def _of_kai(policy: Policy) -> Iterator[Advice]:
 
 
 def show(document: Document, advices: tuple[Advice, ...]) -> list[str]:
-    """Each as `file:line: warning: …`."""
+    """Format each as `file:line: warning: …`."""
     return [f"{document.place(each.path)}: warning: {each.message}" for each in advices]
 
 
@@ -219,26 +223,28 @@ class PolicyNotWritten(FairshareError):
 
 
 class PolicyFileChanged(PolicyNotWritten):
-    """The file is no longer the one that the form was opened on."""
+    """The file has changed since the form was opened."""
 
 
 def digest(text: str) -> str:
-    """What a form remembers of the file it was opened on."""
+    """Return the digest by which a form detects a changed file."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class PolicyWriter(Protocol):
-    """One way to write it. when: until when the controller has it, for people."""
+    """A way to write the policy. when: for people, when the controller will have read it."""
 
     when: str
 
     def write(self, text: str, before: str) -> None:
-        """Replace it at once, or not at all. before: digest of what should stand there. Raises NotKept."""
+        """Replace the policy at once, or not at all. before: digest of the expected present text. Raises
+        PolicyNotWritten.
+        """
         ...
 
 
 class PolicyLocation:
-    """The file that the controller reads. keeper None: pages do not write it."""
+    """The file that the controller reads. keeper None: pages cannot write it."""
 
     def __init__(self, path: Path, keeper: PolicyWriter | None = None) -> None:
         self._path = path
@@ -255,7 +261,7 @@ class PolicyLocation:
 
     @property
     def name(self) -> str:
-        """The name by which people know it."""
+        """Return the name for people."""
         return self._path.name
 
     @property
@@ -275,7 +281,7 @@ class PolicyLocation:
 
 
 class PolicyFileWriter:
-    """The file itself, replaced atomically with the rights that it has."""
+    """Writes the file itself, atomically and with its present permissions."""
 
     when = "before its next cycle"
 
@@ -293,9 +299,11 @@ class PolicyFileWriter:
 
 
 class PolicyConfigMapWriter:
-    """The ConfigMap that the file is mounted from: a person asks for it, so the field is taken over and then written.
+    """Writes the ConfigMap from which the file is mounted. A person requests this, so the field is first taken over and
+    then written.
 
-    Both at the version that was read: a write in between makes it a conflict."""
+    Both steps name the version that was read, so a concurrent write is a conflict.
+    """
 
     when = "as soon as the kubelet has brought it, about a minute"
 
@@ -330,7 +338,7 @@ class PolicyConfigMapWriter:
 
 
 def keeper(setting: str, path: Path, cluster: Objects) -> PolicyWriter | None:
-    """The one that `pages_apply` names."""
+    """Return the writer that `pages_apply` names."""
     if setting == "file":
         return PolicyFileWriter(path)
     if setting:

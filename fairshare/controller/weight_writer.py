@@ -1,14 +1,13 @@
 """Applies planned weights, releases them, and adopts a field that another manager owns.
 
-Each stands on its own: one that is contested or refused does not hold up the others. Once the API server
-does not answer, the rest is not tried; what is over the limit of one cycle waits for the next, the largest
-changes first, or those that others build on. A lost lease ends everything at once: the new leader may be writing
-already.
+Writes are independent: one that is contested or refused does not stop the others. Once the API server does not answer,
+the remaining writes are not tried. Writes above the limit of one cycle wait for the next, the largest changes first, or
+those on which others depend. A lost lease stops all writes at once, because the new leader may already be writing.
 
-The controller never forces: a field of another owner stays contested until that owner lets go of it, or until
-`gputally fairshare adopt` hands it over. The value does not change by that; the first weight published
-afterwards notes it as the base. A GitOps tool that still has the field in its manifests takes it back at its
-next sync: `advice` says what to tell it.
+The controller never forces a write: a field of another owner stays contested until that owner releases it, or until
+`gputally fairshare adopt` transfers it. The transfer does not change the value; the first weight published afterwards
+records it as the base. A GitOps tool that still has the field in its manifests overwrites it at its next sync: `advice`
+says what to change there.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from gputally.kubernetes.objects import (
 MOST_WRITES = 500
 """Writes of one target in one cycle."""
 MOST_WRITES_AT: Mapping[str, int] = {"runai": 60}
-"""Fewer where every write is two requests to a remote service."""
+"""The limit if every write is two requests to a remote service."""
 WELL: frozenset[Result] = frozenset({"applied", "would-apply", "deferred"})
 _RESULTS: dict[type[ClusterError], Result] = {
     Conflict: "contested",
@@ -59,7 +58,7 @@ def carry_out(
     leading: Callable[[], bool] = lambda: True,
     most: int = MOST_WRITES,
 ) -> tuple[Outcome, ...]:
-    """In the order of `applies`; only which of them are deferred goes by size."""
+    """Make the writes in the order of `applies`; their size only decides which are deferred."""
     now = set(sorted(range(len(applies)), key=lambda i: (applies[i].order, -_size(applies[i]), i))[:most])
     outcomes: list[Outcome] = []
     silent = False
@@ -77,7 +76,7 @@ def carry_out(
 
 
 def _size(apply: Apply) -> float:
-    """Relative change; a first value and a text count as large."""
+    """Return the relative change; a first value or a text counts as large."""
     old, new = apply.previous, apply.value
     if not isinstance(old, int | float) or not isinstance(new, int | float) or not old:
         return float("inf")
@@ -94,7 +93,7 @@ def _one(cluster: Objects, apply: Apply, dry_run: bool) -> Outcome:
 
 
 def available(outcomes: Sequence[Outcome]) -> Condition:
-    """Whether the target takes our writes."""
+    """Return whether the target accepts writes."""
     failed = [outcome for outcome in outcomes if outcome.result not in WELL]
     if failed:
         first = failed[0].result
@@ -106,7 +105,7 @@ def available(outcomes: Sequence[Outcome]) -> Condition:
 
 
 def _advice(contested: Sequence[Apply]) -> str:
-    """How the owner of a field lets go of it."""
+    """Return how the owner of a field can release it."""
     filled_in = [each for each in contested if each.default is not None and same(each.previous, each.default)]
     if len(filled_in) < len(contested):
         return (
@@ -121,7 +120,9 @@ def _advice(contested: Sequence[Apply]) -> str:
 
 
 def with_ownership_verdict(conditions: Sequence[Condition], outcomes: Sequence[Outcome]) -> tuple[Condition, ...]:
-    """The adapter's conditions, with `Effective` turned where a field is not ours: its weight cannot act."""
+    """Return the adapter's conditions, with `Effective` set to False if another manager owns a field, because its
+    weight has no effect.
+    """
     contested = sorted({outcome.apply.name for outcome in outcomes if outcome.result == "contested"})
     if not contested:
         return tuple(conditions)
@@ -135,7 +136,7 @@ def with_ownership_verdict(conditions: Sequence[Condition], outcomes: Sequence[O
 
 
 def reasons(observation: Observation, outcomes: Sequence[Outcome]) -> Mapping[str, str]:
-    """Why a target is degraded: reason to messages."""
+    """Return why a target is degraded: reason to messages."""
     found: dict[str, list[str]] = {}
     for condition in observation.conditions:
         if condition.type in ("Effective", "Readable") and condition.status == "False":
@@ -156,11 +157,12 @@ def release_weights(
     left_behind: bool = False,
     others: Sequence[Policy] = (),
 ) -> tuple[Outcome, ...]:
-    """Give every touched object of the targets that the policy refers to its base weight back. clusters: by adapter,
-    as for the Controller. left_behind: only of those that no queue of the policy is tied to any more. others: policies
-    that publish to the same cluster, whose objects stay as they are.
+    """Restore the base weight of every changed object of the policy's targets. clusters: by adapter, as for the
+    Controller. left_behind: only objects that no queue of the policy refers to any more. others: policies that publish
+    to the same cluster, whose objects are not changed.
 
-    Raises ClusterError where a target cannot be read."""
+    Raises ClusterError if a target cannot be read.
+    """
     planned: list[tuple[Objects, Sequence[Apply]]] = []
     for adapter in adapters:
         if has_ref(policy, *adapter.prefixes):
@@ -186,8 +188,9 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """One object of which a field was, or would be, taken over. owners: managers that had it. group: of its API.
-    default: its value is the one that the schema fills in."""
+    """An object of which a field was, or would be, taken over. owners: its former managers. group: of its API. default:
+    its value is the schema's default.
+    """
 
     target: str
     queue: str
@@ -210,10 +213,11 @@ def adopt(
     clusters: Mapping[str, Objects] | None = None,
     dry_run: bool = False,
 ) -> tuple[Adoption, ...]:
-    """Every field we publish that has another owner (of `queue` alone, if given). clusters: by adapter, for a target
-    that is not in `cluster`.
+    """Take over every published field that has another owner (of `queue` only, if given). clusters: by adapter, for a
+    target that is not in `cluster`.
 
-    Raises ClusterError where a target cannot be read."""
+    Raises ClusterError if a target cannot be read.
+    """
     found: list[Adoption] = []
     for adapter in adapters:
         if has_ref(policy, *adapter.prefixes) and adapter.mode(policy) != "off" and adapter.publishes(policy):
@@ -255,7 +259,7 @@ def _take_over(adapter: Adapter, cluster: Objects, queue: str, held: TargetQueue
 
 
 def _as_it_stands(patch: Object, standing: Object) -> Object:
-    """The patch's fields with the object's own values, written as they are there (`750m` stays `750m`)."""
+    """Return the patch's fields with the object's own values, in the object's notation (`750m` stays `750m`)."""
     wanted: dict[str, Any] = copy.deepcopy(dict(patch))
     for path in leaves(patch):
         put(wanted, path, look(standing, path))
@@ -264,7 +268,7 @@ def _as_it_stands(patch: Object, standing: Object) -> Object:
 
 
 def _foreign(standing: Object, wanted: Object) -> Mapping[str, set[str]]:
-    """Managers other than us that own a field of `wanted`, with those fields."""
+    """Return other managers that own a field of `wanted`, with those fields."""
     paths = list(leaves(wanted))
     owners: dict[str, set[str]] = {}
     for entry in standing["metadata"].get("managedFields") or ():
@@ -279,7 +283,7 @@ def _foreign(standing: Object, wanted: Object) -> Mapping[str, set[str]]:
 
 
 def advice(adoption: Adoption) -> tuple[str, ...]:
-    """What to change in the tools that had the field, so that they do not take it back."""
+    """Return what to change in the tools that had the field, so that they do not overwrite it."""
     lines = []
     if adoption.default:
         lines.append(

@@ -16,8 +16,9 @@ from gputally.kubernetes.objects import Kind
 UNLIMITED: Final = -1.0
 
 Function = Literal["setResourceShare", "divideOverQuotaResource", "hierarchy"]
-"""Which part of KAI's division a case asks for: one sibling set in both phases, the over-quota phase
-alone (on top of `Claim.initial`), or a tree of sibling sets."""
+"""The part of KAI's division that a case uses: one sibling set in both phases, only the over-quota phase (on top of
+`Claim.initial`), or a tree of sibling sets.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class DivisionProblem:
-    """One division to be made: `total` units among `claims` with history factor `k`."""
+    """One division: `total` units among `claims` with history factor `k`."""
 
     name: str
     total: float
@@ -54,8 +55,9 @@ class DivisionProblem:
 
 @dataclass(frozen=True, slots=True)
 class RoundOffer:
-    """One queue in one round: n its normalised weight, U its usage, P what both make of it, `offered` its
-    part of the pool (pool * P / S), `given` what it took: its want, or the offer rounded down."""
+    """One queue in one round: n its normalised weight, U its usage, P the result of both, `offered` its part of the
+    pool (pool * P / S), `given` what it took: its remaining request, or the offer rounded down.
+    """
 
     queue: str
     n: float
@@ -81,7 +83,7 @@ class DivisionRound:
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """A unit, or what was left of one, given to the queue with the next largest fraction."""
+    """A unit, or the rest of one, given to the queue with the next largest fraction."""
 
     parent: str | None
     priority: int
@@ -92,8 +94,9 @@ class Remainder:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The outcome: fair share per queue, sorted by name; `remaining` of the total is left over (at the roots).
-    deserved: what the first phase gave. steps: filled only when an explanation was asked for."""
+    """The result: fair share per queue, sorted by name; `remaining` of the total is left over (at the roots). deserved:
+    the result of the first phase. steps: filled only if an explanation was requested.
+    """
 
     shares: Mapping[str, float]
     remaining: float
@@ -105,11 +108,12 @@ class Division:
 class Standing:
     """A queue as its scheduler shows it. GPUs: requested (contains allocated) and allocated, children included.
 
-    most: what its scheduler lets it hold at most, by quotas of its own. weight: the over-quota weight in force, None
-    where unset. changed_ms, direction: when we last changed
-    it, and whether up (1) or down (-1); None and 0 if we never did. gang: GPUs of its smallest pending
-    gang, 0 where it has none. reclaims: workloads of other queues that were stopped for its sake since the last
-    cycle, by its scheduler or by us (`fairshare.preemption.preemption_cycle`)."""
+    most: the most that its scheduler lets it hold, by quotas of its own. weight: the over-quota weight in force, None
+    if unset. changed_ms, direction: when the controller last changed it, and whether up (1) or down (-1); None and 0 if
+    never. gang: GPUs of its smallest pending gang, 0 if it has none. reclaims: workloads of other queues that were
+    stopped for it since the last cycle, by its scheduler or by the controller
+    (`fairshare.preemption.preemption_cycle`).
+    """
 
     requested: float
     allocated: float
@@ -123,16 +127,16 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What matters of a pod that asks for GPUs.
+    """A pod that requests GPUs.
 
-    gang: what groups it with others, as "kind/namespace/name"; "" for one alone. ref: the queue by which a
-    policy may refer to it (`kai:vision`), "" where it says none. bound: a node has it. held: it is bound and
-    not on its way out. ready_ms: ready since; None while it is not. preempts: it may push others out
-    (`preemptionPolicy`). keeps: it holds its GPUs for others, who share them. shares: it has a part of such a GPU,
-    beside the one that keeps it. selector: labels that its node must have
-    (None: must not have). memory_mib: GPU memory it asks for instead
-    of a part; what part that is depends on the GPU, and `gpus` is 0 until an adapter has found out. subgroup: of its
-    gang. scheduler: of those whose queues we know, "" for all others. Milliseconds are UTC."""
+    gang: what groups it with others, as "kind/namespace/name"; "" for a single pod. ref: the queue as a policy refers
+    to it (`kai:vision`), "" if it names none. bound: it has a node. held: it is bound and not being deleted. ready_ms:
+    ready since; None while it is not. preempts: it may preempt others (`preemptionPolicy`). keeps: it holds its GPUs
+    for others, who share them. shares: it has a part of such a GPU, beside the pod that keeps it. selector: labels that
+    its node must have (None: must not have). memory_mib: GPU memory it requests instead of a part; its part depends on
+    the GPU, and `gpus` is 0 until an adapter has computed it. subgroup: of its gang. scheduler: "" unless its queues
+    are known. Milliseconds are UTC.
+    """
 
     uid: str
     namespace: str
@@ -162,21 +166,21 @@ class Pod:
 
     @property
     def leaving(self) -> bool:
-        """On its way out: it still has its node and holds nothing any more."""
+        """Return whether it is being deleted: it still has its node and no longer holds anything."""
         return bool(self.node) and not self.held
 
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """One workload as its scheduler takes it: all of `minimum` or nothing, more where there is room.
+    """One workload as its scheduler treats it: all of `minimum` or nothing, more if there is room.
 
-    GPUs: requested (contains allocated), allocated, minimum (0 < minimum <= requested; the rest is elastic
-    surplus). queue: of the policy. kind, namespace, name, uid: the object to act on. created_ms: waiting
-    since. started_ms: running since; None while it waits. checkpoint_ms: work before it is safe. job: name of what
-    the object was made for, "" where it stands for itself. pool: whose quota it is admitted to (`Quota`), "" where
-    its scheduler counts in nodes alone. core: pods, by uid, that are never surplus, where it matters which pods run
-    and not only how many GPUs they have. topology: the level of a topology that all its pods have to share, "" where
-    none is required."""
+    GPUs: requested (contains allocated), allocated, minimum (0 < minimum <= requested; the rest is elastic surplus).
+    queue: of the policy. kind, namespace, name, uid: the object to act on. created_ms: waiting since. started_ms:
+    running since; None while it waits. checkpoint_ms: work before it is safe. job: name of the object's owner, "" if it
+    has none. pool: whose quota it is admitted to (`Quota`), "" if its scheduler counts only nodes. core: pods, by uid,
+    that are never surplus, if it matters which pods run and not only how many GPUs they have. topology: the topology
+    level that all its pods must share, "" if none is required.
+    """
 
     queue: str
     kind: Kind
@@ -199,21 +203,21 @@ class Gang:
 
     @property
     def waits(self) -> float:
-        """GPUs it still needs to start; 0 once it runs."""
+        """Return the GPUs it still needs to start; 0 once it runs."""
         return max(0.0, self.minimum - self.allocated)
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Every number on the way from a queue's usage to its weight.
+    """Every number between a queue's usage and its weight.
 
-    usage, capacity: of the window, in its unit; capacity is the part that is the siblings' own, or what
-    they used if that was more. u = usage / capacity. n: configured weight normalised among those who
-    compete (`competes`: it asks for more than its quota; else n is as if every sibling asked).
-    p = max(0, n + k (n - u)). proportional: p rescaled within bounds so that the competitors' weights
-    add up to their configured total. lower, upper: those bounds. previous: the weight in force.
-    stepped: after the step bound. value: published, after hold-down and deadband. law: whose p it is;
-    trace: the law's own numbers, in the order in which they arose."""
+    usage, capacity: of the window, in its unit; capacity is the siblings' part of the cluster, or what they used if
+    that was more. u = usage / capacity. n: configured weight normalised among the competing queues (`competes`: it
+    requests more than its quota; otherwise n is as if every sibling did). p = max(0, n + k (n - u)). proportional: p
+    rescaled within bounds so that the competitors' weights add up to their configured total. lower, upper: those
+    bounds. previous: the weight in force. stepped: after the step bound. value: published, after hold-down and
+    deadband. law: whose p it is; trace: the law's own numbers, in the order of computation.
+    """
 
     usage: int
     capacity: float
@@ -248,8 +252,9 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Entitlement:
-    """What a queue is due now, in GPUs: `gpus` with its history, `without_history` with k = 0, both for
-    what it asks at the moment. guaranteed: its deserved quota, -1 unlimited."""
+    """What a queue is due now, in GPUs: `gpus` with its history, `without_history` with k = 0, both for its present
+    requests. guaranteed: its deserved quota, -1 unlimited.
+    """
 
     queue: str
     parent: str | None
@@ -263,26 +268,26 @@ class Entitlement:
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """Something in the cluster that cannot be used as it stands, and why."""
+    """An object in the cluster that cannot be used in its present state, and why."""
 
     subject: str
     reason: str
 
 
 Value = float | str
-"""What a target's field takes, as we compare it: a number, or a text such as `1/2/8`."""
+"""The value of a target's field: a number, or a text such as `1/2/8`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetQueue:
-    """One queue object of a target, with what its field shows and what we noted on it (`fairshare.core.queue_objects`).
+    """One queue object of a target, with its field's value and the controller's annotations
+    (`fairshare.core.queue_objects`).
 
-    weight None: unset. published None: never touched by us; base is then meaningless. base None: the
-    operator had left the field unset. static: the scheduler keeps
-    history for this object itself, so that it gets the configured weight. field: which of the
-    object's fields this is, where there are several. path: the object's place in the target's tree. default: the value
-    that the target's schema fills in where none is given. unset: what the scheduler takes where the field is
-    unset."""
+    weight None: unset. published None: never written by the controller; base is then meaningless. base None: the
+    operator had left the field unset. static: the scheduler keeps history for this object itself, so it gets the
+    configured weight. field: which of the object's fields this is, if there are several. path: the object's place in
+    the target's tree. default: the schema's default for the value. unset: the scheduler's value for an unset field.
+    """
 
     name: str
     uid: str
@@ -317,9 +322,10 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One standing statement about the controller or a target, as Kubernetes words them.
+    """A condition of the controller or a target, in the form of Kubernetes.
 
-    remedy: what to change, with the lines to write; "" where the message says it, or nothing has to."""
+    remedy: what to change, with the lines to write; "" if the message says it, or nothing needs to change.
+    """
 
     type: str
     status: Literal["True", "False", "Unknown"]
@@ -330,9 +336,10 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Work that a target's own scheduler stopped for a queue of the policy, as far as it is still to be seen.
+    """Work that a target's own scheduler stopped for a queue of the policy, as far as it can still be seen.
 
-    id: of this one act. queue: for whose sake. victim: the workload, where several of its pods go."""
+    id: of this eviction. queue: the beneficiary. victim: the workload, if several of its pods were evicted.
+    """
 
     id: str
     queue: str
@@ -341,9 +348,10 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Part of a cluster that its scheduler divides by itself: its queues (of the policy) and its nodes.
+    """A part of a cluster that its scheduler divides separately: its queues (of the policy) and its nodes.
 
-    nodes: by name; None: all of the cluster. taken: GPUs on them that pods of other schedulers hold."""
+    nodes: by name; None: all of the cluster. taken: GPUs on them that pods of other schedulers hold.
+    """
 
     queues: tuple[str, ...]
     nodes: frozenset[str] | None = None
@@ -352,15 +360,15 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an adapter makes of a target's objects.
+    """An adapter's view of a target's objects.
 
-    held, standings: by policy queue, of those that exactly one object belongs to. issues: objects that
-    cannot be used. conditions: advice on the target's own settings. gangs: every unfinished workload of
-    those queues, in the order of (queue, namespace, name). evictions: those that took from another queue, however
-    old they are. left: objects that carry a weight of ours and that no queue of the policy is tied to any more, by
-    name. quotas: those by which the target admits work, by name; empty where it counts in nodes alone. capacity: GPUs
-    that the target can give to these queues, by its quotas; None: as many as there are. shards: parts that are divided
-    each by itself; empty: the cluster is one."""
+    held, standings: by policy queue, for queues with exactly one object. issues: objects that cannot be used.
+    conditions: about the target's own settings. gangs: every unfinished workload of those queues, in the order of
+    (queue, namespace, name). evictions: those that took from another queue, of any age. left: objects with a published
+    weight that no queue of the policy refers to any more, by name. quotas: those by which the target admits work, by
+    name; empty if it counts only nodes. capacity: GPUs that the target can give to these queues by its quotas; None: no
+    limit. shards: parts that are divided separately; empty: the cluster is one.
+    """
 
     held: Mapping[str, TargetQueue]
     standings: Mapping[str, Standing]
@@ -385,7 +393,7 @@ class FleetWindow(UsageWindow):
 
 
 def scaled(window: UsageWindow, part: float) -> UsageWindow:
-    """The same usage of a part of the GPUs."""
+    """Return the usage of a part of the GPUs."""
     changed: dict[str, object] = {"capacity": round(window.capacity * part)}
     if isinstance(window, FleetWindow):
         changed["own"] = scaled(window.own, part)
@@ -393,5 +401,5 @@ def scaled(window: UsageWindow, part: float) -> UsageWindow:
 
 
 def own_window(window: UsageWindow) -> UsageWindow:
-    """The window of the controller's own cluster, which alone speaks for its nodes and GPUs."""
+    """Return the window of the controller's own cluster, which alone describes its nodes and GPUs."""
     return window.own if isinstance(window, FleetWindow) else window

@@ -1,23 +1,23 @@
 """Reads pods as GPU demand: how many GPUs, which queue, which gang.
 
-A pod belongs to a queue by the label that the scheduler reads which places it (`gputally.base.pod_queue_labels`, the
-one rule for bills and shares), or by `gputally.dev/queue` where that has no queues. Finished pods and those that ask
-for no GPU are no demand.
+A pod belongs to a queue by the label that its scheduler reads (`gputally.base.pod_queue_labels`, the same rule for
+bills and shares), or by `gputally.dev/queue` if that scheduler has no queues. Finished pods and those that request no
+GPU are ignored.
 
-Sources: KAI `kai.scheduler/queue`, `pod-group-name`, `gpu-fraction` (kai-scheduler/KAI-Scheduler);
-Kueue `kueue.x-k8s.io/queue-name` (kubernetes-sigs/kueue); Volcano `scheduling.volcano.sh/queue-name`,
-`scheduling.k8s.io/group-name` (volcano-sh/volcano); a pod's effective request: Kubernetes, "Resource
-sharing within containers" (side-cars count with the containers, other init containers one at a time).
+Sources: KAI `kai.scheduler/queue`, `pod-group-name`, `gpu-fraction` (kai-scheduler/KAI-Scheduler); Kueue
+`kueue.x-k8s.io/queue-name` (kubernetes-sigs/kueue); Volcano `scheduling.volcano.sh/queue-name`,
+`scheduling.k8s.io/group-name` (volcano-sh/volcano); a pod's effective request: Kubernetes, "Resource sharing within
+containers" (side-cars count with the containers, other init containers one at a time).
 
-A scheduler's own objects say what starts together (PodGroup, Workload); pods say what runs. Where both are
-there, allocation is what the pods hold; a gang without pods yet asks for what its object says. Pods that no
-object groups are gangs by their controller, or one by one, in the queue that `gputally.dev/queue` names.
+A scheduler's own objects (PodGroup, Workload) define which pods start together; pods show what runs. If both exist,
+allocation is what the pods hold; a gang without pods yet requests what its object says. Pods without such an object are
+gangs by their controller, or single, in the queue that `gputally.dev/queue` names.
 
-`BoundPods` keeps pods as they were when they were bound: what their owners write later buys no protection from
-preemption. Queue, gang, share of a GPU and "not to be preempted" are labels and annotations, which the owner of a pod
-can change while it runs. They count as they were when the pod was first seen on its node. A checkpoint is never taken
-back, since work that was safe once stays safe, and "interruptible at any time" is not taken back either. Kept in
-memory: after a restart of the controller pods count as it finds them.
+`BoundPods` keeps pods as they were when they were bound, so that later changes give no protection from preemption.
+Queue, gang, share of a GPU and "not preemptible" are labels and annotations, which the owner of a pod can change while
+it runs. They count as they were when the pod was first seen on its node. A checkpoint stays recorded, since saved work
+stays saved, and so does "interruptible at any time". The state is in memory: after a restart of the controller, pods
+count as they are then.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ QUEUE_LABEL = "gputally.dev/queue"
 GANG_LABEL = "gputally.dev/gang"
 CHECKPOINT = "gputally.dev/last-checkpoint"
 PREEMPTABLE = "volcano.sh/preemptable"
-"""Volcano's own word, which counts on the pods that it places."""
+"""Volcano's annotation, which counts on the pods that it places."""
 SPOT_LABEL = "gputally.dev/spot"
 SUBGROUP_LABEL = "kai.scheduler/subgroup-name"
 LABELLED = "policy"
-"""Prefix of refs that pods carry themselves: `policy:NAME`."""
+"""Prefix of refs to labels of pods: `policy:NAME`."""
 _FINISHED = frozenset({"Succeeded", "Failed"})
 
 
 def read_pod(obj: Object) -> Pod | None:
-    """None where it asks for no GPU, or is done."""
+    """Read a pod; None if it requests no GPU, or is finished."""
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     annotations: Mapping[str, str] = metadata.get("annotations") or {}
     labels: Mapping[str, str] = metadata.get("labels") or {}
@@ -99,7 +99,9 @@ def read_pod(obj: Object) -> Pod | None:
 
 
 def request(spec: Mapping[str, Any]) -> float:
-    """GPUs a pod (or a pod template) takes on its node. Extended resources are not overcommitted: limits rule."""
+    """Return the GPUs a pod (or a pod template) takes on its node. Extended resources are not overcommitted, so limits
+    count.
+    """
     running = [_container(c) for c in spec.get("containers") or ()]
     beside, most = 0.0, 0.0
     for container in spec.get("initContainers") or ():
@@ -118,8 +120,9 @@ def _container(container: Mapping[str, Any]) -> float:
 
 
 def taken_up(pods: Iterable[Pod]) -> float:
-    """GPUs that pods of one node take up. Those that share a GPU have a place on one that a reservation pod keeps for
-    them: the two are one GPU, not two."""
+    """Return the GPUs that pods of one node take. Pods that share a GPU use one that a reservation pod keeps for them,
+    so both count as one GPU.
+    """
     whole: list[float] = []
     kept: list[float] = []
     shared: list[float] = []
@@ -129,27 +132,27 @@ def taken_up(pods: Iterable[Pod]) -> float:
 
 
 def fraction(annotations: Mapping[str, str]) -> float:
-    """GPUs a KAI pod shares by annotation; 0 where it does not."""
+    """Return the GPUs a KAI pod shares by annotation; 0 if it does not."""
     part = quantity(annotations.get("gpu-fraction"))
     return 0.0 if part is None else part * (quantity(annotations.get("gpu-fraction-num-devices")) or 1.0)
 
 
 def memory_mib(annotations: Mapping[str, str]) -> float:
-    """GPU memory, of all its GPUs, that a KAI pod asks for by annotation; 0 where it asks for none."""
+    """Return the GPU memory, of all its GPUs, that a KAI pod requests by annotation; 0 if it requests none."""
     return (quantity(annotations.get("gpu-memory")) or 0.0) * (
         quantity(annotations.get("gpu-fraction-num-devices")) or 1.0
     )
 
 
 def checkpoint(pods: Sequence[Pod], annotation: object = None) -> int | None:
-    """When a gang's work was last safe: what its own object says, else the oldest word of its pods."""
+    """Return when a gang's work was last saved: from its own object, otherwise the oldest of its pods' checkpoints."""
     own = millis(annotation)
     told = [pod.checkpoint_ms for pod in pods if pod.checkpoint_ms is not None]
     return own if own is not None else min(told) if told and len(told) == len(pods) else max(told, default=None)
 
 
 def millis(text: object) -> int | None:
-    """An RFC 3339 instant in milliseconds; None where it is none."""
+    """Parse an RFC 3339 time as milliseconds; None if it is not one."""
     try:
         at = datetime.fromisoformat(text if isinstance(text, str) else "")
     except ValueError:
@@ -169,7 +172,9 @@ def _gang(
     annotations: Mapping[str, str],
     owner: Mapping[str, Any] | None,
 ) -> str:
-    """A scheduler's group counts only on pods that it places: on any other it would be a way into foreign gangs."""
+    """Return the pod's group. A scheduler's group label counts only on pods that it places; otherwise a pod could join
+    another owner's gang.
+    """
     placed = placed_by(scheduler)
     for kind, name in (
         ("PodGroup", annotations.get("pod-group-name") if placed == "kai" else None),
@@ -183,13 +188,14 @@ def _gang(
 
 
 def named(obj: Object) -> str:
-    """How `Pod.gang` names an object."""
+    """Return an object's name as in `Pod.gang`."""
     return f"{obj['kind']}/{look(obj, ('metadata', 'namespace')) or ''}/{obj['metadata']['name']}"
 
 
 def by_gang(pods: Iterable[Pod]) -> dict[str, tuple[Pod, ...]]:
-    """Pods by what groups them, oldest first; those alone are left out. A pod on its way out neither holds nor asks:
-    a group of which nothing else is left has none."""
+    """Return pods by group, oldest first, without single pods. A pod being deleted neither holds nor requests GPUs; a
+    group with no other pods is left out.
+    """
     groups: dict[str, list[Pod]] = {}
     for pod in pods:
         if pod.gang:
@@ -200,7 +206,7 @@ def by_gang(pods: Iterable[Pod]) -> dict[str, tuple[Pod, ...]]:
 
 
 def with_pods(gang: Gang, pods: Sequence[Pod], least: int | None = None) -> Gang:
-    """The gang as its pods show it. least: pods without which it does not run; None: what the object said."""
+    """Return the gang with the data of its pods. least: pods without which it does not run; None: from the object."""
     if not pods:
         return gang
     held = fsum(pod.gpus for pod in pods if pod.held)
@@ -221,7 +227,7 @@ def with_pods(gang: Gang, pods: Sequence[Pod], least: int | None = None) -> Gang
 
 
 def labelled(policy: Policy, pods: Iterable[Pod]) -> tuple[Gang, ...]:
-    """Gangs of pods that name a queue of the policy by label, under no scheduler's queue."""
+    """Return gangs of pods that name a queue of the policy by label, under no scheduler's queue."""
     queue_of = queue_namer(policy)
     groups: dict[tuple[str, str], list[Pod]] = {}
     for pod in pods:
@@ -252,7 +258,7 @@ def labelled(policy: Policy, pods: Iterable[Pod]) -> tuple[Gang, ...]:
 
 
 def queue_namer(policy: Policy) -> Callable[[Pod], str | None]:
-    """The queue of the policy to which a pod belongs by its own word."""
+    """Return a function that gives the policy queue that a pod names."""
     owner = {ref: queue.name for queue in policy.queues for ref in queue.refs}
     names = {queue.name for queue in policy.queues}
 
@@ -268,7 +274,7 @@ def in_order(gangs: Iterable[Gang]) -> tuple[Gang, ...]:
 
 
 def amounts(policy: Policy, gangs: Iterable[Gang]) -> Mapping[str, Standing]:
-    """Requested and allocated GPUs of every queue that has a gang, descendants included."""
+    """Return requested and allocated GPUs of every queue that has a gang, descendants included."""
     requested: dict[str, float] = {}
     allocated: dict[str, float] = {}
     for gang in gangs:
@@ -280,7 +286,7 @@ def amounts(policy: Policy, gangs: Iterable[Gang]) -> Mapping[str, Standing]:
 
 
 def smallest_waiting(gangs: Iterable[Gang]) -> Mapping[str, float]:
-    """GPUs of the smallest gang that waits in each queue; queues where none waits are left out."""
+    """Return the GPUs of the smallest waiting gang of each queue; queues without one are left out."""
     least: dict[str, float] = {}
     for gang in gangs:
         if gang.waits > 0:
@@ -296,7 +302,7 @@ MOST_PODS = 200_000
 
 
 class BoundPods:
-    """What `gputally.kubernetes.list_watch.Reflector` keeps of pods. Not thread-safe: one reflector owns it."""
+    """Reduces pods for `gputally.kubernetes.list_watch.Reflector`. Not thread-safe: one reflector owns it."""
 
     def __init__(self, clock: Clock, read: Callable[[Object], Pod | None] = read_pod) -> None:
         self._clock = clock

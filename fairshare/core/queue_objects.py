@@ -1,9 +1,8 @@
 """Finds a queue's object by its references, and keeps its base weight in annotations for restore.
 
-The operator's base weight is noted with the first write and given back by `release`. Noting what we
-published last tells a change by another owner from our own. Where a target's field does not
-hold the weight itself but something made of it (a part of the cluster, GPUs), the weight is noted too:
-the next step starts from it. Pure.
+The first write records the operator's base weight, and `release` restores it. The recorded last published value
+distinguishes another owner's change from the controller's own. If a target's field holds not the weight but a value
+derived from it (a part of the cluster, GPUs), the weight is recorded too, because the next step starts from it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from gputally.kubernetes.objects import Kind, Object
 
 @dataclass(frozen=True, slots=True)
 class QueueMatch:
-    """found: by policy queue, the one object that carries its weight. strangers: objects no ref names."""
+    """found: by policy queue, the one object that carries its weight. strangers: objects that no ref names."""
 
     found: Mapping[str, Object]
     issues: tuple[Issue, ...]
@@ -29,21 +28,23 @@ class QueueMatch:
 
 
 def owners(policy: Policy, *prefixes: str) -> dict[str, QueuePolicy]:
-    """Ref (with its prefix, such as `kai:vision`) to queue, of the refs that begin with one of `prefixes`."""
+    """Return the queue of each ref (with its prefix, such as `kai:vision`) that begins with one of `prefixes`."""
     return {
         ref: queue for queue in policy.queues for ref in queue.refs if ref.startswith(tuple(f"{p}:" for p in prefixes))
     }
 
 
 def has_ref(policy: Policy, *prefixes: str) -> bool:
-    """Whether any queue has a ref that begins with one of `prefixes`."""
+    """Return whether any queue has a ref that begins with one of `prefixes`."""
     return bool(owners(policy, *prefixes))
 
 
 def match(
     objects: Iterable[Object], owner: Mapping[str, QueuePolicy], ref: Callable[[Object], str], kind: str
 ) -> QueueMatch:
-    """One object per queue, or an issue. ref: the name by which a policy refers to an object. kind: for people."""
+    """Return one object per queue, or an issue. ref: returns the name by which a policy refers to an object. kind: for
+    people.
+    """
     named: dict[str, list[Object]] = {}
     strangers = []
     for obj in objects:
@@ -70,7 +71,9 @@ def match(
 
 
 def differences(name: str, pairs: Iterable[tuple[str, object, object]]) -> list[str]:
-    """Where an object of a target says something else than the policy. pairs: what, there, in the policy."""
+    """Return where an object of a target differs from the policy. pairs: name of the setting, value there, value in the
+    policy.
+    """
     return [f"{name}: {what} {_value(there)}, policy {_value(here)}" for what, there, here in pairs if there != here]
 
 
@@ -81,8 +84,9 @@ def in_sync(
     what: str = "quota, limit, priority and parent",
     unknown: str = "",
 ) -> Condition:
-    """`InSync` of a target: whether its objects are as the policy says. They are reported, never written. stopped: what
-    is kept from getting GPUs there. what: was compared. unknown: why some of it cannot be compared."""
+    """Return the condition `InSync` of a target: whether its objects match the policy. Differences are reported, never
+    written. stopped: queues that cannot get GPUs there. what: was compared. unknown: why some of it cannot be compared.
+    """
     if differing or stopped:
         reason = "PolicyDiffers" if differing else "QueuesStopped"
         return Condition("InSync", "False", reason, say([*stopped, *differing]))
@@ -98,7 +102,7 @@ def _value(value: object) -> str:
 
 
 def say(conditions: Sequence[str], most: int = 8) -> str:
-    """Texts as one, with a count of what is left out."""
+    """Join texts, with a count of those left out."""
     shown = "; ".join(conditions[:most])
     return shown if len(conditions) <= most else f"{shown}; and {len(conditions) - most} more"
 
@@ -124,7 +128,9 @@ _WORDS = {1: "up", -1: "down", 0: "none"}
 
 @dataclass(frozen=True, slots=True)
 class WeightAnnotations:
-    """base None: the operator had left the field unset. weight None: what is published is the weight."""
+    """The controller's annotations on an object. base None: the operator had left the field unset. weight None: the
+    published value is the weight.
+    """
 
     base: Value | None
     published: Value
@@ -146,9 +152,10 @@ class WeightAnnotations:
 
 
 def read(annotations: Mapping[str, str], *, text: bool = False) -> WeightAnnotations | None:
-    """None where we never wrote, or where what stands there is not ours to understand.
+    """Read the annotations; None if the controller never wrote them, or if they cannot be understood.
 
-    text: the target's field holds text rather than a number."""
+    text: the target's field holds text instead of a number.
+    """
     base_text = annotations.get(BASE)
     published: Value | None
     base: Value | None
@@ -167,8 +174,9 @@ def read(annotations: Mapping[str, str], *, text: bool = False) -> WeightAnnotat
 
 
 def target_queue(obj: Object, kind: Kind, weight: Value | None, *, text: bool = False, **more: Any) -> TargetQueue:
-    """An object of a target with what we noted on it. weight: what its field shows; text: that is text. more: further
-    fields of the TargetQueue."""
+    """Return an object of a target with its annotations. weight: its field's value; text: that value is text. more:
+    further fields of the TargetQueue.
+    """
     metadata = obj["metadata"]
     noted = read(metadata.get("annotations") or {}, text=text)
     return TargetQueue(
@@ -188,7 +196,7 @@ def target_queue(obj: Object, kind: Kind, weight: Value | None, *, text: bool = 
 
 @dataclass(frozen=True, slots=True)
 class ReadQueues:
-    """The objects of a target as far as they can be read; held, standings, left: see `Observation`."""
+    """The readable objects of a target; held, standings, left: see `Observation`."""
 
     held: Mapping[str, TargetQueue]
     standings: Mapping[str, Standing]
@@ -197,7 +205,7 @@ class ReadQueues:
 
 
 def read_queues(found: QueueMatch, read: Callable[[str, Object], tuple[TargetQueue, Standing] | Issue]) -> ReadQueues:
-    """read: one object of a queue of the policy, "" for an object that no queue is tied to."""
+    """read: reads one object of a queue of the policy, "" for an object that no queue refers to."""
     held: dict[str, TargetQueue] = {}
     standings: dict[str, Standing] = {}
     issues = list(found.issues)
@@ -216,7 +224,7 @@ def read_queues(found: QueueMatch, read: Callable[[str, Object], tuple[TargetQue
 
 
 def instant(at_ms: int) -> str:
-    """UTC with milliseconds: 2026-10-01T00:00:00.000Z."""
+    """Format a time as UTC with milliseconds: 2026-10-01T00:00:00.000Z."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -1,8 +1,8 @@
-"""The tree of quotas by which a target admits work: what each node of it has left, and could have at most. Pure.
+"""Defines the tree of quotas by which a target admits work: what each node of it has left, and could have at most.
 
-The rules are Kueue's: a node lends what its lending limit leaves of its quota, borrows what its siblings do not use,
-up to its borrowing limit, and counts against its parent with what exceeds the part it keeps to itself.
-Flavors are added up: whether one flavor alone has room is not looked at.
+The rules are Kueue's: a node lends what its lending limit leaves of its quota, borrows what its siblings do not use, up
+to its borrowing limit, and counts against its parent with what exceeds the part it keeps to itself. Flavors are added
+up; the room of a single flavor is not checked.
 
 Source: kubernetes-sigs/kueue ff69552e79ad, pkg/cache/scheduler/resource_node.go.
 """
@@ -16,10 +16,10 @@ from fairshare.core.model import UNLIMITED, Quota
 
 
 class Quotas:
-    """Quotas and their use, which `book` changes. Not made for threads."""
+    """Quotas and their use, which `book` changes. Not thread-safe."""
 
     def __init__(self, nodes: Mapping[str, Quota]) -> None:
-        """A parent without a node of its own is a root without quota; of a cycle, no node is known."""
+        """A parent that is not among the nodes is a root without quota; the nodes of a cycle are unknown."""
         known = dict(nodes)
         for node in nodes.values():
             if node.parent:
@@ -39,24 +39,24 @@ class Quotas:
         return name in self._nodes
 
     def copy(self) -> Quotas:
-        """The same, to be changed by itself."""
+        """Return a copy that can be changed independently."""
         other = object.__new__(Quotas)
         other._nodes, other._children, other._subtree = self._nodes, self._children, self._subtree
         other._used = dict(self._used)
         return other
 
     def root(self, name: str) -> str:
-        """The root of the node's tree; its own name where it is not known."""
+        """Return the root of the node's tree; its own name if it is unknown."""
         while (node := self._nodes.get(name)) is not None and node.parent:
             name = node.parent
         return name
 
     def total(self, name: str) -> float:
-        """Quota of the node and of all below it, lent or not."""
+        """Return the quota of the node and of all nodes below it, lent or not."""
         return self._nodes[name].nominal + sum(self.total(child) for child in self._children.get(name, ()))
 
     def most(self, name: str) -> float:
-        """What the node could use if no other used anything; infinite where it is not known."""
+        """Return what the node could use if no other node used anything; infinite if it is unknown."""
         node = self._nodes.get(name)
         if node is None:
             return inf
@@ -66,7 +66,9 @@ class Quotas:
         return reach if node.borrows == UNLIMITED else min(reach, self._subtree[name] + node.borrows)
 
     def free(self, name: str) -> float:
-        """What the node can use beside what is used now; infinite where it is not known, < 0 where too much is."""
+        """Return what the node can use in addition to present use; infinite if it is unknown, < 0 if too much
+        is used.
+        """
         node = self._nodes.get(name)
         if node is None:
             return inf
@@ -79,7 +81,7 @@ class Quotas:
         return max(0.0, kept - used) + above
 
     def book(self, name: str, gpus: float) -> None:
-        """Work of the node takes GPUs, or gives them back (< 0)."""
+        """Record that work of the node takes GPUs, or releases them (< 0)."""
         while (node := self._nodes.get(name)) is not None and gpus:
             kept, before = self._kept(name), self._used[name]
             self._used[name] = before + gpus
@@ -97,13 +99,13 @@ class Quotas:
         self._subtree[name], self._used[name] = subtree, used
 
     def _kept(self, name: str) -> float:
-        """What the node lends to no other."""
+        """Return what the node does not lend."""
         lends = self._nodes[name].lends
         return 0.0 if lends == UNLIMITED else max(0.0, self._subtree[name] - lends)
 
 
 def capacity(quotas: Quotas, names: Iterable[str]) -> float | None:
-    """GPUs that the trees of these nodes hold together; None where one of them is not known."""
+    """Return the GPUs that the trees of these nodes hold together; None if one of them is unknown."""
     nodes = list(names)
     if not nodes or not all(name in quotas for name in nodes):
         return None

@@ -1,7 +1,7 @@
 """Defines every setting of the controller.
 
-Every fault names its place: `file:line`, the variable (`GPUTALLY_FAIRSHARE_` + upper case) or the
-option. What decides about weights is not here but in the policy file.
+Every fault names its place: `file:line`, the variable (`GPUTALLY_FAIRSHARE_` + upper case) or the option. Settings that
+affect weights are in the policy file instead.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ENV_PREFIX = "GPUTALLY_FAIRSHARE_"
 
 
 class SettingsFault(FairshareError):
-    """One or more faults, a line each: the place, then the reason."""
+    """Invalid settings: one or more faults, one per line, each with its place and reason."""
 
 
 class Settings(Model):
-    """The controller's settings. Paths are taken from the working directory."""
+    """The controller's settings. Paths are relative to the working directory."""
 
     policy: Path
     """The policy file; read again when it changes. A faulty one leaves the running one in force."""

@@ -1,6 +1,6 @@
 """Renders divisions, plans and outcomes as tables and as plain values.
 
-Numbers are rounded here and nowhere else.
+Only this module rounds numbers.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fairshare.preemption.target_preemption import PreemptionReport
 from fairshare.usage.stale_usage_hold import USAGE_FRESH
 
 MOST_NODES = 4
-"""Nodes with lost GPUs that are named."""
+"""Largest number of nodes with lost GPUs that are named."""
 MOST_INDENT = 12
-"""Levels of the tree that are indented: further in there would be no room for the names."""
+"""Number of indented levels of the tree; deeper levels would leave no room for the names."""
 _RESULT_STYLE = {"applied": "green", "would-apply": "cyan"}
 
 
 def number(value: Value | None, digits: int = 3) -> str:
-    """At most `digits` decimals, none that say nothing; unlimited and texts as such."""
+    """Format with at most `digits` decimals, without trailing zeros; unlimited values and texts stay unchanged."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -40,7 +40,7 @@ def number(value: Value | None, digits: int = 3) -> str:
 
 
 def division_table(case: DivisionProblem, division: Division) -> RenderableType:
-    """Shares of one case; children indented under their parents."""
+    """Render the shares of one case; children are indented under their parents."""
     k = number(case.k)
     table = _table(f"{case.name}   {number(case.total)} {case.resource}, k {k}")
     table.add_column("queue")
@@ -71,7 +71,7 @@ def division_table(case: DivisionProblem, division: Division) -> RenderableType:
 
 
 def steps_table(division: Division) -> RenderableType:
-    """Every round of the over-quota phase with its numbers, then who got the remainders."""
+    """Render every round of the over-quota phase with its numbers, then the remainders."""
     table = _table("")
     for heading in ("round", "queue"):
         table.add_column(heading)
@@ -100,7 +100,7 @@ def steps_table(division: Division) -> RenderableType:
 
 
 def lost_words(lost: Mapping[str, float]) -> str:
-    """GPUs that were left out of capacity, and where; nothing where none were."""
+    """Describe the GPUs that were left out of capacity, by node; empty if there are none."""
     if not lost:
         return ""
     nodes = [f"{node} ({number(count, 1)})" for node, count in sorted(lost.items())]
@@ -109,7 +109,7 @@ def lost_words(lost: Mapping[str, float]) -> str:
 
 
 def plan_table(target: TargetReport) -> RenderableType:
-    """Every weight of a target with what it comes from; below, what stands in the way."""
+    """Render every weight of a target with its inputs and, below, what blocks it."""
     outcomes = {outcome.apply.queue: outcome for outcome in target.outcomes}
     due = {entitlement.queue: entitlement for entitlement in target.entitlements}
     table = _table(f"{target.target}, {target.mode}, {number(target.gpus, 1)} GPUs{lost_words(target.lost)}")
@@ -149,7 +149,7 @@ def plan_table(target: TargetReport) -> RenderableType:
 
 
 def report_view(report: CycleReport) -> RenderableType:
-    """A whole cycle: usage, plans, conditions that are not as they should be."""
+    """Render a whole cycle: usage, plans, and conditions that need action."""
     parts: list[RenderableType] = []
     window = report.window
     if window is not None:
@@ -205,7 +205,7 @@ def adoptions_table(adoptions: Sequence[Adoption]) -> RenderableType:
 
 
 def division_json(case: DivisionProblem, division: Division, *, explain: bool) -> dict[str, Any]:
-    """`{name, shares, remaining}`, and with explain the rounds and remainders."""
+    """Return `{name, shares, remaining}`, and with explain the rounds and remainders."""
     answer: dict[str, Any] = {"name": case.name, "shares": dict(division.shares), "remaining": division.remaining}
     if explain:
         answer["deserved"] = dict(division.deserved)
@@ -242,12 +242,12 @@ def division_json(case: DivisionProblem, division: Division, *, explain: bool) -
 
 
 def indented(depth: int, name: str) -> str:
-    """A queue's name as it stands in a tree."""
+    """Return a queue's name with its indentation in the tree."""
     return "  " * min(depth, MOST_INDENT) + name
 
 
 def _in_tree(parents: Mapping[str, str | None]) -> Iterator[tuple[int, str]]:
-    """(depth, name), children after their parents, siblings by name."""
+    """Yield (depth, name), children after their parents, siblings by name."""
     children: dict[str | None, list[str]] = {}
     for name in sorted(parents, reverse=True):
         children.setdefault(parents[name], []).append(name)
@@ -263,7 +263,7 @@ def _table(title: str) -> Table:
 
 
 def plan_document(report: CycleReport) -> dict[str, Any]:
-    """A whole cycle."""
+    """Return a whole cycle."""
     return {
         "schema": 1,
         "at_ms": report.at_ms,
@@ -286,7 +286,7 @@ def plan_document(report: CycleReport) -> dict[str, Any]:
 
 
 def plan_records(report: CycleReport) -> Iterator[dict[str, Any]]:
-    """One weight a line."""
+    """Yield one record per weight."""
     for target in report.targets:
         for each in _weights(target):
             yield {"target": target.target, "mode": target.mode, **each}
@@ -313,7 +313,7 @@ def _weights(target: TargetReport) -> Iterator[dict[str, Any]]:
 
 
 def outcome(each: Outcome) -> dict[str, Any]:
-    """One write, without its patch."""
+    """Return one write, without its patch."""
     apply = each.apply
     return {
         "target": apply.target, "queue": apply.queue, "object": apply.name, "previous": apply.previous,
@@ -322,7 +322,7 @@ def outcome(each: Outcome) -> dict[str, Any]:
 
 
 def adoption(each: Adoption) -> dict[str, Any]:
-    """One field that was taken over."""
+    """Return one field that was taken over."""
     return {
         "target": each.target, "queue": each.queue, "kind": each.kind, "object": each.name, "field": each.field,
         "owners": list(each.owners), "result": each.result, "detail": each.detail,
@@ -330,14 +330,14 @@ def adoption(each: Adoption) -> dict[str, Any]:
 
 
 def shares(divided: Sequence[tuple[DivisionProblem, Division]]) -> Iterator[dict[str, Any]]:
-    """One queue of a case a line."""
+    """Yield one record per queue of a case."""
     for case, division in divided:
         for name, share in division.shares.items():
             yield {"case": case.name, "queue": name, "share": share}
 
 
 def preemption(report: PreemptionReport) -> list[dict[str, Any]]:
-    """One verdict each, with who gives way and who stays."""
+    """Return one record per verdict, with victims and spared workloads."""
     return [
         {
             "claimant": verdict.claimant,
@@ -352,7 +352,7 @@ def preemption(report: PreemptionReport) -> list[dict[str, Any]]:
 
 
 def stops(report: PreemptionReport) -> Iterator[dict[str, Any]]:
-    """One workload that gives way a line."""
+    """Yield one record per victim."""
     for stop in report.stops:
         gang = stop.victim.gang
         yield {

@@ -1,10 +1,9 @@
-"""Explains from a cycle's numbers why a queue has what it has and why a pod waits.
+"""Explains from a cycle's numbers why a queue has its share and why a pod waits.
 
-Nothing is computed anew here but differences: entitlement, usage, weights and traces are those of the cycle
-(`fairshare.controller.cycle_report`), the reach of the law is the advisor's, the words are those of
-`fairshare.explain.queue_explanation`.
+It computes only differences: entitlement, usage, weights and traces come from the cycle
+(`fairshare.controller.cycle_report`), the reach of the law from the advisor.
 
-A sentence says what the scheduler may do, never that it will: when a pod starts is the scheduler's to decide.
+A sentence says what the scheduler may do, never that it will, because the scheduler decides when a pod starts.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class QueueLevel:
-    """One queue on the way from the root to the one in question. GPUs. left: what it is due and does not
-    hold; negative where it holds more. weight None: the target has no object for it."""
+    """One queue on the path from the root to the explained one, in GPUs. left: what it is due and does not hold;
+    negative if it holds more. weight None: the target has no object for it.
+    """
 
     queue: QueuePolicy
     entitlement: Entitlement
@@ -42,7 +42,7 @@ class QueueLevel:
 
 
 def standing(level: QueueLevel) -> str:
-    """Share left, in words."""
+    """Describe the share that is left."""
     e = level.entitlement
     head = f"due {e.gpus:g} GPUs now, holds {e.allocated:g}, asks for {e.requested:g}"
     if level.left > _ROUNDING:
@@ -57,8 +57,9 @@ def standing(level: QueueLevel) -> str:
 def verdict(
     policy: Policy, levels: Sequence[QueueLevel], gpus: float, free: float, need: float, whole: float
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Why `need` more GPUs are not there, and what would have to change. The narrowest queue of the path speaks.
-    whole: what the gang needs in all, with what it holds already."""
+    """Return why `need` more GPUs are not available, and what would have to change. The most restrictive queue of the
+    path decides. whole: what the gang needs in total, with what it already holds.
+    """
     if whole > gpus:
         return (f"it needs {whole:g} GPUs; there are {gpus:g} in all: it can never start",), ()
     for level in levels:
@@ -150,7 +151,7 @@ def budget_words(budgets: Sequence[BudgetState]) -> Iterator[str]:
 
 
 def _until(budget: BudgetState) -> str:
-    """How long it lasts, where that ends within the month."""
+    """Describe how long the budget lasts, if it ends within the month."""
     if budget.exhausted_ms is None:
         return ""
     bounds = [
@@ -161,7 +162,7 @@ def _until(budget: BudgetState) -> str:
 
 
 def holes(pod: Pod, pods: Sequence[Pod], by_node: Mapping[str, float]) -> Iterator[str]:
-    """Where the sum would do and no node does."""
+    """Yield notes if the free GPUs suffice in total and no single node has enough."""
     if not by_node:
         return
     taken: dict[str, float] = {}
@@ -177,7 +178,7 @@ def holes(pod: Pod, pods: Sequence[Pod], by_node: Mapping[str, float]) -> Iterat
 
 
 def span(ms: int) -> str:
-    """2 d 3 h, 3 h 20 min, 20 min, under a minute."""
+    """Format a duration: 2 d 3 h, 3 h 20 min, 20 min, under a minute."""
     minutes = max(0, ms) // MS_PER_MINUTE
     days, hours, rest = minutes // 1440, minutes // 60 % 24, minutes % 60
     if days:
@@ -188,12 +189,12 @@ def span(ms: int) -> str:
 
 
 MOST_PAST = 5
-"""Past decisions that are told."""
+"""Number of past decisions shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedWeight:
-    """What became of the weight: in force at the target now, wanted, the mode, and all that stands in the way."""
+    """The published weight: in force at the target now, wanted, the mode, and everything that blocks it."""
 
     mode: str
     now: float | None
@@ -203,8 +204,9 @@ class PublishedWeight:
 
 @dataclass(frozen=True, slots=True)
 class QueueAccount:
-    """A queue at one target. levels: root first, the queue itself last. gangs: what waits in it and below it,
-    oldest first. lost: GPUs by node that are not among `gpus`. past: earlier decisions about it, newest first."""
+    """A queue at one target. levels: root first, the queue itself last. gangs: waiting gangs in it and below it, oldest
+    first. lost: GPUs by node that are not among `gpus`. past: earlier decisions about it, newest first.
+    """
 
     target: str
     gpus: float
@@ -225,8 +227,9 @@ class QueueAccount:
 
 @dataclass(frozen=True, slots=True)
 class PodAccount:
-    """A pod. pod None: it is gone, and only decisions speak of it. queue: the account of its queue, where the
-    policy has one."""
+    """A pod. pod None: it is gone, and only decisions mention it. queue: the account of its queue, if the policy has
+    one.
+    """
 
     name: str
     pod: Pod | None
@@ -246,8 +249,9 @@ def explain_queue(
     budgets: Sequence[BudgetState] = (),
     past: Sequence[Decision] = (),
 ) -> tuple[QueueAccount, ...]:
-    """One account per target that was weighed. modes: of every target as the policy has it. Raises KeyError for
-    a queue that the policy does not have."""
+    """Return one account per target with computed weights. modes: of every target, from the policy. Raises KeyError for
+    a queue that the policy does not have.
+    """
     path = PolicyTree(policy).path(name)
     return tuple(
         _at(target, policy, report, path, modes, budgets, past) for target in report.targets if target.entitlements
@@ -255,7 +259,7 @@ def explain_queue(
 
 
 def find_pods(pods: Iterable[Pod], name: str) -> tuple[Pod, ...]:
-    """Pods called `name` or `namespace/name`."""
+    """Return the pods with the name `name` or `namespace/name`."""
     return tuple(pod for pod in pods if name in (pod.name, f"{pod.namespace}/{pod.name}", pod.uid))
 
 
@@ -269,7 +273,7 @@ def explain_pod(
     budgets: Sequence[BudgetState] = (),
     past: Sequence[Decision] = (),
 ) -> PodAccount:
-    """pods: all pods, to know what is free on each node. past: decisions, newest first."""
+    """pods: all pods, to find free GPUs on each node. past: decisions, newest first."""
     name = f"{pod.namespace}/{pod.name}"
     told = tuple(d for d in past if d.kind == "preemption" and speaks_of(d, _names(pod)))[:MOST_PAST]
     found = [(target, gang) for target in report.targets for gang in target.gangs if _belongs(pod, gang)]
@@ -315,7 +319,7 @@ def explain_pod(
 
 
 def speaks_of(decision: Decision, names: frozenset[str]) -> bool:
-    """Whether a decision is about, or mentions in its inputs, one of these names."""
+    """Return whether a decision is about, or mentions in its inputs, one of these names."""
     return decision.subject in names or any(text in names for text in _strings(decision.inputs))
 
 

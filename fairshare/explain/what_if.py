@@ -1,10 +1,10 @@
 """Replays past jobs under another policy and compares what each queue would have had.
 
-For the command `what-if` and for the preview of the pages.
+The command `what-if` and the preview of the pages use it.
 
-The replay has one level: nested queues act as leaves, each with its part of its parents' weight. That is what their
-weights come to while all queues ask. A limit holds for each leaf under it; quotas are the leaves' own, priorities
-between queues are left out.
+The replay has one level: nested queues act as leaves, each with its part of its parents' weight, which is the effect of
+their weights while all queues request GPUs. A limit applies to each leaf below it separately; quotas are the leaves'
+own, and priorities between queues are ignored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ReplayedQueue:
 
 
 def flat(policy: Policy) -> Policy:
-    """The policy with its leaves as only queues."""
+    """Return the policy with only its leaf queues."""
     tree = PolicyTree(policy)
 
     def part(queue: QueuePolicy) -> float:
@@ -66,7 +66,9 @@ def flat(policy: Policy) -> Policy:
 
 
 def bounded_together(policy: Policy) -> list[str]:
-    """Queues with several leaves below them whose quota or limit one level cannot tell, in the order of the policy."""
+    """Return queues with several leaves below them whose quota or limit one level cannot represent, in the order of the
+    policy.
+    """
     tree = PolicyTree(policy)
     return [q.name for q in policy.queues if len(tree.leaves(q.name)) > 1 and (q.limit > 0 or q.deserved != 0)]
 
@@ -87,7 +89,7 @@ def replay_under(
 
 
 def replayed_queue(record: Record, from_s: int) -> tuple[ReplayedQueue, ...]:
-    """The replayed queues in the order of the workload."""
+    """Return the replayed queues in the order of the workload."""
     work = record.workload
     first = record.used[-(-from_s // CONTROL_S)]
     found = []
@@ -107,7 +109,7 @@ def replayed_queue(record: Record, from_s: int) -> tuple[ReplayedQueue, ...]:
 
 
 def daily(record: Record, from_s: int) -> list[tuple[float, list[float]]]:
-    """(day since `from_s`, mean GPUs held by every queue in the day that ends there)."""
+    """Return (day since `from_s`, mean GPUs held by every queue in the day that ends there)."""
     return [
         (
             (at - from_s) / 86_400,
@@ -121,7 +123,7 @@ def daily(record: Record, from_s: int) -> list[tuple[float, list[float]]]:
 
 
 def daily_of(gpu_us: Sequence[Sequence[int]]) -> list[tuple[float, list[float]]]:
-    """The same from the books: gpu_us[hour][queue], from the first hour shown on."""
+    """Return the same from the books: gpu_us[hour][queue], from the first shown hour on."""
     days = []
     for at in range(24, len(gpu_us) + 1, 24):
         hours = gpu_us[at - 24 : at]
@@ -130,7 +132,7 @@ def daily_of(gpu_us: Sequence[Sequence[int]]) -> list[tuple[float, list[float]]]
 
 
 WARM_UP_S = 7 * 86_400
-"""Most that is replayed before the span that is shown, so that it begins with full queues and a history."""
+"""Longest replay before the shown span, so that the span begins with full queues and a history."""
 Days = list[tuple[float, list[float]]]
 
 
@@ -140,8 +142,9 @@ class WhatIfError(FairshareError):
 
 @dataclass(frozen=True, slots=True)
 class ReplayHistory:
-    """What is replayed. from_s: where the span that is shown begins. had: GPU-hours by queue in it, and days:
-    mean GPUs day by day, as the books have them; None of a trace."""
+    """The data of a replay. from_s: where the shown span begins. had: GPU-hours by queue in it, and days: mean GPUs day
+    by day, from the books; None for a trace.
+    """
 
     workload: Workload
     gpus: int
@@ -153,8 +156,9 @@ class ReplayHistory:
 
 
 def of_books(client: AccountantApi, policy: Policy, span_s: int, given: int | None, now_ms: int) -> ReplayHistory:
-    """The last `span_s` seconds of whole hours, and what is replayed before them. given: GPUs, instead of those
-    in the books. Raises WhatIfError, AccountantUnavailable."""
+    """Load the last `span_s` seconds of whole hours, and the time replayed before them. given: GPUs, instead of those
+    in the books. Raises WhatIfError, AccountantUnavailable.
+    """
     end_ms = now_ms // MS_PER_HOUR * MS_PER_HOUR
     hours = max(1, span_s // HOUR_S)
     warm = min(WARM_UP_S, policy.window.size) // HOUR_S
@@ -201,7 +205,7 @@ def of_books(client: AccountantApi, policy: Policy, span_s: int, given: int | No
 
 
 def of_trace(path: Path, policy: Policy, gpus: int) -> ReplayHistory:
-    """A job trace in whole days. Raises WhatIfError, TraceError."""
+    """Load a job trace in whole days. Raises WhatIfError, TraceError."""
     leaves = [queue.name for queue in flat(policy).queues]
     workload = columns(job_traces.load(path, 0), leaves)
     if not workload.submit_s:
@@ -215,7 +219,7 @@ def of_trace(path: Path, policy: Policy, gpus: int) -> ReplayHistory:
 
 @dataclass(frozen=True, slots=True)
 class ComparedQueue:
-    """One queue: GPU-hours as they were, and under the replay of both policies."""
+    """One queue: recorded GPU-hours, and those of the replay under both policies."""
 
     queue: str
     had: float | None
@@ -224,12 +228,12 @@ class ComparedQueue:
 
 
 def leaves(policy: Policy) -> list[str]:
-    """Queues that hold GPUs themselves, in the order of the policy."""
+    """Return the queues that hold GPUs themselves, in the order of the policy."""
     return [queue.name for queue in flat(policy).queues]
 
 
 def assumptions(past: ReplayHistory, now: Policy, then: Policy) -> tuple[str, ...]:
-    """What the reader has to know about the comparison."""
+    """Return the assumptions behind the comparison."""
     told = list(past.told)
     together = dict.fromkeys((*bounded_together(now), *bounded_together(then)))
     if together:
@@ -244,12 +248,12 @@ def assumptions(past: ReplayHistory, now: Policy, then: Policy) -> tuple[str, ..
 
 
 def replayed(policy: Policy, past: ReplayHistory, progress: Callable[[float], None] | None = None) -> Record:
-    """The past under `policy`. progress: hears of the part that is done, 0..1."""
+    """Replay the past under `policy`. progress: called with the finished part, 0..1."""
     return replay_under(policy, _sorted_into(past.workload, leaves(policy)), past.gpus, past.end_s, progress)
 
 
 def _sorted_into(workload: Workload, leaves: Sequence[str]) -> Workload:
-    """The same jobs with `leaves` as queues; those of others are left out."""
+    """Return the jobs with `leaves` as queues; jobs of other queues are left out."""
     index = {name: i for i, name in enumerate(leaves)}
     kept = [i for i, q in enumerate(workload.queue) if workload.queues[q] in index]
     return Workload(
@@ -260,7 +264,7 @@ def _sorted_into(workload: Workload, leaves: Sequence[str]) -> Workload:
 
 
 def rows(names: Sequence[str], past: ReplayHistory, before: Record, after: Record) -> list[ComparedQueue]:
-    """One row for each of the queues `names`, the leaves of the policy that `after` was replayed under."""
+    """Return one row for each of the queues `names`, the leaves of the policy of the second replay."""
     now = {each.queue: each for each in replayed_queue(before, past.from_s)}
     nothing = ReplayedQueue("", 0.0, 0, 0.0, 0.0, 0)
     return [

@@ -1,1 +1,1 @@
-"""Computes queue weights from usage history. Pure."""
+"""Computes queue weights from usage history."""

@@ -46,13 +46,14 @@ from fairshare.laws.feedback_laws import LawQueues, LawResult, Memory
 from fairshare.laws.gang_turns import gang_lumps, turn_now, under_way
 
 Row = tuple[float, float, float, float, float | None]
-"""State of a queue: x, evictions, used, integral of what it lacked, and when it was looked at."""
+"""State of a queue: x, evictions, usage, integral of the missing GPUs, and time of the last update."""
 _NOTHING: Mapping[str, float] = {}
 
 
 class DeficitState(Mapping[str, Mapping[str, float]]):
-    """names: in their order. rows: of each. logs: of each, the log of its multiplier. It knows of no turn: who has one
-    remembers that beside it."""
+    """names: in their order. rows: one for each. logs: of each, the log of its multiplier. The turn is stored
+    separately.
+    """
 
     __slots__ = ("_places", "logs", "names", "rows")
 
@@ -62,7 +63,7 @@ class DeficitState(Mapping[str, Mapping[str, float]]):
 
     @classmethod
     def of(cls, memory: Memory, siblings: LawQueues) -> DeficitState:
-        """The state of these siblings; a new one has none."""
+        """Return the state of these siblings; a new one has an empty state."""
         columns = siblings.columns
         if isinstance(memory, cls) and memory.names == columns.names:
             return memory
@@ -94,12 +95,12 @@ class DeficitState(Mapping[str, Mapping[str, float]]):
 
 
 _MOST = log(8.0)
-"""Pressure is bounded to a factor of 8 either way; the policy's multipliers usually bind before."""
+"""Pressure is limited to a factor of 8 in both directions; the policy's multipliers are usually narrower."""
 _PRICE_MEMORY_H = 336.0
 _SIZE = 0.3
-"""Power of a queue's size by which its bounds grow; found on a trace (docs/evaluation.md)."""
+"""Exponent of a queue's size in its bounds; chosen on a trace (docs/evaluation.md)."""
 _LEAST_TARGET = 1e-3
-"""Smallest part of the pool that is a target: a smaller one is no measure for an error."""
+"""Smallest part of the pool that counts as a target, because errors are divided by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ class Deficit:
 
 
 def _moved(logs: Sequence[float], pressures: Sequence[float], common: float, zones: Sequence[float]) -> list[float]:
-    """The logs of the multipliers, each to the edge of its quiet zone and no further."""
+    """Return the logs of the multipliers, each moved only to the edge of its quiet zone."""
     moved = []
     for y, v, zone in zip(logs, pressures, zones, strict=True):
         aim = _clip(v - common, _MOST)
@@ -199,8 +200,9 @@ def _moved(logs: Sequence[float], pressures: Sequence[float], common: float, zon
 def _sized(
     targets: tuple[float, ...], pool: float, rate: float, quiet: float
 ) -> tuple[list[tuple[float, float]], list[float]]:
-    """What depends on targets, pool and settings alone, which are the same for weeks. Per queue: by how many GPUs it is
-    moved at most and against how many an error of it is measured; and how far off its log-weight is left in peace."""
+    """Return values that depend only on targets, pool and settings, which stay the same for weeks. For each queue: the
+    largest catch-up in GPUs and the GPUs against which its error is measured; and the width of its quiet zone.
+    """
     mean = max(fsum(targets) / max(len(targets), 1), _LEAST_TARGET)
     usual = pool * sqrt(mean)
     bounds, zones = [], []
@@ -213,8 +215,9 @@ def _sized(
 
 
 def ledger(siblings: LawQueues, horizon_h: float) -> dict[str, float]:
-    """GPU-hours every queue is owed: its part of what all used, by target, against what it used and could
-    use in the next `horizon_h` hours, less what it used. Negative: it had more than its part."""
+    """Return the GPU-hours every queue is owed: its part by target of all usage, limited by what it used and could use
+    in the next `horizon_h` hours, less what it used. Negative: it had more than its part.
+    """
     siblings = siblings.by_name()
     names, _, targets, usage, asked, held, *_ = siblings.columns
     owed = _owed(usage, asked, held, targets, siblings, horizon_h)
@@ -246,7 +249,7 @@ def _traces(
     costs: Sequence[tuple[float, float]],
     common: float,
 ) -> dict[str, dict[str, float]]:
-    """The numbers on the way, by queue. costs: catch-up rate and price."""
+    """Return the intermediate numbers by queue. costs: catch-up rate and price."""
     columns = siblings.columns
     rows = zip(columns.names, columns.allocated, fair, owed, kept, pressures, costs, strict=True)
     return {
@@ -266,7 +269,7 @@ def _clip(value: float, most: float) -> float:
 
 
 def _common(weights: Sequence[float], pressures: Sequence[float]) -> float:
-    """Log of what these pressures would do to the sum of the weights."""
+    """Return the log of the change that these pressures would make to the sum of the weights."""
     whole = fsum(weights)
     if whole <= 0:
         return 0.0
@@ -274,7 +277,7 @@ def _common(weights: Sequence[float], pressures: Sequence[float]) -> float:
 
 
 def _elapsed_h(then_ms: float | None, now_ms: int) -> float:
-    """Hours since a queue was last looked at; at most one, so that an outage is no step."""
+    """Return the hours since a queue's last update, at most one, so that an outage makes no large step."""
     return min(1.0, max(0.0, now_ms - then_ms) / 3_600_000) if then_ms is not None else 0.0
 
 

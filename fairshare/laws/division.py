@@ -39,26 +39,26 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
 _NARROW = 128
-"""Fewer values are added up one by one."""
+"""Number of values below which they are added one by one."""
 _SAFE = 2.0**900
 _WHOLE = 2.0**53
-"""Whole numbers that add up to less do so without rounding."""
+"""Whole numbers whose sum is below this are added without rounding."""
 _MOST_SLICES = 4
 _MANTISSA = 53
 
 
 def _column(values: Sequence[float]) -> Floats:
-    """Read-only. Packing is several times as quick as what numpy makes of a list."""
+    """Return a read-only column. Packing is several times faster than numpy's conversion of a list."""
     return np.frombuffer(pack(f"{len(values)}d", *values)) if values else np.zeros(0)
 
 
 def _sum(values: Floats, *, whole: bool = False) -> float:
-    """The sum of values >= 0: exact, and so independent of the order, as `math.fsum` rounds it. whole: they are known
+    """Return the sum of values >= 0, rounded exactly as `math.fsum`, so independent of the order. whole: they are known
     to be whole numbers.
 
-    Whole numbers add up exactly as they are. Other wide columns are cut, from the top, into slices of bits so narrow
-    that a plain sum of a slice is exact (Rump, Ogita, Oishi 2008, "Accurate floating-point summation"); few such sums
-    are left to `fsum`."""
+    Whole numbers add up exactly. Other long columns are cut, from the top, into slices of bits so narrow that a plain
+    sum of a slice is exact (Rump, Ogita, Oishi 2008, "Accurate floating-point summation"); `fsum` adds these few sums.
+    """
     if len(values) < _NARROW:
         return fsum(values.tolist())
     plain = float(np.add.reduce(values))
@@ -86,14 +86,15 @@ def _all_whole(values: Floats) -> bool:
 
 
 def _sum_in_order(values: Floats) -> float:
-    """Adds the values one after the other and rounds at every step, as KAI does.
+    """Add the values one after the other and round at every step, as KAI does.
 
-    Python's `sum` carries the rounding errors along from version 3.12 on, and numpy's adds in pairs."""
+    Python's `sum` carries rounding errors along from version 3.12 on, and numpy's adds in pairs.
+    """
     return float(np.add.accumulate(values)[-1]) if len(values) else 0.0
 
 
 def history(weights: Floats, usage: Floats, k: float, total: float) -> Floats:
-    """P = max(0, n + k (n - U)) per queue. total: the sum of the weights."""
+    """Return P = max(0, n + k (n - U)) per queue. total: the sum of the weights."""
     if total == 0:
         return np.zeros(len(weights))
     n = weights / total
@@ -106,13 +107,15 @@ def history(weights: Floats, usage: Floats, k: float, total: float) -> Floats:
 
 
 def _levels(priorities: Ints) -> list[tuple[int, int, int]]:
-    """(priority, start, end) of every run of equals."""
+    """Return (priority, start, end) of every run of equal priorities."""
     bounds = [0, *(np.diff(priorities).nonzero()[0] + 1).tolist(), len(priorities)]
     return [(int(priorities[start]), start, end) for start, end in pairwise(bounds)]
 
 
 class Siblings:
-    """One sibling set being served, by falling priority, then age, then name: a priority is a slice of each column."""
+    """One sibling set during a division, by falling priority, then age, then name, so that a priority is a slice of
+    each column.
+    """
 
     def __init__(
         self, claims: list[Claim], parent: str | None, steps: Steps | None, *, kai_compat: bool = False
@@ -142,7 +145,7 @@ class Siblings:
         self.share: Floats = np.zeros(size)
 
     def shares(self) -> dict[str, float]:
-        """The shares by name."""
+        """Return the shares by name."""
         share = self.share
         if self._order is not None:
             share = np.empty_like(share)
@@ -150,20 +153,21 @@ class Siblings:
         return dict(zip(self._by_name, share.tolist(), strict=True))
 
     def begin_with(self, held: Sequence[float]) -> None:
-        """Shares before the second phase, by name."""
+        """Set the shares before the second phase, by name."""
         share = np.array(held, float)
         self.share = share if self._order is None else share.take(self._order)
 
     def give_deserved(self, total: float) -> float:
-        """Phase one, regardless of priority, usage and total; returns what it leaves, perhaps < 0."""
+        """Run phase one, regardless of priority, usage and total; returns the rest, which may be < 0."""
         quota = np.where(self.deserved == UNLIMITED, total, self.deserved)
         self.share = np.minimum(quota, self.cap)
         return self._less(total, self.share)
 
     def divide_over_quota(self, pool: float, k: float) -> float:
-        """Phase two: rounds of every priority, high to low, each with its fractions; returns the rest.
+        """Run phase two: the rounds of every priority, high to low, each with its fractions; returns the rest.
 
-        As KAI does it, the fractions of all priorities come after the rounds of all."""
+        As KAI does it, the fractions of all priorities come after all rounds.
+        """
         owed: list[tuple[int, Ints, Floats]] = []
         for level, start, end in self._levels:
             if not pool > 0:
@@ -178,11 +182,11 @@ class Siblings:
         return pool
 
     def _sum(self, values: Floats, *, whole: bool = False) -> float:
-        """Sums exactly, or as KAI adds up. whole: the values are known to be whole numbers."""
+        """Return the sum, exactly or in KAI's way. whole: the values are known to be whole numbers."""
         return _sum_in_order(values) if self.kai_compat else _sum(values, whole=whole)
 
     def _less(self, total: float, parts: Floats, *, whole: bool = False) -> float:
-        """Subtracts the parts from the total, exactly or as KAI does."""
+        """Subtract the parts from the total, exactly or in KAI's way."""
         if not self.kai_compat:
             return total - _sum(parts, whole=whole)
         for part in parts.tolist():
@@ -190,17 +194,18 @@ class Siblings:
         return total
 
     def _weightless(self, wanting: Ints, k: float) -> Floats:
-        """The P > 0 of queues with weight 0: KAI counts them in the sum and gives these queues nothing."""
+        """Return the P > 0 of queues with weight 0: KAI counts them in the sum and gives these queues nothing."""
         if k == 0 or not self.kai_compat:
             return np.zeros(0)
         p = self.usage[wanting[~(self.weight[wanting] > 0)]] * -k
         return p[p > 0]
 
     def _rounds(self, pool: float, k: float, level: int, start: int, end: int) -> tuple[float, Ints, Floats]:
-        """Hand out whole units until a round leaves no surplus.
+        """Give out whole units until a round leaves no surplus.
 
-        Returns the rest of the pool, and who is owed which fraction. The columns run in parallel over the
-        queues that are still unsatisfied."""
+        Returns the rest of the pool, and the fraction each queue is owed. The columns contain the queues that are still
+        unsatisfied.
+        """
         wanting = (self.share[start:end] < self.cap[start:end]).nonzero()[0] + start
         weighty = self.weight[wanting] > 0
         index = wanting[weighty]
@@ -251,7 +256,7 @@ class Siblings:
         return pool, index, fraction
 
     def _remainders(self, pool: float, level: int, index: Ints, fraction: Floats) -> float:
-        """One unit each, or what is left of one, by largest fraction; ties to the older, then by name."""
+        """Give out one unit each, or the rest of one, by largest fraction; ties go to the older queue, then by name."""
         if not len(index):
             return pool
         order = np.argsort(-fraction, kind="stable")
@@ -267,8 +272,9 @@ class Siblings:
         return pool - _sum(give)
 
     def _kai_remainders(self, pool: float, level: int, index: Ints, fraction: Floats) -> float:
-        """Divides the remainders as KAI does: a unit may exceed the limit of a queue, and the pool shrinks unit by
-        unit."""
+        """Divide the remainders as KAI does: a unit may exceed the limit of a queue, and the pool shrinks
+        unit by unit.
+        """
         order = np.argsort(-fraction, kind="stable")
         order = order[: np.count_nonzero(fraction > 0)]
         for place, part in zip(index[order].tolist(), fraction[order].tolist(), strict=True):
@@ -283,10 +289,11 @@ class Siblings:
 
 
 def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = False) -> Division:
-    """Divide `case.total`. With `explain` every round is kept in `Division.steps`. kai_compat: with
-    KAI's own quirks, see above.
+    """Divide `case.total`. With `explain` every round is kept in `Division.steps`. kai_compat: with KAI's quirks, see
+    above.
 
-    Raises DivisionError for a name that stands twice, an unknown parent or a cyclic tree."""
+    Raises DivisionError for a duplicate name, an unknown parent or a cycle.
+    """
     claims = list(case.claims)
     names = [claim.name for claim in claims]
     if not all(map(lt, names, names[1:])):
@@ -324,7 +331,7 @@ def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = F
 
 
 def _tree(claims: Sequence[Claim]) -> dict[str | None, list[Claim]]:
-    """Claims by parent, each list in the order of `claims`. Raises DivisionError."""
+    """Return claims by parent, each list in the order of `claims`. Raises DivisionError."""
     parents = {claim.name: claim.parent for claim in claims}
     tree: dict[str | None, list[Claim]] = {None: []}
     rooted: set[str | None] = {None}
@@ -344,11 +351,11 @@ def _tree(claims: Sequence[Claim]) -> dict[str | None, list[Claim]]:
 
 
 _AMPLE = 1 - 1e-9
-"""Part of the total: where less is requested, no rounding can leave a queue short."""
+"""Part of the total below which requests are so small that rounding cannot leave a queue short."""
 
 
 def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """`total` by weight, none above its cap, what one leaves goes to the others; weight 0 gets nothing."""
+    """Divide `total` by weight, up to each cap; what one queue leaves goes to the others; weight 0 gets nothing."""
     got = [0.0] * len(caps)
     open_ = [i for i, cap in enumerate(caps) if cap > 0.0 and weights[i] > 0.0]
     while open_ and total > 0.0:
@@ -371,8 +378,9 @@ def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[
 
 
 def fill_from(total: float, caps: Sequence[float], weights: Sequence[float], starts: Sequence[float]) -> list[float]:
-    """`fill` where not all begin at the bottom: i gets weight · (level - start), none below 0 or above its
-    cap, at the one level at which that comes to `total`; all their caps where that is no more than `total`."""
+    """Divide like `fill`, with different starting levels: i gets weight · (level - start), between 0 and its cap, at
+    the one level at which the sum is `total`; all get their caps if these add up to no more than `total`.
+    """
     some = [i for i, cap in enumerate(caps) if cap > 0 and weights[i] > 0]
     if sum([caps[i] for i in some]) <= total:
         return [cap if weight > 0 else 0.0 for cap, weight in zip(caps, weights, strict=True)]
@@ -395,7 +403,7 @@ def fill_from(total: float, caps: Sequence[float], weights: Sequence[float], sta
 def fair_shares(
     total: float, asked: Sequence[float], deserved: Sequence[float], weights: Sequence[float]
 ) -> list[float]:
-    """Deserved quotas first, the rest by weight among those who ask for more: KAI's division unrounded."""
+    """Give deserved quotas first, and the rest by weight to queues that request more: KAI's division unrounded."""
     if sum(asked) < total * _AMPLE and min(weights) > 0:
         return list(map(float, asked))
     base = list(map(min, deserved, asked))
