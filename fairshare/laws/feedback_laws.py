@@ -1,14 +1,14 @@
 """Defines the signature of a feedback law, and the laws static, KAI, Fair Tree and multifactor.
 
-A law looks at one set of siblings (queues of one parent and one priority) and says what to divide by
-now instead of the configured weights. `fairshare.laws.weight_calculation` walks the tree, keeps the answer within the
-policy's bounds and paces it, so a law knows neither the tree nor the cluster, and works at every level
-of the tree alike: usage, pool and targets of siblings are relative to what their parent has.
+A law gets one set of siblings (queues of one parent and one priority) and returns the weights to divide by instead of
+the configured ones. `fairshare.laws.weight_calculation` walks the tree, keeps the result within the policy's bounds and
+paces it. A law therefore knows neither the tree nor the cluster, and works the same at every level: usage, pool and
+targets of siblings are relative to their parent's.
 
-Invariants every law keeps outside turns (tests/properties/test_laws.py): the outcome depends on the
-values alone, not on their order; who used more never gets more; scaling all configured weights scales
-nothing else; with no history the configured weights come back. A law is pure: what it must remember
-comes in and goes out as `Memory`, numbers by name that survive JSON.
+Outside turns, every law keeps these invariants (tests/properties/test_laws.py). The result depends on the values, not
+on their order. A queue that used more never gets more. Scaling all configured weights changes nothing else. Without
+history the result is the configured weights. A law has no state: its memory is an argument and a result, `Memory`,
+numbers by name that can be stored as JSON.
 
 At every level the level fairshare LF = S / U (normalised shares over the level's usage) orders siblings; values within
 1e-12 are equal. Sources: SchedMD Slurm 284c3b95f08a, src/plugins/priority/multifactor/fair_tree.c and
@@ -25,17 +25,18 @@ from operator import itemgetter, lt, mul
 from typing import Any, NamedTuple, Protocol, Self
 
 Memory = Mapping[str, Mapping[str, float]]
-"""What a law keeps from one cycle to the next, per queue. Empty at first; losing it only loses momentum."""
+"""The state a law keeps between cycles, per queue. It is empty at first; losing it only loses momentum."""
 
 
 class LawQueue(NamedTuple):
-    """One queue as a law sees it. GPUs unless said otherwise.
+    """One queue as a law sees it. GPUs unless stated otherwise.
 
-    weight: configured, >= 0. target: its part (0..1) of the pool by quota and weight, if all queues asked for
+    weight: configured, >= 0. target: its part (0..1) of the pool by quota and weight, if all queues requested
     everything. usage: U, its usage in the policy's window over what the siblings had then (as GPU time: usage * pool *
-    window). requested contains allocated; both contain its children's. gang: its smallest pending gang, 0 where it has
-    none. weight_now: the weight in force, None where unset. reclaims: evictions made for its sake since the last cycle,
-    as far as known."""
+    window). requested contains allocated; both contain its children's. gang: its smallest pending gang, 0 if it has
+    none. weight_now: the weight in force, None if unset. reclaims: evictions made for it since the last cycle, as far
+    as known.
+    """
 
     name: str
     weight: float
@@ -51,8 +52,9 @@ class LawQueue(NamedTuple):
 
 
 class LawColumns(NamedTuple):
-    """Queues as columns, each of a field of `LawQueue`, in step: laws look at one thing of all, and a replay has them
-    so. No row is made for them."""
+    """Queues as columns, one for each field of `LawQueue`, because laws read one field of all queues, and a replay
+    stores them so. No row objects are made.
+    """
 
     names: Sequence[str]
     weights: Sequence[float]
@@ -74,7 +76,7 @@ class LawColumns(NamedTuple):
 
 @lru_cache(256)
 def _picking(which: tuple[bool, ...]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Takes these places out of a column; who competes is mostly the same for hours."""
+    """Return a function that selects these places of a column; the competing queues rarely change."""
     places = [place for place, one in enumerate(which) if one]
     if len(places) > 1:
         return itemgetter(*places)
@@ -83,9 +85,10 @@ def _picking(which: tuple[bool, ...]) -> Callable[[Sequence[Any]], Sequence[Any]
 
 @dataclass(frozen=True, slots=True)
 class LawQueues:
-    """Queues that are divided together. pool: GPUs there are for them. window_s: how long the usage
-    window is in effect: its size, or with a half-life the integral of its decay over it. explain: False where traces
-    and notes are not read, as in replays, which ask thousands of times."""
+    """Queues that are divided together. pool: the GPUs for them. window_s: the effective length of the usage window:
+    its size, or with a half-life the integral of its decay over it. explain: False if traces and notes are not read, as
+    in replays, which call the law thousands of times.
+    """
 
     columns: LawColumns
     pool: float
@@ -98,12 +101,12 @@ class LawQueues:
         return tuple(map(LawQueue._make, zip(*self.columns, strict=True)))
 
     def only(self, which: Sequence[bool]) -> LawQueues:
-        """The same cycle among some of them, in their order."""
+        """Return the same cycle with some of the queues, in their order."""
         columns = LawColumns._make(map(_picking(tuple(which)), self.columns))
         return LawQueues(columns, self.pool, self.window_s, self.now_ms, self.explain)
 
     def by_name(self) -> LawQueues:
-        """The same in the order of their names."""
+        """Return the same cycle with the queues in the order of their names."""
         names = self.columns.names
         if all(map(lt, names, names[1:])):
             return self
@@ -113,9 +116,10 @@ class LawQueues:
 
 @dataclass(frozen=True, slots=True)
 class LawResult:
-    """What a law wants. wanted: a weight >= 0 for each of `names`, which are those of the siblings, in their order.
-    traces: the numbers on the way, by queue and name, in the order in which they arose. notes: a clause for people, by
-    queue. turn: the queue that has its turn now; its weights then go out as they are, past step and clamp."""
+    """A law's result. wanted: a weight >= 0 for each of `names`, which are the siblings' names in their order. traces:
+    the intermediate numbers, by queue and name, in the order of computation. notes: a clause for people, by queue.
+    turn: the queue that has its turn now; its weights are then published without step and clamp.
+    """
 
     names: Sequence[str]
     wanted: Sequence[float]
@@ -131,20 +135,21 @@ class LawResult:
 
 
 class Law(Protocol):
-    """Pure: equal arguments, equal verdict."""
+    """A feedback law: equal arguments give equal results."""
 
     @property
     def relative(self) -> bool:
-        """True: only the proportions of the weights mean something, and only among those who compete
-        (ask for more than their quota); such a law is stateless and asked about the competitors alone.
-        False: they are the weights to publish, and the law looks at demand itself."""
+        """Whether only the proportions of the weights matter, and only among competing queues (those that request more
+        than their quota); such a law has no state and gets only the competitors. Otherwise the weights are published as
+        they are, and the law considers demand itself.
+        """
         ...
 
     def __call__(self, siblings: LawQueues, memory: Memory, /) -> LawResult: ...
 
 
 def normalised(siblings: LawQueues) -> list[float]:
-    """n: every one's configured weight over their sum; all 0 where there is none."""
+    """Return n: each queue's configured weight over the sum of all; all 0 if there is none."""
     weights = siblings.columns.weights
     total = fsum(weights)
     return [weight / total for weight in weights] if total > 0 else [0.0] * len(weights)
@@ -152,10 +157,11 @@ def normalised(siblings: LawQueues) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Kai:
-    """P = max(0, n + k (n - U)): published with the scheduler's own k at 0, the same first round as its
-    own history would give.
+    """P = max(0, n + k (n - U)). Published with the scheduler's own k at 0, it gives the same first round as the
+    scheduler's own history.
 
-    Source: KAI-Scheduler resource_division.go, commit d5bc503a."""
+    Source: KAI-Scheduler resource_division.go, commit d5bc503a.
+    """
 
     k: float
     relative = True
@@ -177,8 +183,9 @@ _TIED = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class FairTree:
-    """Fair Tree as weights: among siblings, the configured part times the rank, so that the order of
-    service becomes a gradient and no weight is ever zero."""
+    """Fair Tree as weights: among siblings, the configured part times the rank, so that the order of service becomes a
+    gradient and no weight is zero.
+    """
 
     relative = True
 
@@ -208,7 +215,7 @@ def _same(one: float, other: float) -> bool:
 
 
 def fair_share_factor(usage: float, shares: float, dampening: float = 1.0) -> float:
-    """F = 2^(-(U/S)/d); 0 where there are no shares."""
+    """Return F = 2^(-(U/S)/d); 0 if there are no shares."""
     return exp2(-usage / shares / dampening) if shares > 0 else 0.0
 
 

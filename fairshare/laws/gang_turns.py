@@ -1,16 +1,16 @@
-"""Gives turns to gangs larger than any share, and computes what would let a gang in.
+"""Gives turns to gangs larger than any share, and computes when a gang can be admitted.
 
-Fair shares are fluid, gangs are lumps. Where a gang is larger than its queue's share no gain helps: the
-scheduler lets a queue reclaim only while it stays within its share with the gang, so the first gang there stays. A turn
-concentrates the weights on one queue, as little as admits its gang and never beyond `ratio`, for at least `min_turn`;
-what is owed then decides whose turn is next. Deserved quotas of the others are outside the weights and stay untouched.
+Fair shares can have any size, but a gang needs all its GPUs at once. If a gang is larger than its queue's share, no
+gain helps: the scheduler lets a queue reclaim only while it stays within its share with the gang, so the first gang
+that runs there stays. A turn concentrates the weights on one queue, by as little as admits its gang and never beyond
+`ratio`, for at least `min_turn`; the GPU-hours that queues are owed decide whose turn is next. Deserved quotas of the
+others are not weights and do not change.
 
-A turn is checked by the scheduler's own division in whole GPUs (`fairshare.laws.division`). Pure.
+A turn is checked with the scheduler's own division in whole GPUs (`fairshare.laws.division`).
 
-A scheduler lets a queue reclaim only while it stays within its fair share with the gang. History can lift
-a share only so far: with k the over-quota share of a queue that used nothing while the others used
-everything is about n (1 + k) of the pool, so a gang of g GPUs needs about k = g / (n C) - 1. The exact
-figure, rounding included, comes from running the division.
+History can raise a share only by a limited amount: with k, the over-quota share of a queue that used nothing while the
+others used everything is about n (1 + k) of the pool, so a gang of g GPUs needs about k = g / (n C) - 1. The exact
+figure, with rounding, comes from the division itself.
 
 Source of the bound: KAI-Scheduler resource_division.go, commit d5bc503a.
 """
@@ -30,13 +30,14 @@ from fairshare.laws.feedback_laws import LawQueue, LawQueues, Memory
 Shares = Callable[[LawQueues, Mapping[str, float]], dict[str, float]]
 _TURN_HALVINGS = 12
 _LEAD = 0.25
-"""Part of a gang's GPU-hours in one turn by which a queue must be owed more than the one that would make room."""
+"""Part of a gang's GPU-hours in one turn by which a queue must be owed more than the queue that would make room."""
 
 
 @dataclass(frozen=True, slots=True)
 class GangTurn:
-    """Whose turn it is until when. weights: of every sibling. shares: what they come to, GPUs. kept: to be
-    remembered, per queue."""
+    """The queue that has its turn, and until when. weights: of every sibling. shares: the resulting GPUs. kept: state
+    to store, per queue.
+    """
 
     queue: str
     until_ms: int
@@ -54,8 +55,9 @@ def turn_now(
     policy: TurnPolicy,
     name: str | None,
 ) -> GangTurn | None:
-    """The turn under way, or one that begins now; None: the smooth `weights` stand. owed: GPU-hours, what
-    decides whose turn it is. name: of the queue whose turn is under way by this memory."""
+    """Return the present turn, or one that begins now; None: use the smooth `weights`. owed: GPU-hours, which decide
+    whose turn it is. name: the queue whose turn is in progress according to this memory.
+    """
     if name is not None and name in weights:
         before = memory[name]
         return _turn(siblings, weights, name, before["others"], int(before["turn_until_ms"]), policy.ratio)
@@ -79,7 +81,7 @@ def turn_now(
 
 
 def gang_lumps(siblings: LawQueues, policy: TurnPolicy) -> list[LawQueue]:
-    """The queues whose smallest pending gang is so large that they may need a turn for it."""
+    """Return the queues whose smallest pending gang may need a turn because of its size."""
     least = policy.lump * siblings.pool
     if max(siblings.columns.gangs) <= least or policy.ratio <= 0:
         return []
@@ -87,19 +89,19 @@ def gang_lumps(siblings: LawQueues, policy: TurnPolicy) -> list[LawQueue]:
 
 
 def under_way(memory: Memory, now_ms: int, siblings: Collection[str]) -> str | None:
-    """Which of the siblings has its turn. memory: of the whole tree: other siblings have turns of their own."""
+    """Return which of the siblings has its turn. memory: of the whole tree; other siblings have turns of their own."""
     turning = [name for name, kept in memory.items() if kept.get("turn_until_ms", 0.0) > now_ms]
     return min([name for name in turning if name in siblings], default=None)
 
 
 def shares_under(siblings: LawQueues, weights: Mapping[str, float]) -> dict[str, float]:
-    """Fair shares in whole GPUs under these weights, as the scheduler divides."""
+    """Return fair shares in whole GPUs under these weights, as the scheduler divides."""
     claims = tuple(Claim(m.name, m.requested, m.deserved, m.limit, weights[m.name]) for m in siblings.members)
     return dict(divide(DivisionProblem("turn", siblings.pool, 0.0, claims), kai_compat=True).shares)
 
 
 def fluid_shares(siblings: LawQueues, weights: Mapping[str, float]) -> dict[str, float]:
-    """The same without rounding: a gang that fits these fits with room to spare."""
+    """Return fair shares without rounding; a gang that fits into these fits safely."""
     members = siblings.members
     asked = [m.requested if m.limit < 0 else min(m.requested, m.limit) for m in members]
     quotas = [inf if m.deserved < 0 else m.deserved for m in members]
@@ -108,7 +110,9 @@ def fluid_shares(siblings: LawQueues, weights: Mapping[str, float]) -> dict[str,
 
 
 def turn_weights(weights: Mapping[str, float], queue: str, others: float, ratio: float) -> dict[str, float]:
-    """The largest weight for `queue`; for the rest `others` of their own, but no less than 1 / ratio of it."""
+    """Return the largest weight for `queue`; the others keep the part `others` of their own, but at least 1 / ratio of
+    it.
+    """
     top = max(weights.values())
     return {
         name: top if name == queue else max(weight * others, top / ratio) if weight > 0 else 0.0
@@ -117,14 +121,15 @@ def turn_weights(weights: Mapping[str, float], queue: str, others: float, ratio:
 
 
 def _may_take_turns(member: LawQueue, pool: float) -> bool:
-    """Whether its smallest pending gang could ever be let in by weights."""
+    """Return whether weights could ever admit its smallest pending gang."""
     most = pool if member.limit < 0 else min(pool, member.limit)
     return member.weight > 0 and member.allocated + member.gang <= most
 
 
 def _boost(siblings: LawQueues, weights: Mapping[str, float], queue: str, wanted: float, ratio: float) -> float | None:
-    """The largest part of their weights that the others may keep while `queue` is due `wanted` GPUs: before
-    rounding if that can be, else after it. None: not even at the full ratio."""
+    """Return the largest part of their weights that the others may keep while `queue` is due `wanted` GPUs: before
+    rounding if possible, otherwise after it. None if even the full ratio does not suffice.
+    """
     for shares in (fluid_shares, shares_under):
 
         def admits(others: float, shares: Shares = shares) -> bool:
@@ -158,8 +163,9 @@ _REACH_HALVINGS = 40
 
 @dataclass(frozen=True, slots=True)
 class GangReach:
-    """What a queue can be due for one gang. static: GPUs with no history at all; best: the most the
-    configured law can make of it; needed_k: the least k that admits the gang, None where none does."""
+    """The largest share of a queue for one gang. static: GPUs without history; best: the most that the configured law
+    can give; needed_k: the smallest k that admits the gang, None if none does.
+    """
 
     queue: str
     gang: float
@@ -173,7 +179,7 @@ class GangReach:
         return self.best >= self.gang
 
     def sentence(self, held: float = 0.0) -> str:
-        """For people. held: the part of `gang` that the queue holds already, for others."""
+        """Describe the reach in a sentence. held: the part of `gang` that the queue already holds, for others."""
         head = f"a gang of {self.gang - held:g} GPUs in {self.queue!r}"
         if held > 0:
             head = f"{head}, beside the {held:g} that it holds,"
@@ -190,8 +196,9 @@ class GangReach:
 
 
 def gang_reach(policy: Policy, gpus: float, queue: str, gang: float) -> GangReach:
-    """How far the policy's law can lift `queue` in a cluster of `gpus` in which all other queues ask for everything and
-    used everything. Raises KeyError for an unknown queue."""
+    """Compute how far the policy's law can raise `queue` in a cluster of `gpus` in which all other queues request
+    everything and used everything. Raises KeyError for an unknown queue.
+    """
     queues = {each.name: each for each in policy.queues}
     own = queues[queue]
     static = _share(policy, gpus, own, gang, 0.0)
@@ -215,7 +222,7 @@ def _least_k(policy: Policy, gpus: float, own: QueuePolicy, gang: float) -> floa
 
 
 def _share(policy: Policy, gpus: float, own: QueuePolicy, gang: float, k: float, ratio: float | None = None) -> float:
-    """Share of `own` with nothing used, its siblings having used all they had between them by weight."""
+    """Return the share of `own` with no usage, if its siblings used everything between them by weight."""
     above = {queue.name for queue in PolicyTree(policy).upwards(own.name)}
     claims = []
     for each in policy.queues:
@@ -236,7 +243,7 @@ def _share(policy: Policy, gpus: float, own: QueuePolicy, gang: float, k: float,
 
 
 def _in_turn(policy: Policy, gpus: float, own: QueuePolicy, gang: float) -> float:
-    """Share in a turn, its siblings' weights at the least the ratio allows."""
+    """Return the share in a turn, with its siblings' weights at the lowest that the ratio allows."""
     if policy.turns.ratio <= 0 or gang <= policy.turns.lump * gpus or UNLIMITED < own.limit < gang:
         return 0.0
     return _share(policy, gpus, own, gang, 0.0, policy.turns.ratio)

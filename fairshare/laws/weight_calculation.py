@@ -70,7 +70,7 @@ _FORM = f".{DIGITS}g"
 
 
 class PacedWeight(NamedTuple):
-    """stepped: as far as one cycle may go. value: what to publish. notes: what held it back."""
+    """stepped: how far one cycle may move. value: the weight to publish. notes: the bounds that limited it."""
 
     stepped: float
     value: float
@@ -78,12 +78,12 @@ class PacedWeight(NamedTuple):
 
 
 def rounded_weight(value: float) -> float:
-    """Six significant digits: what people can read, and enough that rounding never decides a share."""
+    """Round to six significant digits, which people can read and which never decide a share."""
     return float(format(value, _FORM))
 
 
 def pace(target: float, standing: Standing, bounds: Bounds, now_ms: int) -> PacedWeight:
-    """One cycle's move towards `target` (> 0). An unset or zero weight is no place to step from: it jumps."""
+    """Move for one cycle towards `target` (> 0). An unset or zero weight has no step bound: it jumps."""
     held = standing.weight
     stepped, value, left_ms = strides(target, held, standing.changed_ms, standing.direction, bounds, now_ms)
     notes: tuple[str, ...] = ()
@@ -97,7 +97,9 @@ def pace(target: float, standing: Standing, bounds: Bounds, now_ms: int) -> Pace
 
 
 def unpaced(bounds: Bounds) -> bool:
-    """Whether every weight within the multipliers is one cycle away from any other, so that `strides` moves nothing."""
+    """Return whether every weight within the multipliers can be reached in one cycle, so that `strides` changes
+    nothing.
+    """
     return (
         not bounds.deadband
         and not bounds.hold_down
@@ -108,8 +110,9 @@ def unpaced(bounds: Bounds) -> bool:
 def strides(
     target: float, held: float | None, changed_ms: int | None, direction: int, bounds: Bounds, now_ms: int
 ) -> tuple[float, float, int]:
-    """`pace` in numbers alone: as far as one cycle may go, what to publish, and for how many ms more the weight is held
-    down before it may turn round. held, changed_ms, direction: see `Standing`."""
+    """Compute `pace` in numbers: how far one cycle may move, the weight to publish, and for how many ms the weight may
+    not reverse. held, changed_ms, direction: see `Standing`.
+    """
     if held is None or held <= 0:
         return target, target, 0
     step = bounds.max_step
@@ -126,9 +129,11 @@ def strides(
 
 
 def rescale(configured: Sequence[float], wanted: Sequence[float], bounds: Bounds) -> list[float]:
-    """clamp(c · wanted, lower, upper) per queue, with the one c that makes the sum the configured total.
+    """Return clamp(c · wanted, lower, upper) per queue, with the c that makes the sum the configured total.
 
-    Monotone: who is wanted to have less never gets more. All wanted zero: the configured weights."""
+    Monotone: a queue that is wanted to have less never gets more. If all wanted weights are zero: the configured
+    weights.
+    """
     asked = fsum(wanted)
     if asked == 0:
         return list(configured)
@@ -164,17 +169,17 @@ def rescale(configured: Sequence[float], wanted: Sequence[float], bounds: Bounds
 
 
 def rounded_to_configured(value: float, configured: float) -> float:
-    """Tidy, and exactly the configured weight where only rounding sets them apart."""
+    """Round the weight, and return exactly the configured weight if only rounding separates them."""
     return configured if abs(value - configured) <= 1e-9 * configured else rounded_weight(value)
 
 
 _THOUSANDTHS = 1000.0
-"""Static shares are divided in thousandths of a GPU, so that rounding to whole units does not show."""
+"""Static shares are divided in thousandths of a GPU, so that rounding to whole units is not visible."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageRatio:
-    """A queue's usage (descendants included), what it is measured against, and the quotient U."""
+    """A queue's usage (descendants included), the capacity it is compared with, and the quotient U."""
 
     usage: int
     capacity: float
@@ -182,14 +187,16 @@ class UsageRatio:
 
 
 def effective_s(length_s: float, half_life_s: float | None) -> float:
-    """How many seconds of full use a window of this length holds: as many, or ∫ 2^(-age / half-life) over it."""
+    """Return how many seconds of full use a window of this length represents: its length, or ∫ 2^(-age / half-life)
+    over it.
+    """
     if half_life_s is None:
         return float(length_s)
     return half_life_s / log(2) * (1 - exp2(-length_s / half_life_s))
 
 
 def usage_ratios(policy: Policy, window: UsageWindow, gpus: float) -> dict[str, UsageRatio]:
-    """U of every queue: its usage over max(its parent's part of the capacity, what the siblings used)."""
+    """Return U of every queue: its usage over max(its parent's part of the capacity, what the siblings used)."""
     queues = {queue.name: queue for queue in policy.queues}
     usage = {name: window.usage.get(name, 0) for name in queues}
     together: dict[str | None, int] = {}
@@ -205,7 +212,7 @@ def usage_ratios(policy: Policy, window: UsageWindow, gpus: float) -> dict[str, 
 
 
 def static_parts(policy: Policy, gpus: float) -> dict[str, float]:
-    """The part of the cluster (0..1) each queue has by quota and weight if every queue asked for everything."""
+    """Return the part of the cluster (0..1) of each queue by quota and weight, if every queue requested everything."""
     claims = tuple(
         Claim(
             queue.name,
@@ -228,7 +235,7 @@ def _scaled(quantity: float) -> float:
 
 
 def requests(queues: Mapping[str, QueuePolicy], standings: Mapping[str, Standing]) -> dict[str, float]:
-    """What each queue asks for; a queue the target does not know asks for what its children ask."""
+    """Return what each queue requests; a queue that the target does not know requests what its children request."""
     children: dict[str, list[str]] = {}
     for name, queue in queues.items():
         if queue.parent is not None:
@@ -244,8 +251,9 @@ def requests(queues: Mapping[str, QueuePolicy], standings: Mapping[str, Standing
 
 @dataclass(frozen=True, slots=True)
 class WeightResult:
-    """Outcome of one cycle: entitlements of every queue of the policy, weights of those the target has.
-    Both sorted by queue. memory: what the law wants back in the next cycle."""
+    """The result of one cycle: entitlements of every queue of the policy, weights of those the target has, both sorted
+    by queue. memory: the law's state for the next cycle.
+    """
 
     entitlements: tuple[Entitlement, ...]
     weights: tuple[Weight, ...]
@@ -254,7 +262,7 @@ class WeightResult:
 
 @dataclass(frozen=True, slots=True)
 class WantedWeight:
-    """What one queue should be divided by, before it is paced. competes: it wants more than its quota."""
+    """The weight to divide by for one queue, before it is paced. competes: it requests more than its quota."""
 
     weight: float
     p: float
@@ -339,7 +347,7 @@ def calculate_weights(
 
 
 def _as_it_stands(queue: QueuePolicy, standing: Standing | None, exhausted: frozenset[str]) -> QueuePolicy:
-    """The queue with what its budget and its scheduler's own quota leave of it."""
+    """Return the queue with the limits from its budget and from its scheduler's own quota."""
     changed: dict[str, float] = {"weight": 0.0} if queue.name in exhausted else {}
     if (
         standing is not None
@@ -351,7 +359,7 @@ def _as_it_stands(queue: QueuePolicy, standing: Standing | None, exhausted: froz
 
 
 def law_of(policy: Policy) -> Law:
-    """The law the policy names, with its parameters."""
+    """Return the law that the policy names, with its parameters."""
     if policy.law == "deficit":
         return Deficit(policy.deficit, policy.turns)
     if policy.law == "fairtree":
@@ -394,11 +402,11 @@ def wanted_weight(
 
 
 Ruling = tuple[LawQueues, LawResult, Sequence[str], Sequence[float]]
-"""A law among some siblings: they, its result, and which weights within the multipliers come from it."""
+"""The result of a law among some siblings: the siblings, the result, and the weights within the multipliers."""
 
 
 def law_results(law: Law, siblings: LawQueues, policy: Policy, memory: Memory) -> Iterator[Ruling]:
-    """Each time the law is asked. Every sibling is in one of the rulings."""
+    """Yield each call of the law. Every sibling is in one of the results."""
     bounds, columns = policy.bounds, siblings.columns
     if not law.relative:
         verdict = law(siblings, memory)
@@ -420,7 +428,7 @@ def law_results(law: Law, siblings: LawQueues, policy: Policy, memory: Memory) -
 
 
 def competing(siblings: LawQueues) -> list[bool]:
-    """For each sibling, whether it wants more than its quota and may have it."""
+    """Return for each sibling whether it requests more than its quota and may have it."""
     columns = siblings.columns
     return [
         weight > 0 and deserved != UNLIMITED and asked > deserved and (limit == UNLIMITED or limit > deserved)
@@ -431,7 +439,7 @@ def competing(siblings: LawQueues) -> list[bool]:
 
 
 def _clamped(verdict: LawResult, configured: Sequence[float], bounds: Bounds) -> Sequence[float]:
-    """What the law wants, within the multipliers of the configured weights; a turn goes out as it is."""
+    """Return the law's weights within the multipliers of the configured weights; a turn is not clamped."""
     if verdict.turn is not None:
         return verdict.wanted
     least, most = bounds.min_multiplier, bounds.max_multiplier
@@ -440,14 +448,16 @@ def _clamped(verdict: LawResult, configured: Sequence[float], bounds: Bounds) ->
 
 @lru_cache(1024)
 def _within(wanted: float, configured: float, least: float, most: float) -> float:
-    """A wanted weight within the multipliers of the configured one. A law with a quiet zone wants the same for long."""
+    """Return a wanted weight within the multipliers of the configured one; cached, because a law with a quiet zone
+    repeats its result.
+    """
     return rounded_to_configured(min(max(wanted, configured * least), configured * most), configured)
 
 
 def _sibling_sets(
     queues: Mapping[str, QueuePolicy], standings: Mapping[str, Standing]
 ) -> dict[tuple[str | None, int], list[QueuePolicy]]:
-    """Queues the target has, by parent and priority, each by name."""
+    """Return the queues the target has, by parent and priority, each sorted by name."""
     sets: dict[tuple[str | None, int], list[QueuePolicy]] = {}
     for name, queue in queues.items():
         if name in standings:
@@ -456,8 +466,9 @@ def _sibling_sets(
 
 
 def _due(law: Law, claims: tuple[Claim, ...], gpus: float, weights: Sequence[Weight]) -> Mapping[str, float]:
-    """What history makes of the entitlements: KAI's own division with its k; for the other laws a division
-    by the weights that go out."""
+    """Return the entitlements with history: KAI's own division with its k; for the other laws a division by the
+    published weights.
+    """
     if isinstance(law, Kai):
         return divide(DivisionProblem("entitled", gpus, law.k, claims)).shares
     out = {weight.queue: weight.value for weight in weights}
@@ -493,7 +504,7 @@ def _explain(
     *,
     exhausted: bool,
 ) -> Weight:
-    """The weight with its pace and every reason."""
+    """Return the weight with its pace and every reason."""
     bounds = policy.bounds
     lower, upper = queue.weight * bounds.min_multiplier, queue.weight * bounds.max_multiplier
     notes: list[str] = []
@@ -537,7 +548,7 @@ def _explain(
 
 
 def _why(u: float, n: float, notes: Sequence[str]) -> str:
-    """One sentence for people."""
+    """Return one sentence for people."""
     if n == 1 or n == 0:
         return "; ".join(notes)
     verdict = "on its share" if abs(u - n) <= 0.005 else "above its share" if u > n else "below its share"
@@ -545,12 +556,12 @@ def _why(u: float, n: float, notes: Sequence[str]) -> str:
 
 
 def acts(policy: Policy) -> bool:
-    """Whether any budget of the policy moves weights."""
+    """Return whether any budget of the policy changes weights."""
     return any(budget.exhausted == "no-over-quota" for budget in policy.budgets)
 
 
 def exhausted(policy: Policy, states: Iterable[BudgetState]) -> frozenset[str]:
-    """Queues under a budget that acts and is used up: the budget's own queue, or every queue of its team."""
+    """Return queues under a used-up budget that limits them: the budget's own queue, or every queue of its team."""
     acting = {budget.name: budget for budget in policy.budgets if budget.exhausted == "no-over-quota"}
     found: set[str] = set()
     for state in states:
@@ -566,7 +577,7 @@ def exhausted(policy: Policy, states: Iterable[BudgetState]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What the queues of one shard divide. queues: of the policy. part: of the cluster's capacity, 0..1."""
+    """The GPUs that the queues of one shard divide. queues: of the policy. part: of the cluster's capacity, 0..1."""
 
     queues: tuple[str, ...]
     gpus: float
@@ -574,8 +585,7 @@ class Pool:
 
 
 def pools(shards: Sequence[Shard], nodes: Sequence[Object], gpus: float) -> tuple[Pool, ...]:
-    """nodes: those that may be given work, without lost GPUs. gpus: that they have together. Empty where the cluster
-    is divided as one."""
+    """nodes: those that accept work, without lost GPUs. gpus: their total. Empty if the cluster is divided as one."""
     found = []
     for shard in shards:
         own = (
@@ -634,7 +644,7 @@ def weigh_pools(of: WeightInputs) -> WeightResult:
 
 
 def _policy_of(policy: Policy, pool: Pool) -> Policy:
-    """The policy with the pool's queues alone; whose parent is in no pool, or in another, is a root."""
+    """Return the policy with only the pool's queues; a queue whose parent is not in this pool is a root."""
     names = set(pool.queues)
     queues = tuple(
         queue if queue.parent in names else queue.model_copy(update={"parent": None})
@@ -652,7 +662,7 @@ def _nothing(name: str, parent: str | None, deserved: float, standings: Mapping[
 def _together(
     policy: Policy, name: str, due: Mapping[str, Entitlement], standings: Mapping[str, Standing]
 ) -> Entitlement:
-    """A queue that only groups queues of several pools."""
+    """Return the entitlement of a queue that groups queues of several pools."""
     queue = next(each for each in policy.queues if each.name == name)
     children = [due[each.name] for each in policy.queues if each.parent == name and each.name in due]
     empty = _nothing(name, queue.parent, queue.deserved, standings)

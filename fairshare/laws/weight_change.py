@@ -1,8 +1,8 @@
 """Splits a change of a weight into the parts of its inputs, which add up to it exactly.
 
-The law's answer is a function of its inputs. They are replaced one after the other, in a fixed order, from those of the
-decision before to those of now; what each replacement does to the answer is its contribution. What is left between the
-law's answer and the published weight is pace: the step bound, the hold-down and the deadband. Pure.
+The inputs of the law are replaced one after the other, in a fixed order, from those of the previous decision to the
+present ones; the effect of each replacement on the law's result is its contribution. The rest, between the law's result
+and the published weight, is pace: the step bound, the hold-down and the deadband.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ CAUSES = (
     ("memory", "what the law remembers"),
     ("pace", "pace (step bound, hold-down, deadband)"),
 )
-"""Contributions and their words, in the order in which inputs are replaced."""
+"""Contributions and their names, in the order in which inputs are replaced."""
 MOST = 32
-"""Weights of one cycle whose change is taken apart: each takes two computations of all of them …"""
+"""Largest number of weights of one cycle whose change is split; each needs two computations of all weights …"""
 MOST_SITUATIONS = 4
-"""… and each situation that they were last decided in five more."""
+"""… and each different previous decision five more."""
 _SHOWN_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class DecidedWeight:
-    """What a queue's weight was decided to be, and from what."""
+    """A queue's decided weight and its inputs."""
 
     situation: WeightInputs
     value: float
@@ -42,7 +42,7 @@ class DecidedWeight:
 
 @dataclass(frozen=True, slots=True)
 class WeightChange:
-    """before: the weight that was decided the last time. parts: by cause, adding up to the change since."""
+    """before: the previously decided weight. parts: by cause, adding up to the change since."""
 
     before: float
     parts: Mapping[str, float]
@@ -89,8 +89,9 @@ def _since(before: WeightInputs, now: WeightInputs, moved: Iterable[tuple[float,
 
 
 def change_sentence(change: WeightChange, value: float) -> str:
-    """One clause for people: the parts that show, the largest first; rounded so that they add up to the change of the
-    two weights as people see them, with four digits."""
+    """Return one clause for people: the visible parts, the largest first, rounded so that they add up to the displayed
+    change of the weight, with four digits.
+    """
     size = max(abs(change.before), abs(value))
     if size == 0:
         return ""
@@ -109,7 +110,7 @@ def change_sentence(change: WeightChange, value: float) -> str:
 
 
 def _apportioned(parts: Mapping[str, float], whole: int, scale: float) -> dict[str, int]:
-    """Whole units that add up to `whole`, by largest remainder."""
+    """Return whole units that add up to `whole`, by largest remainder."""
     floors = {cause: floor(part * scale) for cause, part in parts.items()}
     remainders = sorted(parts, key=lambda cause: (floors[cause] - parts[cause] * scale, cause))
     missing = whole - sum(floors.values())
@@ -120,14 +121,14 @@ def _apportioned(parts: Mapping[str, float], whole: int, scale: float) -> dict[s
 
 
 def _answers(one: WeightInputs) -> Mapping[str, float]:
-    """What the law wants for every queue, before pace."""
+    """Return the law's weight for every queue, before pace."""
     return {weight.queue: weight.explanation.proportional for weight in weigh_pools(one).weights}
 
 
 def _standings(
     before: Mapping[str, Standing], now: Mapping[str, Standing], replaced: Iterable[str]
 ) -> dict[str, Standing]:
-    """The standings of the queues that exist now: replaced and new ones as they are now, the others as before."""
+    """Return the standings of the present queues: replaced and new ones as they are now, the others as before."""
     return {queue: standing if queue in replaced else before.get(queue, standing) for queue, standing in now.items()}
 
 

@@ -1,1 +1,1 @@
-"""Selects pods to preempt, asks their owners to stop them, and follows each preemption to its end."""
+"""Selects pods to preempt, stops them, and follows each preemption to its end."""

@@ -25,17 +25,18 @@ from gputally.base.errors import Blocked, ClusterError, Conflict, NotFound, Refu
 from gputally.kubernetes.objects import BUDGET, POD, Cluster, Event, Object, look, selects
 
 OPT_OUT = "gputally.dev/preempt"
-"""Annotation on a pod or Workload: `never` keeps it from being preempted by us."""
+"""Annotation on a pod or Workload: `never` prevents gputally from preempting it."""
 Done = Literal["stopped", "would-stop", "gone", "another", "blocked", "refused", "partly", "unavailable"]
-"""What became of one victim. gone: it had ended before; another: its name belongs to another object by now;
-partly: some of its pods have gone and some could not."""
+"""The outcome for one victim. gone: it had already ended; another: its name now belongs to another object; partly: some
+of its pods were stopped and some could not be.
+"""
 STOPPED: frozenset[Done] = frozenset({"stopped", "partly"})
 _ORDINARY = {"Pending", "Running"}
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionResult:
-    """detail: the cluster's own words where it failed. cause: of `partly`, what became of the first that stayed."""
+    """detail: the cluster's message if it failed. cause: for `partly`, the outcome of the first pod that stayed."""
 
     result: Done
     detail: str = ""
@@ -44,15 +45,18 @@ class EvictionResult:
 
 @dataclass(frozen=True, slots=True)
 class EvictionVeto:
-    """Why one stays. budget: a disruption budget holds it. refused: the API server or a webhook does. changed:
-    it is not what was decided about, or its owner has opted out."""
+    """Why a victim stays. budget: a disruption budget protects it. refused: the API server or a webhook refuses.
+    changed: it has changed since the decision, or its owner has opted out.
+    """
 
     kind: Literal["budget", "refused", "changed"]
     reason: str
 
 
 class EvictionCheck:
-    """One round of looking again. Budgets are read once; what earlier victims of the round cost them counts."""
+    """One round of checks before stopping victims. Budgets are read once; the disruptions of earlier victims in the
+    round count.
+    """
 
     def __init__(self, cluster: Cluster, *, try_evictions: bool = True) -> None:
         """try_evictions: ask the Eviction API too, in its dry run; that needs the right to evict."""
@@ -62,7 +66,9 @@ class EvictionCheck:
         self._spent: dict[tuple[str, str], int] = {}
 
     def refusal(self, victim: Victim) -> EvictionVeto | None:
-        """Why the cluster will not let this one go; None: it will. Raises ClusterError without an answer."""
+        """Return why the cluster does not allow this victim to be stopped; None if it does. Raises ClusterError without
+        an answer.
+        """
         if is_whole_object(victim):
             reason = self._object(victim)
             return EvictionVeto("changed", reason) if reason is not None else None
@@ -133,12 +139,12 @@ def act(cluster: Cluster, victim: Victim, decision: str, now_ms: int) -> Evictio
 
 
 def is_whole_object(victim: Victim) -> bool:
-    """Whether its scheduler's own object is acted on, not its pods."""
+    """Return whether its scheduler's own object is changed instead of its pods."""
     return victim.gang.kind.kind == "Workload" or victim.gang.kind.api_version.startswith("batch.volcano.sh/")
 
 
 def events(victim: Victim, now_ms: int, *, dry_run: bool) -> Iterator[Event]:
-    """For the owner: on the workload's object where it has one, and on the pods that go."""
+    """Yield events for the owner: on the workload's object if it has one, and on the stopped pods."""
     reason = "WouldBePreempted" if dry_run else "Preempted"
     kind: Literal["Normal", "Warning"] = "Normal" if dry_run else "Warning"
     gang = victim.gang
@@ -165,7 +171,7 @@ def _act_on_object(cluster: Cluster, victim: Victim, intent: PreemptionIntent) -
 
 
 def _evict(cluster: Cluster, victim: Victim, decision: str) -> EvictionResult:
-    """Every pod, the first refusal before any went ending it: nothing is lost then."""
+    """Evict every pod. If the first one is refused, no further pod is evicted, so that nothing is lost."""
     gone, faults = 0, []
     for pod in victim.pods:
         noted = {PREEMPTION: decision, REASON: victim.reason}

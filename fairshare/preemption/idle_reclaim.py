@@ -1,18 +1,17 @@
 """Finds idle GPU holders, warns their owners, and selects those whose grace period is over.
 
-A pod is idle where the time that was measured idle leaves less than `below` for everything else, over `sustained`
-and again over `grace`: time of which nothing is known, or that was not metered, counts as busy. So a rule without
-measured utilisation never fires, and who works again while the grace lasts is idle no longer. A gang goes whole,
-when each of its pods is idle; else only idle surplus goes. Victims count against the limits of every preemption.
-What this must not do: look at an average over pods, one of which works.
+A pod is idle if its measured idle time leaves less than `below` for everything else, over `sustained` and again over
+`grace`; unknown and unmetered time count as busy. So the rule never applies without measured utilisation, and a pod
+that works again during the grace period is no longer idle. A gang is stopped as a whole, if each of its pods is idle;
+otherwise only idle surplus. Victims count against the limits of all preemptions. The rule never uses an average over
+pods, one of which may work.
 
-The accountant is asked what every pod did lately (`preempting.idle` says who is idle by it), each owner new to it
-gets an annotation and an Event, and the instant is kept: in memory, and over restarts in the status ConfigMap. Who
-is no longer idle is forgiven, and told. While the accountant does not answer, no workload counts as idle, and no
-warning is withdrawn.
+The accountant returns what every pod did lately. Each newly idle owner gets an annotation and an Event, and the time is
+kept in memory and, over restarts, in the status ConfigMap. If a pod is no longer idle, the warning is withdrawn and its
+owner informed. While the accountant does not answer, no workload counts as idle, and no warning is withdrawn.
 
-A warning that could not be written was none: its grace does not begin. A warning of a dry run says so and does not
-count once the rule is enforced. What this must not do: stop a workload.
+A warning that could not be written does not count: its grace period does not begin. A warning of a dry run says so and
+does not count once the rule is enforced. This module stops no workload.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE, MS_PER_SECOND, US_PER
 from gputally.kubernetes.objects import POD, Cluster, Event, Object
 
 CLAIMANT = "Idle/"
-"""Beginning of what stands for a claimant where the rule itself asks."""
+"""Prefix of the claimant's name when the rule itself is the reason."""
 
 
 def most_busy(pod: Pod, use: PodUse | None, span_ms: int) -> float:
-    """The largest part of the span that its GPUs can have been busy, 0..1; 1 where nothing was measured."""
+    """Return the largest part of the span in which its GPUs can have been busy, 0..1; 1 if nothing was measured."""
     if use is None:
         return 1.0
     held_us = max(pod.gpus * span_ms * US_PER_MS, use.busy_us + use.idle_us + use.unknown_us)
@@ -58,7 +57,7 @@ def most_busy(pod: Pod, use: PodUse | None, span_ms: int) -> float:
 
 
 def is_idle(rule: IdleReclaimPolicy, pod: Pod, idleness: Idleness) -> bool:
-    """Whether a pod was ready for all of `sustained` and provably idle, all the time and lately."""
+    """Return whether a pod was ready for all of `sustained` and provably idle, over all of it and lately."""
     lasting_ms, recent_ms = rule.sustained * MS_PER_SECOND, rule.grace * MS_PER_SECOND
     return (
         pod.held
@@ -70,7 +69,7 @@ def is_idle(rule: IdleReclaimPolicy, pod: Pod, idleness: Idleness) -> bool:
 
 
 def idle_parts(rule: IdleReclaimPolicy, gangs: Iterable[Gang], idleness: Idleness, now_ms: int) -> Iterator[Bundle]:
-    """For each running gang, what may go because it is idle: everything, or what it can run without."""
+    """Yield for each running gang the part that may be stopped because it is idle: everything, or its surplus."""
     for gang in gangs:
         if gang.waits > 0 or _is_exempt(rule.exempt, gang):
             continue
@@ -87,12 +86,12 @@ def idle_parts(rule: IdleReclaimPolicy, gangs: Iterable[Gang], idleness: Idlenes
 
 
 def grace_is_over(rule: IdleReclaimPolicy, part: Bundle, warned: Mapping[str, int], now_ms: int) -> bool:
-    """Whether the owner of every pod has known for the grace."""
+    """Return whether the owner of every pod was warned at least `grace` ago."""
     return all(pod.uid in warned and now_ms - warned[pod.uid] >= rule.grace * MS_PER_SECOND for pod in part.pods)
 
 
 def exemption(exempt: IdleExemptions, pod: Object) -> str | None:
-    """Why the rule leaves a pod alone, by what its owner wrote on it; None: it does not."""
+    """Return why the rule exempts a pod, from annotations of its owner; None if it does not."""
     metadata = pod["metadata"]
     for what, wanted in (("label", exempt.labels), ("annotation", exempt.annotations)):
         here: Mapping[str, str] = metadata.get(f"{what}s") or {}
@@ -103,8 +102,9 @@ def exemption(exempt: IdleExemptions, pod: Object) -> str | None:
 
 
 def verdicts(policy: Policy, situation: PreemptionInputs, budget: Budget, taken: set[str]) -> tuple[Verdict, ...]:
-    """A verdict per gang of which idle parts are ripe, those warned first coming first. budget: grows smaller with
-    each. taken: pods and whole gangs that other claims have already."""
+    """Return a verdict per gang whose idle parts may be stopped now, in the order of their warnings. budget: reduced by
+    each. taken: pods and whole gangs that other claims have already selected.
+    """
     rule, idleness = policy.preemption.idle, situation.idle
     if rule is None or idleness is None or situation.calls_only:
         return ()
@@ -164,14 +164,14 @@ def _victim(team: str, rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness
 
 
 def idleness_text(rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness) -> str:
-    """busy at most 1.2 % of the last 120 min, below the 5 % allowed."""
+    """Format `busy at most 1.2 % of the last 120 min, below the 5 % allowed`."""
     span_ms = rule.sustained * MS_PER_SECOND
     busy = max(most_busy(pod, idleness.lasting.get(pod.uid), span_ms) for pod in part.pods)
     return f"busy at most {busy:.1%} of the last {rule.sustained / 60:g} min, less than {rule.below * 100:g} %"
 
 
 def work_since(part: Bundle) -> int | None:
-    """The instant since which its work is not safe; None where that is not known."""
+    """Return the time since which its work is not saved; None if unknown."""
     starts = [pod.started_ms for pod in part.pods if pod.started_ms is not None]
     since = min(starts, default=part.gang.started_ms)
     saved = part.gang.checkpoint_ms
@@ -179,13 +179,15 @@ def work_since(part: Bundle) -> int | None:
 
 
 def gpu_hours_worked(pod: Pod, use: PodUse | None, since_ms: int, end_ms: int) -> float:
-    """GPU-hours that it held in [since_ms, end_ms) and that were not measured idle."""
+    """Return the GPU-hours that it held in [start_ms, end_ms) and that were not measured idle."""
     held_us = pod.gpus * max(0, end_ms - since_ms) * US_PER_MS
     return max(0.0, held_us - (use.idle_us if use is not None else 0)) / US_PER_HOUR
 
 
 def _lost(part: Bundle, idleness: Idleness) -> float:
-    """At most what any victim loses; less where the ledger knows how little of the time it worked."""
+    """Return the lost work: at most that of any victim, or less if the ledger shows how little of the time it
+    worked.
+    """
     known = [idleness.worked[pod.uid] for pod in part.pods if pod.uid in idleness.worked]
     return min(part.lost_gpu_hours, fsum(known)) if len(known) == len(part.pods) else part.lost_gpu_hours
 
@@ -199,22 +201,22 @@ def _is_exempt(exempt: IdleExemptions, gang: Gang) -> bool:
 WARNING = "gputally.dev/idle-warning"
 """Annotation on a pod: why, and from when on, it may be reclaimed."""
 MOST_WARNED = 500
-"""Pods of a target that are warned at a time."""
+"""Largest number of pods of a target that are warned at a time."""
 LOOKS = 6
-"""Looks during one grace: every one asks the accountant for what each pod did."""
+"""Checks during one grace period; each one queries the accountant for what each pod did."""
 MOST_RIPE = 20
-"""Workloads whose work is looked up in one cycle; the others wait for the next."""
+"""Largest number of workloads whose work is looked up in one cycle; the others wait for the next."""
 AGAIN_MS = 10 * MS_PER_MINUTE
-"""An exempt pod is looked at again after this time."""
+"""Time after which an exempt pod is checked again."""
 LONGEST_MS = 90 * MS_PER_DAY
-"""How far back work is looked up; what is older counts as work."""
+"""How far back work is looked up; older time counts as work."""
 PodUsage = Callable[[int, int, Sequence[tuple[str, str]]], Mapping[tuple[str, str], Accounts]]
 """GPU time over [start_ms, end_ms) by (namespace, name), of these pods (none: of all). Raises AccountantUnavailable."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleReport:
-    """idleness: of who may be idle. events: for the owners. faults: warnings that could not be written."""
+    """idleness: of pods that may be idle. events: for the owners. faults: warnings that could not be written."""
 
     idleness: Idleness | None = None
     events: tuple[Event, ...] = ()
@@ -222,7 +224,7 @@ class IdleReport:
 
 
 class IdleWatch:
-    """Belongs to one controller; not made for threads."""
+    """The idle rule of one controller. Not thread-safe."""
 
     def __init__(self, usage: PodUsage) -> None:
         self._usage = usage
@@ -231,7 +233,9 @@ class IdleWatch:
         self._looked_ms: dict[str, int] = {}
 
     def restore(self, text: str) -> None:
-        """Go on with what `state` wrote; anything else is forgotten, which makes every grace begin anew."""
+        """Continue from the text that `state` wrote. An invalid text is ignored, and every grace period
+        begins again.
+        """
         self._warned = {}
         try:
             for target, uid, at_ms, mode in json.loads(text or "[]"):
@@ -259,8 +263,9 @@ class IdleWatch:
         end_ms: int,
         now_ms: int,
     ) -> IdleReport:
-        """mode: of the rule at this target. end_ms: up to when usage is metered. Between two checks no workload is
-        warned, forgiven or reclaimed."""
+        """Check a target. mode: of the rule at this target. end_ms: up to when usage is metered. Between two checks no
+        workload is warned, forgiven or reclaimed.
+        """
         if rule is None or mode == "off":
             self._warned.pop(target, None)
             return IdleReport()
@@ -303,11 +308,11 @@ class IdleWatch:
         return IdleReport(idleness, tuple(round_.events), tuple(round_.faults))
 
     def warned(self, target: str) -> int:
-        """Pods whose grace runs."""
+        """Return the number of pods whose grace period is running."""
         return len(self._warned.get(target, {}))
 
     def _measured(self, rule: IdleReclaimPolicy, gangs: Sequence[Gang], end_ms: int) -> Idleness:
-        """The idleness of pods that have been ready for long enough. No such workload: nothing is asked."""
+        """Return the idleness of pods that have been ready for long enough. Without such a pod, it queries nothing."""
         longest_ms = max(rule.sustained, rule.grace) * MS_PER_SECOND
         pods = {
             (pod.namespace, pod.name): pod.uid
@@ -322,7 +327,7 @@ class IdleWatch:
         return Idleness(end_ms, lasting, recent)
 
     def _work(self, due: Sequence[Bundle], end_ms: int) -> dict[str, float]:
-        """What is known of the work each would lose; nothing where the accountant does not answer."""
+        """Return the known work that each would lose; empty if the accountant does not answer."""
         found: dict[str, float] = {}
         for part in due:
             since = work_since(part)
@@ -340,7 +345,7 @@ class IdleWatch:
 
 
 class _Round:
-    """One target in one cycle: what is written and said."""
+    """One target in one cycle: annotations and events."""
 
     def __init__(self, rule: IdleReclaimPolicy, mode: Mode, cluster: Cluster, measured: Idleness, now_ms: int) -> None:
         self._rule = rule
@@ -353,7 +358,7 @@ class _Round:
         self.exempt: dict[str, str] = {}
 
     def warn(self, part: Bundle, pod: Pod) -> bool:
-        """Whether its owner knows now. False: the pod is exempt, gone, or could not be written to."""
+        """Return whether its owner was warned. False: the pod is exempt, gone, or could not be written."""
         if not self._may_be_warned(pod):
             return False
         until = instant(self._now_ms + self._rule.grace * MS_PER_SECOND)
@@ -370,7 +375,7 @@ class _Round:
         self._tell(pod, "Normal", "IdleNoMore", "its GPUs are used again, or it is not known: nothing is reclaimed")
 
     def look_again(self, part: Bundle) -> None:
-        """An owner may have exempted a pod while its grace ran."""
+        """Check whether an owner has exempted a pod during its grace period."""
         for pod in part.pods:
             self._may_be_warned(pod)
 

@@ -1,7 +1,7 @@
-"""Reads service latencies from Prometheus and decides when one may ask for room.
+"""Reads service latencies from Prometheus and decides when one may request room.
 
-A latency that cannot be read, or has no value, is unknown: it never asks for anything, and starts the time
-anew. What it must not do: decide who gives way.
+A latency that cannot be read, or has no value, is unknown: it never requests anything, and restarts the time. This
+module does not choose victims.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ _TIMEOUT_S = 10.0
 
 
 class LatencyUnknown(FairshareError):
-    """The Prometheus did not answer, or the query has no one number."""
+    """Prometheus did not answer, or the query returned no number."""
 
 
 Latency = Callable[[str, int], float]
-"""Seconds that a query tells at an instant. Raises LatencyUnknown."""
+"""Returns the seconds that a query gives at a time. Raises LatencyUnknown."""
 
 
 def prometheus_latency(
     url: str, token_file: Path | None = None, transport: httpx2.BaseTransport | None = None
 ) -> Latency:
-    """Latencies as a Prometheus knows them: the largest value of an instant query, in seconds. Raises LatencyUnknown
-    for an address that is none. transport: instead of the network."""
+    """Return a function that reads latencies from a Prometheus: the largest value of an instant query, in seconds.
+    Raises LatencyUnknown for an invalid address. transport: instead of the network.
+    """
     server = Prometheus(
         url, LatencyUnknown, token_file=token_file, timeout_s=_TIMEOUT_S, proxies=True, transport=transport
     )
@@ -49,7 +50,7 @@ def prometheus_latency(
 
 
 class Alarms:
-    """Since when each SLO of a policy is broken. Called once or more per cycle; not made for threads."""
+    """Since when each SLO of a policy is violated. Called once or more per cycle; not thread-safe."""
 
     def __init__(self, latency: Latency) -> None:
         self._latency = latency
@@ -57,12 +58,12 @@ class Alarms:
         self._asked: tuple[str, int] | None = None
         self._calls: tuple[PreemptionCall, ...] = ()
         self.readings: dict[str, float] = {}
-        """Seconds by SLO, as last read; those unknown are left out."""
+        """Seconds by SLO, as last read; unknown ones are left out."""
         self.faults: dict[str, str] = {}
         """Why an SLO could not be read, by name."""
 
     def __call__(self, policy: Policy, now_ms: int) -> Sequence[PreemptionCall]:
-        """The queues to make room for now."""
+        """Return the queues for which to make room now."""
         if self._asked != (policy.version(), now_ms):
             self._asked = (policy.version(), now_ms)
             self.readings, self.faults = {}, {}
@@ -89,12 +90,12 @@ class Alarms:
 
 
 def call_for(slo: SloPolicy, value: float, lasted_ms: int) -> PreemptionCall:
-    """What a broken SLO asks for, with its sentence."""
+    """Return the request for room of a violated SLO, with its sentence."""
     lasted = f" for {lasted_ms / MS_PER_SECOND / 60:.0f} min" if lasted_ms else ""
     why = f"the latency of {slo.name} is {shown(value)}, above {shown(slo.above)}{lasted}"
     return PreemptionCall(slo.queue or "", slo.workload or "", why, slo.gpus)
 
 
 def shown(seconds: float) -> str:
-    """50 ms, 1.2 s."""
+    """Format a duration: 50 ms, 1.2 s."""
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

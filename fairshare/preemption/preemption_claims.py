@@ -1,10 +1,8 @@
-"""Lists which workloads may ask for room, and whether they would fit on nodes.
+"""Lists which workloads may request room, and whether they would fit on nodes.
 
-Pods are placed largest first, each where it leaves the least over. A gang whose pods are not known yet only
-needs as many GPUs as are free in all. What it must not do: guess where a scheduler will really put a pod.
-
-What it must not do: guess where a scheduler will really put a pod, or look at node selectors: a GPU that only
-a selector keeps from a gang counts as usable.
+Pods are placed largest first, each on the node with the least room left over. A gang with unknown pods only needs as
+many GPUs as are free in total. This module neither predicts where a scheduler will place a pod nor reads node
+selectors: a GPU that only a selector excludes counts as usable.
 """
 
 from __future__ import annotations
@@ -37,13 +35,16 @@ from gputally.kubernetes.objects import Object, gpus_of_nodes
 
 GPU = "gpu"
 MOST_CLAIMS = 50
-"""Claims for which victims are looked for in one cycle, and refused ones that are told; others wait for the next."""
+"""Largest number of claims for which victims are searched in one cycle, and of refused ones that are reported; others
+wait for the next.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A need for room. sizes: of the pods to place, where they are known. nodes: None: any. pool: whose quota it needs,
-    "" where its target admits by nodes alone. topology: the level that its pods have to share, "" for none."""
+    """A workload that needs room. sizes: of the pods to place, if known. nodes: None: any. pool: whose quota it needs,
+    "" if its target admits only by nodes. topology: the level that its pods must share, "" for none.
+    """
 
     key: str
     queue: str
@@ -64,18 +65,19 @@ class Claim:
 
     @property
     def like(self) -> Hashable:
-        """Equal for claims that differ in nothing but who asks and since when."""
+        """Return a value that is equal for claims that differ only in their workload and waiting time."""
         return (*astuple(self)[1:-2], self.why)
 
     @property
     def called(self) -> bool:
-        """For a latency or a person, not for its own sake."""
+        """Return whether a latency or a person requests it, not the workload itself."""
         return self.trigger != "waits"
 
 
 def claims(policy: Policy, situation: PreemptionInputs) -> tuple[Claim, ...]:
-    """In the order in which they are served: calls, then within quota, then by priority, then who has least of
-    its share, then who waits longest."""
+    """Return the claims in the order of service: calls, then within quota, then by priority, then the queue with the
+    least of its share, then the longest wait.
+    """
     found = [*_called(situation), *(() if situation.calls_only else _waiting(policy.preemption, situation))]
     seen: dict[str, Claim] = {}
     for claim in found:
@@ -97,8 +99,9 @@ def claims(policy: Policy, situation: PreemptionInputs) -> tuple[Claim, ...]:
 
 
 def over_limit(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
-    """Which limit keeps it waiting even where there is room, in words. now: the books of the situation; expected: with
-    what earlier claims get."""
+    """Return in words which limit makes the claim wait even if there is room. now: the accounts of the inputs;
+    expected: with the GPUs that earlier claims get.
+    """
     for name in path(claim.queue, expected):
         stock = expected[name].stocks[GPU]
         if stock.limit != UNLIMITED and stock.allocated + claim.gpus > stock.limit + EPSILON:
@@ -107,7 +110,9 @@ def over_limit(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
 
 
 def refusal(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
-    """Why no workload has to give way for this claim, in words; None: it may take. now, expected: see `over_limit`."""
+    """Return in words why no workload is preempted for this claim; None if preemption is allowed. now, expected: see
+    `over_limit`.
+    """
     if claim.called or may_reclaim(claim.asker, expected):
         return None
     stock = expected[claim.queue].stocks[GPU]
@@ -181,12 +186,12 @@ def _is_called(gang: Gang, call: PreemptionCall) -> bool:
 
 
 def named_by(gang: Gang, name: str) -> bool:
-    """Whether NAMESPACE/NAME means this gang: by its own object's name, or by that of the job it was made for."""
+    """Return whether NAMESPACE/NAME names this gang: by its own object's name, or by that of its job."""
     return name in {f"{gang.namespace}/{each}" for each in (gang.name, gang.job) if each}
 
 
 def saturations(accounts: Accounts) -> Mapping[str, float]:
-    """What every queue holds over what it is due."""
+    """Return what every queue holds over what it is due."""
     return {
         name: ratio(account.stocks[GPU].allocated, account.stocks[GPU].share) if account.stocks[GPU].share else inf
         for name, account in accounts.items()
@@ -194,7 +199,7 @@ def saturations(accounts: Accounts) -> Mapping[str, float]:
 
 
 def to_start(gang: Gang) -> tuple[float, ...]:
-    """Sizes of the smallest pods that make up what it needs to start; empty where they are not known."""
+    """Return the sizes of the smallest pods that make up what it needs to start; empty if they are unknown."""
     waiting = sorted(pod.gpus for pod in gang.pods if not pod.held and not pod.node)
     sizes: list[float] = []
     for size in waiting:
@@ -219,8 +224,9 @@ def preemption_inputs(
     calls: Sequence[PreemptionCall] = (),
     quotas: Mapping[str, Quota] = NO_QUOTAS,
 ) -> PreemptionInputs:
-    """nodes: those that may be given work. pods: of the whole cluster; a pod that is being stopped leaves room. quotas:
-    by which the target admits work."""
+    """nodes: those that accept work. pods: of the whole cluster; a pod that is being stopped leaves room. quotas: by
+    which the target admits work.
+    """
     known = {queue.name for queue in policy.queues}
     mine = tuple(gang for gang in gangs if gang.queue in known)
     usable = {}
@@ -252,7 +258,7 @@ def preemption_inputs(
 
 
 def _accounts(policy: Policy, gangs: Sequence[Gang], entitlements: Sequence[Entitlement]) -> Mapping[str, Account]:
-    """What a queue holds is what its gangs hold: only they can be counted down when one of them goes."""
+    """Return the accounts. A queue holds what its gangs hold, because only these can be subtracted when one stops."""
     own: dict[str, list[float]] = {}
     fixed: dict[str, list[float]] = {}
     for gang in gangs:
@@ -283,7 +289,7 @@ def _accounts(policy: Policy, gangs: Sequence[Gang], entitlements: Sequence[Enti
 
 
 def free_by_node(nodes: Sequence[Object], pods: Sequence[Pod]) -> Mapping[str, float]:
-    """GPUs that no pod holds. pods: of the whole cluster; a pod that is being stopped leaves room."""
+    """Return the GPUs that no pod holds. pods: of the whole cluster; a pod that is being stopped leaves room."""
     used: dict[str, list[Pod]] = {}
     for pod in pods:
         if pod.held:
@@ -299,25 +305,27 @@ SLACK = 1e-9
 
 
 class FreeGpus:
-    """Free GPUs by node. Not made for threads."""
+    """Free GPUs by node. Not thread-safe."""
 
     def __init__(self, free: Mapping[str, float]) -> None:
         self._free = dict(free)
 
     def give(self, amounts: Mapping[str, float]) -> None:
-        """Free GPUs on nodes; those of unknown nodes are of no use."""
+        """Free GPUs on nodes; GPUs on unknown nodes are ignored."""
         for node, amount in amounts.items():
             if node in self._free:
                 self._free[node] += amount
 
     def free(self, nodes: Collection[str] | None = None) -> float:
-        """GPUs free in all, on `nodes` (None: on every node). A node that holds more than it lists takes nothing from
-        the others."""
+        """Return the GPUs free in total, on `nodes` (None: on every node). A node that holds more than it lists reduces
+        no other node.
+        """
         return _free(self._free[node] for node in self._usable(nodes))
 
     def place(self, sizes: Sequence[float], total: float, nodes: Collection[str] | None = None) -> bool:
-        """Take room for pods of these sizes (none known: for `total` GPUs anywhere); False: they do not fit,
-        and nothing is taken."""
+        """Reserve room for pods of these sizes (none known: for `total` GPUs anywhere); returns False, and reserves
+        nothing, if they do not fit.
+        """
         taken = self._found(sizes, total, nodes)
         if taken is None:
             return False
@@ -325,7 +333,7 @@ class FreeGpus:
         return True
 
     def _found(self, sizes: Sequence[float], total: float, nodes: Collection[str] | None) -> dict[str, float] | None:
-        """What would be left on the nodes that were used. The order of the nodes decides nothing."""
+        """Return what would be left on the used nodes. The order of the nodes does not matter."""
         usable = self._usable(nodes)
         return self._fill(total, usable) if not sizes else fit(sizes, {node: self._free[node] for node in usable})
 
@@ -333,7 +341,7 @@ class FreeGpus:
         return self._free.keys() if nodes is None else [node for node in nodes if node in self._free]
 
     def _fill(self, total: float, nodes: Collection[str]) -> dict[str, float] | None:
-        """The emptiest nodes last, so that whole nodes stay whole."""
+        """Use the emptiest nodes last, so that whole nodes stay free."""
         left, taken = total, {}
         for node in sorted(nodes, key=lambda node: (self._free[node], node)):
             if left <= SLACK:
@@ -344,15 +352,17 @@ class FreeGpus:
         return taken if left <= SLACK else None
 
     def trial(self, sizes: Sequence[float], total: float, nodes: Collection[str] | None = None) -> PlacementTrial:
-        """For asking again and again whether `place` would succeed, were this or that given."""
+        """Return an object that tests repeatedly whether `place` would succeed with further GPUs freed."""
         return PlacementTrial({node: self._free[node] for node in self._usable(nodes)}, sizes, total)
 
 
 class PlacementTrial:
-    """Whether pods fit, while parts are given to the room by number and taken out again. The room stays as it is.
+    """Tests whether pods fit while parts are added to the room by number and removed again. The room itself does not
+    change.
 
-    It answers as `FreeGpus.place` does. Pods of one size, as in nearly every gang, are only counted: how many have a
-    place on each node, of which a part changes few."""
+    It gives the same results as `FreeGpus.place`. Pods of one size, as in nearly every gang, are only counted: the
+    number that fits on each node, which a part changes on few nodes.
+    """
 
     def __init__(self, free: dict[str, float], sizes: Sequence[float], total: float) -> None:
         """free: of the nodes that come into question. Changed in place."""
@@ -367,7 +377,7 @@ class PlacementTrial:
         self._given: dict[str, dict[int, float]] = {}
 
     def give(self, number: int, amounts: Mapping[str, float], unplaced: float = 0.0) -> None:
-        """amounts: by node; those of unknown nodes are of no use. unplaced: GPUs of which the node is not known."""
+        """amounts: by node; unknown nodes are ignored. unplaced: GPUs whose node is unknown."""
         self._parts[number] = amounts
         if unplaced:
             self._unplaced[number] = unplaced
@@ -398,7 +408,7 @@ class PlacementTrial:
         return self._places - lost >= len(self._sizes)
 
     def _without(self, number: int) -> dict[str, float]:
-        """Free GPUs of the nodes on which this part lies, without it: added up anew, for fractions of a GPU."""
+        """Return the free GPUs of this part's nodes without it, added up again because of fractions of a GPU."""
         return {node: self._sum(node, number) for node in self._parts[number] if node in self._free}
 
     def _sum(self, node: str, without: int | None = None) -> float:
@@ -410,7 +420,7 @@ class PlacementTrial:
         self._free[node] = amount
 
     def _holds(self, amount: float) -> int:
-        """Pods that have a place on a node with so much free."""
+        """Return how many pods fit on a node with so much free."""
         return int((amount + SLACK) / self._size) if self._size is not None and amount > SLACK else 0
 
 
@@ -419,7 +429,7 @@ def _free(amounts: Iterable[float]) -> float:
 
 
 def fit(sizes: Sequence[float], amounts: Mapping[str, float]) -> dict[str, float] | None:
-    """What is left on each node once pods of these sizes have their places; None: not all of them find one."""
+    """Return what is left on each node after pods of these sizes are placed; None if not all of them fit."""
     free = {node: amount for node, amount in amounts.items() if amount > SLACK}
     if fsum(sizes) > fsum(free.values()) + SLACK:
         return None
@@ -436,9 +446,10 @@ def fit(sizes: Sequence[float], amounts: Mapping[str, float]) -> dict[str, float
 
 
 def unplaceable_gpus(free: Mapping[str, float], gangs: Iterable[Gang]) -> float:
-    """GPUs left free once every waiting gang that fits has been placed, the largest first.
+    """Return the GPUs left free after every waiting gang that fits has been placed, the largest first.
 
-    0 where nothing is left waiting after that: such room is simply free. free: by node."""
+    It is 0 if no gang waits after that, because then the room is simply free. free: by node.
+    """
     room = FreeGpus({node: max(0.0, amount) for node, amount in free.items()})
     waiting = sorted(
         (gang for gang in gangs if gang.waits > 0),

@@ -1,17 +1,18 @@
-"""Runs preemption for all targets in a cycle, or for one workload by hand, and keeps what limits need.
+"""Runs preemption for all targets in a cycle, or for one workload by hand, and keeps the state of the limits.
 
-Kept: who gave way in the last day (for the limits), whose owners were warned that they are idle, what was said
-already (so that it is said once), which victims the cluster keeps, and since when a latency is too high. The first two
-survive a restart in the status ConfigMap; losing them would make the limits generous, and a grace begin anew.
+The state contains the workloads preempted in the last day (for the limits), the owners that were warned of idle GPUs,
+the reported outcomes (so that each is reported once), the victims that the cluster keeps, and since when a latency is
+too high. The first two survive a restart in the status ConfigMap; without them the limits would allow too much, and
+grace periods would begin again.
 
-Counted are workloads, not pods, and only those taken from another queue: acts of the target's scheduler that are
-new since the last look (`Observation.evictions`), and our own. The first look counts none: whatever stands there
-then is of unknown age. Kept in memory alone; a restart forgets at most one cycle's.
+Evictions are counted as workloads, not pods, and only if they took from another queue: evictions by the target's
+scheduler that are new since the last cycle (`Observation.evictions`), and the controller's own. The first cycle counts
+none, because their age is unknown. These counts are only in memory; a restart forgets at most one cycle's.
 
-Volcano's scheduler does not say for which queue it evicts: there only our own are known.
+Volcano's scheduler does not state the beneficiary of an eviction, so there only the controller's own are counted.
 
-The decision is the controller's own, with the same rules and limits, for this one workload alone; its class
-and wait do not matter. Old or thin usage is refused here as there.
+A preemption by hand follows the controller's rules and limits, for a single workload; its class and wait do not matter.
+It is refused while usage is old or its coverage is low.
 """
 
 from __future__ import annotations
@@ -48,26 +49,25 @@ from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Object, node_
 
 KEY = "preempted"
 IDLE_KEY = "warned-idle"
-"""The ConfigMap's entries."""
+"""Entries of the ConfigMap."""
 HAND_KEY, BY_HAND = "preempted-by-hand", "gputally-by-hand"
 """The entry of a preemption by hand, and its field manager: the controller leaves both alone."""
 MOST_KEPT = 1_000
 FORGOTTEN_MS = 10 * MS_PER_MINUTE
-"""A victim that the cluster keeps is tried again after this time, where so many are kept that one cycle cannot ask
-all."""
+"""Time after which a victim that the cluster keeps is tried again, if there are too many to try in one cycle."""
 Calls = Callable[[Policy, int], Sequence[PreemptionCall]]
 
 
 def no_calls(_policy: Policy, _now_ms: int) -> Sequence[PreemptionCall]:
-    """No latency is watched."""
+    """Return no calls: no latency is watched."""
     return ()
 
 
 class Preemptions:
-    """Belongs to one controller; not made for threads."""
+    """The preemptions of one controller. Not thread-safe."""
 
     def __init__(self, usage: PodUsage, calls: Calls = no_calls, where: StatusObject | None = None) -> None:
-        """usage: what pods did lately, for the idle rule. where: what was done by hand stands there too."""
+        """usage: what pods did lately, for the idle rule. where: the ConfigMap with preemptions by hand."""
         self._calls = calls
         self._where = where
         self._idle = IdleWatch(usage)
@@ -76,13 +76,13 @@ class Preemptions:
         self._vetoed: dict[str, dict[str, tuple[EvictionVeto, int]]] = {}
 
     def restore(self, standing: Object) -> None:
-        """Go on with what stands in the ConfigMap."""
+        """Continue from the state in the ConfigMap."""
         data = standing.get("data") or {}
         self._past = _read(data.get(KEY, ""))
         self._idle.restore(data.get(IDLE_KEY, ""))
 
     def state(self) -> dict[str, str]:
-        """For the ConfigMap."""
+        """Return the state for the ConfigMap."""
         texts = {KEY: _text(self._past) if self._past else "", IDLE_KEY: self._idle.state()}
         return {key: text for key, text in texts.items() if text}
 
@@ -100,9 +100,10 @@ class Preemptions:
         leading: Callable[[], bool],
         quotas: Mapping[str, Quota] = NO_QUOTAS,
     ) -> tuple[PreemptionReport | None, tuple[Decision, ...]]:
-        """metered_ms: up to when usage is metered; None: that is not known. quotas: by which the target admits work.
+        """metered_ms: up to when usage is metered; None if unknown. quotas: by which the target admits work.
 
-        None where the target's preemption is off. Raises ClusterError where nothing could be decided."""
+        Returns None if the target's preemption is off. Raises ClusterError if nothing could be decided.
+        """
         mode = target_preemption.mode_of(policy, target)
         if mode == "off" or not leading():
             return None, ()
@@ -131,21 +132,21 @@ class Preemptions:
         return replace(report, events=(*look.events, *(report.events if news else ()))), news
 
     def _known(self, target: str, now_ms: int) -> dict[str, EvictionVeto]:
-        """Vetoes of earlier cycles that did not come to an end."""
+        """Return vetoes of earlier cycles that are still valid."""
         held = {key: veto for key, veto in self._vetoed.get(target, {}).items() if now_ms - veto[1] < FORGOTTEN_MS}
         self._vetoed[target] = held
         return {key: veto for key, (veto, _) in held.items()}
 
 
 def recent(cluster: Cluster, where: StatusObject) -> tuple[PastPreemption, ...]:
-    """Who gave way of late, to the controller and by hand, as they have noted it; none where that cannot be read."""
+    """Return the recent preemptions, by the controller and by hand; empty if they cannot be read."""
     return _past_preemptions(cluster, where, KEY, HAND_KEY)
 
 
 def note_by_hand(
     cluster: Cluster, where: StatusObject, past: Sequence[PastPreemption], now_ms: int, cool_down_s: int
 ) -> None:
-    """Let the limits of the controller, and of who comes next, know who gave way by hand. Raises ClusterError."""
+    """Record preemptions by hand for the limits of the controller and of later commands. Raises ClusterError."""
     for left in range(2, -1, -1):
         metadata = {"name": where.name, "namespace": where.namespace}
         before: tuple[PastPreemption, ...] = ()
@@ -185,7 +186,7 @@ def _text(past: Sequence[PastPreemption]) -> str:
 
 
 def _read(text: str) -> tuple[PastPreemption, ...]:
-    """What `state` wrote; anything else is forgotten."""
+    """Parse what `state` wrote; an invalid text is ignored."""
     try:
         rows: Any = json.loads(text or "[]")
         return tuple(
@@ -197,7 +198,7 @@ def _read(text: str) -> tuple[PastPreemption, ...]:
 
 
 Taken = frozenset[tuple[str, str]]
-"""(for which queue, which workload)."""
+"""(beneficiary queue, workload)."""
 
 
 class PreemptionCounts:
@@ -208,7 +209,7 @@ class PreemptionCounts:
         self._own: dict[str, Taken] = {}
 
     def note(self, report: PreemptionReport) -> None:
-        """What was stopped by us in this cycle, for the next one."""
+        """Record what the controller stopped in this cycle, for the next one."""
         queues = {verdict.claimant: verdict.queue for verdict in report.verdicts if verdict.trigger != "idle"}
         self._own[report.target] = frozenset(
             (queues[stop.claimant], key_of(stop.victim.gang))
@@ -220,7 +221,7 @@ class PreemptionCounts:
     def count(
         self, policy: Policy, target: str, evictions: Sequence[Eviction], standings: Mapping[str, Standing]
     ) -> dict[str, Standing]:
-        """The standings with what is new, descendants' included."""
+        """Return the standings with the new counts, descendants' included."""
         before = self._seen.get(target)
         self._seen[target] = frozenset(each.id for each in evictions)
         taken = self._own.pop(target, frozenset())
@@ -237,15 +238,16 @@ _HERE = StatusObject()
 
 
 class NotPossible(FairshareError):
-    """Nothing could be asked or decided."""
+    """Nothing could be read or decided."""
 
 
 def measured(
     policy: Policy, job: str, threshold: float | None, query: str, latency: Latency | None, now_ms: int
 ) -> str | None:
-    """The sentence that asks for room; None where the latency is not above the threshold.
+    """Return the sentence that requests room; None if the latency is not above the threshold.
 
-    query: else that of the policy's SLO for the workload. Raises NotPossible or LatencyUnknown."""
+    query: by default that of the policy's SLO for the workload. Raises NotPossible or LatencyUnknown.
+    """
     if threshold is None:
         return "asked for by hand"
     asked = query or next((slo.query for slo in policy.preemption.slos if slo.workload == job), "")
@@ -269,10 +271,11 @@ def by_hand(
     where: StatusObject = _HERE,
     others: OtherClusters = NO_OTHER_CLUSTERS,
 ) -> PreemptionReport:
-    """Decide, and with `enforce` act and record. where: the limits know from it who gave way of late, and are told
-    there who does now. others: clusters whose usage the policy may count.
+    """Decide, and with `enforce` also act and record. where: the ConfigMap with recent preemptions, which is updated.
+    others: clusters whose usage the policy may count.
 
-    Raises NotPossible, AccountantUnavailable or ClusterError."""
+    Raises NotPossible, AccountantUnavailable or ClusterError.
+    """
     now_ms = clock.wall_ms()
     window = own = accountant.window(policy.window, policy.measure, now_ms, policy.min_coverage)
     hold = usage_gate(policy, own, now_ms)

@@ -1,15 +1,14 @@
 """Defines which queue may reclaim from which, and how much preemption is allowed.
 
-A queue may reclaim up to its fair share. It takes from queues above what they may hold, or, while it is
-within its deserved quota itself, from queues above theirs. Queues are compared at the children of their
-lowest common ancestor. As there, a bundle's queue is looked at before the bundle is taken, so that a gang
-may carry a queue below its share; `fairshare.preemption.victim_candidates` is stricter and never goes below a quota.
+A queue may reclaim up to its fair share. It takes from queues above what they may hold or, while it is within its own
+deserved quota, from queues above theirs. Queues are compared at the children of their lowest common ancestor. As in
+KAI, a bundle's queue is checked before the bundle is taken, so a gang may bring a queue below its share;
+`fairshare.preemption.victim_candidates` is stricter and never goes below a quota.
 
 Source: kai-scheduler/KAI-Scheduler d5bc503a, pkg/scheduler/plugins/proportion/reclaimable.
 
-Three limits hold at once: workloads of one team in an hour, workloads of the cluster in an hour, and
-GPU-hours of work lost in a day. Beside them a workload that has been preempted is left alone for a while.
-What was only tried (dry-run) counts for nothing.
+Three limits apply at once: workloads of one team in an hour, workloads of the cluster in an hour, and GPU-hours of work
+lost in a day. In addition, a workload that was preempted is protected for some time. A dry run does not count.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from fairshare.core.model import UNLIMITED
 from gputally.base.units import MS_PER_SECOND
 
 Amounts = Mapping[str, float]
-"""Quantity by resource (`gpu`, and `cpu`, `memory` where they count); what is missing is 0."""
+"""Quantity by resource (`gpu`, and `cpu`, `memory` if they count); a missing one is 0."""
 Right = Literal["within quota", "above share"]
 """The two rules by which a bundle may be taken."""
 EPSILON: Final = 1e-9
@@ -66,7 +65,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who wants `required`, for which leaf queue. preemptible: it may be preempted itself."""
+    """A workload that wants `required`, for which leaf queue. preemptible: it may be preempted itself."""
 
     queue: str
     required: Amounts
@@ -77,7 +76,9 @@ Accounts = Mapping[str, Account]
 
 
 def may_reclaim(asker: Claimant, accounts: Accounts) -> bool:
-    """Whether the asker's queue stays within its fair share, and who is not preemptible within its quota."""
+    """Return whether the claimant's queue stays within its fair share, or for a claimant that is not preemptible,
+    within its quota.
+    """
     return all(
         _sum(stock.allocated, asker.required, name) <= _open(stock.share) + EPSILON
         and (asker.preemptible or _sum(stock.fixed, asker.required, name) <= _open(stock.deserved) + EPSILON)
@@ -86,7 +87,9 @@ def may_reclaim(asker: Claimant, accounts: Accounts) -> bool:
 
 
 def right_to_take(asker: Claimant, mine: Account, theirs: Account, remaining: Amounts) -> Right | None:
-    """The rule by which the next bundle may be taken from `theirs`, which still holds `remaining`; None: by none."""
+    """Return the rule by which the next bundle may be taken from `theirs`, which still holds `remaining`; None if there
+    is none.
+    """
     held = {name: remaining.get(name, 0.0) for name in theirs.stocks}
     if within_quota(asker, mine) and any(
         held[name] > _open(stock.deserved) + EPSILON for name, stock in theirs.stocks.items()
@@ -98,12 +101,12 @@ def right_to_take(asker: Claimant, mine: Account, theirs: Account, remaining: Am
 
 
 def above_share(theirs: Account, remaining: Amounts) -> bool:
-    """KAI's MaintainFairShare: the queue holds more than it may in some resource."""
+    """Apply KAI's MaintainFairShare: the queue holds more than it may in some resource."""
     return any(remaining.get(name, 0.0) > stock.allocatable + EPSILON for name, stock in theirs.stocks.items())
 
 
 def within_quota(asker: Claimant, mine: Account) -> bool:
-    """Whether what is asked stays within the queue's deserved quota in every resource."""
+    """Return whether the request stays within the queue's deserved quota in every resource."""
     return all(
         _sum(stock.allocated, asker.required, name) <= _open(stock.deserved) + EPSILON
         for name, stock in mine.stocks.items()
@@ -111,7 +114,7 @@ def within_quota(asker: Claimant, mine: Account) -> bool:
 
 
 def queues_to_compare(one: str, other: str, accounts: Accounts) -> tuple[str, str]:
-    """The two queues to compare: the first in which the paths from the roots differ, else the last pair."""
+    """Return the two queues to compare: the first in which the paths from the roots differ, otherwise the last pair."""
     pairs = list(zip(path(one, accounts), path(other, accounts), strict=False))
     return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
 
@@ -125,7 +128,7 @@ def path(queue: str, accounts: Accounts) -> tuple[str, ...]:
 
 
 class TakenBundles:
-    """Bundles taken one by one from queues, and whether the whole still is fair. Not shared between threads."""
+    """Bundles taken one by one from queues, and whether the result is fair. Not thread-safe."""
 
     def __init__(self, asker: Claimant, accounts: Accounts) -> None:
         self._asker = asker
@@ -136,12 +139,12 @@ class TakenBundles:
         self._involved: dict[str, set[str]] = {}
 
     def held(self, queue: str) -> dict[str, float]:
-        """What the queue still holds."""
+        """Return what the queue still holds."""
         stocks = self._accounts[queue].stocks
         return self._remaining.get(queue) or {name: stock.allocated for name, stock in stocks.items()}
 
     def levelled(self, queue: str) -> tuple[str, str]:
-        """The asker's queue and this one where they are compared."""
+        """Return the claimant's queue and this one at the level where they are compared."""
         known = self._levelled.get(queue)
         if known is None:
             known = self._levelled[queue] = queues_to_compare(self._asker.queue, queue, self._accounts)
@@ -155,14 +158,14 @@ class TakenBundles:
         return known
 
     def right(self, queue: str) -> Right | None:
-        """Whether the next bundle may come from this leaf queue."""
+        """Return whether the next bundle may come from this leaf queue."""
         mine, theirs = self.levelled(queue)
         if mine == theirs:
             return None
         return right_to_take(self._asker, self._accounts[mine], self._accounts[theirs], self.held(theirs))
 
     def take(self, queue: str, bundle: Amounts) -> None:
-        """Subtract it from the queue and its ancestors."""
+        """Subtract the bundle from the queue and its ancestors."""
         for name in self.path(queue):
             held = self._remaining.setdefault(name, self.held(name))
             for resource, amount in bundle.items():
@@ -171,9 +174,10 @@ class TakenBundles:
                     self._involved.setdefault(name, set()).add(resource)
 
     def fair(self, saturation: float = 1.0) -> bool:
-        """Whether the asker ends up no more saturated than those it takes from, at every level.
+        """Return whether the claimant ends up no more saturated than the queues it takes from, at every level.
 
-        saturation: >= 1; how much more saturated they have to stay before it may go above its share."""
+        saturation: >= 1; how much more saturated they must stay before it may go above its share.
+        """
         asked = {name for name, amount in self._asker.required.items() if amount > 0}
         for name in reversed(path(self._asker.queue, self._accounts)):
             account = self._accounts[name]
@@ -209,7 +213,7 @@ class TakenBundles:
 
 
 def ratio(allocated: float, share: float) -> float:
-    """How saturated a queue is; 0 where its share is unlimited, infinite where it has none and holds some."""
+    """Return how saturated a queue is; 0 if its share is unlimited, infinite if it has no share and holds something."""
     if share == UNLIMITED:
         return 0.0
     if share == 0:
@@ -230,7 +234,7 @@ DAY_MS = 24 * HOUR_MS
 
 
 Limit = Literal["cool-down", "per-team", "per-cluster", "lost-hours"]
-"""What kept a workload from being stopped."""
+"""The limit that kept a workload from being stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +247,9 @@ class Denial:
 
 @dataclass(frozen=True, slots=True)
 class PastPreemption:
-    """One workload (or a part of it) that gave way. team: who pays for it, its queue where none is named.
-    decision: by whose id it was made."""
+    """One preempted workload (or a part of it). team: which pays for it, or its queue if it has no team. decision: the
+    id of the decision.
+    """
 
     at_ms: int
     key: str
@@ -256,16 +261,17 @@ class PastPreemption:
 
 
 def still_limiting(past: Sequence[PastPreemption], now_ms: int, cool_down_s: int) -> tuple[PastPreemption, ...]:
-    """What any limit still asks for, oldest first."""
+    """Return the preemptions that any limit still counts, oldest first."""
     since = now_ms - max(DAY_MS, cool_down_s * MS_PER_SECOND)
     return tuple(sorted((each for each in past if each.at_ms > since), key=lambda each: (each.at_ms, each.key)))
 
 
 class Budget:
-    """What may still be stopped now. Grows smaller with every `spend`; a copy goes its own way.
+    """What may still be stopped now. Each `spend` reduces it; a copy is independent.
 
-    It is asked for every workload that comes into question, thousands of times a cycle: everything a limit compares
-    is kept added up, the lost work exactly."""
+    It is checked for every candidate, thousands of times a cycle, so all figures that a limit compares are kept as
+    sums, the lost work exactly.
+    """
 
     def __init__(self, rules: PreemptionPolicy, past: Sequence[PastPreemption], now_ms: int) -> None:
         self._rules = rules
@@ -298,9 +304,10 @@ class Budget:
             self._lost += Fraction(past.lost_gpu_hours)
 
     def refusal(self, key: str, team: str, lost_gpu_hours: float) -> Denial | None:
-        """Why this one may not be stopped now; None: it may.
+        """Return why this workload may not be stopped now; None if it may.
 
-        More parts of a workload that is being stopped in the same moment are no new workload."""
+        Further parts of a workload that is being stopped at the same time do not count as another workload.
+        """
         rules = self._rules
         last = self._last_ms.get(key)
         if last is not None and self.now_ms - last < rules.cool_down * MS_PER_SECOND:

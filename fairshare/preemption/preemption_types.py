@@ -13,18 +13,19 @@ from fairshare.preemption.preemption_rules import Account, Limit, PastPreemption
 
 Trigger = Literal["waits", "latency", "by hand", "idle"]
 Ground = Literal["within quota", "above share", "latency", "lower class", "idle"]
-"""Why a part may be taken: its queue holds more than its quota while the other is within its own; its queue is
-above its share and the other below; it borrows while a latency is over its threshold; it is of the same
-queue and a lower priority (for a latency alone); or it does not use what it holds."""
+"""Why a part may be taken: its queue holds more than its quota while the other is within its own; its queue is above
+its share and the other below; it borrows while a latency is over its threshold; it is in the same queue with a lower
+priority (only for a latency); or it does not use what it holds.
+"""
 
 Outcome = Literal["room", "preempts", "denied"]
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionCall:
-    """A workload for which a latency objective, or a person, asks for room at once. workload: namespace/name, or "" for
-    all of the queue; a workload alone says its queue itself. gpus: to be freed where nothing of it waits. why: one
-    sentence."""
+    """A workload for which a latency objective, or a person, requests room at once. workload: namespace/name, or "" for
+    the whole queue; a workload determines its queue. gpus: to be freed if no pod of it waits. why: one sentence.
+    """
 
     queue: str
     workload: str
@@ -35,7 +36,7 @@ class PreemptionCall:
 
 @dataclass(frozen=True, slots=True)
 class PodUse:
-    """GPU-microseconds that a pod held in some span. unknown_us: held, and nothing is known of it."""
+    """GPU-microseconds that a pod held in some span. unknown_us: held, with unknown use."""
 
     busy_us: int
     idle_us: int
@@ -44,11 +45,11 @@ class PodUse:
 
 @dataclass(frozen=True, slots=True)
 class Idleness:
-    """What the ledger measured of pods up to `end_ms`, by uid, and what is known of their warnings.
+    """Idle time of pods up to `end_ms` as the ledger measured it, by uid, and their warnings.
 
-    lasting, recent: over the rule's `sustained` and over its `grace`. warned: since when their owners know.
-    exempt: why the rule leaves them alone. worked: GPU-hours since the last checkpoint, or the start, that were
-    not measured idle."""
+    lasting, recent: over the rule's `sustained` and over its `grace`. warned: when their owners were warned. exempt:
+    why the rule exempts them. worked: GPU-hours since the last checkpoint, or the start, that were not measured idle.
+    """
 
     end_ms: int
     lasting: Mapping[str, PodUse]
@@ -60,12 +61,13 @@ class Idleness:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionInputs:
-    """Everything a decision is made from, beside the policy.
+    """All inputs of a decision, besides the policy.
 
-    accounts: GPUs by queue. free: GPUs by node, those of pods on their way out included. usable: nodes by
-    workload, where it cannot run on all. vetoed: workload to the reason why the cluster will not let it go.
-    calls_only: no other claim may take. idle: of pods that may not use what they hold; None: not asked. quotas: by
-    which the target admits work, by the pools that gangs name; empty where it counts in nodes alone."""
+    accounts: GPUs by queue. free: GPUs by node, those of pods being deleted included. usable: nodes by workload, if it
+    cannot run on all. vetoed: workload to the reason why the cluster does not allow it to be stopped. calls_only: no
+    other claim may take. idle: of pods that may not use what they hold; None: not queried. quotas: by which the target
+    admits work, by the pools that gangs name; empty if it counts only nodes.
+    """
 
     now_ms: int
     target: str
@@ -83,7 +85,7 @@ class PreemptionInputs:
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A workload, or some of its pods, that gives way. reason: one sentence for its owner."""
+    """A workload, or some of its pods, to be stopped. reason: one sentence for its owner."""
 
     gang: Gang
     pods: tuple[Pod, ...]
@@ -97,7 +99,9 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class SparedWorkload:
-    """A running workload that was looked at and stays, and why. limit: the one that spares it, if one does."""
+    """A running workload that was considered and is not stopped, and why. limit: the limit that protects it, if one
+    does.
+    """
 
     key: str
     queue: str
@@ -107,7 +111,7 @@ class SparedWorkload:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of one claim. outcome: there is room already; others give way; or nothing can be done."""
+    """The result for one claim. outcome: there is room already; victims are stopped; or nothing can be done."""
 
     claimant: str
     queue: str
@@ -124,17 +128,17 @@ _VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 
 def write(value: PreemptionInputs) -> dict[str, Any]:
-    """The value as complete JSON: `read` gives the same value back."""
+    """Return the value as complete JSON: `read` gives the same value back."""
     plain: dict[str, Any] = _SITUATION.dump_python(value, mode="json")
     return plain
 
 
 def read(plain: Mapping[str, Any]) -> PreemptionInputs:
-    """Raises ValueError for what `write` did not write."""
+    """Read a value. Raises ValueError for anything that `write` did not write."""
     return _SITUATION.validate_python(plain)
 
 
 def show(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as JSON, for the record."""
+    """Return a verdict as JSON, for the record."""
     plain: dict[str, Any] = _VERDICT.dump_python(verdict, mode="json")
     return plain

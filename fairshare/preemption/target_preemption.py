@@ -1,12 +1,11 @@
 """Runs one target's preemption in one cycle, and reports what prevented it.
 
-Level-triggered: nothing is remembered between cycles but who gave way when (`preempting.limits`), which is kept
-in the status ConfigMap. Decisions carry everything they were made from; `replay` makes them again. In a dry
-run everything is looked at and told, and nothing is stopped.
+It is level-triggered: between cycles only past preemptions are kept, in the status ConfigMap. Decisions carry all their
+inputs; `replay` computes them again. In a dry run everything is checked and reported, and nothing is stopped.
 
-Explains why a workload waits although the policy would let others give way: the API server or a webhook
-refuses, disruption budgets hold every possible victim, or a limit of the policy is reached. A workload that a rule
-spares is no trouble. The same in a dry run, where only evictions are not tried.
+It explains why a workload waits although the policy allows preemption for it: the API server or a webhook refuses,
+disruption budgets protect every possible victim, or a limit of the policy is reached. A workload that a rule protects
+is not reported. A dry run reports the same, except that evictions are not tried.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from gputally.base.errors import Unavailable
 from gputally.kubernetes.objects import Cluster, Event
 
 RELEASE = version("gputally")
-"""Version of the code that decides: looked up once, because that means reading the package's metadata."""
+"""Version of the running code, looked up once, because that reads the package's metadata."""
 _BOLDNESS: tuple[Mode, ...] = ("off", "dry-run", "enforce")
 ROUNDS = 5
 """How often the decision is repeated because the cluster keeps a victim."""
 UNREAD = frozenset({"runai"})
-"""Targets of which no workloads are read: no victim can be chosen there."""
+"""Targets whose workloads are not read, so that no victim can be chosen there."""
 EVERYTHING = "*"
 """Subject of the record that holds a cycle's inputs."""
 INPUTS = frozenset({"situation", "release"})
-"""What that record holds."""
+"""Keys of that record."""
 _NONE: Mapping[str, EvictionVeto] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class VictimStop:
-    """One victim and what became of it. claimant: for whom."""
+    """One victim and its outcome. claimant: the workload for which it was stopped."""
 
     claimant: str
     victim: Victim
@@ -52,9 +51,10 @@ class VictimStop:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionReport:
-    """situation: with every veto of the cluster in it, so that `verdicts` follow from it and the policy alone.
-    vetoes: the same with their kinds. warned: pods whose owners were told that they are idle. faults: what could
-    not be told."""
+    """situation: with every veto of the cluster in it, so that `verdicts` follow from it and the policy. vetoes: the
+    same with their kinds. warned: pods whose owners were warned of idle GPUs. faults: warnings that could not be
+    written.
+    """
 
     target: str
     mode: Mode
@@ -69,7 +69,7 @@ class PreemptionReport:
 
 
 def mode_of(policy: Policy, target: str) -> Mode:
-    """off, dry-run or enforce, for one target."""
+    """Return off, dry-run or enforce, for one target."""
     if target in UNREAD:
         return "off"
     rules = policy.preemption
@@ -78,13 +78,13 @@ def mode_of(policy: Policy, target: str) -> Mode:
 
 
 def idle_mode(policy: Policy, mode: Mode) -> Mode:
-    """The mode of the idle rule at a target in `mode`: the more careful of the two."""
+    """Return the mode of the idle rule at a target in `mode`: the more careful of the two."""
     rule = policy.preemption.idle
     return min(rule.mode, mode, key=_BOLDNESS.index) if rule is not None else "off"
 
 
 class ClaimsUnsettled(Unavailable):
-    """After `ROUNDS` the cluster still kept one of the chosen victims. vetoes: all that are known by then."""
+    """After `ROUNDS` rounds the cluster still kept one of the chosen victims. vetoes: all that are known."""
 
     def __init__(self, vetoes: Mapping[str, EvictionVeto]) -> None:
         super().__init__(f"{len(vetoes)} workloads were chosen one after the other and may not go; others come next")
@@ -99,8 +99,9 @@ def preempt(
     leading: Callable[[], bool] = lambda: True,
     known: Mapping[str, EvictionVeto] = _NONE,
 ) -> PreemptionReport:
-    """known: vetoes that still hold. Raises ClusterError where the cluster does not answer before anything was done,
-    Unsettled where it keeps too many."""
+    """known: vetoes that are still valid. Raises ClusterError if the cluster does not answer before anything was done,
+    ClaimsUnsettled if it keeps too many victims.
+    """
     settled, verdicts, vetoes = _vetted(policy, cluster, situation, mode, known)
     cycle = cycle_id(policy, settled)
     stops: list[VictimStop] = []
@@ -169,7 +170,7 @@ Said = Mapping[str, tuple[object, ...]]
 
 
 def outcome_of(report: PreemptionReport) -> dict[str, tuple[object, ...]]:
-    """What makes a verdict news: its outcome, and who goes."""
+    """Return the parts of a verdict whose change is recorded: its outcome, and its victims."""
     effects = {(stop.claimant, key_of(stop.victim.gang)): stop.effect.result for stop in report.stops}
     return {
         verdict.claimant: (
@@ -181,7 +182,7 @@ def outcome_of(report: PreemptionReport) -> dict[str, tuple[object, ...]]:
 
 
 def decisions(policy: Policy, report: PreemptionReport, before: Said) -> tuple[Decision, ...]:
-    """The inputs, each verdict and each victim; empty where nothing is other than it was said before."""
+    """Return the inputs, each verdict and each victim; empty if nothing has changed."""
     now = outcome_of(report)
     stopped = {stop.claimant for stop in report.stops if stop.effect.result in STOPPED}
     news = {
@@ -249,7 +250,7 @@ def decisions(policy: Policy, report: PreemptionReport, before: Said) -> tuple[D
 
 
 def facts(victim: Victim) -> dict[str, Any]:
-    """What the record of a victim says of it beside its GPUs and its reason."""
+    """Return the fields of a victim's record besides its GPUs and its reason."""
     return {
         "queue": victim.gang.queue,
         "team": victim.team,
@@ -261,8 +262,9 @@ def facts(victim: Victim) -> dict[str, Any]:
 
 
 def replay_verdicts(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
-    """Decide a recorded cycle again: the same verdicts, bit for bit. policy: the one it was made under. Raises
-    ValueError for a record that holds no inputs."""
+    """Decide a recorded cycle again: the same verdicts, bit for bit. policy: the one under which it was decided. Raises
+    ValueError for a record without inputs.
+    """
     recorded: Any = cycle.inputs.get("situation")
     if recorded is None:
         raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")
@@ -272,7 +274,7 @@ def replay_verdicts(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
 Trouble = Literal[
     "Refused", "Unavailable", "LostWorkLimitReached", "RateLimitReached", "HeldByBudgets", "WarningNotWritten"
 ]
-"""In the order of who has to look first; the condition carries the first one as its reason."""
+"""Obstacles, the most urgent first; the condition has the first one as its reason."""
 TROUBLES: Final[tuple[Trouble, ...]] = (
     "Refused", "Unavailable", "LostWorkLimitReached", "RateLimitReached", "HeldByBudgets", "WarningNotWritten",
 )  # fmt: skip
@@ -286,7 +288,7 @@ _OF_EFFECT: Mapping[Done, Trouble] = {
 
 
 def troubles(report: PreemptionReport) -> dict[Trouble, tuple[str, ...]]:
-    """Sentences by trouble, in the order of `TROUBLES`; empty where all went as decided."""
+    """Return sentences by obstacle, in the order of `TROUBLES`; empty if everything was done as decided."""
     found: dict[Trouble, list[str]] = {trouble: [] for trouble in TROUBLES}
     for stop in report.stops:
         trouble = _OF_EFFECT.get(stop.effect.cause or stop.effect.result)
@@ -304,7 +306,7 @@ def troubles(report: PreemptionReport) -> dict[Trouble, tuple[str, ...]]:
 
 
 def condition(report: PreemptionReport) -> Condition:
-    """`Preemption`: True where every chosen victim has gone (or would have, in a dry run)."""
+    """Return the condition `Preemption`: True if every chosen victim was stopped (or would be, in a dry run)."""
     found = troubles(report)
     if not found:
         return Condition(CONDITION, "True", "AsDecided", f"mode {report.mode}: nothing stands in the way")
@@ -313,5 +315,5 @@ def condition(report: PreemptionReport) -> Condition:
 
 
 def failed(error: Exception) -> Condition:
-    """Where nothing could be decided at all."""
+    """Return the condition if nothing could be decided."""
     return Condition(CONDITION, "False", "Unavailable", str(error))

@@ -1,12 +1,11 @@
 """Finishes preemptions that an earlier cycle began.
 
-The intent stands as an annotation on the object itself, written in the patch that acts. A Workload that was
-switched off is switched on again once Kueue has taken its quota back (sooner would race); a Volcano Job whose
-Command was lost gets another. Every cycle looks at every object, so a crash delays and forgets nothing.
+The intent is an annotation on the object itself, written in the patch that acts. A Workload that was deactivated is
+activated again once Kueue has taken its quota back (earlier would be a race); a Volcano Job whose Command was lost gets
+another. Every cycle checks every object, so after a crash nothing is forgotten.
 
-Nothing of it depends on usage, or on preemption still being switched on: a Workload that was switched off must come
-back even if the accountant is away, or preemption or the target have been switched off since. What this must not do:
-stop a workload.
+This does not depend on usage, or on preemption still being enabled: a deactivated Workload must run again even if the
+accountant does not answer, or preemption or the target have been switched off since. This module stops no workload.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class PreemptionIntent:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What was done for one intent. name: namespace/name. detail: the cluster's words where it failed."""
+    """The result for one intent. name: namespace/name. detail: the cluster's message if it failed."""
 
     name: str
     action: str
@@ -55,7 +54,7 @@ class Resumed:
 
 
 def read(obj: Object) -> PreemptionIntent | None:
-    """The intent on an object; None where there is none of ours."""
+    """Return the intent on an object; None if there is none of gputally's."""
     text = (obj["metadata"].get("annotations") or {}).get(PREEMPTION)
     try:
         plain: Any = json.loads(text or "")
@@ -65,7 +64,7 @@ def read(obj: Object) -> PreemptionIntent | None:
 
 
 def command(name: str, namespace: str, uid: str, reason: str) -> Object:
-    """Volcano's order to kill a Job's pods and queue it again."""
+    """Return Volcano's Command that kills a Job's pods and queues it again."""
     return {
         "apiVersion": COMMAND.api_version,
         "kind": COMMAND.kind,
@@ -86,7 +85,7 @@ def command(name: str, namespace: str, uid: str, reason: str) -> Object:
 def resume(
     cluster: Cluster, kind: Kind, objects: Sequence[Object], commands: Sequence[Object], now_ms: int
 ) -> Iterator[Resumed]:
-    """Go on with every intent among `objects`. Carried out as it is iterated."""
+    """Continue with every intent among `objects`, while the result is iterated."""
     for obj in objects:
         intent = read(obj)
         if intent is None:
@@ -150,16 +149,19 @@ def _later(text: str, at_ms: int) -> bool:
 
 
 SELDOM_MS: Final = 5 * MS_PER_MINUTE
-"""Where the controller itself stops no workload, a person still may (`gputally fairshare preempt`)."""
+"""How often objects are checked if the controller itself stops no workload; a person still may (`gputally fairshare
+preempt`).
+"""
 _KINDS: Final[Mapping[str, tuple[Kind, ...]]] = {"kueue": WORKLOADS, "volcano": (JOB,)}
-"""What carries intents, by target; versions of one kind show the same objects."""
+"""Objects with intents, by target; versions of one kind show the same objects."""
 NOT_RESUMED = "NotResumed"
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedPreemptions:
-    """Workloads by namespace/name: `resumed` runs again as it may, `left` is still being stopped. faults: what could
-    not be ended yet, and why."""
+    """Workloads by namespace/name: `resumed` may run again, `left` is still being stopped. faults: what could not be
+    finished yet, and why.
+    """
 
     resumed: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
@@ -167,11 +169,11 @@ class FinishedPreemptions:
     faults: tuple[str, ...] = ()
 
     def condition(self) -> Condition | None:
-        """None where nothing is left to be ended."""
+        """Return the condition; None if nothing is left to finish."""
         return Condition("Resumed", "False", NOT_RESUMED, say(self.faults)) if self.faults else None
 
     def told(self) -> tuple[str, ...]:
-        """For a person, a line each."""
+        """Return one line each, for a person."""
         return (
             *(f"{name} had given way and may run again" for name in self.resumed),
             *(f"{name} is still giving way: release again in a minute" for name in self.left),
@@ -180,7 +182,7 @@ class FinishedPreemptions:
 
 
 def end_all(cluster: Cluster, now_ms: int) -> FinishedPreemptions:
-    """Ends the preemptions of every target once, because a person switches everything off. Raises ClusterError."""
+    """Finish the preemptions of every target once, because a person switches everything off. Raises ClusterError."""
     each = [_end(cluster, kinds, now_ms, lambda: True)[1] for kinds in _KINDS.values()]
     return FinishedPreemptions(
         tuple(name for ended in each for name in ended.resumed),
@@ -191,7 +193,7 @@ def end_all(cluster: Cluster, now_ms: int) -> FinishedPreemptions:
 
 
 class Resuming:
-    """Belongs to one controller; not made for threads."""
+    """The unfinished preemptions of one controller. Not thread-safe."""
 
     def __init__(self) -> None:
         self._next_ms: dict[str, int] = {}
@@ -199,7 +201,9 @@ class Resuming:
     def go_on(
         self, cluster: Cluster, target: str, now_ms: int, *, enforces: bool, leading: Callable[[], bool]
     ) -> FinishedPreemptions:
-        """enforces: whether the target's preemption stops people now, so that there may be news in every cycle."""
+        """enforces: whether the target's preemption stops workloads now, so that new intents are possible in every
+        cycle.
+        """
         kinds = _KINDS.get(target, ())
         if not kinds or (not enforces and now_ms < self._next_ms.get(target, now_ms)):
             return FinishedPreemptions()
@@ -214,7 +218,7 @@ class Resuming:
 def _end(
     cluster: Cluster, kinds: Sequence[Kind], now_ms: int, leading: Callable[[], bool]
 ) -> tuple[bool, FinishedPreemptions]:
-    """Whether there was anything to end, and what came of it."""
+    """Return whether there was anything to finish, and the result."""
     for kind in kinds:
         begun = [obj for obj in list_if_served(cluster, kind) if read(obj) is not None]
         if not begun:

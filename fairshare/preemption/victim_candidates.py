@@ -1,8 +1,8 @@
 """Lists which workloads could be preempted, which are protected, and the order of least loss.
 
-An elastic workload gives its surplus pod by pod; its core, without which it does not run, goes as a whole
-or not at all, and takes the rest of the surplus with it. Kueue's Workloads and Volcano's Jobs are only ever
-stopped whole, by those who run them. Work since the last checkpoint is lost, without one since the start.
+An elastic workload gives up its surplus pod by pod; its core, without which it does not run, is stopped as a whole
+together with the rest of the surplus. Kueue's Workloads and Volcano's Jobs are always stopped whole, by their own
+controllers. Work since the last checkpoint is lost, or since the start if there is none.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True)
 class Bundle:
-    """A part of one gang that can go by itself. pods: empty where only the gang's own object is known.
-    whole: the gang stops; else it goes on with less."""
+    """A part of one gang that can be stopped separately. pods: empty if only the gang's own object is known. whole: the
+    gang stops; otherwise it continues with less.
+    """
 
     gang: Gang
     pods: tuple[Pod, ...]
@@ -40,7 +41,7 @@ class Bundle:
 
     @cached_property
     def spot(self) -> bool:
-        """It was declared to be interruptible at any time."""
+        """Return whether it was declared interruptible at any time."""
         return bool(self.pods) and all(pod.spot for pod in self.pods)
 
     @cached_property
@@ -51,7 +52,7 @@ class Bundle:
         return {node: fsum(parts) for node, parts in sorted(amounts.items())}
 
     def with_rest(self, others: Sequence[Bundle]) -> Bundle:
-        """The core together with what surplus of the same gang still runs."""
+        """Return the core together with the surplus of the same gang that still runs."""
         if not others:
             return self  # with what it knows of itself already
         return Bundle(
@@ -64,12 +65,12 @@ class Bundle:
 
 
 def key_of(gang: Gang) -> str:
-    """What names a gang in decisions: kind/namespace/name."""
+    """Return a gang's name in decisions: kind/namespace/name."""
     return f"{gang.kind.kind}/{gang.namespace}/{gang.name}"
 
 
 def bundles(gang: Gang, now_ms: int) -> tuple[Bundle, ...]:
-    """The surplus, newest pod first, then the core. Nothing for a gang that holds nothing."""
+    """Return the surplus, newest pod first, then the core. Empty for a gang that holds nothing."""
     if gang.allocated <= 0:
         return ()
     held = tuple(
@@ -94,7 +95,7 @@ def bundles(gang: Gang, now_ms: int) -> tuple[Bundle, ...]:
 
 
 def lost(gang: Gang, gpus: float, started_ms: int | None, now_ms: int) -> float:
-    """GPU-hours of work that are in vain if `gpus` of the gang stop now."""
+    """Return the GPU-hours of work that are lost if `gpus` of the gang stop now."""
     since = started_ms if started_ms is not None else gang.created_ms
     if since is None:
         return 0.0
@@ -102,7 +103,7 @@ def lost(gang: Gang, gpus: float, started_ms: int | None, now_ms: int) -> float:
 
 
 def _saved(gang: Gang, since_ms: int, now_ms: int) -> int | None:
-    """Its last checkpoint, where there is one of this start: one from the future is a mistake."""
+    """Return its last checkpoint since this start, if there is one; one from the future is ignored."""
     at = gang.checkpoint_ms
     return at if at is not None and since_ms < at <= now_ms else None
 
@@ -112,7 +113,7 @@ def _lost_by(gang: Gang, pods: Sequence[Pod], now_ms: int) -> float:
 
 
 def loss_text(bundle: Bundle, now_ms: int) -> str:
-    """What its owner loses, in words, and that bare pods are not recreated."""
+    """Describe what its owner loses, and that bare pods are not recreated."""
     starts = [pod.started_ms or bundle.gang.started_ms for pod in bundle.pods] or [bundle.gang.started_ms]
     known = [start if start is not None else bundle.gang.created_ms for start in starts]
     saved = any(start is not None and _saved(bundle.gang, start, now_ms) for start in known)
@@ -129,8 +130,9 @@ def victim_of(bundle: Bundle, ground: Ground, team: str, reason: str) -> Victim:
 
 
 def by_preference(saturation: Mapping[str, float]) -> Callable[[Bundle], tuple[object, ...]]:
-    """Who goes first: spot, then surplus, then the lower priority, then who loses least work, then who is most
-    over its share, then the newest. saturation: by queue, what it holds over what it is due."""
+    """Return a sort key: spot, then surplus, then the lower priority, then the least lost work, then the queue most
+    above its share, then the newest. saturation: by queue, what it holds over what it is due.
+    """
 
     def key(bundle: Bundle) -> tuple[object, ...]:
         return (
@@ -148,7 +150,7 @@ def by_preference(saturation: Mapping[str, float]) -> Callable[[Bundle], tuple[o
 
 
 def by_node(candidates: Sequence[Bundle], prefer: Callable[[Bundle], tuple[object, ...]]) -> tuple[Bundle, ...]:
-    """One node after the other, those first that lose least: for gangs that need whole nodes."""
+    """Return the candidates node by node, the nodes with the least loss first, for gangs that need whole nodes."""
     loss: dict[str, list[float]] = {}
     for bundle in candidates:
         for node in bundle.by_node:
@@ -159,11 +161,11 @@ def by_node(candidates: Sequence[Bundle], prefer: Callable[[Bundle], tuple[objec
 
 
 _STAYS = {"DaemonSet": "a DaemonSet, which starts it again at once on the same node", "Node": "the kubelet itself"}
-"""Whose pods make no room by going."""
+"""Outcomes after which pods free no room."""
 
 
 def protected(policy: Policy, situation: PreemptionInputs, bundle: Bundle) -> str | None:
-    """Why this part is protected from every claim; None: it is not."""
+    """Return why this part is protected from every claim; None if it is not."""
     gang = bundle.gang
     if bundle.key in situation.vetoed:
         return situation.vetoed[bundle.key]
@@ -185,17 +187,17 @@ def protected(policy: Policy, situation: PreemptionInputs, bundle: Bundle) -> st
 
 
 def teams(policy: Policy) -> Mapping[str, str]:
-    """Whose limit a queue's victims count to: its team, the nearest ancestor's, else the queue itself."""
+    """Return whose limit a queue's victims count against: its team, the nearest ancestor's, or the queue itself."""
     tree = PolicyTree(policy)
     return {name: tree.team(name) or name for name in tree.queues}
 
 
 def past_of(team: str, bundle: Bundle, now_ms: int) -> PastPreemption:
-    """What stopping it now will have been. team: whose limit it counts to."""
+    """Return the record of stopping it now. team: whose limit it counts against."""
     return PastPreemption(now_ms, bundle.key, bundle.gang.queue, team, bundle.gpus, bundle.lost_gpu_hours)
 
 
 def class_name(policy: Policy, priority: int) -> str:
-    """A priority as people know it."""
+    """Return the name of a priority for people."""
     found = next((each.name for each in policy.preemption.classes if each.value == priority), None)
     return f"{found} ({priority})" if found else str(priority)

@@ -1,14 +1,13 @@
 """Chooses the victims for each claim and gives a reason for each.
 
-For a claim that finds no room, parts of running workloads are taken as KAI's rules allow (`preempting.searching`);
-one claim after another is judged on what those before it have left. Beyond KAI's rules: no queue on the way is ever
-carried below its deserved quota; nothing above a share goes to a lower priority; `preempting.limits` hold.
-The same situation and policy give the same verdicts, in whatever order gangs are listed.
+For a claim without room, parts of running workloads are taken as KAI's rules allow; each claim is decided on what the
+claims before it have left. Beyond KAI's rules, no queue on the path goes below its deserved quota, no claim above its
+share takes from a higher priority, and the policy's limits apply. The same inputs and policy give the same verdicts, in
+whatever order gangs are listed.
 
-Parts are taken in the order in which it hurts least (`preempting.victims`), by the rights of `preempting.reclaim`
-and within the limits of `preempting.limits`, until the claim's pods fit on nodes; who then turns out not to be needed
-is spared. Of several orders the one counts that loses least work. What it must not do: change the books
-(`State`); `fairshare.preemption.victim_selection` settles them.
+Parts are taken in the order of least loss (`victim_candidates`), by the rules of `preemption_rules` and within its
+limits, until the claim's pods fit on nodes; parts that are then not needed are spared. Of several orders, the one that
+loses least work is used. The search does not change the accounts (`State`); `_settle` does.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ from fairshare.preemption.victim_candidates import (
 )
 
 MOST_SPARED = 200
-"""Spared workloads named in one verdict."""
+"""Largest number of spared workloads named in one verdict."""
 
 
 @dataclass(slots=True)
@@ -67,13 +66,15 @@ class State:
 
     accounts: dict[str, Account]
     expected: dict[str, Account]
-    """The same with those claims that find room by themselves: what counts for who asks, not for who may lose."""
+    """The accounts with the claims that find room without preemption; it is used for the claimant, not for the queues
+    that may lose.
+    """
     room: FreeGpus
     budget: Budget
     taken: set[str]
-    """Pods and whole gangs that have gone already."""
+    """Pods and whole gangs that are already selected."""
     quotas: Quotas
-    """Quotas by which the target admits work; without quotas every node counts."""
+    """Quotas by which the target admits work; without quotas only nodes count."""
 
     def books(self, queue: str) -> Accounts:
         """The accounts for a claim of this queue."""
@@ -82,7 +83,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class PickedBundle:
-    """A part that would be taken, and by what right."""
+    """A part to be taken, and the rule that allows it."""
 
     bundle: Bundle
     ground: Ground
@@ -90,10 +91,11 @@ class PickedBundle:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The candidates for every claim: those unprotected in two orders, and why the others are left alone.
+    """The candidates for every claim: the unprotected parts in two orders, and why the others are protected.
 
-    parts: the unprotected of every gang. named: all gangs that run, in the order in which they are told. quotas,
-    teams: by queue."""
+    parts: the unprotected parts of every gang. named: all running gangs, in the order in which they are reported.
+    quotas, teams: by queue.
+    """
 
     orders: tuple[BundleOrder, ...]
     parts: Mapping[str, Sequence[Bundle]]
@@ -103,20 +105,20 @@ class Field:
     teams: Mapping[str, str]
 
     def team(self, queue: str) -> str:
-        """Who pays for what is stopped in a queue."""
+        """Return which team's limit victims of a queue count against."""
         return self.teams.get(queue, queue)
 
 
 @dataclass(frozen=True, slots=True)
 class BundleOrder:
-    """One way through the unprotected. surplus: of them, by gang, what can go without the gang."""
+    """One order of the unprotected parts. surplus: of them, by gang, what can be stopped without the gang."""
 
     bundles: Sequence[Bundle]
     surplus: Mapping[str, Sequence[Bundle]]
 
 
 class Search:
-    """One claim's way to room: which picks do, and why the others stay."""
+    """The search for one claim: which parts suffice, and why the others stay."""
 
     def __init__(self, policy: Policy, claim: Claim, field: Field, state: State) -> None:
         self._policy = policy
@@ -128,7 +130,7 @@ class Search:
         self._unfair = False
 
     def cheapest(self) -> tuple[PickedBundle, ...] | None:
-        """The way that loses least work, then the fewest GPUs; None where none leads there."""
+        """Return the selection that loses least work, then the fewest GPUs; None if none suffices."""
         found = [picks for order in self._field.orders if (picks := self._gather(order)) is not None]
         return min(found, key=_cost, default=None)
 
@@ -146,7 +148,7 @@ class Search:
         return "all that may be taken would not make room for it"
 
     def spared(self, picks: Sequence[PickedBundle], claimant: str) -> tuple[SparedWorkload, ...]:
-        """The running workloads that were not picked, up to a limit."""
+        """Return the running workloads that were not selected, up to a limit."""
         silent = {claimant, *(pick.bundle.key for pick in picks)}
         told = (self._spared(key, bool(picks)) for key in self._field.named if key not in silent)
         return tuple(islice((each for each in told if each is not None), MOST_SPARED))
@@ -160,7 +162,7 @@ class Search:
         return SparedWorkload(key, found.gang.queue, text) if found is not None else None
 
     def _open(self, bundle: Bundle) -> bool:
-        """Whether it comes into question: another's, of a known queue, and still there."""
+        """Return whether a part can be considered: of another workload, in a known queue, and still running."""
         taken = self._state.taken
         return (
             bundle.key != self._claim.key
@@ -169,7 +171,9 @@ class Search:
         )
 
     def _gather(self, order: BundleOrder) -> tuple[PickedBundle, ...] | None:
-        """Take until it fits, then give back what was not needed. None: it never fits, or not fairly."""
+        """Take parts until the claim fits, then return those that were not needed. None: it never fits, or
+        not fairly.
+        """
         claim, state = self._claim, self._state
         taking, budget = TakenBundles(claim.asker, self._accounts), state.budget.copy()
         trial = _ClaimPlacement(claim, state.room.trial(claim.sizes, claim.gpus, claim.nodes), state.quotas.copy())
@@ -215,7 +219,7 @@ class Search:
         return taking.fair(self._policy.preemption.saturation)
 
     def _ground(self, bundle: Bundle, taking: TakenBundles, budget: Budget, *, note: bool = True) -> Ground | None:
-        """The right by which this part may be taken now; None, with the reason noted."""
+        """Return the rule by which this part may be taken now; None after the reason was noted."""
         found = self._right(bundle, taking)
         reason = found[1] if found[0] is None else None
         limit: Limit | None = None
@@ -260,7 +264,7 @@ class Search:
 
 
 class _ClaimPlacement:
-    """Whether a claim's pods fit, on the nodes and in the quota by which its target admits work."""
+    """Tests whether a claim's pods fit, on the nodes and in the quota by which its target admits work."""
 
     def __init__(self, claim: Claim, trial: PlacementTrial, quotas: Quotas) -> None:
         """trial, quotas: changed in place."""
@@ -270,7 +274,7 @@ class _ClaimPlacement:
         self._parts: dict[int, Bundle] = {}
 
     def helped_by(self, part: Bundle) -> bool:
-        """False where nodes have room and the part's quota is of another tree."""
+        """Return False if nodes have room and the part's quota is in another tree."""
         pool = self._claim.pool
         if pool not in self._quotas or self._quotas.root(part.gang.pool) == self._quotas.root(pool):
             return True
@@ -302,10 +306,11 @@ class _ClaimPlacement:
 
 
 def _needed(picks: Sequence[PickedBundle], trial: _ClaimPlacement) -> tuple[PickedBundle, ...]:
-    """Those without which it would not fit. Who loses most is asked first whether the rest is enough. A core keeps the
-    surplus taken before it.
+    """Return the parts without which the claim would not fit. The part with the largest loss is tested first. A core
+    keeps the surplus taken before it.
 
-    A candidate that stays keeps its ground: without those given back others hold more and less is spent."""
+    A candidate that stays keeps its rule, because returning other parts only leaves others with more and spends less.
+    """
     kept = dict(enumerate(picks))
     cores = {pick.bundle.key for pick in picks if pick.bundle.whole}
     for number, pick in sorted(kept.items(), key=lambda item: _most_lost(item[1].bundle)):
@@ -323,7 +328,7 @@ def _most_lost(bundle: Bundle) -> tuple[float, float, str]:
 
 
 def field_of(policy: Policy, situation: PreemptionInputs) -> Field:
-    """The candidates for the claims of a cycle, from what runs."""
+    """Return the candidates for the claims of a cycle."""
     allowed: list[Bundle] = []
     left_alone: dict[str, SparedWorkload] = {}
     for gang in situation.gangs:
@@ -367,7 +372,7 @@ def _cost(picks: Sequence[PickedBundle]) -> tuple[object, ...]:
 
 
 def decide(policy: Policy, situation: PreemptionInputs) -> tuple[Verdict, ...]:
-    """A verdict per claim, in the order in which they were served."""
+    """Return a verdict per claim, in the order in which they were served."""
     state = State(
         dict(situation.accounts),
         dict(situation.accounts),
@@ -382,8 +387,10 @@ def decide(policy: Policy, situation: PreemptionInputs) -> tuple[Verdict, ...]:
 
 
 class _ClaimDecisions:
-    """Claims of one cycle, judged one after the other. It looks for victims `MOST_CLAIMS` times at most; a claim that
-    needs no search, because it may not preempt or equals one that found no victims, does not delay those behind it."""
+    """The claims of one cycle, decided one after the other. It searches for victims at most `MOST_CLAIMS` times; a
+    claim that needs no search, because it may not preempt or equals one without victims, does not delay the following
+    ones.
+    """
 
     def __init__(self, policy: Policy, situation: PreemptionInputs, field: Field, state: State) -> None:
         self._policy = policy
@@ -407,7 +414,7 @@ class _ClaimDecisions:
         return verdicts
 
     def _judge(self, claim: Claim) -> tuple[Verdict, bool]:
-        """The verdict, and whether it took a search."""
+        """Return the verdict, and whether it took a search."""
         state, now = self._state, self._situation.accounts
         needs = f"needs {claim.gpus:g} GPUs"
         denial = over_limit(claim, now, state.expected)
@@ -433,7 +440,7 @@ class _ClaimDecisions:
         return self._granted(claim, needs, search, picks), True
 
     def _placed(self, claim: Claim) -> bool:
-        """Whether it finds room as things are; an equal claim finds none either, until a workload goes."""
+        """Return whether it fits without preemption; an equal claim does not fit either until a workload is stopped."""
         wanted = (claim.sizes, claim.gpus, claim.nodes)
         if (claim.pool, *wanted) in self._full:
             return False
@@ -481,7 +488,7 @@ def _victim(
 def _settle(
     field: Field, situation: PreemptionInputs, claim: Claim, picks: Sequence[PickedBundle], state: State
 ) -> None:
-    """The books as they are once the claim has what it takes."""
+    """Update the accounts after the claim has its victims."""
     for pick in picks:
         bundle = pick.bundle
         state.taken.update(pod.uid for pod in bundle.pods)

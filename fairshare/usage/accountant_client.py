@@ -1,11 +1,11 @@
 """Calls the accountant: announces the policy, reads windows, posts decisions.
 
-Any failure to get a valid answer raises AccountantUnavailable with a one-line message; the caller holds and tries
-again.
+Any failure to get a valid answer raises AccountantUnavailable with a one-line message; the caller holds the weights and
+tries again.
 
-An accountant counts by one policy at a time. Where it counts by another's, ours is announced again, each time after
-twice as long, so that two controllers that tell one accountant of their own do not turn it over all the time. What
-this must not do: decide what usage that is good is worth.
+An accountant counts by one policy at a time. If it counts by another one, the controller announces its own again, each
+time after twice as long, so that two controllers with one accountant do not replace each other's policy all the time.
+This module does not decide whether usage is good enough.
 """
 
 from __future__ import annotations
@@ -42,41 +42,43 @@ class AccountantPort(Protocol):
         ...
 
     def put_policy(self, policy: Policy) -> PolicyVersion:
-        """Make the policy known; the same content again changes nothing."""
+        """Announce the policy; the same content again changes nothing."""
         ...
 
     def budgets(self) -> Sequence[BudgetState]:
-        """Budgets of the policy in force, and what this month has used of them."""
+        """Return the budgets of the policy in force, and what this month has used of them."""
         ...
 
     def pod_usage(
         self, start_ms: int, end_ms: int, pods: Sequence[tuple[str, str]] = ()
     ) -> Mapping[tuple[str, str], Accounts]:
-        """GPU time by (namespace, name) over the span, of these pods (none: of all). A name that several clusters
-        have at the time is left out."""
+        """Return GPU time by (namespace, name) over the span, of these pods (empty: of all). A name that exists in
+        several clusters is left out.
+        """
         ...
 
     def lost_gpus(self, start_ms: int, end_ms: int) -> Mapping[str, int]:
-        """GPUs that were lost for the whole of the span on a node in service, by node. A name that several clusters
-        have at the time is left out."""
+        """Return the number of GPUs by node that were lost for the whole span on a node in service. A node name that
+        exists in several clusters is left out.
+        """
         ...
 
     def metered_nodes(self, start_ms: int, end_ms: int) -> Collection[str]:
-        """Nodes whose GPUs the ledger knows of over the span, by name; where no cluster is named, of whatever one."""
+        """Return the names of nodes whose GPUs the ledger knows in the span, of any cluster if none is named."""
         ...
 
     def post_decisions(self, decisions: Sequence[Decision]) -> None:
-        """Keep what was decided. Idempotent by `Decision.id`."""
+        """Store decisions. Idempotent by `Decision.id`."""
         ...
 
 
 MOST_DECISIONS_PER_POST = 1_000
 MOST_BYTES_PER_POST = 8 * 1024 * 1024
-"""Before they are compressed; a larger one goes alone."""
+"""Before compression; a larger decision is sent alone."""
 _FINAL = frozenset({400, 413, 422})
 DECISIONS_PER_GET = 1_000
 MOST_NAMES = 100
-"""Pods and nodes that are asked for by name; of more pods their namespaces are asked for, of more nodes all."""
+"""Pods and nodes that are queried by name; with more pods their namespaces are queried, with more nodes all."""
 T = TypeVar("T")
 _DECISIONS = TypeAdapter(list[Decision])
 _POLICIES = TypeAdapter(list[PolicyVersion])
@@ -88,7 +90,7 @@ _WAITS = TypeAdapter(list[dict[str, Any]])
 
 
 class AccountantApi:
-    """What a controller asks one accountant. As a context manager it reuses connections."""
+    """A controller's client of one accountant. As a context manager it reuses connections."""
 
     def __init__(
         self,
@@ -100,10 +102,11 @@ class AccountantApi:
         timeout_s: float = 30.0,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        """Raises AccountantUnavailable for an address that is none, or a file without a certificate.
+        """Raises AccountantUnavailable for an invalid address, or a file without a certificate.
 
-        ca_file: authorities (PEM) trusted instead of the system's. cluster: ask of it alone, and decide in its name;
-        "": of everything in the ledger. transport: instead of the network."""
+        ca_file: authorities (PEM) trusted instead of the system's. cluster: the cluster to query and to record
+        decisions for; "": everything in the ledger. transport: instead of the network.
+        """
         with _translated():
             self._remote = AccountantClient(
                 url, ca_file=ca_file, token_file=token_file, timeout_s=timeout_s, proxies=True, transport=transport
@@ -172,7 +175,7 @@ class AccountantApi:
         self._send("POST", "/v1/decisions", content, "gzip")
 
     def decisions(self, start_ms: int, end_ms: int) -> Iterator[Decision]:
-        """What was decided in [start_ms, end_ms), newest first, fetched as it is taken."""
+        """Yield the decisions in [start_ms, end_ms), newest first, fetched while iterating."""
         last: set[str] = set()
         while end_ms > start_ms:
             query = {"start": str(start_ms), "end": str(end_ms), "limit": str(DECISIONS_PER_GET)}
@@ -186,11 +189,11 @@ class AccountantApi:
             last = {decision.id for decision in found if decision.at_ms == found[-1].at_ms}
 
     def policies(self) -> list[PolicyVersion]:
-        """Every policy that was ever in force, oldest first."""
+        """Return every policy that was ever in force, oldest first."""
         return self._read("/v1/policy/versions", _POLICIES)
 
     def policy(self) -> Policy:
-        """The one in force."""
+        """Return the policy in force."""
         return self._read("/v1/policy", _POLICY).policy
 
     def budgets(self) -> list[BudgetState]:
@@ -253,7 +256,7 @@ class AccountantApi:
             query["page"] = answer.next_page
 
     def median_waits_s(self, start_ms: int, end_ms: int) -> dict[str, float]:
-        """The median time from creation to a node, by queue, of the pods that existed in the span."""
+        """Return the median time from creation to a node, by queue, of the pods that existed in the span."""
         query = {"start": str(start_ms), "end": str(end_ms), "by": "queue"}
         found = self._read("/v1/waits", _WAITS, {**query, **self._mine()})
         try:
@@ -279,7 +282,7 @@ class AccountantApi:
 
 @contextlib.contextmanager
 def _translated(*, sent: bool = False) -> Iterator[None]:
-    """Failures as those of this stage. sent: the accountant may refuse the content for good."""
+    """Convert failures to this stage's exceptions. sent: the accountant may refuse the content for good."""
     try:
         yield
     except Unanswered as error:
@@ -288,12 +291,12 @@ def _translated(*, sent: bool = False) -> Iterator[None]:
 
 
 def _lost(line: UsageLine) -> int:
-    """GPU-microseconds that a GPU's agent called lost; 0 from an accountant that does not tell them apart."""
+    """Return the GPU-microseconds that the agent reported as lost; 0 from an accountant that does not separate them."""
     return 0 if line.node_down_us is None else line.accounts_gpu_us.down - line.node_down_us
 
 
 class OtherAccountant(Model):
-    """How the accountant of another cluster is reached. token_file, ca_file: as the settings of the same names."""
+    """The address of another cluster's accountant. token_file, ca_file: as the settings of the same names."""
 
     url: str = Field(pattern=r"^https?://[^\s?#]+$")
     token_file: Path | None = None
@@ -301,7 +304,7 @@ class OtherAccountant(Model):
 
 
 class AccountantsFile(Model):
-    """Accountants by the name that the agents of their cluster report. Clusters that share one name the same url."""
+    """Accountants by the cluster name that agents report. Clusters with the same accountant have the same url."""
 
     clusters: dict[ClusterName, OtherAccountant]
 
@@ -321,13 +324,12 @@ def other_clusters(path: Path | None, own: str) -> OtherClusters:
 
 
 LONGEST_MS = 6 * MS_PER_HOUR
-"""Between two announcements of one policy where another policy replaces it every time."""
+"""Longest time between two announcements of a policy that another policy replaces every time."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageReading:
-    """window: None where there was no answer. hold: why it may not be acted on. spent: queues whose budget is
-    exhausted."""
+    """window: None without an answer. hold: why it must not be used. spent: queues whose budget is used up."""
 
     window: UsageWindow | None
     hold: UsageHold | None
@@ -335,10 +337,10 @@ class UsageReading:
 
 
 class Usage:
-    """Belongs to one controller; not made for threads."""
+    """The usage for one controller. Not thread-safe."""
 
     def __init__(self, accountant: AccountantPort, clock: Clock, others: OtherClusters = NO_OTHER_CLUSTERS) -> None:
-        """others: accountants of the clusters that a policy may count beside the accountant's own."""
+        """others: accountants of the clusters that a policy may count besides its own."""
         self._accountant = accountant
         self._clock = clock
         self._others = others
@@ -348,7 +350,7 @@ class Usage:
         self._contests = 0
 
     def ask(self, policy: Policy, version: str, *, quiet: bool) -> UsageReading:
-        """version: of the policy. quiet: announce nothing. Never raises for what the accountant answers."""
+        """version: of the policy. quiet: announce nothing. Answers of the accountant never raise."""
         try:
             if self._announced != version and not quiet:
                 self._effective_ms = self._accountant.put_policy(policy).effective_ms
@@ -379,8 +381,9 @@ class Usage:
         return UsageReading(window, hold, spent)
 
     def _counted_otherwise(self, window: UsageWindow, version: str, now_ms: int) -> UsageHold:
-        """Its queues are not ours: another controller's, or a ledger that was restored. Announced again when it is
-        time."""
+        """Return the hold for a window with other queues, from another controller or a restored ledger. The policy is
+        announced again when it is time.
+        """
         if now_ms < self._effective_ms:  # the controller's own doing, and announcing it again would change nothing
             return UsageHold("PolicyNotInForce", _behind(self._effective_ms, now_ms))
         told = window.policy_version or "none"

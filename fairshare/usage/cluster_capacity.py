@@ -1,22 +1,22 @@
 """Counts the GPUs to divide: without lost GPUs and unmetered nodes, with the replicas of time-sliced GPUs.
 
-A node lists a lost GPU as allocatable until its device plugin notices. The ledger has the agent's own word: a
-GPU counts as lost when it was so, on a node in service, for the whole of the last quarter of an hour that is
-metered. Invariants: capacity only shrinks, by no more than a node lists, and never for a GPU that the node (or a
-node out of service) has left out itself. What the accountant does not say changes nothing.
+A node lists a lost GPU as allocatable until its device plugin notices the loss. The ledger has the agent's report: a
+GPU counts as lost if it was lost, on a node in service, for the whole of the last metered quarter of an hour. Capacity
+only shrinks, by no more than a node lists, and never for a GPU that the node (or a node out of service) has left out
+itself. Missing data of the accountant changes nothing.
 
-A node is shown to the rest of the cycle as if it had stopped listing the GPU, so that shares, room for
-preemption and the extender's answers agree.
+The rest of the cycle sees a node as if it had stopped listing the GPU, so that shares, room for preemption and the
+extender's answers agree.
 
-The ledger knows a GPU from its first record on, so that its coverage says nothing of those without one: usage on
-them would count as none, and the queues that run there would seem to be owed what others hold. A node is given an hour
-to be metered (a cluster that grows is no fault); one that was metered and is silent now lowers the coverage itself.
+The ledger knows a GPU from its first record on, so its coverage does not include GPUs without one: their usage would
+count as zero, and the queues that run there would seem to be owed GPU-hours. A new node has an hour to be metered,
+because a growing cluster is not a fault; a node that was metered and is silent now lowers the coverage itself.
 
-What is compared are nodes, weighed by the GPUs they list: a time-sliced GPU is listed several times.
+Nodes are compared, weighted by the GPUs they list: a time-sliced GPU is listed several times.
 
-A scheduler counts what a node lists, and so do quotas, demand and shares here: a GPU in four replicas is four of them.
-The books count the GPU once. Where both meet (a lost GPU, the length of a window) the nodes' labels say how many
-replicas a GPU has; where nodes differ in that no number of GPUs means the same on all of them, and that is said.
+Schedulers count what a node lists, and so do quotas, demand and shares here: a GPU in four replicas counts as four. The
+ledger counts it once. Where both are needed (a lost GPU, the length of a window), the nodes' labels give the number of
+replicas; if nodes have different numbers, GPU counts have no common meaning, which is reported.
 
 Sources: NVIDIA/gpu-feature-discovery (`nvidia.com/gpu.replicas`, `nvidia.com/mig-….replicas`), NVIDIA/k8s-device-plugin
 (`renameByDefault`: `nvidia.com/gpu.shared`), GKE (`cloud.google.com/gke-max-shared-clients-per-gpu`).
@@ -40,7 +40,7 @@ from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 from gputally.kubernetes.objects import GPU, Object, gpus, gpus_of_nodes, look, quantity
 
 UNIT = "OneUnit"
-"""The type of the condition that tells of nodes on which a GPU does not count alike."""
+"""The type of the condition about nodes on which a GPU counts differently."""
 SHARED = f"{GPU}.shared"
 _GKE = "cloud.google.com/gke-max-shared-clients-per-gpu"
 
@@ -53,8 +53,9 @@ def devices(node: Object) -> float:
 
 
 def one_unit(nodes: Sequence[Object]) -> tuple[Condition, ...]:
-    """What is to be said where GPUs do not count alike, or not at all; nothing where they do. nodes: those that may be
-    given work."""
+    """Return a condition if GPUs count differently on different nodes, or not at all; empty otherwise. nodes: those
+    that accept work.
+    """
     said: list[str] = []
     renamed = {_name(node): count for node in nodes if (count := _renamed(node)) > 0}
     if renamed:
@@ -99,33 +100,37 @@ AskLostGpus = Callable[[int, int], Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class ServingNodes:
-    """Nodes that may be given work, listing only what works. lost: GPUs that were left out, by node; only nodes
-    that listed them."""
+    """Nodes that accept work, with only working GPUs. lost: GPUs that were left out, by node; only nodes that listed
+    them.
+    """
 
     nodes: tuple[Object, ...] = ()
     lost: Mapping[str, float] = field(default_factory=dict)
 
     def capacity(self, window: UsageWindow) -> float:
-        """GPUs to divide: the nodes' own, or where none ever listed any the window's average; 0 where unknown."""
+        """Return the GPUs to divide: the nodes' own, or the window's average if no node ever listed any; 0 if
+        unknown.
+        """
         listed = gpus_of_nodes(self.nodes)
         return listed if listed > 0 or self.lost else gpus_of_window(window) or 0.0
 
     @property
     def devices(self) -> float | None:
-        """Physical GPUs behind the capacity; None where the nodes list none."""
+        """Return the physical GPUs behind the capacity; None if the nodes list none."""
         return fsum(map(devices, self.nodes)) or None
 
 
 class NothingToDivide(FairshareError):
-    """A target has no GPU for its queues; `str()` says why."""
+    """A target has no GPU for its queues; `str()` gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetCapacity:
     """What the queues of one target divide.
 
-    devices: physical GPUs behind `gpus`; None where the nodes list none. pools: by shard; empty where the cluster is
-    divided as one."""
+    devices: physical GPUs behind `gpus`; None if the nodes list none. pools: by shard; empty if the cluster is divided
+    as one.
+    """
 
     gpus: float
     devices: float | None
@@ -151,7 +156,7 @@ def target_capacity(
 
 
 def quarter(window: UsageWindow, now_ms: int) -> tuple[int, int] | None:
-    """The last whole quarter of an hour that the ledger has settled; None where it has none."""
+    """Return the last whole quarter of an hour that the ledger has settled; None if it has none."""
     if window.watermark_ms is None:
         return None
     end_ms = min(window.watermark_ms, now_ms) // BUCKET_MS * BUCKET_MS
@@ -159,16 +164,17 @@ def quarter(window: UsageWindow, now_ms: int) -> tuple[int, int] | None:
 
 
 def none_lost(window: UsageWindow, start_ms: int, end_ms: int) -> bool:
-    """Whether the window itself tells that no GPU was lost in [start_ms, end_ms), as nearly always."""
+    """Return whether the window itself shows that no GPU was lost in [start_ms, end_ms), which is the usual case."""
     covered = window.start_ms <= start_ms and end_ms <= window.end_ms
     return covered and window.lost_ms is not None and window.lost_ms <= start_ms
 
 
 def leave_out(nodes: Sequence[Object], lost: Mapping[str, int]) -> ServingNodes:
-    """The nodes without their lost GPUs. lost: by name of the node.
+    """Return the nodes without their lost GPUs. lost: by name of the node.
 
-    A node with `capacity` c that lists a as allocatable and has lost n keeps min(a, c - n): what its device
-    plugin took out already is not taken out twice. A lost GPU takes all its replicas along."""
+    A node with `capacity` c that lists a as allocatable and has lost n keeps min(a, c - n), so a GPU that its device
+    plugin has already removed is not subtracted twice. All replicas of a lost GPU are removed.
+    """
     shown: list[Object] = []
     out: dict[str, float] = {}
     for node in nodes:
@@ -191,8 +197,9 @@ def leave_out(nodes: Sequence[Object], lost: Mapping[str, int]) -> ServingNodes:
 
 
 class LostGpus:
-    """Asks the accountant, once for each state of its records in which any GPU is lost. Belongs to one controller; not
-    made for threads."""
+    """Queries the accountant once for each state of its records in which any GPU is lost. For one controller; not
+    thread-safe.
+    """
 
     def __init__(self, ask: AskLostGpus) -> None:
         self._ask = ask
@@ -217,12 +224,13 @@ class LostGpus:
 AskMeteredNodes = Callable[[int, int], Collection[str]]
 """Nodes with a record over a span of UTC milliseconds: `gputally.kubernetes.objects.AccountantPort.metered_nodes`."""
 SETTLED_MS: Final = MS_PER_HOUR
-"""How long a new node may take until its agent is heard of."""
+"""How long a new node may take until its agent reports."""
 
 
 class UnmeteredNodes:
-    """Asks the accountant only while there is a node it has not told of. Belongs to one controller; not made for
-    threads."""
+    """Queries the accountant only while there is a node that it has not reported. For one controller; not
+    thread-safe.
+    """
 
     def __init__(self, ask: AskMeteredNodes) -> None:
         self._ask = ask
@@ -230,8 +238,9 @@ class UnmeteredNodes:
         self._heard: frozenset[str] = frozenset()
 
     def fault(self, nodes: Sequence[Object], window: UsageWindow, now_ms: int, least: float) -> str | None:
-        """Why usage does not speak for the GPUs there are to divide; None: it does. nodes: those that may be given
-        work. least: part of their GPUs that has to be metered. Raises AccountantUnavailable."""
+        """Return why usage does not cover the GPUs to divide; None if it does. nodes: those that accept work. least:
+        part of their GPUs that must be metered. Raises AccountantUnavailable.
+        """
         span = quarter(window, now_ms)
         if span is None:
             return None

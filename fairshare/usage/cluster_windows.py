@@ -1,12 +1,12 @@
-"""Asks the usage windows of other clusters and adds them to that of the controller's own.
+"""Queries the usage windows of other clusters and adds them to that of the controller's own.
 
-A policy may count usage of several clusters (`usage.clusters`). Each cluster's accountant answers for its cluster
-alone, and windows hold whole numbers: their sum is the window of one ledger with the rows of all, to the microsecond
-without a half-life. With one every accountant rounds the sum of each queue that holds GPUs once, so that n clusters
-differ from one ledger by at most n/2 + 1/2 units a queue.
+A policy may count usage of several clusters (`usage.clusters`). Each accountant answers only for its cluster, and
+windows hold whole numbers: without a half-life their sum equals, to the microsecond, the window of one ledger with the
+rows of all. With a half-life every accountant rounds the sum of each queue once, so n clusters differ from one ledger
+by at most n/2 + 1/2 units per queue.
 
-Every window passes the same gate as the controller's own. Where one does not, where its accountant does not answer, or
-where its figures mean something else, there is no sum: the last good weights stay, and the reason names the cluster.
+Every window must pass the same checks as the controller's own. If one fails, if its accountant does not answer, or if
+its figures cannot be added, there is no sum: the last good weights stay, and the reason names the cluster.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from gputally.base.errors import AccountantUnavailable
 from gputally.base.yaml_file import Document, FileFault
 
 _ALIKE = ("kind", "start_ms", "end_ms", "half_life_s", "decay", "measure", "unit", "by", "gpu_weights", "shard")
-"""What windows must agree in for their figures to add up."""
+"""Fields in which windows must agree so that their figures can be added."""
 
 
 class WindowSource(Protocol):
-    """An accountant that is asked for windows of one cluster."""
+    """An accountant that answers for one cluster."""
 
     def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
         """Answers as `fairshare.usage.accountant_client.AccountantPort.window` does. Raises AccountantUnavailable."""
@@ -36,14 +36,15 @@ class WindowSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OtherClusters:
-    """Clusters that a policy may count beside the controller's own. own: its name in its ledger; "": it has none.
-    accountants: by name of the cluster that each is asked for."""
+    """Clusters that a policy may count besides the controller's own. own: its name in its ledger, "" if it has none.
+    accountants: by cluster name.
+    """
 
     own: str = ""
     accountants: Mapping[str, WindowSource] = field(default_factory=dict)
 
     def check(self, policy: Policy, document: Document) -> None:
-        """Raises FileFault, with its place, for every cluster of the policy that cannot be asked."""
+        """Raises FileFault, with its place, for every cluster of the policy without an accountant."""
         listed = policy.usage.clusters
         if listed and not self.own:
             place = document.place(("usage", "clusters"))
@@ -63,10 +64,11 @@ class OtherClusters:
     def add(
         self, policy: Policy, own: UsageWindow, at_ms: int, now_ms: int, *, counted_alike: bool = True
     ) -> tuple[UsageWindow, UsageHold | None]:
-        """The window of all clusters that the policy counts, or `own` and why there is none.
+        """Return the window of all clusters that the policy counts, or `own` and why there is none.
 
-        own: the window of the controller's own cluster at `at_ms`. counted_alike: hold where a cluster's usage was
-        counted by other queues than the policy's."""
+        own: the window of the controller's own cluster at `at_ms`. counted_alike: hold if a cluster's usage was counted
+        by other queues than the policy's.
+        """
         names = [name for name in policy.usage.clusters if name != self.own]
         windows: dict[str, UsageWindow] = {}
         for name in names:
@@ -114,13 +116,13 @@ def sum_of(own_name: str, own: UsageWindow, others: Mapping[str, UsageWindow]) -
 
 
 def _each(choose: Callable[[Sequence[int]], int], values: Sequence[int | None]) -> int | None:
-    """The chosen one of values that are all known; else None."""
+    """Return the chosen one of values that are all known; otherwise None."""
     known = [value for value in values if value is not None]
     return choose(known) if len(known) == len(values) else None
 
 
 def _differs(own: UsageWindow, other: UsageWindow, name: str) -> UsageHold | None:
-    """Why the two windows cannot be added; None: they can."""
+    """Return why the two windows cannot be added; None if they can."""
     if other.cluster != name:
         of = f"cluster {other.cluster!r}" if other.cluster else "every cluster in its ledger"
         return UsageHold("WindowsDiffer", f"its accountant answered for {of}")

@@ -1,8 +1,4 @@
-"""Holds the last weights while usage is missing, stale or incompletely metered.
-
-Fail safe: usage that is missing, stale or covered too thinly never changes a weight; the last good
-ones stay, and the reason is said in words.
-"""
+"""Holds the last weights while usage is missing, stale or incompletely metered, and gives the reason in words."""
 
 from __future__ import annotations
 
@@ -16,11 +12,11 @@ from gputally.base.units import MS_PER_SECOND, US_PER_MS
 from gputally.kubernetes.objects import Object, gpus, gpus_of_nodes, look
 
 USAGE_FRESH = "UsageFresh"
-"""The type of the condition that tells of a hold."""
+"""The type of the condition about a hold."""
 
 
 NOTHING_IN_SERVICE = "NothingInService"
-"""The reason of a hold that is no trouble."""
+"""The reason of a hold that is not a fault."""
 _NONE = frozenset({"NoCapacity", "NoUsage"})
 
 
@@ -33,7 +29,7 @@ class UsageHold:
 
 
 def usage_gate(policy: Policy, window: UsageWindow, now_ms: int) -> UsageHold | None:
-    """None where the window is good enough to act on."""
+    """Return the hold; None if the window is good enough to use."""
     if window.capacity <= 0:
         of = f" of cluster {window.cluster!r}: is that what its agents call it?" if window.cluster else ""
         return UsageHold("NoCapacity", f"the window holds no capacity{of}")
@@ -50,10 +46,10 @@ def usage_gate(policy: Policy, window: UsageWindow, now_ms: int) -> UsageHold | 
 
 
 def with_capacity_reason(hold: UsageHold | None, nodes: Sequence[Object]) -> UsageHold | None:
-    """The same hold, told apart from a cluster that has no GPU to give now: one that was scaled to nothing for the
-    weekend, or drained. Where the books say nothing against it, nodes that list GPUs and may all be given no work do:
-    the window's average would be divided as if it were there. nodes: all of the cluster; none where they cannot be
-    read."""
+    """Return the hold, with another reason if the cluster has no usable GPU now, for example because it was scaled to
+    zero or drained. Without another hold, nodes that list GPUs and accept no work cause one, because the window's
+    average would be divided as if it were available. nodes: all of the cluster; empty if they cannot be read.
+    """
     if (hold is not None and hold.reason not in _NONE) or not nodes or gpus_of_nodes(nodes) > 0:
         return hold
     if hold is None and not any(map(_lists_gpus, nodes)):
@@ -66,20 +62,21 @@ def _lists_gpus(node: Object) -> bool:
 
 
 def fresh(hold: UsageHold | None) -> Condition:
-    """The gate's answer as a condition."""
+    """Return the hold as a condition."""
     if hold is None:
         return Condition(USAGE_FRESH, "True", "Fresh", "usage is recent and complete enough to act on")
     return Condition(USAGE_FRESH, "False", hold.reason, f"{hold.message}: the last good weights stay")
 
 
 def within(gpus: float, capacity: float | None) -> float:
-    """What there is to divide at one target. capacity: what it can give by quotas of its own; None: all."""
+    """Return the GPUs to divide at one target. capacity: what it can give by quotas of its own; None: all."""
     return gpus if capacity is None else min(gpus, capacity)
 
 
 def gpus_of_window(window: UsageWindow) -> float | None:
-    """Average GPUs of the controller's own cluster over the part of the window there are books for, weighed as its
-    usage is; None where it is not measured in GPU time."""
+    """Return the average GPUs of the controller's own cluster over the recorded part of the window, weighted like its
+    usage; None if it is not measured in GPU time.
+    """
     window = own_window(window)
     if window.unit != "gpu_us":
         return None
