@@ -54,7 +54,7 @@ from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, re
 from accountant.storage.ledger_state import Mark
 from accountant.storage.parquet_archive import Archive, ArchivePart, groups, marks_of, take_rest
 from accountant.storage.query.window_weights import Lens
-from accountant.storage.snapshot import Hole, Imbalance, Snapshot, holes, imbalance, job_of, quarantine
+from accountant.storage.snapshot import Hole, Imbalance, Snapshot, holes, imbalance, quarantine
 from accountant.storage.transactions import WAL_BYTES, Transactions
 from accountant.storage.write import record_columns, reference_tables
 from accountant.storage.write import rollups as daily
@@ -384,8 +384,8 @@ class DuckLedger(Offsite):
 
     def job_of(self, cluster: str, uid: str) -> JobKey | None:
         """Return the job of a pod, None if the pod is unknown."""
-        with self._snapshot() as (cursor, _):
-            return job_of(cursor, cluster, uid)
+        with self._snapshot() as (cursor, state):
+            return Snapshot(cursor, state).job_of(cluster, uid)
 
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
         with self._writing:

@@ -37,90 +37,9 @@ Extent = tuple[int, int]
 """[first, last) of a job's held time, in UTC ms; rounded outwards to the hour for hours that only have sums."""
 
 
-def extents(
-    cursor: Cursor, state: State, keys: Collection[JobKey], memory: ResultCache | None = None
-) -> Mapping[JobKey, Extent]:
-    """The extents of these jobs over all time; jobs that never held a GPU are missing. memory: the snapshot's cache."""
-    of = _held_for(cursor, keys, memory)
-    table = record_columns.column_table(record_columns.ID, [(number,) for number in sorted(of)])
-    found: dict[JobKey, Extent] = {}
-    for payer, low, high in cursor.rows("held_between", {"low": min(state.unfolded, default=0)}, incoming=table):
-        first, last = found.get(of[payer], (low, high))
-        found[of[payer]] = min(first, low), max(last, high)
-    return found
-
-
-def _held_for(cursor: Cursor, keys: Collection[JobKey], memory: ResultCache | None) -> dict[int, JobKey]:
-    """The holders of these jobs, with the job of each."""
-    wanted = frozenset(keys)
-    if memory is not None and len(wanted) <= _FEW:
-        few = memory.named(cursor, {key.job for key in wanted}, (), ())
-        if few is not None:
-            told = {number: JobKey(name.cluster, name.namespace, name.job) for number, name in few.items()}
-            return {number: key for number, key in told.items() if key in wanted}
-    asked = {"clusters": sorted({key.cluster for key in keys})}
-    only = ""
-    if len(wanted) <= _FEW:
-        asked |= {"namespaces": sorted({key.namespace for key in keys}), "jobs": sorted({key.job for key in keys})}
-        only = "WHERE list_contains($namespaces, namespace) AND list_contains($jobs, job)"
-    sql = statement("holder_jobs", names=statement("holder_names"), only=only)
-    return {number: key for number, *names in cursor.run(sql, asked) if (key := JobKey(*names)) in wanted}
-
-
-def jobs_in(cursor: Cursor, cluster: str, namespace: str) -> frozenset[str]:
-    """The jobs (`Kind/name`) of a namespace's pods."""
-    rows = cursor.rows("jobs_in", {"cluster": cluster, "namespace": namespace})
-    return frozenset(job for (job,) in rows)
-
-
-def job_of(cursor: Cursor, cluster: str, uid: str) -> JobKey | None:
-    """The job of a pod; None for an unknown pod."""
-    rows = cursor.rows("job_of", {"cluster": cluster, "uid": uid})
-    if not rows:
-        return None
-    namespace, name, workload = rows[0]
-    return JobKey(cluster, namespace, workload or f"Pod/{name}")
-
-
 _decoder = msgspec.json.Decoder(ObservedPod)
 _WAITING = " AND coalesce(s.at[2], p.at[2], s.at[3], p.at[3], s.at[4], p.at[4]) IS NULL"
 _PLACED = ", CAST(s.at[2] AS BIGINT), CAST(p.at[2] AS BIGINT), CAST(s.at[3] AS BIGINT), CAST(p.at[3] AS BIGINT)"
-
-
-def pods(
-    cursor: Cursor,
-    state: State,
-    start_ms: int,
-    end_ms: int,
-    *,
-    of: Collection[JobKey] | None = None,
-    waiting: bool = False,
-    placed: bool = False,
-) -> list[KnownPod]:
-    """The pods that existed in the span, by cluster and uid. A pod whose creation was not seen is left out, unless
-    `placed` is set: then it counts from its placement, as imported pods do.
-
-    of: only pods of these jobs. waiting: only those without a known placement or end."""
-    asked: dict[str, Any] = {"low": start_ms, "high": end_ms}
-    tables = {"pod": "pod", "seen": "pod_seen"}
-    if of is not None:
-        asked |= {"jobs": sorted({key.job for key in of}), "names": sorted({key.job.partition("/")[2] for key in of})}
-        named = statement("pods_named")
-        tables = {name: f"(FROM {table} WHERE (cluster, uid) IN ({named}))" for name, table in tables.items()}
-    found = []
-    sql = statement("pods_between", only=_WAITING * waiting, placed=_PLACED * placed, **tables)
-    for cluster, node, seen in cursor.run(sql, asked):
-        facts = merged(None if node is None else _decoder.decode(node), None if seen is None else _decoder.decode(seen))
-        made = facts.created_ms if facts.created_ms is not None else start_ms
-        rules = NO_POLICY
-        for policy in state.policies[:1] + tuple(p for p in state.policies[1:] if p.since_ms <= made):
-            rules = policy
-        queue = rules.queue(facts.queue_ref)
-        space = state.fleet.namespace_at((cluster, facts.namespace), made)
-        chooses = space is not None and space.label and labels_count(facts)
-        team = rules.team(queue, space, facts.labels if chooses else {})
-        found.append(KnownPod(cluster, team, queue, facts))
-    return found if of is None else [pod for pod in found if pod.key in frozenset(of)]
 
 
 class Snapshot:
@@ -180,12 +99,47 @@ class Snapshot:
         waiting: bool = False,
         placed: bool = False,
     ) -> list[KnownPod]:
-        """Pods that existed in the span, by cluster and uid. of, waiting, placed: see `pods` above."""
-        return pods(self._cursor, self._state, start_ms, end_ms, of=of, waiting=waiting, placed=placed)
+        """The pods that existed in the span, by cluster and uid. A pod whose creation was not seen is left out, unless
+        `placed` is set: then it counts from its placement, as imported pods do.
+
+        of: only pods of these jobs. waiting: only those without a known placement or end."""
+        asked: dict[str, Any] = {"low": start_ms, "high": end_ms}
+        tables = {"pod": "pod", "seen": "pod_seen"}
+        if of is not None:
+            asked["jobs"] = sorted({key.job for key in of})
+            asked["names"] = sorted({key.job.partition("/")[2] for key in of})
+            named = statement("pods_named")
+            tables = {name: f"(FROM {table} WHERE (cluster, uid) IN ({named}))" for name, table in tables.items()}
+        sql = statement("pods_between", only=_WAITING * waiting, placed=_PLACED * placed, **tables)
+        rows = self._cursor.run(sql, asked)
+        found = [self._pod(cluster, node, seen, start_ms) for cluster, node, seen in rows]
+        return found if of is None else [pod for pod in found if pod.key in frozenset(of)]
+
+    def _pod(self, cluster: str, node: str | None, seen: str | None, start_ms: int) -> KnownPod:
+        """node, seen: what the node and the cluster's API server told about the pod."""
+        facts = merged(None if node is None else _decoder.decode(node), None if seen is None else _decoder.decode(seen))
+        made = facts.created_ms if facts.created_ms is not None else start_ms
+        rules = NO_POLICY
+        for policy in self._state.policies[:1] + tuple(p for p in self._state.policies[1:] if p.since_ms <= made):
+            rules = policy
+        queue = rules.queue(facts.queue_ref)
+        space = self._state.fleet.namespace_at((cluster, facts.namespace), made)
+        chooses = space is not None and space.label and labels_count(facts)
+        team = rules.team(queue, space, facts.labels if chooses else {})
+        return KnownPod(cluster, team, queue, facts)
 
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
         """The jobs (`Kind/name`) of a namespace's pods."""
-        return jobs_in(self._cursor, cluster, namespace)
+        rows = self._cursor.rows("jobs_in", {"cluster": cluster, "namespace": namespace})
+        return frozenset(job for (job,) in rows)
+
+    def job_of(self, cluster: str, uid: str) -> JobKey | None:
+        """The job of a pod; None for an unknown pod."""
+        rows = self._cursor.rows("job_of", {"cluster": cluster, "uid": uid})
+        if not rows:
+            return None
+        namespace, name, workload = rows[0]
+        return JobKey(cluster, namespace, workload or f"Pod/{name}")
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
         """The number of GPUs of each node for any part of the span, by cluster and node."""
@@ -202,8 +156,30 @@ class Snapshot:
         return usage_between(self._cursor, self._state, edges, by, where, timezone, self._memory)
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, Extent]:
-        """When these jobs held GPUs; see the function `extents`."""
-        return extents(self._cursor, self._state, keys, self._memory)
+        """The extents of these jobs over all time; jobs that never held a GPU are missing."""
+        of = self._held_for(keys)
+        table = record_columns.column_table(record_columns.ID, [(number,) for number in sorted(of)])
+        low = min(self._state.unfolded, default=0)
+        found: dict[JobKey, Extent] = {}
+        for payer, begin, end in self._cursor.rows("held_between", {"low": low}, incoming=table):
+            first, last = found.get(of[payer], (begin, end))
+            found[of[payer]] = min(first, begin), max(last, end)
+        return found
+
+    def _held_for(self, keys: Collection[JobKey]) -> dict[int, JobKey]:
+        """The holders of these jobs, with the job of each."""
+        wanted = frozenset(keys)
+        asked = {"clusters": sorted({key.cluster for key in keys})}
+        only = ""
+        if len(wanted) <= _FEW:
+            few = self._memory.named(self._cursor, {key.job for key in wanted}, (), ())
+            if few is not None:
+                told = {number: JobKey(name.cluster, name.namespace, name.job) for number, name in few.items()}
+                return {number: key for number, key in told.items() if key in wanted}
+            asked |= {"namespaces": sorted({key.namespace for key in keys}), "jobs": sorted({key.job for key in keys})}
+            only = "WHERE list_contains($namespaces, namespace) AND list_contains($jobs, job)"
+        sql = statement("holder_jobs", names=statement("holder_names"), only=only)
+        return {number: key for number, *names in self._cursor.run(sql, asked) if (key := JobKey(*names)) in wanted}
 
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:
         """The epochs that these jobs reported, by job and instant."""
