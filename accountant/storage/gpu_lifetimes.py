@@ -479,18 +479,10 @@ def retirement_act(found: Sequence[RetiredDevice], now_ms: int, who: str, reason
     return NewAct(now_ms, "retired", f"{found[0].cluster}/{','.join(nodes)}", who, reason, json.dumps(content))
 
 
-@dataclass(frozen=True, slots=True)
-class InService:
-    """GPUs that were capacity, by piece. whole: how many during all of it. parts: how many during which part of it."""
-
-    whole: Sequence[int]
-    parts: Mapping[int, Mapping[Span, int]]
-
-
-def in_service(lives: Mapping[Span, int], pieces: Sequence[Span]) -> InService:
-    """The number of GPUs in service in each piece. pieces: ascending, adjacent and not empty. lives: number of GPUs by
-    span."""
-    parts: dict[int, dict[Span, int]] = {}
+def in_service(lives: Mapping[Span, int], pieces: Sequence[Span]) -> list[dict[Span, int]]:
+    """For each piece, the number of GPUs in service by the part of the piece. pieces: ascending, adjacent and not
+    empty. lives: number of GPUs by span."""
+    found: list[dict[Span, int]] = [{} for _ in pieces]
     starts = [start for start, _ in pieces]
     changes = [0] * (len(pieces) + 1)
     for (start, end), count in lives.items():
@@ -502,21 +494,12 @@ def in_service(lives: Mapping[Span, int], pieces: Sequence[Span]) -> InService:
             changes[last] -= count
         for tag in {first - 1, last} if first <= last else {first - 1}:
             if 0 <= tag < len(pieces) and not first <= tag < last:
-                low, high = max(start, pieces[tag][0]), min(end, pieces[tag][1])
-                if low < high:
-                    of_piece = parts.setdefault(tag, {})
-                    of_piece[low, high] = of_piece.get((low, high), 0) + count
-    return InService(list(accumulate(changes[:-1])), parts)
-
-
-def lives_in(fleet: Fleet, pieces: Sequence[Span], gpus: Iterable[int]) -> list[dict[Span, int]]:
-    """Per piece, how many of these GPUs were capacity during which part of it. pieces: ascending, without overlap."""
-    found: list[dict[Span, int]] = [{} for _ in pieces]
-    alike = Counter((life.start_ms, life.end_ms) for life in map(fleet.life, gpus))
-    starts = [start for start, _ in pieces]
-    for span, count in alike.items():
-        for tag, low, high in _inside(span, pieces, starts):
-            found[tag][low, high] = found[tag].get((low, high), 0) + count
+                part = max(start, pieces[tag][0]), min(end, pieces[tag][1])
+                if part[0] < part[1]:
+                    found[tag][part] = found[tag].get(part, 0) + count
+    for tag, count in enumerate(accumulate(changes[:-1])):
+        if count:
+            found[tag][pieces[tag]] = count
     return found
 
 

@@ -31,7 +31,7 @@ from accountant.storage.query.grouping import ConstantSpan, key_of, pieces_of
 from accountant.storage.query.usage_sums import Sum, scan
 from accountant.storage.span_plan import TaggedSpan
 from accountant.storage.write import record_columns
-from accountant.storage.write.name_ids import NO_DEVICE, devices, holders
+from accountant.storage.write.name_ids import NO_DEVICE, holders
 from accountant.storage.write.rollups import row_range
 from accountant.wire.usage_models import Dimension
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
@@ -56,7 +56,7 @@ def idle_phases(
     if start_ms >= end_ms:
         return []
     pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
-    device_names = state.devices.read(cursor)
+    device_names = state.device_names(cursor)
     sums: dict[tuple[str, ...], dict[str, int]] = {}
     for rows in idle_time(cursor, state, pieces, most):
         names = holders(cursor, {row.payer for row in rows}, state.fleet.team_labels, users="user" in by)
@@ -252,7 +252,8 @@ def _lend_in(
     spans, of = _spans(borrowed, pieces, start_ms, end_ms)
     payers = {row[0]: row[0] for row in cursor.rows("payers", {"low": start_ms, "high": end_ms})}
     rows: dict[int, list[Sum]] = defaultdict(list)
-    for found in scan(cursor, spans, state.unfolded, state.days.kept, by_device=True, payers={**payers, 0: 0}):
+    told = state.apart(cursor, frozenset({"gpu"}))
+    for found in scan(cursor, state, spans, told, payers={**payers, 0: 0}):
         rows[found.tag].append(found)
     names = holders(
         cursor,
@@ -260,7 +261,7 @@ def _lend_in(
         state.fleet.team_labels,
         users="user" in by,
     )
-    device_names = devices(cursor)
+    device_names = state.device_names(cursor)
     for tag, group in rows.items():
         gpu, piece = spans[tag].gpu, of[tag]
         held = sorted(

@@ -52,7 +52,7 @@ from accountant.storage.write.name_ids import NO_DEVICE
 from accountant.wire.usage_models import Dimension
 from gputally.base.units import MS_PER_HOUR
 
-V = TypeVar("V", str, Place, tuple[str, str], JobName)
+H = TypeVar("H", bound=Hashable)
 
 
 def hours(cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: str) -> Hours:
@@ -64,7 +64,7 @@ def hours(cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: st
         return Hours((), (), (), *(np.zeros(0, dtype=np.int64) for _ in range(5)))
     spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
     known = classes(cursor, start_ms, end_ms, asked, {}, fleet.team_labels)
-    table = accounts(cursor, spans, state.unfolded, state.days.kept, payers=known.of)
+    table = accounts(cursor, state, spans, payers=known.of)
     tag, _, payer, busy, idle, unknown, unheld, down = table.T
     listed = sorted({piece.hour for piece in pieces})
     number = {name: place for place, name in enumerate(listed)}
@@ -85,7 +85,7 @@ def hours(cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: st
         team, queue = key_of(asked[:2], fleet, first[era], EVERY_GPU, NO_DEVICE, known.names[look])
         return team, queue
 
-    owners, owner = _lookup_sorted(eras[tag[held]], payer[held], owner_of)
+    owners, owner = _lookup(eras[tag[held]], payer[held], owner_of)
     return Hours(
         listed, capacity.tolist(), owners, owner, hour_of[tag[held]], busy[held], idle[held], unknown[held],
     )  # fmt: skip
@@ -108,7 +108,7 @@ def hourly_peaks(
     pieces = pieces_of(state, start_ms, end_ms, frozenset(("team", "hour")), ZoneInfo(timezone))
     spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
     known = classes(cursor, start_ms, end_ms, ("team", "namespace", "job"), where, fleet.team_labels, memory)
-    table = accounts(cursor, spans, state.unfolded, state.days.kept, payers=known.of)
+    table = accounts(cursor, state, spans, payers=known.of)
     table = table[table[:, 2] != UNHELD]
     tag, _, payer, busy, idle, unknown, _, _ = table.T
     first = {piece.era: piece for piece in reversed(pieces)}
@@ -118,7 +118,7 @@ def hourly_peaks(
         (team,) = key_of(("team",), fleet, first[era], EVERY_GPU, NO_DEVICE, name)
         return team, name.namespace, name.job, name.cluster
 
-    found, job = _lookup_sorted(np.array([piece.era for piece in pieces], dtype=np.int64)[tag], payer, job_of)
+    found, job = _lookup(np.array([piece.era for piece in pieces], dtype=np.int64)[tag], payer, job_of)
     # A local hour may consist of several pieces.
     number = {name: place for place, name in enumerate(dict.fromkeys(piece.hour for piece in pieces))}
     hour = np.array([number[piece.hour] for piece in pieces], dtype=np.int64)[tag]
@@ -133,16 +133,6 @@ def hourly_peaks(
     return {name: peak for name, peak in peak_of.items() if name[1:3] in jobs and peak.held_us}
 
 
-def _lookup_sorted(tags: Whole, looks: Whole, of: Callable[[int, int], V]) -> tuple[list[V], Whole]:
-    """The distinct results of `of` for the pairs, sorted, and for each row the index of its result."""
-    pairs, row = np.unique(np.stack([tags, looks], axis=1), axis=0, return_inverse=True)
-    values = [of(tag, look) for tag, look in pairs.tolist()]
-    listed = sorted(set(values))
-    number = {value: place for place, value in enumerate(listed)}
-    return listed, np.array([number[value] for value in values], dtype=np.int64)[row.reshape(-1)]
-
-
-H = TypeVar("H", bound=Hashable)
 _WIDTH = len(COLUMNS)
 _UNALLOCATED, _UNMETERED, _DOWN = (COLUMNS.index(name) for name in ("unallocated", "unmetered", "down"))
 _PHASES = {name: COLUMNS.index(name) for name in ("starting", "gang_waiting")}
@@ -255,10 +245,7 @@ class _Table:
         """Adds the ledger's rows and sums, and the unmetered and down time, for which there are no rows."""
         told, state = self.told, self.state
         spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(self.pieces)]
-        found = accounts(
-            cursor, spans, state.unfolded, state.days.kept,
-            by_device=told.by_device, kinds=told.kinds, payers=self.known.of, memos=self.memos,
-        )  # fmt: skip
+        found = accounts(cursor, state, spans, told, payers=self.known.of, memos=self.memos)
         tag, device, payer, busy, idle, unknown, unheld, down, *rest_of_cells = found.T
         none = np.zeros(len(found), dtype=np.int64)
         of_holder = payer != UNHELD
@@ -353,9 +340,9 @@ class _Table:
             return key_of(PRICED_BY, fleet, self.of_era[era], *shown[kind], None)
 
         at = self.era[tag]
-        holders, holder = _lookup_columns(at, payer, held_by)
-        spots, spot = _lookup_columns(at, device, standing)
-        costing, price = _lookup_columns(at, device, priced)
+        holders, holder = _lookup(at, payer, held_by)
+        spots, spot = _lookup(at, device, standing)
+        costing, price = _lookup(at, device, priced)
         times = [tuple([getattr(piece, name) for name in of_time]) for piece in self.pieces]
         combined, row = _distinct(holder, spot, tag if of_time else np.zeros_like(tag))
         order = [*of_holder, *of_place, *of_time]
@@ -377,17 +364,16 @@ def _distinct(*columns: Whole) -> tuple[Whole, Whole]:
     """The distinct rows of some columns, and for each row the index of its distinct row."""
     code = columns[0]
     for column in columns[1:]:
-        code = code * (int(column.max()) + 1) + column
+        code = code * (int(column.max(initial=0)) + 1) + column
     _, first, row = np.unique(code, return_index=True, return_inverse=True)
     return np.stack([column[first] for column in columns], axis=1), row.reshape(-1)
 
 
-def _lookup_columns(
-    eras: Whole, looks: Whole, of: Callable[[int, int], tuple[str, ...]]
-) -> tuple[list[tuple[str, ...]], Whole]:
-    """The distinct results of `of` for the pairs, and for each row the index of its result."""
-    shift = int(looks.min())
+def _lookup(eras: Whole, looks: Whole, of: Callable[[int, int], H]) -> tuple[list[H], Whole]:
+    """The distinct results of `of` for the pairs, sorted, and for each row the index of its result."""
+    shift = int(looks.min(initial=0))
     pairs, row = _distinct(eras, looks - shift)
-    numbers: _Numbers[tuple[str, ...]] = _Numbers()
+    numbers: _Numbers[H] = _Numbers()
     number = np.array([numbers.number(of(era, look + shift)) for era, look in pairs.tolist()], dtype=np.int64)
-    return list(numbers.of), number[row]
+    values, place = numbers.ascending()
+    return values, place[number][row]

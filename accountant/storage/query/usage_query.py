@@ -7,7 +7,7 @@ GPU add up to its capacity exactly.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 from accountant.core.accounts import AccountVector, full_us
 from accountant.ledger.protocols import OF_HOLDERS
 from accountant.storage.duckdb_engine import Cursor
-from accountant.storage.gpu_lifetimes import Fleet, down_in, lives_in
+from accountant.storage.gpu_lifetimes import Fleet, down_in, in_service
 from accountant.storage.ledger_state import DeviceKinds, State, device_kinds
 from accountant.storage.query.grouping import (
     OF_TIME,
@@ -157,7 +157,7 @@ def _contributions(
         short = pieces[-1].end_ms - pieces[0].start_ms <= MS_PER_HOUR
         if (short or gpus is not None) and not OF_HOLDERS & where.keys():
             # For a long span or a few GPUs, the holders are taken from the sums themselves.
-            sums = _scan(cursor, spans, state, told, gpus, by_payer=True)
+            sums = scan(cursor, state, spans, told, by_payer=True, gpus=gpus)
             payers = {found.payer for found in sums} - {UNHELD}
             known = of_all(holders(cursor, payers, labels, users="user" in asked))
         else:
@@ -166,7 +166,7 @@ def _contributions(
                 rules, queues = {piece.era: piece.rules for piece in pieces}.values(), frozenset(where["queue"])
                 known = known.only(lambda name: any(each.queue(name.queue_ref) in queues for each in rules))
     if sums is None:
-        sums = _scan(cursor, spans, state, told, gpus, known.of if known else None)
+        sums = scan(cursor, state, spans, told, payers=known.of if known else None, gpus=gpus)
     names = known.names if known else {}
     timed = [(place, dimension == "hour") for place, dimension in enumerate(wanted) if dimension in OF_TIME]
     looks: dict[tuple[int, int, int], tuple[str, ...]] = {}
@@ -190,7 +190,7 @@ def _contributions(
     if OF_HOLDERS & where.keys():
         # Holders excluded by the filter are missing from the sums, but their time was metered.
         metered = defaultdict(int)
-        for found in _scan(cursor, spans, state, told, gpus):
+        for found in scan(cursor, state, spans, told, gpus=gpus):
             metered[found.tag, told.member[found.device]] += found.cells.capacity_us
     yield from unseen(cursor, state, pieces, wanted, metered, told, gpus)
 
@@ -227,22 +227,6 @@ def _looked_at(cursor: Cursor, state: State, where: Where) -> tuple[Mapping[int,
     return {number: name for number, name in devices.items() if name.gpu in seen}, seen
 
 
-def _scan(
-    cursor: Cursor,
-    spans: Sequence[TaggedSpan],
-    state: State,
-    told: DeviceKinds,
-    gpus: Collection[int] | None,
-    payers: Mapping[int, int] | None = None,
-    *,
-    by_payer: bool = False,
-) -> list[Sum]:
-    return scan(
-        cursor, spans, state.unfolded, state.days.kept,
-        by_device=told.by_device, kinds=told.kinds, payers=payers, by_payer=by_payer, gpus=gpus,
-    )  # fmt: skip
-
-
 def _held_and_rest(found: Sum) -> tuple[AccountVector | None, AccountVector | None]:
     """The cells that the holder pays, and those without a payer."""
     cells = found.cells
@@ -271,7 +255,7 @@ def unseen(
         spans = [span for span in spans if span.gpu in gpus]
     for span in spans:
         down_us[span.tag, told.of_gpu[span.gpu]] += full_us(span.end_ms - span.start_ms)
-    for found in _scan(cursor, spans, state, told, gpus):
+    for found in scan(cursor, state, spans, told, gpus=gpus):
         down_us[found.tag, told.member[found.device]] -= found.cells.capacity_us
         # Unheld time of a node that is down moves from `unallocated` to `down`.
         if found.cells.unheld_us:
@@ -303,6 +287,7 @@ def _lives(
                 yield tag, member, gpu, device, full_us(end - begin)
     spans = [(piece.start_ms, piece.end_ms) for piece in pieces]
     for member, gpus in alike.items():
-        for tag, lives in enumerate(lives_in(fleet, spans, gpus)):
-            whole_us = sum(full_us(end - start) * count for (start, end), count in lives.items())
+        lives = Counter((life.start_ms, life.end_ms) for life in map(fleet.life, gpus))
+        for tag, parts in enumerate(in_service(lives, spans)):
+            whole_us = sum(full_us(end - start) * count for (start, end), count in parts.items())
             yield tag, member, *told.shared[member], whole_us

@@ -22,8 +22,8 @@ import pyarrow as pa
 from accountant.core import accounts as proration
 from accountant.core.accounts import ACCOUNTS, CELLS, AccountVector, part
 from accountant.storage.duckdb_engine import Cursor, Row, statement, streamed
-from accountant.storage.ledger_state import Kinds
-from accountant.storage.span_plan import EVERY_GPU, Bucket, SpanPlan, TaggedSpan, near, plan_spans
+from accountant.storage.ledger_state import DeviceKinds, Kinds, State
+from accountant.storage.span_plan import EVERY_GPU, Bucket, TaggedSpan, near, plan_spans
 from accountant.storage.write import record_columns
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
@@ -53,68 +53,38 @@ class Sum:
 
 def scan(
     cursor: Cursor,
+    state: State,
     spans: Sequence[TaggedSpan],
-    unfolded: Collection[int],
-    kept: Sequence[tuple[int, int]] = (),
+    told: DeviceKinds | None = None,
     *,
-    by_device: bool,
-    kinds: Kinds | None = None,
     payers: Mapping[int, int] | None = None,
     by_payer: bool = False,
     gpus: Collection[int] | None = None,
 ) -> list[Sum]:
-    """Sums per tag and, depending on the arguments, per GPU and device or per kind of device. Spans with the same tag
-    and GPU must not overlap.
-
-    kept: days with sums, ascending. kinds: the kind of every device; if given, results are by kind instead of by
-    device.
+    """Sums per tag and, depending on `told`, per GPU and device or per kind of device. Spans with the same tag and GPU
+    must not overlap.
 
     payers: class by holder id, 0 for time without a holder; holders without a class are left out. None: all holders, as
     class 1, or with by_payer each by its id. gpus: the only GPUs that count, also in spans of every GPU; None: all."""
-    totals = summed(
-        cursor, spans, unfolded, kept, by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=gpus
-    )
-    return [Sum(*key, AccountVector(*values)) for key, values in totals.items()]
-
-
-def summed(
-    cursor: Cursor,
-    spans: Sequence[TaggedSpan],
-    unfolded: Collection[int],
-    kept: Sequence[tuple[int, int]] = (),
-    *,
-    by_device: bool = False,
-    kinds: Kinds | None = None,
-    payers: Mapping[int, int] | None = None,
-    by_payer: bool = False,
-    gpus: Collection[int] | None = None,
-) -> Mapping[Key, Sequence[int]]:
-    """Like `scan`, with plain sequences of cells by the fields of a Sum, because creating many Sum objects takes as
-    long as summing."""
     totals: dict[Key, Sequence[int]] = {}
-    apart = _Grouping.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=gpus)
-    for rows in _parts(cursor, plan_spans(spans, unfolded, kept), kept, apart, _rows(cursor)):
+    apart = _Grouping.of(told, payers, by_payer=by_payer, gpus=gpus)
+    for rows in _parts(cursor, state, spans, apart, _rows(cursor)):
         _merge(totals, rows)
-    return totals
+    return [Sum(*key, AccountVector(*values)) for key, values in totals.items()]
 
 
 def accounts(
     cursor: Cursor,
+    state: State,
     spans: Sequence[TaggedSpan],
-    unfolded: Collection[int],
-    kept: Sequence[tuple[int, int]] = (),
+    told: DeviceKinds | None = None,
     *,
-    by_device: bool = False,
-    kinds: Kinds | None = None,
     payers: Mapping[int, int] | None = None,
-    by_payer: bool = False,
     memos: bool = False,
 ) -> Whole:
     """Like `scan` as columns, for very many results: tag, device, payer and the accounts; with memos, all cells."""
-    apart = _Grouping.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=None)
-    parts = _parts(
-        cursor, plan_spans(spans, unfolded, kept), kept, apart, _columns(cursor, _CELLS if memos else _ACCOUNTS)
-    )
+    apart = _Grouping.of(told, payers)
+    parts = _parts(cursor, state, spans, apart, _columns(cursor, _CELLS if memos else _ACCOUNTS))
     shown = [0, 2, 3, *range(4, 4 + (len(CELLS) if memos else ACCOUNTS))]
     tables = [np.array(part, np.int64).reshape(-1, len(part[0]))[:, shown] for part in parts if len(part)]
     if len(tables) > 1:
@@ -124,11 +94,13 @@ def accounts(
 
 
 def _parts(
-    cursor: Cursor, asked: SpanPlan, kept: Sequence[tuple[int, int]], apart: _Grouping, ask: _SumQuery[P]
+    cursor: Cursor, state: State, spans: Sequence[TaggedSpan], apart: _Grouping, ask: _SumQuery[P]
 ) -> Iterator[P | list[Row]]:
-    """The sums of all parts of the plan, as `ask` fetches them."""
+    """The sums of all parts of the spans, as `ask` fetches them."""
     if apart.gpus is not None and not apart.gpus:
         return
+    kept = state.days.kept
+    asked = plan_spans(spans, state.unfolded, kept)
     of_all = not apart.by_device and apart.kinds is None and apart.gpus is None
     of_all = of_all and not any(gpu for _, gpu, _ in asked.hours)
     for source, buckets in (
@@ -221,14 +193,14 @@ class _Grouping:
     @classmethod
     def of(
         cls,
+        told: DeviceKinds | None = None,
+        payers: Mapping[int, int] | None = None,
         *,
-        by_device: bool,
-        kinds: Kinds | None,
-        payers: Mapping[int, int] | None,
-        gpus: Collection[int] | None,
-        by_payer: bool,
+        by_payer: bool = False,
+        gpus: Collection[int] | None = None,
     ) -> _Grouping:
         """See `scan`."""
+        by_device, kinds = (told.by_device, told.kinds) if told is not None else (False, None)
         gpu, device = ("e.gpu", "e.device") if by_device else ("0", "0")
         payer, joins = "e.payer" if by_payer else "least(e.payer, 1)", ""
         if kinds is not None:
@@ -327,7 +299,7 @@ class StraddlingPart(NamedTuple):
     cells: AccountVector
 
 
-_EVERYTHING = _Grouping.of(by_device=True, kinds=None, payers=None, gpus=None, by_payer=True)
+_EVERYTHING = _Grouping.of()
 
 
 def straddling_parts(

@@ -428,13 +428,11 @@ class _Total:
         question, half_life_s = self._question, self._question.half_life_s
         slices = question.slices[piece.first : piece.last]
         references = [question.reference_ms(number) for number in range(piece.first, piece.last)]
-        here = in_service(gpus.lives, slices)
-        for number, one in enumerate(slices):
-            for (start, end), count in [(one, here.whole[number]), *here.parts.get(number, {}).items()]:
-                if count:
-                    weight = factor(start, end, references[number], half_life_s)
-                    available[number] += term(full_us(end - start), weight) * count
-                    self.working += full_us(end - start) * count
+        for number, parts in enumerate(in_service(gpus.lives, slices)):
+            for (start, end), count in parts.items():
+                weight = factor(start, end, references[number], half_life_s)
+                available[number] += term(full_us(end - start), weight) * count
+                self.working += full_us(end - start) * count
         down = down_in(gpus.down, slices)
         for span in down:
             weight = factor(span.start_ms, span.end_ms, references[span.tag], half_life_s)

@@ -336,7 +336,8 @@ class Devices:
         ((there, newest),) = cursor.run("SELECT count(*), max(id) FROM device")
         if there == len(known) and (newest is None or newest in known):
             return known
-        found = devices(cursor)
+        rows = cursor.run("SELECT id, node, gpu_model, profile, gpu FROM device")
+        found = {row[0]: DeviceName(*row[1:]) for row in rows}
         if len(found) > len(known):
             self._known = found
         return found
@@ -350,11 +351,6 @@ class Devices:
                 by_node.setdefault(name.node, []).append(number)
             self._on_nodes, numbers = (found, by_node), by_node
         return {number: found[number] for node in nodes for number in numbers.get(node, ())}
-
-
-def devices(cursor: Cursor) -> Mapping[int, DeviceName]:
-    rows = cursor.run("SELECT id, node, gpu_model, profile, gpu FROM device")
-    return {row[0]: DeviceName(*row[1:]) for row in rows}
 
 
 def holders(
