@@ -75,17 +75,16 @@ class Client:
         (adding up to allocated_idle) and `reserved_unused_us`. `attrs["coverage"]`: metered share, 0..1."""
         query = _grouped(start, end, by, where, timezone) | ({"breakdown": "true"} if breakdown else {})
         memos = (*_MEMOS, *(_BREAKDOWN if breakdown else ()))
-        pages = list(self._remote.pages(UsageAnswer, "/v1/usage", query))
+        whole = self._remote.whole(UsageAnswer, "/v1/usage", query)
         rows = (
             {**line.key}
             | {column: getattr(line.accounts_gpu_us, name) for name, column in _ACCOUNTS.items()}
             | {memo: getattr(line, memo) for memo in memos}
-            for page in pages
-            for line in page.lines
+            for line in whole.lines
         )
         types = dict.fromkeys([*_ACCOUNTS.values(), *memos], "int64") | {"memory_mib_s": "Int64"}  # may be unknown
         frame = _frame(rows, by, types)
-        frame.attrs["coverage"] = pages[-1].coverage
+        frame.attrs["coverage"] = whole.coverage
         return frame
 
     def cost(
@@ -100,16 +99,15 @@ class Client:
 
         `attrs["total"]` (None while any time is unpriced) and `attrs["price_book_version"]` accompany the rows.
         """
-        pages = list(self._remote.pages(CostAnswer, "/v1/cost", _grouped(start, end, by, where, timezone)))
+        whole = self._remote.whole(CostAnswer, "/v1/cost", _grouped(start, end, by, where, timezone))
         rows = (
             {**line.key, "gpu_us": line.gpu_us, "cost": line.cost, "unpriced_gpu_us": line.unpriced_gpu_us}
-            for page in pages
-            for line in page.lines
+            for line in whole.lines
         )
         frame = _frame(rows, by, {"gpu_us": "int64", "cost": "object", "unpriced_gpu_us": "int64"})
-        frame["currency"] = pd.Series([pages[-1].currency] * len(frame), dtype="str")
-        frame.attrs["total"] = pages[-1].total
-        frame.attrs["price_book_version"] = pages[-1].price_book_version
+        frame["currency"] = pd.Series([whole.currency] * len(frame), dtype="str")
+        frame.attrs["total"] = whole.total
+        frame.attrs["price_book_version"] = whole.price_book_version
         return frame
 
     def statement(self, month: str, team: str | None = None) -> pd.DataFrame:
@@ -150,17 +148,16 @@ class Client:
         query: Query = {
             "start": _instant(start), "end": _instant(end), "team": list(team), "state": state, "timezone": timezone,
         }  # fmt: skip
-        pages = list(self._remote.pages(JobsAnswer, "/v1/jobs", query))
+        whole = self._remote.whole(JobsAnswer, "/v1/jobs", query)
         rows = (
             {name: getattr(one, name) for name in (*_OF_JOB, *_JOB_TYPES) if hasattr(one, name)}
             | {name: ";".join(getattr(one, name)) for name in ("teams", "queues", "users", "gpu_models")}
             | {column: getattr(one.accounts_gpu_us, name) for name, column in _HELD.items()}
-            for page in pages
-            for one in page.jobs
+            for one in whole.jobs
         )
         frame = _frame(rows, _OF_JOB, {**_JOB_TYPES, **dict.fromkeys(_HELD.values(), "int64")})
         for name in ("currency", "total_cost", "price_book_version"):
-            frame.attrs[name] = getattr(pages[-1], name)
+            frame.attrs[name] = getattr(whole, name)
         return frame
 
     def window(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from pydantic import BaseModel, Field, RootModel
+from pydantic import BaseModel, Field
 from rich.console import Group, RenderableType
 
 from accountant.api.bookkeeping_models import (
@@ -50,26 +50,6 @@ Month = Annotated[str, typer.Argument(help="A calendar month: 2026-10.")]
 Reason = Annotated[str, typer.Option(help="Why, for later readers of the books.")]
 
 
-class _Periods(RootModel[tuple[Period, ...]]):
-    pass
-
-
-class _Corrections(RootModel[tuple[BookedCorrection, ...]]):
-    pass
-
-
-class _Proposals(RootModel[tuple[WaitingProposal, ...]]):
-    pass
-
-
-class _Adjustments(RootModel[tuple[BookedAdjustment, ...]]):
-    pass
-
-
-class _Versions(RootModel[tuple[PriceVersion, ...]]):
-    pass
-
-
 def register_months(app: typer.Typer) -> None:
     """Add the commands to the program."""
     for command in (
@@ -93,8 +73,8 @@ def register_months(app: typer.Typer) -> None:
 def months(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Every month, whether it is open or closed, and its hash."""
     with at.asking() as remote:
-        found = remote.ask(_Periods, "/v1/periods")
-    answer(output, lambda: terminal_tables.periods(found.root), found.root)
+        found = remote.ask(tuple[Period, ...], "/v1/periods")
+    answer(output, lambda: terminal_tables.periods(found), found)
 
 
 @with_option_groups
@@ -162,7 +142,7 @@ def proposals(
     with at.asking() as remote:
         place = f"/v1/periods/{month}/proposals"
         if act == "take":
-            booked = remote.act(_Corrections, f"{place}/{proposal}/take", {"reason": reason}).root
+            booked = remote.act(tuple[BookedCorrection, ...], f"{place}/{proposal}/take", {"reason": reason})
             answer(output, lambda: terminal_tables.corrections(booked), booked)
             return
         if act == "refuse":
@@ -170,7 +150,7 @@ def proposals(
                 remote.act(WaitingProposal, f"{place}/{proposal}/refuse", {"reason": reason}),
             )
         else:
-            found = remote.ask(_Proposals, place if month else "/v1/proposals").root
+            found = remote.ask(tuple[WaitingProposal, ...], place if month else "/v1/proposals")
     answer(output, lambda: terminal_tables.proposals(found, refused=act == "refuse"), found)
 
 
@@ -178,7 +158,7 @@ def proposals(
 def correct(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Take up every proposal: book all that arrived late for closed months."""
     with at.asking() as remote:
-        done = remote.act(_Corrections, "/v1/corrections", {}).root
+        done = remote.act(tuple[BookedCorrection, ...], "/v1/corrections", {})
     answer(output, lambda: terminal_tables.corrections(done), done)
 
 
@@ -191,7 +171,7 @@ def corrections(
 ) -> None:
     """Corrections of closed months, with the month they are about and the one they are booked in."""
     with at.asking() as remote:
-        found = remote.ask(_Corrections, "/v1/corrections", {"booked_in": month}).root
+        found = remote.ask(tuple[BookedCorrection, ...], "/v1/corrections", {"booked_in": month})
     answer(output, lambda: terminal_tables.corrections(found), found)
 
 
@@ -236,8 +216,10 @@ def credit(
             shown = remote.act(Credit, "/v1/credits/preview", body)
             answer(output, lambda: terminal_tables.credit(shown), shown, shown.lines)
             return
-        done = remote.act(_Adjustments, "/v1/credits", {**body, "reason": reason, "approved_by": approved_by})
-    answer(output, lambda: terminal_tables.adjustments(done.root), done.root)
+        done = remote.act(
+            tuple[BookedAdjustment, ...], "/v1/credits", {**body, "reason": reason, "approved_by": approved_by}
+        )
+    answer(output, lambda: terminal_tables.adjustments(done), done)
 
 
 @with_option_groups
@@ -249,7 +231,7 @@ def adjustments(
 ) -> None:
     """Approved credits and charges."""
     with at.asking() as remote:
-        found = remote.ask(_Adjustments, "/v1/adjustments", {"booked_in": month}).root
+        found = remote.ask(tuple[BookedAdjustment, ...], "/v1/adjustments", {"booked_in": month})
     answer(output, lambda: terminal_tables.adjustments(found), found)
 
 
@@ -288,21 +270,13 @@ def reprice(
 def prices(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Every price book that was in force, and who put it there."""
     with at.asking() as remote:
-        found = remote.ask(_Versions, "/v1/prices/versions").root
+        found = remote.ask(tuple[PriceVersion, ...], "/v1/prices/versions")
     answer(output, lambda: terminal_tables.price_versions(found, UTC), found)
 
 
 class _Owners(BaseModel):
     gpus: tuple[GpuOwnership, ...]
     next_after: str | None
-
-
-class _MovedGpus(RootModel[tuple[GpuOwnership, ...]]):
-    pass
-
-
-class _RetiredDevices(RootModel[tuple[RetiredDevice, ...]]):
-    pass
 
 
 def register_capacity(app: typer.Typer) -> None:
@@ -337,7 +311,7 @@ def gpus(
             raise typer.BadParameter("move needs --node, --gpu and --reason")
         body = {"cluster": cluster, "node": node, "gpus": named, "since": since, "reason": reason}
         with at.asking() as remote:
-            found: tuple[GpuOwnership, ...] = remote.act(_MovedGpus, "/v1/gpus/move", body).root
+            found: tuple[GpuOwnership, ...] = remote.act(tuple[GpuOwnership, ...], "/v1/gpus/move", body)
     else:
         if len(named) > 1:
             raise typer.BadParameter("owners takes one --gpu")
@@ -367,12 +341,8 @@ def retire(
     """Take GPUs that went for good out of the capacity; what they missed until then stays unmetered."""
     body = {"cluster": cluster, "node": node, "gpus": gpu or [], "since": since, "reason": reason}
     with at.asking() as remote:
-        done = remote.act(_RetiredDevices, "/v1/gpus/retire", body).root
+        done = remote.act(tuple[RetiredDevice, ...], "/v1/gpus/retire", body)
     answer(output, lambda: terminal_tables.retired(done), done)
-
-
-class _Deliveries(RootModel[tuple[DeliveryState, ...]]):
-    pass
 
 
 def register_deliveries(app: typer.Typer) -> None:
@@ -394,8 +364,8 @@ def deliveries(
     with at.asking() as remote:
         if again is not None:
             remote.act(DeliveryState, "/v1/deliveries/again", {"key": again, "reason": reason})
-        found = remote.ask(_Deliveries, "/v1/deliveries")
-    answer(output, lambda: terminal_tables.deliveries(found.root), found.root)
+        found = remote.ask(tuple[DeliveryState, ...], "/v1/deliveries")
+    answer(output, lambda: terminal_tables.deliveries(found), found)
 
 
 class InstanceModel(Model):

@@ -17,7 +17,7 @@ from rich.table import Table
 from accountant.api.problems import reason as first_reason
 from accountant.cli import terminal_tables
 from accountant.cli.connection_options import By, End, Printed, Start, Timezone, Where, answer
-from accountant.cli.terminal_tables import NAMES, titled_table
+from accountant.cli.terminal_tables import NAMES
 from accountant.core import periods
 from accountant.core.periods import Month, utc
 from accountant.core.settings import Issuer, Lake, load
@@ -31,7 +31,7 @@ from gputally.base.command_output import show
 from gputally.base.errors import CannotStart
 from gputally.base.money import exact_sum
 from gputally.base.number_format import NOTHING, hours
-from gputally.base.terminal import Terminal
+from gputally.base.terminal import Terminal, figures, table
 from gputally.base.units import MS_PER_HOUR
 from gputally.server import config_models, logs_and_metrics
 
@@ -67,17 +67,16 @@ def clusters(
     with _opened(lake, engine, engine_url) as fleet:
         found = [member.status for member in fleet.members()]
 
-    def table() -> Table:
-        drawn = titled_table("Ledgers of the lake")
-        for heading in ("ledger", "clusters", "time zone", "first record", "newest record", "published until"):
-            drawn.add_column(heading)
+    def drawn() -> Table:
+        columns = ["ledger", "clusters", "time zone", "first record", "newest record", "published until"]
+        rows = []
         for one in found:
             instants = (utc(at_ms) if at_ms else NOTHING for at_ms in (one.first_ms, one.newest_ms, one.until_ms))
-            drawn.add_row(one.ledger, ", ".join(sorted(one.clusters)), one.timezone, *instants)
-        return drawn
+            rows.append((one.ledger, ", ".join(sorted(one.clusters)), one.timezone, *instants))
+        return table("Ledgers of the lake", columns, rows)
 
     records = [{**asdict(one), "clusters": dict(one.clusters), "teams": sorted(one.teams)} for one in found]
-    show(output, table, records)
+    show(output, drawn, records)
 
 
 def usage(
@@ -220,18 +219,23 @@ def serve(
 
 def month_table(summary: FleetMonth) -> Table:
     """A month of every ledger, dearest first, and what teams owe in all of them."""
-    drawn = titled_table(f"The fleet in {summary.month}")
-    for heading in ("ledger", "month"):
-        drawn.add_column(heading)
-    for heading in ("GPU-hours", "busy", "idle", "unallocated", "unmetered", "due", "unpriced GPU-hours"):
-        drawn.add_column(heading, justify="right")
-    for one in sorted(summary.ledgers, key=lambda row: (-(row.due or 0), row.ledger)):
-        accounts = one.accounts_gpu_us
-        drawn.add_row(
-            one.ledger, one.status, hours(accounts.total), hours(accounts.busy), hours(accounts.allocated_idle),
-            hours(accounts.unallocated), hours(accounts.unmetered), money(one.due, one.currency),
-            hours(one.unpriced_gpu_us) if one.unpriced_gpu_us else "",
-        )  # fmt: skip
+    drawn = table(
+        f"The fleet in {summary.month}",
+        ["ledger", "month",
+         *figures("GPU-hours", "busy", "idle", "unallocated", "unmetered", "due", "unpriced GPU-hours")],
+        (
+            (
+                one.ledger,
+                one.status,
+                *(hours(us) for us in (one.accounts_gpu_us.total, one.accounts_gpu_us.busy,
+                                       one.accounts_gpu_us.allocated_idle, one.accounts_gpu_us.unallocated,
+                                       one.accounts_gpu_us.unmetered)),
+                money(one.due, one.currency),
+                hours(one.unpriced_gpu_us) if one.unpriced_gpu_us else "",
+            )
+            for one in sorted(summary.ledgers, key=lambda row: (-(row.due or 0), row.ledger))
+        ),
+    )  # fmt: skip
     drawn.add_section()
     whole = {row.team: [one for one in summary.teams if one.team == row.team] for row in summary.teams}
     for team, rows in sorted(whole.items()):

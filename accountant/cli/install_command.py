@@ -16,13 +16,12 @@ from typing import Annotated, Protocol
 
 import typer
 import yaml
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from accountant.cli.connection_options import Printed
 from accountant.cli.server_commands import with_entry, without
 from gputally.base.command_output import show
 from gputally.base.errors import AccountantError, ClusterError, NotFound, Refused, Unavailable
+from gputally.base.terminal import table
 from gputally.base.yaml_file import FileFault, parse
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import Kind, Object
@@ -176,12 +175,9 @@ def command(
     except (Unavailable, Refused) as error:
         raise AccountantError(f"{error}; --dry-run prints the manifests without a cluster") from error
     done = install(plan, connection)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("secret", "namespace", ""):
-        table.add_column(heading)
-    for secret, what in done.items():
-        table.add_row(secret, namespace, what)
-    show(output, lambda: table, [{"secret": name, "namespace": namespace, "done": what} for name, what in done.items()])
+    rows = [(secret, namespace, what) for secret, what in done.items()]
+    records = [dict(zip(("secret", "namespace", "done"), row, strict=True)) for row in rows]
+    show(output, lambda: table("", ["secret", "namespace", ""], rows), records)
 
 
 def _standing(plan: Plan, kubeconfig: Path | None) -> dict[str, dict[str, str]]:

@@ -22,9 +22,7 @@ from typing import Annotated
 import structlog
 import typer
 import yaml
-from pydantic import RootModel, ValidationError
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Send
@@ -50,7 +48,7 @@ from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show
 from gputally.base.option_groups import with_option_groups
-from gputally.base.terminal import Terminal
+from gputally.base.terminal import Terminal, table
 from gputally.base.yaml_file import FileFault
 from gputally.server import config_models, logs_and_metrics
 from gputally.server.https_server import serve as serving
@@ -204,10 +202,6 @@ ObjectStore = Annotated[
 ]
 
 
-class _Backups(RootModel[tuple[Backup, ...]]):
-    pass
-
-
 def register_backups(app: typer.Typer) -> None:
     """Add the commands to the program."""
     for command in (backup, restore):
@@ -264,7 +258,7 @@ def _fetched(at: Server, to: Path | None) -> Backup:
 def list_backups(output: Printed = "table", *, at: Server) -> None:
     """The accountant's backups (`backups.to`), newest first."""
     with at.asking() as remote:
-        found = remote.ask(_Backups, "/v1/backups").root
+        found = remote.ask(tuple[Backup, ...], "/v1/backups")
     answer(output, lambda: terminal_tables.backups(found), found)
 
 
@@ -325,19 +319,17 @@ def register_tokens(app: typer.Typer) -> None:
 
 def list_tokens(file: File, output: Printed = "table") -> None:
     """Who holds a token, for what, and until when."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("name", "scopes", "sees or reports", "until", "state"):
-        table.add_column(heading)
+    rows: list[tuple[str, ...]] = []
     records: list[dict[str, object]] = []
     now = datetime.now(UTC)
     for entry in sorted(_entries(file), key=lambda entry: entry.name):
         until = "no end" if entry.expires is None else f"{entry.expires.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
         state = "expired" if entry.expires is not None and entry.expires <= now else "valid"
-        table.add_row(entry.name, ", ".join(entry.scopes), bound(entry), until, state)
+        rows.append((entry.name, ", ".join(entry.scopes), bound(entry), until, state))
         expires = None if entry.expires is None else entry.expires.astimezone(UTC).isoformat()
         bounds = {"teams": entry.teams, "cluster": entry.cluster, "node": entry.node}
         records.append({"name": entry.name, "scopes": entry.scopes, **bounds, "expires": expires, "state": state})
-    show(output, lambda: table, records)
+    show(output, lambda: table("", ["name", "scopes", "sees or reports", "until", "state"], rows), records)
 
 
 def revoke(name: Annotated[str, typer.Argument(help="As `token list` shows it.")], file: File) -> None:
@@ -451,10 +443,6 @@ def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
     return tuple(known[name] for name in names)
 
 
-class _RedatedRecords(RootModel[tuple[MisdatedRecords, ...]]):
-    pass
-
-
 def register_clock(app: typer.Typer) -> None:
     """Add the commands to the program."""
     clock = typer.Typer(no_args_is_help=True, help="The accountant's clock, and what it dated wrongly.")
@@ -489,5 +477,5 @@ def heal(
 ) -> None:
     """Heal what a clock that was ahead dated wrongly; the clock has to be right now."""
     with at.asking() as remote:
-        done = remote.act(_RedatedRecords, "/v1/clock/heal", {"reason": reason}).root
+        done = remote.act(tuple[MisdatedRecords, ...], "/v1/clock/heal", {"reason": reason})
     answer(output, lambda: terminal_tables.misdated_table(done), done)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Group
-from rich.table import Table
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
 from rich.text import Text
 
 from accountant.api.bookkeeping_models import (
@@ -25,15 +24,16 @@ from accountant.api.bookkeeping_models import (
     WaitingProposal,
 )
 from accountant.billing.costs import ACCOUNTS
-from accountant.bookkeeping.invoice_reconciliation import Reconciliation
+from accountant.bookkeeping.invoice_reconciliation import ReconciledLine, Reconciliation
 from accountant.bookkeeping.price_book_versions import PriceChange, PriceDiff
 from accountant.core.periods import utc
 from accountant.ledger.journal import Act
 from accountant.reports.report_text import money
 from accountant.wire.policy_models import IDLE, UNASSIGNED, UsageWindow
-from accountant.wire.usage_models import CostAnswer, UsageAnswer
+from accountant.wire.usage_models import Accounts, CostAnswer, UsageAnswer
 from gputally.base.money import exact_sum, minor_places
 from gputally.base.number_format import NOTHING, hours, percent
+from gputally.base.terminal import figures, table
 
 if TYPE_CHECKING:
     from accountant.ledger.protocols import ClockReport, GpuOwnership, MisdatedRecords, RetiredDevice
@@ -44,117 +44,103 @@ NAMES = {IDLE: "(unallocated)", UNASSIGNED: "(unassigned)", "": NOTHING}
 """What people read for names that are none."""
 
 
-def instant(at_ms: int, zone: ZoneInfo) -> str:
+def instant(at_ms: int, zone: tzinfo) -> str:
     return datetime.fromtimestamp(at_ms / 1000, zone).strftime("%Y-%m-%d %H:%M %Z")
 
 
 def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
     """GPU-hours per group and account, largest allocation first, with totals."""
-    table = titled_table(f"GPU-hours, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
-    for dimension in answer.by:
-        table.add_column(dimension.replace("_", " "))
     shown = [account for account in ACCOUNTS if any(getattr(line.accounts_gpu_us, account) for line in answer.lines)]
-    for account in shown:
-        table.add_column(account.removeprefix("allocated_"), justify="right")
-    table.add_column("total", justify="right", style="bold")
-    for line in sorted(answer.lines, key=lambda line: (-line.accounts_gpu_us.allocated, *line.key.values())):
-        table.add_row(
-            *(NAMES.get(line.key[dimension], line.key[dimension]) for dimension in answer.by),
-            *(hours(getattr(line.accounts_gpu_us, account)) for account in shown),
-            hours(line.accounts_gpu_us.total),
-        )
-    table.add_section()
-    table.add_row(
-        *_label(len(answer.by), "total"),
-        *(hours(sum(getattr(line.accounts_gpu_us, account) for line in answer.lines)) for account in shown),
-        hours(sum(line.accounts_gpu_us.total for line in answer.lines)),
-        style="bold",
-    )
-    table.caption = noted_caption(answer.note, _metered(answer))
-    return table
+
+    def time(accounts: Sequence[Accounts]) -> list[str]:
+        by_account = [hours(sum(getattr(one, account) for one in accounts)) for account in shown]
+        return [*by_account, hours(sum(one.total for one in accounts))]
+
+    lines = sorted(answer.lines, key=lambda line: (-line.accounts_gpu_us.allocated, *line.key.values()))
+    return table(
+        f"GPU-hours, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",
+        [*_dimensions(answer.by), *figures(*(name.removeprefix("allocated_") for name in shown)),
+         *figures("total", style="bold")],
+        ([*_group(answer.by, line.key), *time([line.accounts_gpu_us])] for line in lines),
+        total=[*_label(len(answer.by), "total"), *time([line.accounts_gpu_us for line in answer.lines])],
+        caption=noted_caption(answer.note, _metered(answer)),
+    )  # fmt: skip
 
 
 def window_table(window: UsageWindow) -> Table:
     """Usage per queue, own plus descendants, largest first, with its share of the capacity."""
-    table = titled_table(f"Usage by queue, {utc(window.start_ms)} to {utc(window.end_ms)}")
-    table.add_column("queue")
-    table.add_column("GPU-hours", justify="right", style="bold")
-    table.add_column("of capacity", justify="right")
     shown = sorted(window.usage.items(), key=lambda item: (-item[1], item[0]))
     if window.unassigned:
         shown.append((UNASSIGNED, window.unassigned))
-    for queue, used in shown:
-        share = used / window.capacity if window.capacity else None
-        table.add_row(NAMES.get(queue, queue), hours(used), percent(share))
-    table.add_section()
-    table.add_row("capacity", hours(window.capacity), "", style="bold")
     decay = f"half-life {window.half_life_s / 3_600:g} h; " if window.half_life_s else ""
     reaches = f"records up to {utc(window.watermark_ms)}" if window.watermark_ms else "no records"
-    table.caption = f"{decay}{percent(window.coverage)} metered; {reaches}"
-    return table
+    return table(
+        f"Usage by queue, {utc(window.start_ms)} to {utc(window.end_ms)}",
+        ["queue", *figures("GPU-hours", style="bold"), *figures("of capacity")],
+        (
+            (NAMES.get(queue, queue), hours(used), percent(used / window.capacity if window.capacity else None))
+            for queue, used in shown
+        ),
+        total=("capacity", hours(window.capacity), ""),
+        caption=f"{decay}{percent(window.coverage)} metered; {reaches}",
+    )
 
 
 def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
     """Billed GPU-hours and cost per group, dearest first, with totals."""
-    currency = answer.currency or "no price book"
-    table = titled_table(f"Cost in {currency}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
-    for dimension in answer.by:
-        table.add_column(dimension.replace("_", " "))
-    table.add_column("GPU-hours", justify="right")
-    table.add_column(f"cost {answer.currency or ''}".strip(), justify="right", style="bold")
-    unpriced = answer.unpriced_gpu_us > 0
-    if unpriced:
-        table.add_column("unpriced GPU-hours", justify="right", style="yellow")
-    tail: Callable[[int], tuple[str, ...]] = lambda us: (hours(us),) if unpriced else ()  # noqa: E731
-    for line in sorted(answer.lines, key=lambda line: (-(line.cost or 0), -line.gpu_us, *line.key.values())):
-        table.add_row(
-            *(NAMES.get(line.key[dimension], line.key[dimension]) for dimension in answer.by),
-            hours(line.gpu_us),
-            money(line.cost, answer.currency),
-            *tail(line.unpriced_gpu_us),
-        )
-    table.add_section()
-    table.add_row(
-        *_label(len(answer.by), "total"),
-        hours(sum(line.gpu_us for line in answer.lines)),
-        money(answer.total, answer.currency),
-        *tail(answer.unpriced_gpu_us),
-        style="bold",
-    )
-    priced = f"price book {answer.price_book_version or 'none'}" + (
-        "; no cost where some of the time has no price" if unpriced else ""
-    )
-    table.caption = noted_caption(answer.note, priced)
-    return table
+    currency, unpriced = answer.currency, answer.unpriced_gpu_us > 0
+
+    def figures_of(gpu_us: int, cost: Decimal | None, unpriced_us: int) -> list[str]:
+        return [hours(gpu_us), money(cost, currency), *([hours(unpriced_us)] if unpriced else [])]
+
+    lines = sorted(answer.lines, key=lambda line: (-(line.cost or 0), -line.gpu_us, *line.key.values()))
+    return table(
+        f"Cost in {currency or 'no price book'}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",
+        [*_dimensions(answer.by), *figures("GPU-hours"), *figures(f"cost {currency or ''}", style="bold"),
+         *(figures("unpriced GPU-hours", style="yellow") if unpriced else [])],
+        ([*_group(answer.by, line.key), *figures_of(line.gpu_us, line.cost, line.unpriced_gpu_us)] for line in lines),
+        total=[
+            *_label(len(answer.by), "total"),
+            *figures_of(sum(line.gpu_us for line in answer.lines), answer.total, answer.unpriced_gpu_us),
+        ],
+        caption=noted_caption(answer.note, priced_by(answer.price_book_version, unpriced=unpriced)),
+    )  # fmt: skip
 
 
 def balance_table(balance: Balance) -> Table:
     """The ledger's health, one figure a line."""
-    table = titled_table("The ledger")
-    table.caption = balance.note or None
-    table.show_header = False
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    off = balance.imbalance_gpu_us
-    verdict = Text(f"{off:,} µs apart", "red") if off else Text("balances")
-    table.add_row("books", verdict)
-    table.add_row("metered", percent(balance.coverage))
-    table.add_row("rows in quarantine", f"{balance.quarantined_rows:,}")
-    table.add_row("write-ahead log", f"{balance.wal_bytes:,} bytes")
-    faults = len(balance.month_faults)
+    off, faults = balance.imbalance_gpu_us, len(balance.month_faults)
     chain = (f"{faults} faults", "red") if faults else "chain holds"
-    table.add_row("closed months", Text.assemble(f"{balance.closed_months}, ", chain))
-    for fault in balance.month_faults:
-        table.add_row("month", fault)
-    for difference in balance.differences:
-        table.add_row("difference", difference)
+    rows: list[tuple[str, RenderableType]] = [
+        ("books", Text(f"{off:,} µs apart", "red") if off else Text("balances")),
+        ("metered", percent(balance.coverage)),
+        ("rows in quarantine", f"{balance.quarantined_rows:,}"),
+        ("write-ahead log", f"{balance.wal_bytes:,} bytes"),
+        ("closed months", Text.assemble(f"{balance.closed_months}, ", chain)),
+        *(("month", fault) for fault in balance.month_faults),
+        *(("difference", difference) for difference in balance.differences),
+    ]
     if balance.lake_days is not None:
         apart = len(balance.lake_differences)
         said = (f"{apart} differences", "red") if apart else "equals the ledger"
-        table.add_row("lake", Text.assemble(f"{balance.lake_days} days, ", said))
-    for difference in balance.lake_differences:
-        table.add_row("difference", difference)
-    return table
+        rows.append(("lake", Text.assemble(f"{balance.lake_days} days, ", said)))
+    rows += [("difference", difference) for difference in balance.lake_differences]
+    drawn = table("The ledger", ["figure", *figures("value")], rows, caption=balance.note)
+    drawn.show_header = False
+    return drawn
+
+
+def _dimensions(by: Iterable[str]) -> list[str]:
+    return [dimension.replace("_", " ") for dimension in by]
+
+
+def _group(by: Iterable[str], key: Mapping[str, str]) -> list[str]:
+    return [NAMES.get(key[dimension], key[dimension]) for dimension in by]
+
+
+def priced_by(version: str, *, unpriced: bool) -> str:
+    """The caption of costs."""
+    return f"price book {version or 'none'}" + ("; no cost where some of the time has no price" if unpriced else "")
 
 
 def _metered(answer: UsageAnswer) -> str:
@@ -167,11 +153,6 @@ def _metered(answer: UsageAnswer) -> str:
 def noted_caption(note: str, caption: str) -> str:
     """A caption that begins with what is particular about the answer."""
     return f"{note}\n{caption}" if note else caption
-
-
-def titled_table(title: str) -> Table:
-    """A table without columns, as all of ours look."""
-    return Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
 
 
 def _label(columns: int, text: str) -> tuple[str, ...]:
@@ -197,120 +178,102 @@ def trued_up(version: str, corrections: int) -> Text:
 
 def periods(found: Sequence[Period]) -> Table:
     """One month a line, with what stands against closing it."""
-    table = titled_table("Months")
-    for name in ("month", "status", "closed by", "statement"):
-        table.add_column(name)
+    rows: list[tuple[RenderableType, ...]] = []
     for period in found:
-        table.add_row(period.month, period.status, period.closed_by or NOTHING, (period.hash or NOTHING)[:16])
-        for objection in period.objections:
-            table.add_row("", Text(objection.kind, "yellow"), "", objection.text)
-    return table
+        rows.append((period.month, period.status, period.closed_by or NOTHING, (period.hash or NOTHING)[:16]))
+        rows += [("", Text(objection.kind, "yellow"), "", objection.text) for objection in period.objections]
+    return table("Months", ["month", "status", "closed by", "statement"], rows)
 
 
 def backups(found: Sequence[Backup]) -> Table:
     """One a line, newest first, with its SHA-256."""
-    table = titled_table("Backups")
-    for name in ("name", "made (UTC)"):
-        table.add_column(name)
-    for name in ("MiB", "rows"):
-        table.add_column(name, justify="right")
-    table.add_column("SHA-256")
-    for backup in found:
-        size = f"{backup.bytes / 2**20:,.1f}"
-        table.add_row(backup.name, _instant(backup.at_ms), size, f"{backup.rows:,}", backup.sha256[:16])
-    return table
+    return table(
+        "Backups",
+        ["name", "made (UTC)", *figures("MiB", "rows"), "SHA-256"],
+        (
+            (one.name, _instant(one.at_ms), f"{one.bytes / 2**20:,.1f}", f"{one.rows:,}", one.sha256[:16])
+            for one in found
+        ),
+    )
 
 
 def retired(found: Sequence[RetiredDevice]) -> Table:
     """One GPU a line, by node."""
-    table = titled_table("Retired GPUs")
-    for name in ("node", "GPU", "model", "last record (UTC)", "no capacity from (UTC)"):
-        table.add_column(name)
-    for one in found:
-        table.add_row(
-            Text(one.node), Text(one.gpu_uuid), Text(one.gpu_model), _instant(one.last_ms), _instant(one.end_ms)
-        )
-    return table
+    return table(
+        "Retired GPUs",
+        ["node", "GPU", "model", "last record (UTC)", "no capacity from (UTC)"],
+        ((one.node, one.gpu_uuid, one.gpu_model, _instant(one.last_ms), _instant(one.end_ms)) for one in found),
+    )
 
 
 def gpu_owners(found: Sequence[GpuOwnership]) -> Table:
     """One owner of a GPU a line, the present one last; then the nodes that claim it."""
-    table = titled_table("Owners of GPUs")
-    for name in ("cluster", "GPU", "node", "from (UTC)", "until (UTC)", "how it is known"):
-        table.add_column(name)
+    rows: list[tuple[str, ...]] = []
     for one in found:
         for owner in one.owners:
             until = "now" if owner.until_ms is None else _instant(owner.until_ms)
             known = f"confirmed by {owner.confirmed_by}" if owner.confirmed_by else "records"
-            table.add_row(
-                Text(one.cluster), Text(one.gpu_uuid), Text(owner.node), _instant(owner.from_ms), until, Text(known)
-            )
+            rows.append((one.cluster, one.gpu_uuid, owner.node, _instant(owner.from_ms), until, known))
         for claim in one.claims:
             said = f"claims it: {claim.records} quarantined, the newest received"
-            table.add_row(
-                Text(one.cluster), Text(one.gpu_uuid), Text(claim.node), _instant(claim.newest_ms), Text(NOTHING),
-                Text(said),
-            )  # fmt: skip
-    return table
+            rows.append((one.cluster, one.gpu_uuid, claim.node, _instant(claim.newest_ms), NOTHING, said))
+    return table("Owners of GPUs", ["cluster", "GPU", "node", "from (UTC)", "until (UTC)", "how it is known"], rows)
 
 
 def clock(found: ClockReport) -> Table:
     """Whether the clock is trusted, then what is dated later than now."""
-    table = misdated_table(found.misdated)
     says = found.doubt or "the clock is trusted"
     agree = f"{found.agreeing} of {found.senders} agents agree with it"
-    table.caption = f"{says}\nmachine: {_instant(found.wall_ms)}, taken for right: {_instant(found.told_ms)}; {agree}"
-    return table
+    told = f"machine: {_instant(found.wall_ms)}, taken for right: {_instant(found.told_ms)}; {agree}"
+    return misdated_table(found.misdated, f"{says}\n{told}")
 
 
-def misdated_table(found: Sequence[MisdatedRecords]) -> Table:
+def misdated_table(found: Sequence[MisdatedRecords], caption: str = "") -> Table:
     """One kind a line."""
-    table = titled_table("Dated later than now")
-    table.add_column("what")
-    table.add_column("how many", justify="right")
-    for name in ("from (UTC)", "to (UTC)"):
-        table.add_column(name, no_wrap=True)
-    for name in ("which", "healing"):
-        table.add_column(name, overflow="fold")
-    for one in found:
-        named = Text(", ".join(one.named) + (", …" if one.count > len(one.named) else ""))
-        dates = _instant(one.first_ms), _instant(one.last_ms)
-        table.add_row(one.kind, f"{one.count:,}", *dates, named, one.healing)
-    return table
+    return table(
+        "Dated later than now",
+        ["what", *figures("how many"), *_unbroken("from (UTC)", "to (UTC)"), *_folded("which", "healing")],
+        (
+            (one.kind, f"{one.count:,}", _instant(one.first_ms), _instant(one.last_ms),
+             ", ".join(one.named) + (", …" if one.count > len(one.named) else ""), one.healing)
+            for one in found
+        ),
+        caption=caption,
+    )  # fmt: skip
 
 
 def deliveries(found: Sequence[DeliveryState]) -> Table:
     """One a line, newest first."""
-    table = titled_table("Deliveries")
-    for name in ("last (UTC)", "became of it"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("tries", justify="right")
-    table.add_column("next (UTC)", no_wrap=True)
-    for name in ("key", "detail"):
-        table.add_column(name, overflow="fold")
+    rows = []
     for one in found:
-        waits = one.outcome in ("unsure", "given-up")
-        outcome = Text(one.outcome, "yellow" if waits else "")
+        outcome = Text(one.outcome, "yellow" if one.outcome in ("unsure", "given-up") else "")
         following = NOTHING if one.next_ms is None else _instant(one.next_ms)
-        table.add_row(_instant(one.last_ms), outcome, str(one.tries), following, Text(one.key), Text(one.detail))
-    return table
+        rows.append((_instant(one.last_ms), outcome, str(one.tries), following, one.key, one.detail))
+    columns = [*_unbroken("last (UTC)", "became of it"), *figures("tries"), *_unbroken("next (UTC)")]
+    return table("Deliveries", [*columns, *_folded("key", "detail")], rows)
+
+
+def _unbroken(*headings: str) -> list[Column]:
+    return [Column(heading, no_wrap=True) for heading in headings]
+
+
+def _folded(*headings: str) -> list[Column]:
+    return [Column(heading, overflow="fold") for heading in headings]
 
 
 def restored(ledger: Path, start_ms: int, end_ms: int, act: Act | None, found: Imbalance) -> Group:
     """What is in a ledger that was rebuilt, and whether its books balance. act: the newest that it knows."""
-    table = titled_table("Restored")
-    for name in ("ledger", "from (UTC)", "to (UTC)"):
-        table.add_column(name)
-    table.add_column("imbalance, GPU-µs", justify="right")
-    table.add_row(str(ledger), _instant(start_ms), _instant(end_ms), f"{found.total_us:,}")
-    for line in found.lines:
-        table.add_row(Text(str(line), "yellow"))
+    rows: list[tuple[RenderableType, ...]] = [
+        (str(ledger), _instant(start_ms), _instant(end_ms), f"{found.total_us:,}"),
+        *((Text(str(line), "yellow"),) for line in found.lines),
+    ]
+    drawn = table("Restored", ["ledger", "from (UTC)", "to (UTC)", *figures("imbalance, GPU-µs")], rows)
     last = f"act {act.number:,}, {_instant(act.at_ms)} UTC: {act.kind} {act.subject}" if act else "none"
     after = (
         f"Newest act of the books: {last}.\nWhat was closed, published, credited or put in force by hand later is not "
         "in it, and agents cannot tell it: do it again."
     )
-    return Group(table, Text(after))
+    return Group(drawn, Text(after))
 
 
 def _instant(at_ms: int) -> str:
@@ -319,121 +282,104 @@ def _instant(at_ms: int) -> str:
 
 def corrections(found: Sequence[BookedCorrection]) -> Table:
     """In their order, with the sum of the amounts."""
-    table = titled_table("Corrections")
-    for name in ("about", "booked in", "team", "GPU", "account", "why"):
-        table.add_column(name)
-    for name in ("GPU-hours", "amount"):
-        table.add_column(name, justify="right")
-    for line in found:
-        table.add_row(
-            line.month, line.booked_in, line.team, line.gpu_model, line.detail or line.account, line.reason,
-            _signed_hours(line.gpu_us), _signed(line.amount),
-        )  # fmt: skip
-    table.add_section()
-    table.add_row("total", *[""] * 6, _signed(exact_sum(line.amount for line in found)), style="bold")
-    return table
+    return table(
+        "Corrections",
+        ["about", "booked in", "team", "GPU", "account", "why", *figures("GPU-hours", "amount")],
+        (
+            (line.month, line.booked_in, line.team, line.gpu_model, line.detail or line.account, line.reason,
+             _signed_hours(line.gpu_us), _signed(line.amount))
+            for line in found
+        ),
+        total=["total", *[""] * 6, _signed(exact_sum(line.amount for line in found))],
+    )  # fmt: skip
 
 
 def proposals(found: Sequence[WaitingProposal], *, refused: bool = False) -> Table:
     """What would change, by month and team."""
-    table = titled_table("Refused" if refused else "Waiting for an admin")
-    for name in ("about", "booked in", "proposal", "team"):
-        table.add_column(name)
-    for name in ("GPU-hours", "amount"):
-        table.add_column(name, justify="right")
+    rows = []
     for one in found:
         for effect in one.effects:
             amount = NOTHING if one.currency is None else f"{_signed(effect.amount)} {one.currency}"
-            table.add_row(one.month, one.booked_in, one.id, effect.team, _signed_hours(effect.gpu_us), amount)
-    return table
+            rows.append((one.month, one.booked_in, one.id, effect.team, _signed_hours(effect.gpu_us), amount))
+    title = "Refused" if refused else "Waiting for an admin"
+    return table(title, ["about", "booked in", "proposal", "team", *figures("GPU-hours", "amount")], rows)
 
 
 def adjustments(found: Sequence[BookedAdjustment]) -> Table:
     """In their order, with who approved them."""
-    table = titled_table("Credits and charges")
-    for name in ("about", "booked in", "team", "reason", "by", "approved by"):
-        table.add_column(name)
-    table.add_column("amount", justify="right", style="bold")
-    for line in found:
-        amount = f"{_signed(line.amount)} {line.currency}"
-        table.add_row(line.month, line.booked_in, line.team, line.reason, line.who, line.approved_by, amount)
-    return table
+    return table(
+        "Credits and charges",
+        ["about", "booked in", "team", "reason", "by", "approved by", *figures("amount", style="bold")],
+        (
+            (line.month, line.booked_in, line.team, line.reason, line.who, line.approved_by,
+             f"{_signed(line.amount)} {line.currency}")
+            for line in found
+        ),
+    )  # fmt: skip
 
 
 def credit(found: Credit) -> Table:
     """The credit of each team, with the total."""
-    table = titled_table(f"A credit for {found.node}, not booked")
-    table.add_column("team")
-    for name in ("GPU-hours", "billed", f"credit {found.currency or ''}"):
-        table.add_column(name.strip(), justify="right")
-    for line in found.lines:
-        table.add_row(line.team, hours(line.gpu_us), money(line.billed, found.currency), _signed(line.amount))
-    table.add_section()
-    whole = sum(line.gpu_us for line in found.lines)
-    billed = exact_sum(line.billed for line in found.lines)
-    table.add_row("all", hours(whole), money(billed, found.currency), _signed(found.amount))
-    return table
+    whole, billed = sum(line.gpu_us for line in found.lines), exact_sum(line.billed for line in found.lines)
+    return table(
+        f"A credit for {found.node}, not booked",
+        ["team", *figures("GPU-hours", "billed", f"credit {found.currency or ''}")],
+        (
+            (line.team, hours(line.gpu_us), money(line.billed, found.currency), _signed(line.amount))
+            for line in found.lines
+        ),
+        total=("all", hours(whole), money(billed, found.currency), _signed(found.amount)),
+    )
 
 
 def price_diff(diff: PriceDiff) -> Table:
     """What changes, largest first, and the totals."""
-    table = titled_table(f"{diff.month}: price book {diff.version_before or 'none'} to {diff.version_after or 'none'}")
-    for name in ("team", "GPU", "capacity"):
-        table.add_column(name)
-    for name in ("GPU-hours", f"before {diff.currency_before or ''}", f"after {diff.currency_after or ''}", "change"):
-        table.add_column(name.strip(), justify="right")
-    for line in sorted(diff.changes, key=lambda line: (-_size(line), line.team, line.gpu_model)):
-        change = _change(diff, line.before, line.after)
-        table.add_row(
-            line.team, line.gpu_model, line.capacity_type, hours(line.gpu_us),
-            money(line.before, diff.currency_before), money(line.after, diff.currency_after), change,
-        )  # fmt: skip
-    table.add_section()
-    totals = money(diff.total_before, diff.currency_before), money(diff.total_after, diff.currency_after)
-    table.add_row("total", "", "", "", *totals, _change(diff, diff.total_before, diff.total_after), style="bold")
-    table.caption = (
-        f"{hours(diff.unpriced_after_us)} GPU-hours without a price (before: {hours(diff.unpriced_before_us)})"
-    )
-    return table
+    before, after = diff.currency_before, diff.currency_after
+    totals = money(diff.total_before, before), money(diff.total_after, after)
+    return table(
+        f"{diff.month}: price book {diff.version_before or 'none'} to {diff.version_after or 'none'}",
+        ["team", "GPU", "capacity", *figures("GPU-hours", f"before {before or ''}", f"after {after or ''}", "change")],
+        (
+            (line.team, line.gpu_model, line.capacity_type, hours(line.gpu_us), money(line.before, before),
+             money(line.after, after), _change(diff, line.before, line.after))
+            for line in sorted(diff.changes, key=lambda line: (-_size(line), line.team, line.gpu_model))
+        ),
+        total=("total", "", "", "", *totals, _change(diff, diff.total_before, diff.total_after)),
+        caption=f"{hours(diff.unpriced_after_us)} GPU-hours without a price "
+        f"(before: {hours(diff.unpriced_before_us)})",
+    )  # fmt: skip
 
 
 def reconciliation(found: Reconciliation) -> Table:
     """One kind of GPU, or item that is none, a line; every line and the totals add up."""
-    table = titled_table(f"{found.month}: {found.source} against the books, {found.currency}")
-    for name in ("item", "GPU", "region", "capacity"):
-        table.add_column(name)
-    for name in ("invoice", "= teams", "+ idle", "+ unused", "+ unmatched", "per GPU-hour"):
-        table.add_column(name, justify="right")
-    for line in found.lines:
-        amounts = (
-            money(value, found.currency)
-            for value in (line.invoice, line.teams, line.idle, line.unused_commitments, line.unmatched)
-        )
-        rate = NOTHING if line.rate is None else f"{line.rate:.6f}"
-        table.add_row(", ".join(line.items), line.gpu_model, line.region, line.capacity_type, *amounts, rate)
-    table.add_section()
-    totals = (
-        money(value, found.currency)
-        for value in (found.invoice, found.teams, found.idle, found.unused_commitments, found.unmatched)
-    )
-    table.add_row("total", "", "", "", *totals, style="bold")
-    table.caption = (
-        "unused: paid for in advance and not taken up; "
+
+    def amounts(of: Reconciliation | ReconciledLine) -> list[str]:
+        values = of.invoice, of.teams, of.idle, of.unused_commitments, of.unmatched
+        return [money(value, found.currency) for value in values]
+
+    return table(
+        f"{found.month}: {found.source} against the books, {found.currency}",
+        ["item", "GPU", "region", "capacity",
+         *figures("invoice", "= teams", "+ idle", "+ unused", "+ unmatched", "per GPU-hour")],
+        (
+            (", ".join(line.items), line.gpu_model, line.region, line.capacity_type, *amounts(line),
+             NOTHING if line.rate is None else f"{line.rate:.6f}")
+            for line in found.lines
+        ),
+        total=("total", "", "", "", *amounts(found)),
+        caption="unused: paid for in advance and not taken up; "
         f"{money(found.not_invoiced, found.currency)} billed that no invoice line answers to; "
-        f"{hours(found.unpriced_gpu_us)} GPU-hours without a price"
-    )
-    return table
+        f"{hours(found.unpriced_gpu_us)} GPU-hours without a price",
+    )  # fmt: skip
 
 
 def price_versions(found: Sequence[PriceVersion], zone: tzinfo) -> Table:
     """Oldest first."""
-    table = titled_table("Price books")
-    for name in ("since", "version", "currency", "rows", "by", "reason"):
-        table.add_column(name, justify="right" if name == "rows" else "left")
-    for version in found:
-        since = datetime.fromtimestamp(version.at_ms / 1000, zone).strftime("%Y-%m-%d %H:%M %Z")
-        table.add_row(since, version.version, version.currency, str(version.rows), version.who, version.reason)
-    return table
+    return table(
+        "Price books",
+        ["since", "version", "currency", *figures("rows"), "by", "reason"],
+        ((instant(one.at_ms, zone), one.version, one.currency, str(one.rows), one.who, one.reason) for one in found),
+    )
 
 
 def _change(diff: PriceDiff, before: Decimal | None, after: Decimal | None) -> str:

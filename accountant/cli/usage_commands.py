@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 import typer
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
 
 from accountant.api.bookkeeping_models import Balance
 from accountant.cli import terminal_tables
@@ -30,7 +30,7 @@ from accountant.cli.connection_options import (
     ZonedLedger,
     answer,
 )
-from accountant.cli.terminal_tables import NAMES, instant, noted_caption, titled_table
+from accountant.cli.terminal_tables import NAMES, instant, noted_caption, priced_by
 from accountant.core import periods
 from accountant.core.errors import nearest
 from accountant.core.periods import Month, utc
@@ -45,7 +45,7 @@ from gputally.base.errors import CannotStart
 from gputally.base.money import exact_sum, gpu_hours, plain
 from gputally.base.number_format import NOTHING, hours
 from gputally.base.option_groups import with_option_groups
-from gputally.base.terminal import Terminal
+from gputally.base.terminal import Terminal, figures, table
 from gputally.base.units import MS_PER_SECOND
 from gputally.base.untrusted_text import for_cell
 
@@ -68,9 +68,7 @@ def usage(
 ) -> None:
     """GPU-hours by account and group."""
     with at.asking() as remote:
-        pages = list(remote.pages(UsageAnswer, "/v1/usage", _query(by, start, end, where, at.timezone)))
-    lines = tuple(line for page in pages for line in page.lines)
-    whole = pages[-1].model_copy(update={"lines": lines, "next_page": None})
+        whole = remote.whole(UsageAnswer, "/v1/usage", _query(by, start, end, where, at.timezone))
     answer(output, lambda: terminal_tables.usage_table(whole, at.zone), whole, whole.lines)
 
 
@@ -86,9 +84,7 @@ def cost(
 ) -> None:
     """Exact cost by group."""
     with at.asking() as remote:
-        pages = list(remote.pages(CostAnswer, "/v1/cost", _query(by, start, end, where, at.timezone)))
-    lines = tuple(line for page in pages for line in page.lines)
-    whole = pages[-1].model_copy(update={"lines": lines, "next_page": None})
+        whole = remote.whole(CostAnswer, "/v1/cost", _query(by, start, end, where, at.timezone))
     answer(output, lambda: terminal_tables.cost_table(whole, at.zone), whole, whole.lines)
 
 
@@ -180,94 +176,93 @@ EPOCH_COLUMNS = ("id", "epoch", "start", "end", "gpu_hours", "currency", "cost",
 def jobs_table(answer: JobsAnswer, zone: ZoneInfo) -> Table:
     """One job a line, in the answer's order, with totals."""
     currency = answer.currency or ""
-    table = titled_table(f"Jobs, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
-    for name in ("job", "team", "state"):
-        table.add_column(name, overflow="fold")
-    for name in ("pods", "waited", "GPU-hours", "busy", "GPUs", f"{currency}/h".lstrip("/")):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column(f"cost {currency}".strip(), justify="right", style="bold", no_wrap=True)
     several = len({job.cluster for job in answer.jobs}) > 1
-    for job in answer.jobs:
-        held = job.accounts_gpu_us
-        table.add_row(
-            "/".join(filter(None, (job.cluster if several else "", job.namespace, job.job))),
-            ", ".join(NAMES.get(team, team) for team in job.teams),
-            job.state,
-            f"{job.pods:,}",
-            _length(job.waited_ms),
-            hours(held.allocated),
-            hours(held.busy),
-            f"{job.gpus:,.1f}" if job.state == "running" else NOTHING,
-            money(job.burn_per_hour, answer.currency) if job.state == "running" else NOTHING,
-            money(job.cost, answer.currency),
-        )
-    table.add_section()
     burning = [job.burn_per_hour for job in answer.jobs if job.state == "running"]
     known = [burn for burn in burning if burn is not None]
-    table.add_row(
-        f"{len(answer.jobs):,} jobs", "", "", f"{sum(job.pods for job in answer.jobs):,}", "",
-        hours(answer.total_gpu_us), hours(sum(job.accounts_gpu_us.busy for job in answer.jobs)),
-        f"{sum(job.gpus for job in answer.jobs):,.1f}",
-        money(exact_sum(known) if len(known) == len(burning) else None, answer.currency),
-        money(answer.total_cost, answer.currency), style="bold",
+    priced = priced_by(answer.price_book_version, unpriced=any(job.unpriced_gpu_us for job in answer.jobs))
+    return table(
+        f"Jobs, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",
+        [
+            *(Column(name, overflow="fold") for name in ("job", "team", "state")),
+            *figures("pods", "waited", "GPU-hours", "busy", "GPUs", f"{currency}/h".lstrip("/"), no_wrap=True),
+            *figures(f"cost {currency}", style="bold", no_wrap=True),
+        ],
+        (
+            (
+                "/".join(filter(None, (job.cluster if several else "", job.namespace, job.job))),
+                ", ".join(NAMES.get(team, team) for team in job.teams),
+                job.state,
+                f"{job.pods:,}",
+                _length(job.waited_ms),
+                hours(job.accounts_gpu_us.allocated),
+                hours(job.accounts_gpu_us.busy),
+                f"{job.gpus:,.1f}" if job.state == "running" else NOTHING,
+                money(job.burn_per_hour, answer.currency) if job.state == "running" else NOTHING,
+                money(job.cost, answer.currency),
+            )
+            for job in answer.jobs
+        ),
+        total=(
+            f"{len(answer.jobs):,} jobs", "", "", f"{sum(job.pods for job in answer.jobs):,}", "",
+            hours(answer.total_gpu_us), hours(sum(job.accounts_gpu_us.busy for job in answer.jobs)),
+            f"{sum(job.gpus for job in answer.jobs):,.1f}",
+            money(exact_sum(known) if len(known) == len(burning) else None, answer.currency),
+            money(answer.total_cost, answer.currency),
+        ),
+        caption=noted_caption(
+            answer.note, f"{priced}; GPUs and their price an hour: over the last minutes on record"
+        ),
     )  # fmt: skip
-    table.caption = _caption(answer.price_book_version, any(job.unpriced_gpu_us for job in answer.jobs))
-    table.caption = noted_caption(
-        answer.note, f"{table.caption}; GPUs and their price an hour: over the last minutes on record"
-    )
-    return table
 
 
 def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
     """A job: what it is, its time by price, its epochs."""
     job, currency = answer.job, answer.currency
-    facts = titled_table(f"{job.id}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
+    cost = f"cost {currency or ''}"
+    facts = table(
+        f"{job.id}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",
+        ["what", "value"],
+        (
+            (what, value or NOTHING)
+            for what, value in (
+                ("state", job.state),
+                ("team", ", ".join(NAMES.get(team, team) for team in job.teams)),
+                ("queue", ", ".join(NAMES.get(queue, queue) for queue in job.queues)),
+                ("user", ", ".join(job.users)),
+                ("pods", f"{job.pods:,}, {job.pods_running:,} running"),
+                ("longest wait in the queue", _length(job.waited_ms)),
+                ("now", f"{job.gpus:,.1f} GPUs, {money(job.burn_per_hour, currency)} {currency or ''} an hour"),
+            )
+        ),
+    )
     facts.show_header = False
-    facts.add_column("what")
-    facts.add_column("value")
-    for what, value in (
-        ("state", job.state),
-        ("team", ", ".join(NAMES.get(team, team) for team in job.teams)),
-        ("queue", ", ".join(NAMES.get(queue, queue) for queue in job.queues)),
-        ("user", ", ".join(job.users)),
-        ("pods", f"{job.pods:,}, {job.pods_running:,} running"),
-        ("longest wait in the queue", _length(job.waited_ms)),
-        ("now", f"{job.gpus:,.1f} GPUs, {money(job.burn_per_hour, currency)} {currency or ''} an hour"),
-    ):
-        facts.add_row(what, value or NOTHING)
-    prices = titled_table("By price")
-    for name in ("GPU", "capacity"):
-        prices.add_column(name)
-    for name in ("GPU-hours", "per GPU-hour", f"cost {currency or ''}".strip()):
-        prices.add_column(name, justify="right")
-    for part in answer.parts:
-        rate = NOTHING if part.unit_price is None else plain(part.unit_price)
-        prices.add_row(part.gpu_model, part.capacity_type, hours(part.gpu_us), rate, money(part.cost, currency))
-    prices.add_section()
-    whole = sum(part.gpu_us for part in answer.parts)
-    prices.add_row("total", "", hours(whole), "", money(job.cost, currency), style="bold")
-    prices.caption = _caption(answer.price_book_version, job.unpriced_gpu_us > 0)
-    return Group(facts, prices, *([_epochs(answer, zone)] if answer.epochs else []))
-
-
-def _epochs(answer: JobAnswer, zone: ZoneInfo) -> Table:
-    table = titled_table("By epoch")
-    for name in ("epoch", "ended"):
-        table.add_column(name, justify="right" if name == "epoch" else "left")
-    for name in ("lasted", "GPU-hours", f"cost {answer.currency or ''}".strip()):
-        table.add_column(name, justify="right")
-    for line in answer.epochs:
-        table.add_row(
-            "since then" if line.epoch is None else str(line.epoch),
-            NOTHING if line.epoch is None else instant(line.end_ms, zone),
-            _length(line.end_ms - line.start_ms),
-            hours(line.gpu_us),
-            money(line.cost, answer.currency),
-        )
-    table.add_section()
-    total = hours(sum(line.gpu_us for line in answer.epochs))
-    table.add_row("total", "", "", total, money(answer.job.cost, answer.currency), style="bold")
-    return table
+    prices = table(
+        "By price",
+        ["GPU", "capacity", *figures("GPU-hours", "per GPU-hour", cost)],
+        (
+            (part.gpu_model, part.capacity_type, hours(part.gpu_us),
+             NOTHING if part.unit_price is None else plain(part.unit_price), money(part.cost, currency))
+            for part in answer.parts
+        ),
+        total=("total", "", hours(sum(part.gpu_us for part in answer.parts)), "", money(job.cost, currency)),
+        caption=priced_by(answer.price_book_version, unpriced=job.unpriced_gpu_us > 0),
+    )  # fmt: skip
+    epochs = table(
+        "By epoch",
+        [*figures("epoch"), "ended", *figures("lasted", "GPU-hours", cost)],
+        (
+            (
+                "since then" if line.epoch is None else str(line.epoch),
+                NOTHING if line.epoch is None else instant(line.end_ms, zone),
+                _length(line.end_ms - line.start_ms),
+                hours(line.gpu_us),
+                money(line.cost, currency),
+            )
+            for line in answer.epochs
+        ),
+        total=("total", "", "", hours(sum(line.gpu_us for line in answer.epochs)), money(job.cost, currency)),
+    )
+    return Group(facts, prices, *([epochs] if answer.epochs else []))
 
 
 def job_rows(answer: JobsAnswer) -> list[tuple[object, ...]]:
@@ -297,10 +292,6 @@ def _epoch_row(answer: JobAnswer, line: EpochLine) -> tuple[object, ...]:
         answer.job.id, "" if line.epoch is None else line.epoch, utc(line.start_ms), utc(line.end_ms),
         plain(gpu_hours(line.gpu_us)), answer.currency or "", _plain(line.cost), plain(gpu_hours(line.unpriced_gpu_us)),
     )  # fmt: skip
-
-
-def _caption(version: str, unpriced: bool) -> str:
-    return f"price book {version or 'none'}" + ("; no cost where some of the time has no price" if unpriced else "")
 
 
 def _length(milliseconds: int | None) -> str:
@@ -353,14 +344,15 @@ def jobs(
             show(output, lambda: print_job(one, zone), one.model_dump(mode="json"), epochs)
             return
         query = {**span, "state": state, "team": team, "namespace": namespace, "user": user}
-        whole = _everything(list(remote.pages(JobsAnswer, "/v1/jobs", query)))
+        found = remote.whole(JobsAnswer, "/v1/jobs", query)
+    whole = found.model_copy(update={"jobs": tuple(sorted(found.jobs, key=_rank))})
     rows = _named(JOB_COLUMNS, job_rows(whole))
     show(output, lambda: jobs_table(whole, zone), whole.model_dump(mode="json"), rows)
 
 
 def _called(name: str, remote: AccountantClient, span: Query) -> str:
     """The id of the one job of the span that is called so. Raises Unanswered, with those that may be meant."""
-    known = [job for page in remote.pages(JobsAnswer, "/v1/jobs", span) for job in page.jobs]
+    known = remote.whole(JobsAnswer, "/v1/jobs", span).jobs
     found = sorted(job.id for job in jobs_named(known, name))
     if len(found) == 1:
         return found[0]
@@ -382,13 +374,8 @@ def jobs_named(jobs: Iterable[Job], name: str) -> list[Job]:
     return found
 
 
-def _everything(pages: list[JobsAnswer]) -> JobsAnswer:
-    """The pages as one answer, the most costly job first."""
-    found = [one for page in pages for one in page.jobs]
-    return pages[-1].model_copy(update={"jobs": tuple(sorted(found, key=_rank)), "next_page": None})
-
-
 def _rank(job: Job) -> tuple[object, ...]:
+    """The most costly job first."""
     return -(job.cost or 0), -job.accounts_gpu_us.allocated, job.id
 
 

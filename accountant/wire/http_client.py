@@ -16,14 +16,14 @@ from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import httpx2
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
 from accountant.wire.usage_models import CostAnswer, JobsAnswer, UsageAnswer
 from gputally.base import atomic_file, http_calls
 from gputally.base.errors import AccountantError
 
 _TIMEOUT_SECONDS = 120
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M")
 Paged = TypeVar("Paged", UsageAnswer, CostAnswer, JobsAnswer)
 Query = Mapping[str, str | Sequence[str] | None]
 
@@ -185,7 +185,7 @@ class AccountantClient:
 
     def _as(self, model: type[M], path: str, body: bytes) -> M:
         try:
-            return model.model_validate_json(body)
+            return TypeAdapter(model).validate_json(body)
         except ValueError as error:
             raise Unanswered(f"{self.url}{path}: not the answer of an accountant of this release") from error
 
@@ -198,6 +198,13 @@ class AccountantClient:
             following = answer.next_page
             if following is None:
                 return
+
+    def whole(self, model: type[Paged], path: str, query: Query) -> Paged:
+        """An answer with the lines of all its pages."""
+        pages = list(self.pages(model, path, query))
+        name = "jobs" if "jobs" in model.model_fields else "lines"
+        lines = tuple(line for page in pages for line in getattr(page, name))
+        return pages[-1].model_copy(update={name: lines})
 
 
 def _date_ms(text: str) -> int | None:

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Column, Table
 
 from gputally.base.untrusted_text import for_terminal
 
@@ -27,3 +29,29 @@ class Terminal(Console):
         for segment in super().render(renderable, options):
             shown = segment.text if segment.control else for_terminal(segment.text)
             yield segment if shown is segment.text else segment._replace(text=shown)
+
+
+def table(
+    title: str,
+    columns: Sequence[str | Column],
+    rows: Iterable[Sequence[RenderableType]] = (),
+    *,
+    total: Sequence[RenderableType] | None = None,
+    caption: str = "",
+) -> Table:
+    """A table of a command. columns: texts by their headings; figures by `figures`. total: a last row, in bold."""
+    drawn = Table(
+        *columns, title=title or None, caption=caption or None, title_justify="left", caption_justify="left",
+        box=SIMPLE_HEAD, pad_edge=False,
+    )  # fmt: skip
+    for row in rows:
+        drawn.add_row(*row)
+    if total is not None:
+        drawn.add_section()
+        drawn.add_row(*total, style="bold")
+    return drawn
+
+
+def figures(*headings: str, **style: Any) -> list[Column]:
+    """Columns that are set right. style: of each, as rich has it."""
+    return [Column(heading.strip(), justify="right", **style) for heading in headings]
