@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Protocol
+from typing import Final, Protocol
 from zoneinfo import ZoneInfo
 
 from accountant.billing import budget_forecast, queue_waits
@@ -299,6 +299,36 @@ class Report:
         return {team: amount for team, amount in self.statement.due.items() if self.team in (None, team)}
 
 
+@dataclass(frozen=True, slots=True)
+class MonthBooks:
+    """What the books say of a month. kept, kept_before: the statements of the month and of the one before, where they
+    are closed; else each is as the ledger stands, the month's with what is booked `beside`. later, period, imports: see
+    Report."""
+
+    kept: Statement | None = None
+    kept_before: Statement | None = None
+    beside: UnmeteredItems = NOTHING_BESIDE
+    later: UnmeteredItems = NOTHING_BESIDE
+    period: str = ""
+    imports: tuple[ImportRow, ...] = ()
+
+    @classmethod
+    def of(
+        cls, ledger: SnapshotLedger, books: Bookkeeper, month: Month | None, start_ms: int, end_ms: int
+    ) -> MonthBooks:
+        """Of the month that [start_ms, end_ms) is, or begins; None: it is another span, of which no books are kept."""
+        imports = said_of(of_acts(ledger.acts("imported")), start_ms, end_ms)
+        if month is None:
+            return cls(imports=imports)
+        return cls(
+            books.kept(month), books.kept(month.previous), books.beside(month), books.later(month),
+            books.status(month), imports,
+        )  # fmt: skip
+
+
+NO_BOOKS: Final = MonthBooks()
+
+
 def build(
     ledger: ReportQuestions,
     book: PriceBook | None,
@@ -307,28 +337,18 @@ def build(
     timezone: str = "UTC",
     *,
     team: str | None = None,
-    kept: Statement | None = None,
-    kept_before: Statement | None = None,
+    booked: MonthBooks = NO_BOOKS,
     book_before: PriceBook | None = None,
-    beside: UnmeteredItems = NOTHING_BESIDE,
-    later: UnmeteredItems = NOTHING_BESIDE,
-    period: str = "",
     issuer: Issuer | None = None,
-    imports: tuple[ImportRow, ...] = (),
 ) -> Report:
-    """The report of [start_ms, end_ms); team None: of the whole cluster. kept: the statement of a closed month;
-    without it, as the ledger stands, with what is booked `beside`. kept_before, book_before: the statement of the month
-    before, where that is closed, and the price book that it was made with, where it is another. period: what the
-    books say of the month. issuer: whose charges they are, for forms that list every charge. imports, later: see
-    Report.
+    """The report of [start_ms, end_ms); team None: of the whole cluster. book_before: the price book that the statement
+    of the month before was made with, where it is another. issuer: whose charges they are, for forms that list every
+    charge.
 
     Raises ValueError for an empty span or an unknown time zone."""
     found = read_data(ledger, book, start_ms, end_ms, timezone, (team,), book_before)
     details = Details.asked(ledger, book, start_ms, end_ms, timezone, issuer) if issuer is not None else None
-    return made_of(
-        found, ledger, team=team, kept=kept, kept_before=kept_before, beside=beside, later=later, period=period,
-        imports=imports, details=details,
-    )  # fmt: skip
+    return made_of(found, ledger, team=team, booked=booked, details=details)
 
 
 def made_of(
@@ -336,12 +356,7 @@ def made_of(
     ledger: EpochQuestions,
     *,
     team: str | None = None,
-    kept: Statement | None = None,
-    kept_before: Statement | None = None,
-    beside: UnmeteredItems = NOTHING_BESIDE,
-    later: UnmeteredItems = NOTHING_BESIDE,
-    period: str = "",
-    imports: tuple[ImportRow, ...] = (),
+    booked: MonthBooks = NO_BOOKS,
     details: Details | None = None,
 ) -> Report:
     """The report of the readings' span; see `build`. ledger: asked for the epochs of jobs that reported any, of which
@@ -350,12 +365,13 @@ def made_of(
         raise ValueError(f"the readings are not those of {team}")
     start_ms, end_ms, timezone, tz, book = found.start_ms, found.end_ms, found.timezone, found.tz, found.book
     month, policies = found.month, found.policies
-    standing = build_statement(found.billed, book, policies, start_ms, end_ms, timezone, beside, found.unused)
-    stated = kept or standing
+    standing = build_statement(found.billed, book, policies, start_ms, end_ms, timezone, booked.beside, found.unused)
+    stated = booked.kept or standing
     lines = payable_lines(stated)
     earlier = build_statement(found.earlier, found.book_before, (), *found.before_ms, timezone)
-    if kept_before is not None and (kept_before.start_ms, kept_before.end_ms) == found.before_ms:
-        earlier = kept_before
+    closed = booked.kept_before
+    if closed is not None and (closed.start_ms, closed.end_ms) == found.before_ms:
+        earlier = closed
     before = payable_lines(earlier) if earlier.metered else ()
     jobs = found.jobs.ranked(team)
     jobs_before = len(found.jobs_before.ranked(team)) if before else 0
@@ -368,7 +384,7 @@ def made_of(
         start_ms=start_ms,
         end_ms=end_ms,
         tz=tz,
-        period=period or stated.status,
+        period=booked.period or stated.status,
         late=stated.lines != standing.lines,
         headline=report_sections.headline(lines, team, len(jobs)),
         before=report_sections.headline(before, team, jobs_before) if before else None,
@@ -393,9 +409,9 @@ def made_of(
         waits=tuple(row for row in found.waits if team in (None, row.team)),
         rhythm=report_sections.hourly_use(found.hourly, team, repeated(start_ms, end_ms, timezone)),
         unpriced=report_sections.unpriced(found.billed, team),
-        imports=imports,
+        imports=booked.imports,
         details=details,
-        later=later,
+        later=booked.later,
         by_memory=book is not None and book.mig_basis == "memory",
         example_prices=book is not None and book.has_examples,
     )
@@ -424,57 +440,29 @@ def report(
 ) -> Report:
     """month: the accountant's own month that the span is, or begins; closed, it says what its statement said.
     issuer: for forms that list every charge."""
-    kept, kept_before = _closed_statements(books, month)
+    booked = MonthBooks.of(ledger, books, month, start_ms, end_ms)
     # The report compares with the span before: rows of both may be asked for.
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
         return build(
-            moment,
-            books.priced_by(kept),
-            start_ms,
-            end_ms,
-            timezone,
-            team=team,
-            kept=kept,
-            kept_before=kept_before,
-            book_before=_book_before(books, kept_before),
-            beside=books.beside(month) if month is not None else NOTHING_BESIDE,
-            later=books.later(month) if month is not None else NOTHING_BESIDE,
-            period=books.status(month) if month is not None else "",
-            issuer=issuer,
-            imports=said_of(of_acts(ledger.acts("imported")), start_ms, end_ms),
-        )
+            moment, books.priced_by(booked.kept), start_ms, end_ms, timezone, team=team, booked=booked,
+            book_before=_book_before(books, booked.kept_before), issuer=issuer,
+        )  # fmt: skip
 
 
 def readings(
     ledger: SnapshotLedger, books: Bookkeeper, start_ms: int, end_ms: int, timezone: str, month: Month
 ) -> Readings:
     """What the reports of the cluster and of every team are made of. month: as in `report`."""
-    kept, kept_before = _closed_statements(books, month)
-    book, book_before = books.priced_by(kept), _book_before(books, kept_before)
+    book, book_before = books.priced_by(books.kept(month)), _book_before(books, books.kept(month.previous))
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
         return read_data(moment, book, start_ms, end_ms, timezone, book_before=book_before)
 
 
 def report_of(ledger: SnapshotLedger, books: Bookkeeper, found: Readings, month: Month, team: str | None) -> Report:
     """What `report` makes, of readings of that month."""
-    kept, kept_before = _closed_statements(books, month)
+    booked = MonthBooks.of(ledger, books, month, found.start_ms, found.end_ms)
     with ledger.moment(found.start_ms, found.end_ms) as moment:
-        return made_of(
-            found,
-            moment,
-            team=team,
-            kept=kept,
-            kept_before=kept_before,
-            beside=books.beside(month),
-            later=books.later(month),
-            period=books.status(month),
-            imports=said_of(of_acts(ledger.acts("imported")), found.start_ms, found.end_ms),
-        )
-
-
-def _closed_statements(books: Bookkeeper, month: Month | None) -> tuple[Statement | None, Statement | None]:
-    """The statements of a month and of the one before, as far as they are closed."""
-    return (None, None) if month is None else (books.kept(month), books.kept(month.previous))
+        return made_of(found, moment, team=team, booked=booked)
 
 
 def _book_before(books: Bookkeeper, kept_before: Statement | None) -> PriceBook | None:

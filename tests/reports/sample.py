@@ -11,7 +11,7 @@ from accountant.billing.statements import Adjustment, Correction, StatementLine,
 from accountant.core.settings import Issuer
 from accountant.ledger.protocols import EpochReport, JobKey
 from accountant.prices.price_book import PriceBook
-from accountant.reports.report_model import Report, build
+from accountant.reports.report_model import MonthBooks, Report, build
 from accountant.wire.policy_models import Policy
 from agent.wire import PodFacts
 from tests.billing.rows import HOUR_MS, SAMPLE_PRICES, TEAMS, at, busy_month, held, price_book, unheld
@@ -92,7 +92,7 @@ def beside() -> UnmeteredItems:
 @cache
 def report(team: str | None = None, end_ms: int = END_MS) -> Report:
     """Of October 2026, or of its days so far."""
-    return build(ledger(), book(), START_MS, end_ms, team=team, beside=beside())
+    return build(ledger(), book(), START_MS, end_ms, team=team, booked=MonthBooks(beside=beside()))
 
 
 def charged_book() -> PriceBook:
@@ -134,5 +134,5 @@ def charged(end_ms: int = END_MS) -> Report:
     extra = replace(credit, id="2026-10-A2", team="teaching", amount=Decimal("12.00"), reason="lab course")
     return build(
         charged_ledger(), charged_book(), START_MS, end_ms,
-        beside=replace(about, adjustments=(credit, extra)), issuer=Issuer(host="ACME DC1"),
+        booked=MonthBooks(beside=replace(about, adjustments=(credit, extra))), issuer=Issuer(host="ACME DC1"),
     )  # fmt: skip

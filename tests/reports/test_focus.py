@@ -21,7 +21,7 @@ from accountant.prices.price_book import PriceBook
 from accountant.reports.focus_export import BILLING_PERIOD, COST_AND_USAGE, INVOICE_DETAIL, unpack
 from accountant.reports.focus_export import COLUMNS as COLUMNS_1_2
 from accountant.reports.output_formats import RENDERINGS
-from accountant.reports.report_model import Report, build
+from accountant.reports.report_model import MonthBooks, Report, build
 from gputally.base.money import exact_sum
 from tests.billing.rows import HOUR_MS, held, price_book, unheld
 from tests.fakes.rows import ListLedger
@@ -184,7 +184,7 @@ def test_a_closed_month_is_closed_and_its_kept_lines_rule() -> None:
     late.rows = [row for row in late.rows if row.names.get("team") != "teaching"]
     report = build(
         late, sample.charged_book(), sample.START_MS, sample.END_MS,
-        kept=kept, period="published", issuer=Issuer(),
+        booked=MonthBooks(kept, period="published"), issuer=Issuer(),
     )  # fmt: skip
     rows = read(report)
     assert exact_sum(number(row["BilledCost"]) for row in rows) == kept.due_total
@@ -218,7 +218,12 @@ def test_no_cell_is_a_formula(name: str) -> None:
     names = dict.fromkeys(("team", "namespace", "job", "pod", "user", "cluster", "pool"), name)
     ledger = ListLedger([held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names)])
     report = build(
-        ledger, sample.book(), sample.START_MS, sample.END_MS, beside=sample.beside(), issuer=Issuer(name=name)
+        ledger,
+        sample.book(),
+        sample.START_MS,
+        sample.END_MS,
+        booked=MonthBooks(beside=sample.beside()),
+        issuer=Issuer(name=name),
     )
     for rows in (read(report), read(report, "invoice_detail.csv"), read(report, "billing_period.csv")):
         for row in rows:
@@ -282,4 +287,4 @@ def test_whatever_was_used_the_charges_are_the_statement(ledger: ListLedger, idl
     plain = price_book(rows, timezone=timezone)
     book = PriceBook.model_validate({**plain.model_dump(by_alias=True), "billing": {"idle": {"unallocated": idle}}})
     span = Month(2026, 10).span(zone(timezone))
-    check_sums(build(ledger, book, *span, timezone, beside=sample.beside(), issuer=Issuer()))
+    check_sums(build(ledger, book, *span, timezone, booked=MonthBooks(beside=sample.beside()), issuer=Issuer()))

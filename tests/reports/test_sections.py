@@ -20,7 +20,7 @@ from accountant.core.periods import Month, zone
 from accountant.ledger.protocols import IdlePhases
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import html_and_pdf, report_model, report_tables, report_text
-from accountant.reports.report_model import Report, build
+from accountant.reports.report_model import MonthBooks, Report, build
 from accountant.reports.report_rows import Difference
 from accountant.reports.report_tables import records
 from accountant.web.page_rows import to_lines
@@ -243,10 +243,10 @@ def test_what_is_booked_beside_is_shown_with_what_is_due() -> None:
 def test_a_closed_month_says_when_later_records_differ() -> None:
     ledger = ListLedger([held("2026-10-01", "2026-10-02")])
     closed = from_canonical(canonical(replace(october(ledger).statement, status="closed")))
-    same = october(ledger, kept=closed, period="published")
+    same = october(ledger, booked=MonthBooks(closed, period="published"))
     assert (same.late, same.period, same.statement) == (False, "published", closed)
     ledger.add(held("2026-10-03", "2026-10-04"))
-    later = october(ledger, kept=closed)
+    later = october(ledger, booked=MonthBooks(closed))
     assert (later.late, later.headline.cost) == (True, same.headline.cost)
     assert "records that came later" in html_and_pdf.render_html(later)
 
