@@ -21,43 +21,36 @@ from gputally.base.errors import AccountantError
 from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
 
-MODULES: Final = {
-    "accountant.cli.bookkeeping_commands:register_months": (
+COMMANDS: Final = (
+    ("bookkeeping_commands", (
         "months", "close", "reopen", "publish", "proposals", "correct", "corrections", "adjust", "credit",
-        "adjustments", "reprice", "prices",
-    ),
-    "accountant.cli.bookkeeping_commands:register_invoices": ("reconcile",),
-    "accountant.cli.usage_commands:register_jobs": ("jobs",),
-    "accountant.cli.usage_commands:register_report": ("report",),
-    "accountant.cli.bookkeeping_commands:register_capacity": ("gpus", "retire"),
-    "accountant.cli.server_commands:register_clock": ("clock",),
-    "accountant.cli.server_commands:register_backups": ("backup", "restore", "backups"),
-    "accountant.cli.bookkeeping_commands:register_deliveries": ("deliveries",),
-    "accountant.cli.server_commands:register_serve": ("serve",),
-    "accountant.cli.usage_commands:register_questions": ("usage", "cost", "check"),
-    "accountant.cli.server_commands:register_tokens": ("token",),
-    "accountant.cli.install_command:register": ("install",),
-    "accountant.cli.import_commands:register_slurm": ("slurm",),
-    "accountant.cli.import_commands:register_import": ("import",),
-    "accountant.cli.fleet_commands:register_fleet": ("fleet",),
-}  # fmt: skip
-"""The function that adds the commands to a Typer application, as `module:function`, and the commands it adds, in the
-order of the help."""
+        "adjustments", "reprice", "prices", "reconcile",
+    )),
+    ("usage_commands", ("jobs", "report")),
+    ("bookkeeping_commands", ("gpus", "retire")),
+    ("server_commands", ("clock", "backup", "restore", "backups")),
+    ("bookkeeping_commands", ("deliveries",)),
+    ("server_commands", ("serve",)),
+    ("usage_commands", ("usage", "cost", "check")),
+    ("server_commands", ("token",)),
+    ("install_command", ("install",)),
+    ("import_commands", ("slurm", "import")),
+    ("fleet_commands", ("fleet",)),
+)  # fmt: skip
+"""The commands in the order of the help, each with the module of accountant.cli that has it."""
 
 
 class _LazyCommands(Mapping[str, Any]):
     """A group's commands, which its library asks for by name or one after the other."""
 
     def __init__(self) -> None:
-        self._modules = {name: module for module, names in MODULES.items() for name in names}
+        self._modules = {name: module for module, names in COMMANDS for name in names}
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
-            part = typer.Typer(add_completion=False, rich_markup_mode=None)
-            module, _, function = self._modules[name].partition(":")
-            getattr(importlib.import_module(module), function)(part)
-            self._loaded |= typer.main.get_group(part).commands
+            module = importlib.import_module(f"accountant.cli.{self._modules[name]}")
+            self._loaded |= typer.main.get_group(module.app).commands
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -46,29 +46,12 @@ from gputally.server.config_models import Model, load_yaml
 if TYPE_CHECKING:
     from accountant.storage.invoice_file import InvoiceItem
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 Month = Annotated[str, typer.Argument(help="A calendar month: 2026-10.")]
 Reason = Annotated[str, typer.Option(help="Why, for later readers of the books.")]
 
 
-def register_months(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    for command in (
-        months,
-        close,
-        reopen,
-        publish,
-        proposals,
-        correct,
-        corrections,
-        adjust,
-        credit,
-        adjustments,
-        reprice,
-        prices,
-    ):
-        app.command()(command)
-
-
+@app.command()
 @with_option_groups
 def months(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Every month, whether it is open or closed, and its hash."""
@@ -77,6 +60,7 @@ def months(output: Printed = "table", *, at: ZonedLedger) -> None:
     answer(output, lambda: terminal_tables.periods(found), found)
 
 
+@app.command()
 @with_option_groups
 def close(
     month: Month,
@@ -96,6 +80,7 @@ def close(
     answer(output, lambda: terminal_tables.periods([done]), done)
 
 
+@app.command()
 @with_option_groups
 def reopen(
     month: Month,
@@ -110,6 +95,7 @@ def reopen(
     answer(output, lambda: terminal_tables.periods([done]), done)
 
 
+@app.command()
 @with_option_groups
 def publish(
     month: Month,
@@ -124,6 +110,7 @@ def publish(
     answer(output, lambda: terminal_tables.periods([done]), done)
 
 
+@app.command()
 @with_option_groups
 def proposals(
     act: Annotated[Literal["list", "take", "refuse"], typer.Argument(help="What to do.")] = "list",
@@ -154,6 +141,7 @@ def proposals(
     answer(output, lambda: terminal_tables.proposals(found, refused=act == "refuse"), found)
 
 
+@app.command()
 @with_option_groups
 def correct(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Take up every proposal: book all that arrived late for closed months."""
@@ -162,6 +150,7 @@ def correct(output: Printed = "table", *, at: ZonedLedger) -> None:
     answer(output, lambda: terminal_tables.corrections(done), done)
 
 
+@app.command()
 @with_option_groups
 def corrections(
     month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
@@ -175,6 +164,7 @@ def corrections(
     answer(output, lambda: terminal_tables.corrections(found), found)
 
 
+@app.command()
 @with_option_groups
 def adjust(
     month: Annotated[str, typer.Argument(help="The month it is about: 2026-10.")],
@@ -193,6 +183,7 @@ def adjust(
     answer(output, lambda: terminal_tables.adjustments([done]), done)
 
 
+@app.command()
 @with_option_groups
 def credit(
     node: Annotated[str, typer.Argument(help="The node that failed.")],
@@ -222,6 +213,7 @@ def credit(
     answer(output, lambda: terminal_tables.adjustments(done), done)
 
 
+@app.command()
 @with_option_groups
 def adjustments(
     month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
@@ -235,6 +227,7 @@ def adjustments(
     answer(output, lambda: terminal_tables.adjustments(found), found)
 
 
+@app.command()
 @with_option_groups
 def reprice(
     month: Month,
@@ -266,6 +259,7 @@ def reprice(
     answer(output, lambda: Group(terminal_tables.price_diff(done.difference), booked), done, done.difference.changes)
 
 
+@app.command()
 @with_option_groups
 def prices(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Every price book that was in force, and who put it there."""
@@ -279,12 +273,7 @@ class _Owners(BaseModel):
     next_after: str | None
 
 
-def register_capacity(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    app.command()(gpus)
-    app.command()(retire)
-
-
+@app.command()
 @with_option_groups
 def gpus(
     act: Annotated[Literal["owners", "move"], typer.Argument(help="What to do.")] = "owners",
@@ -327,6 +316,7 @@ def gpus(
     answer(output, lambda: terminal_tables.gpu_owners(found), found)
 
 
+@app.command()
 @with_option_groups
 def retire(
     reason: Annotated[str, typer.Option(help="Why, for later readers of the audit trail.")],
@@ -345,11 +335,7 @@ def retire(
     answer(output, lambda: terminal_tables.retired(done), done)
 
 
-def register_deliveries(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command("deliveries")(deliveries)
-
-
+@app.command()
 @with_option_groups
 def deliveries(
     again: Annotated[str | None, typer.Option(help="Key of what is to be sent once more; needs a reason.")] = None,
@@ -399,11 +385,7 @@ def lines(items: list[InvoiceItem], known: InstanceMap) -> tuple[InvoiceLine, ..
     )
 
 
-def register_invoices(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command()(reconcile)
-
-
+@app.command()
 @with_option_groups
 def reconcile(
     month: Annotated[str, typer.Argument(help="A calendar month: 2026-10.")],

@@ -38,6 +38,9 @@ from gputally.server import config_models, logs_and_metrics
 if TYPE_CHECKING:
     from accountant.fleet.members import Fleet, FleetMonth, Told
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+fleet_app = typer.Typer(help="Several clusters, from the lake in which they publish.", no_args_is_help=True)
+app.add_typer(fleet_app, name="fleet")
 EngineName = Literal["duckdb", "spark", "trino", "clickhouse"]
 LakePlace = Annotated[
     str,
@@ -52,14 +55,7 @@ Clusters = Annotated[list[str] | None, typer.Option("--cluster", help="One ledge
 RatesFile = Annotated[Path | None, typer.Option("--rates", help="Rates between currencies (YAML: to, rates).")]
 
 
-def register_fleet(app: typer.Typer) -> None:
-    """Add `fleet` to the program."""
-    fleet = typer.Typer(help="Several clusters, from the lake in which they publish.", no_args_is_help=True)
-    for command in (clusters, usage, cost, windows, report, serve):
-        fleet.command()(command)
-    app.add_typer(fleet, name="fleet")
-
-
+@fleet_app.command()
 def clusters(
     lake: LakePlace, output: Printed = "table", engine: EngineOption = "duckdb", engine_url: EngineAddress = ""
 ) -> None:
@@ -79,6 +75,7 @@ def clusters(
     show(output, drawn, records)
 
 
+@fleet_app.command()
 def usage(
     lake: LakePlace,
     by: By = "team",
@@ -99,6 +96,7 @@ def usage(
     answer(output, lambda: terminal_tables.usage_table(found, periods.zone(zone)), found, found.lines)
 
 
+@fleet_app.command()
 def cost(
     lake: LakePlace,
     by: By = "team",
@@ -120,6 +118,7 @@ def cost(
     answer(output, lambda: terminal_tables.cost_table(found, periods.zone(zone)), found, found.lines)
 
 
+@fleet_app.command()
 def windows(
     lake: LakePlace,
     size: Annotated[str, typer.Option(help="How far it reaches back: 7d, 12h.")] = "7d",
@@ -153,6 +152,7 @@ def windows(
     show(output, lambda: terminal_tables.window_table(found), found.model_dump(mode="json"), rows)
 
 
+@fleet_app.command()
 def report(
     month: Annotated[str, typer.Argument(help="A calendar month: 2026-10.")],
     lake: LakePlace,
@@ -188,6 +188,7 @@ def report(
         Terminal(stderr=True).print(line)
 
 
+@fleet_app.command()
 def serve(
     config: Annotated[
         Path | None, typer.Option(help="The accountant's settings (YAML): lake, listen, auth, callers, limits, TLS.")

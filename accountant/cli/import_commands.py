@@ -33,7 +33,9 @@ from gputally.base.terminal import Terminal
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
 from gputally.server.config_models import parse_duration
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 import_app = typer.Typer(help="History from before any agent: Prometheus, or Slurm's accounting.", no_args_is_help=True)
+app.add_typer(import_app, name="import")
 _SETTLED_MS = 10 * MS_PER_MINUTE
 """After which nothing more is scraped or sent for an instant."""
 _SHOWN_IMPORT = 20
@@ -41,11 +43,6 @@ _SHOWN_IMPORT = 20
 
 class CannotImport(AccountantError):
     """What was asked for cannot be imported: one line with the place and the reason."""
-
-
-def register_import(to: typer.Typer) -> None:
-    """Add the commands to the program."""
-    to.add_typer(import_app, name="import")
 
 
 @import_app.command("prometheus")
@@ -257,6 +254,7 @@ def _model(text: str) -> tuple[str, str]:
 
 
 slurm_app = typer.Typer(help="Jobs of Slurm: who ran them, for which account.", no_args_is_help=True)
+app.add_typer(slurm_app, name="slurm")
 PART = 5_000
 """Jobs sent at a time."""
 _SHOWN_SLURM = 20
@@ -264,11 +262,6 @@ _SHOWN_SLURM = 20
 
 class Unreadable(AccountantError):
     """A file with nothing in it that could be taken."""
-
-
-def register_slurm(to: typer.Typer) -> None:
-    """Add the commands to the program."""
-    to.add_typer(slurm_app, name="slurm")
 
 
 @slurm_app.command("import")

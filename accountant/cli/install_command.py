@@ -28,6 +28,7 @@ from gputally.kubernetes.objects import Kind, Object
 from gputally.server.config_models import validate
 from gputally.server.tokens_and_grants import Scope, TokenEntry, TokenList, new_token, sha256
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 SECRET = Kind("v1", "Secret", "secrets", namespaced=True, status=False)
 MANAGER = "gputally-install"
 TOKENS = "accountant-tokens"
@@ -146,11 +147,7 @@ def _secret(plan: Plan, name: str, content: Mapping[str, str]) -> Object:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": dict(content)}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command("install")(command)
-
-
+@app.command("install")
 def command(
     namespace: Annotated[str, typer.Option(help="Namespace of the release.")] = "gputally",
     name: Annotated[str, typer.Option(help="Prefix of the chart's names: the release's name.")] = "gputally",

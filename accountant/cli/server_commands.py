@@ -54,6 +54,11 @@ from gputally.server import config_models, logs_and_metrics
 from gputally.server.https_server import serve as serving
 from gputally.server.tokens_and_grants import SCOPES, Scope, TokenEntry, TokenList, new_token
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+token_app = typer.Typer(help="Bearer tokens for the token file.", no_args_is_help=True)
+app.add_typer(token_app, name="token")
+clock_app = typer.Typer(help="The accountant's clock, and what it dated wrongly.", no_args_is_help=True)
+app.add_typer(clock_app, name="clock")
 EXIT_FAILED = 70
 """EX_SOFTWARE of sysexits.h: a supervisor should start the process again."""
 
@@ -67,11 +72,7 @@ _SWITCH_S = 0.000_5
 word on a socket would else wait the interpreter's 5 ms, several times per request."""
 
 
-def register_serve(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command()(serve)
-
-
+@app.command()
 def serve(
     config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the ledger.")] = None,
@@ -202,13 +203,7 @@ ObjectStore = Annotated[
 ]
 
 
-def register_backups(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    for command in (backup, restore):
-        app.command()(command)
-    app.command("backups")(list_backups)
-
-
+@app.command()
 @with_option_groups
 def backup(
     to: Annotated[Path | None, typer.Option(help="Folder here to put it in (default: the accountant's own).")] = None,
@@ -254,6 +249,7 @@ def _fetched(at: Server, to: Path | None) -> Backup:
     return made
 
 
+@app.command("backups")
 @with_option_groups
 def list_backups(output: Printed = "table", *, at: Server) -> None:
     """The accountant's backups (`backups.to`), newest first."""
@@ -262,6 +258,7 @@ def list_backups(output: Printed = "table", *, at: Server) -> None:
     answer(output, lambda: terminal_tables.backups(found), found)
 
 
+@app.command()
 def restore(
     ledger: Annotated[Path, typer.Argument(help="The ledger file to make; there must be none.")],
     source: Annotated[
@@ -308,15 +305,7 @@ def _store(address: str | None, object_storage: Path | None, staging: Path) -> F
 File = Annotated[Path, typer.Option("--file", help="The token file.")]
 
 
-def register_tokens(app: typer.Typer) -> None:
-    """Add `token` to the program."""
-    token = typer.Typer(help="Bearer tokens for the token file.", no_args_is_help=True)
-    token.command("list")(list_tokens)
-    token.command("revoke")(revoke)
-    token.command("new")(new)
-    app.add_typer(token, name="token")
-
-
+@token_app.command("list")
 def list_tokens(file: File, output: Printed = "table") -> None:
     """Who holds a token, for what, and until when."""
     rows: list[tuple[str, ...]] = []
@@ -332,6 +321,7 @@ def list_tokens(file: File, output: Printed = "table") -> None:
     show(output, lambda: table("", ["name", "scopes", "sees or reports", "until", "state"], rows), records)
 
 
+@token_app.command()
 def revoke(name: Annotated[str, typer.Argument(help="As `token list` shows it.")], file: File) -> None:
     """Take a token out of the file: requests with it are refused within a second."""
     if name not in {entry.name for entry in _entries(file)}:
@@ -344,6 +334,7 @@ def revoke(name: Annotated[str, typer.Argument(help="As `token list` shows it.")
     Terminal(soft_wrap=True).print(f"{name} is revoked; {len(_entries(file))} tokens are left in {file}")
 
 
+@token_app.command()
 def new(
     name: Annotated[str, typer.Option(help="Who will hold it.")],
     scope: Annotated[list[str], typer.Option(help="ingest, import, read, progress, policy or admin (repeatable).")],
@@ -443,15 +434,7 @@ def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
     return tuple(known[name] for name in names)
 
 
-def register_clock(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    clock = typer.Typer(no_args_is_help=True, help="The accountant's clock, and what it dated wrongly.")
-    clock.command("show")(show_clock)
-    clock.command()(accept)
-    clock.command()(heal)
-    app.add_typer(clock, name="clock")
-
-
+@clock_app.command("show")
 @with_option_groups
 def show_clock(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Say whether the clock is trusted, and name what is dated later than now."""
@@ -460,6 +443,7 @@ def show_clock(output: Printed = "table", *, at: ZonedLedger) -> None:
     answer(output, lambda: terminal_tables.clock(found), found)
 
 
+@clock_app.command()
 @with_option_groups
 def accept(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Take the clock of the accountant's machine for right after it was set."""
@@ -468,6 +452,7 @@ def accept(output: Printed = "table", *, at: ZonedLedger) -> None:
     answer(output, lambda: terminal_tables.clock(found), found)
 
 
+@clock_app.command()
 @with_option_groups
 def heal(
     reason: Annotated[str, typer.Option(help="Why, for later readers of the audit trail.")],

@@ -49,13 +49,10 @@ from gputally.base.terminal import Terminal, figures, table
 from gputally.base.units import MS_PER_SECOND
 from gputally.base.untrusted_text import for_cell
 
-
-def register_questions(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    for command in (usage, cost, check):
-        app.command()(command)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
+@app.command()
 @with_option_groups
 def usage(
     by: By = "team",
@@ -72,6 +69,7 @@ def usage(
     answer(output, lambda: terminal_tables.usage_table(whole, at.zone), whole, whole.lines)
 
 
+@app.command()
 @with_option_groups
 def cost(
     by: By = "team",
@@ -88,6 +86,7 @@ def cost(
     answer(output, lambda: terminal_tables.cost_table(whole, at.zone), whole, whole.lines)
 
 
+@app.command()
 @with_option_groups
 def check(
     output: Printed = "table",
@@ -119,11 +118,7 @@ LAST = "last"
 """What stands for the calendar month before this one."""
 
 
-def register_report(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command()(report)
-
-
+@app.command()
 @with_option_groups
 def report(
     month: Annotated[str | None, typer.Argument(help="A calendar month: 2026-10; last: the one before this.")] = None,
@@ -313,11 +308,7 @@ _SHOWN = 5
 """Jobs named in an error that lists what may be meant."""
 
 
-def register_jobs(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command()(jobs)
-
-
+@app.command()
 @with_option_groups
 def jobs(
     job: Annotated[
