@@ -220,8 +220,8 @@ MODULES = {
     ),
 }
 _MAKERS = {
-    "GaugeMetricFamily": "gauge", "Gauge": "gauge", "_gauge": "gauge", "CounterMetricFamily": "counter",
-    "Counter": "counter", "Histogram": "histogram", "InfoMetricFamily": "info",
+    "GaugeMetricFamily": "gauge", "Gauge": "gauge", "gauge": "gauge", "_figure": "gauge",
+    "CounterMetricFamily": "counter", "Counter": "counter", "Histogram": "histogram", "InfoMetricFamily": "info",
 }  # fmt: skip
 _SUFFIX = {"counter": "_total", "info": "_info"}
 

@@ -18,11 +18,13 @@ MOST_NAMESPACES.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
+from typing import TypeVar
 
 import structlog
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from accountant.api.admin_routes import MOST_QUARANTINED
@@ -39,122 +41,103 @@ from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
 from gputally.base.money import exact_sum
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND, US_PER_MS
+from gputally.server.logs_and_metrics import gauge
 
 MOST_NODES = 100
 """Nodes with unmetered GPUs that are named."""
 _QUARTERS_PER_HOUR = MS_PER_HOUR // BUCKET_MS
 _GPU_US = BUCKET_MS * US_PER_MS
+Key = TypeVar("Key", bound=tuple[str, ...])
 
 
 def families(ledger: Questions, book: PriceBook | None, settled_ms: int, timezone: str) -> Iterator[Metric]:
     """settled_ms: up to which late rows are not waited for any more."""
     start, end = settled_ms - BUCKET_MS, settled_ms
     found = charges(ledger, book, start, end, ("team",), None, timezone)
-    yield _capacity(found)
-    yield from _accounts(ledger.usage(start, end, ("team", "gpu_model"), None, timezone))
-    yield _unpriced(found)
-    yield _burn_rate(found, book)
-    yield _unmetered(ledger, start, end)
-
-
-def _capacity(found: list[Charge]) -> Metric:
-    family = GaugeMetricFamily(
+    capacity: Counter[tuple[str, str]] = Counter()
+    unpriced: Counter[tuple[str, str]] = Counter()
+    for charge in found:
+        place = charge.place.gpu_model, charge.place.pool
+        capacity[place] += charge.gpu_us
+        unpriced[place] += charge.gpu_us if charge.unpriced else 0
+    yield gauge(
         "gputally_capacity_gpus",
         "GPUs known to the ledger in the last quarter of an hour, those that are down included.",
+        _in_gpus(capacity),
         labels=["gpu_model", "pool"],
     )
-    sums: dict[tuple[str, str], int] = {}
-    for charge in found:
-        key = (charge.place.gpu_model, charge.place.pool)
-        sums[key] = sums.get(key, 0) + charge.gpu_us
-    for key, gpu_us in sorted(sums.items()):
-        family.add_metric(key, gpu_us / _GPU_US)
-    return family
-
-
-def _accounts(lines: Iterable[UsageLine]) -> Iterator[Metric]:
-    by_account = GaugeMetricFamily(
+    by_model, by_team = by_account(ledger.usage(start, end, ("team", "gpu_model"), None, timezone))
+    yield gauge(
         "gputally_account_gpus",
         "GPUs of the last quarter of an hour by account, in the mean; the accounts add up to the capacity.",
+        _in_gpus(by_model),
         labels=["account", "gpu_model"],
     )
-    by_team = GaugeMetricFamily(
+    yield gauge(
         "gputally_team_gpus",
         "GPUs held by each team in the last quarter of an hour by account, in the mean.",
+        _in_gpus(by_team),
         labels=["team", "account"],
     )
-    add_accounts(lines, by_account, by_team, _GPU_US)
-    yield from (by_account, by_team)
-
-
-def add_accounts(
-    lines: Iterable[UsageLine], by_account: GaugeMetricFamily, by_team: GaugeMetricFamily, unit_us: int
-) -> None:
-    """Usage by team and GPU model as a series for each account of a model, 0 included, and for those of a team that
-    it has. unit_us: what counts as 1."""
-    models: dict[tuple[str, str], int] = {}
-    teams: dict[tuple[str, str], int] = {}
-    for line in lines:
-        for account in ACCOUNTS:
-            gpu_us = getattr(line.accounts_gpu_us, account)
-            model = (account, line.key["gpu_model"])
-            models[model] = models.get(model, 0) + gpu_us
-            if gpu_us:
-                team = (line.key["team"], account)
-                teams[team] = teams.get(team, 0) + gpu_us
-    for family, sums in ((by_account, models), (by_team, teams)):
-        for labels, gpu_us in sorted(sums.items()):
-            family.add_metric(labels, gpu_us / unit_us)
-
-
-def _unpriced(found: list[Charge]) -> Metric:
-    """0 of a model all of whose time has a price, so that an alert has something to compare with."""
-    family = GaugeMetricFamily(
+    # 0 of a model all of whose time has a price, so that an alert has something to compare with.
+    yield gauge(
         "gputally_unpriced_gpus",
         "GPUs of the last quarter of an hour whose time has no price, in the mean.",
+        _in_gpus(unpriced),
         labels=["gpu_model", "pool"],
     )
-    sums: dict[tuple[str, str], int] = {}
-    for charge in found:
-        key = (charge.place.gpu_model, charge.place.pool)
-        sums[key] = sums.get(key, 0) + (charge.gpu_us if charge.unpriced else 0)
-    for key, gpu_us in sorted(sums.items()):
-        family.add_metric(key, gpu_us / _GPU_US)
-    return family
-
-
-def _burn_rate(found: list[Charge], book: PriceBook | None) -> Metric:
-    family = GaugeMetricFamily(
+    yield gauge(
         "gputally_burn_rate_per_hour",
         "What an hour costs at the rate of the last quarter, by team; `__idle__`: unheld capacity. "
         "Time without a price is not in it.",
+        _burn_rates(found, book),
         labels=["team", "currency"],
     )
-    if book is not None:
-        for (team,), parts in quantify((charge.key, charge) for charge in found if charge.billed).items():
-            known = [part.cost for part in parts if part.cost is not None]
-            hourly: Decimal = exact_sum(known) * _QUARTERS_PER_HOUR
-            family.add_metric([team, book.currency], float(hourly))
-    return family
-
-
-def _unmetered(ledger: Questions, start_ms: int, end_ms: int) -> Metric:
-    family = GaugeMetricFamily(
+    yield gauge(
         "gputally_unmetered_gpus",
         f"GPUs of a node that nothing was heard of in the last quarter of an hour, in the mean; only the {MOST_NODES} "
         "nodes that lack most.",
+        _in_gpus(_unmetered(ledger, start, end)),
         labels=["node"],
     )
-    if (ledger.coverage(start_ms, end_ms) or 0) < 1:
-        missing = {
-            line.key["node"]: line.accounts_gpu_us.unmetered
-            for line in ledger.usage(start_ms, end_ms, ("node",))
-            if line.accounts_gpu_us.unmetered
-        }
-        worst = sorted(missing.items(), key=lambda each: (-each[1], each[0]))[:MOST_NODES]
-        for node, gpu_us in sorted(worst):
-            family.add_metric([node], gpu_us / _GPU_US)
-    return family
+
+
+def _in_gpus(sums: Mapping[Key, int]) -> Iterator[tuple[Key, float]]:
+    """GPU-µs of the quarter as GPUs on average."""
+    return ((labels, gpu_us / _GPU_US) for labels, gpu_us in sorted(sums.items()))
+
+
+def by_account(lines: Iterable[UsageLine]) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
+    """GPU-µs of usage by team and GPU model: for each account of a model, 0 included, and for those that a team has."""
+    models: Counter[tuple[str, str]] = Counter()
+    teams: Counter[tuple[str, str]] = Counter()
+    for line in lines:
+        for account in ACCOUNTS:
+            gpu_us = getattr(line.accounts_gpu_us, account)
+            models[account, line.key["gpu_model"]] += gpu_us
+            if gpu_us:
+                teams[line.key["team"], account] += gpu_us
+    return models, teams
+
+
+def _burn_rates(found: list[Charge], book: PriceBook | None) -> Iterator[tuple[tuple[str, str], float]]:
+    if book is None:
+        return
+    for (team,), parts in quantify((charge.key, charge) for charge in found if charge.billed).items():
+        hourly: Decimal = exact_sum(part.cost for part in parts if part.cost is not None) * _QUARTERS_PER_HOUR
+        yield (team, book.currency), float(hourly)
+
+
+def _unmetered(ledger: Questions, start_ms: int, end_ms: int) -> dict[tuple[str], int]:
+    """The nodes that lack most."""
+    if (ledger.coverage(start_ms, end_ms) or 0) >= 1:
+        return {}
+    missing = {
+        (line.key["node"],): line.accounts_gpu_us.unmetered
+        for line in ledger.usage(start_ms, end_ms, ("node",))
+        if line.accounts_gpu_us.unmetered
+    }
+    return dict(sorted(missing.items(), key=lambda each: (-each[1], each[0]))[:MOST_NODES])
 
 
 MOST_NAMESPACES = 500
@@ -163,32 +146,28 @@ MOST_NAMESPACES = 500
 
 def of_nodes(nodes: Iterable[NodeFacts], now_ms: int) -> Metric:
     """Nodes of the inventory that are not deleted."""
-    family = GaugeMetricFamily(
-        "gputally_node_info",
-        "A node of the inventory, and where it belongs; always 1.",
-        labels=["node", "pool", "region", "capacity_type"],
-    )
     known = {
         (node.name, node.pool, node.region, node.capacity_type)
         for node in nodes
         if node.deleted_ms is None or node.deleted_ms > now_ms
     }
-    for labels in sorted(known):
-        family.add_metric(labels, 1)
-    return family
+    return gauge(
+        "gputally_node_info",
+        "A node of the inventory, and where it belongs; always 1.",
+        ((labels, 1) for labels in sorted(known)),
+        labels=["node", "pool", "region", "capacity_type"],
+    )
 
 
 def of_queues(policy: Policy | None) -> Metric:
     """Queues of the policy in force."""
-    family = GaugeMetricFamily(
+    queues = [] if policy is None else [(q.name, q.parent or "", team_of(policy, q.name)) for q in policy.queues]
+    return gauge(
         "gputally_queue_info",
         "A queue of the policy, above it its parent, and the team that pays for it; always 1.",
+        ((labels, 1) for labels in sorted(queues)),
         labels=["queue", "parent", "team"],
     )
-    if policy is not None:
-        for queue in sorted(policy.queues, key=lambda queue: queue.name):
-            family.add_metric([queue.name, queue.parent or "", team_of(policy, queue.name)], 1)
-    return family
 
 
 def team_of(policy: Policy, name: str | None) -> str:
@@ -212,15 +191,6 @@ def of_namespaces(lines: Iterable[UsageLine]) -> Iterator[tuple[tuple[str, str],
     }
     most = sorted(held.items(), key=lambda each: (-each[1], each[0]))[:MOST_NAMESPACES]
     yield from sorted((key, gpu_us) for key, gpu_us in most if gpu_us)
-
-
-def namespaces_family() -> GaugeMetricFamily:
-    """Without samples."""
-    return GaugeMetricFamily(
-        "gputally_month_namespace_gpu_seconds",
-        f"GPU time held in the current month so far by team and namespace, used or not; the {MOST_NAMESPACES} largest.",
-        labels=["team", "namespace"],
-    )
 
 
 CACHE_MS = 15_000
@@ -256,25 +226,20 @@ class LedgerCollector(Collector):
         return ()
 
     def _read(self) -> tuple[Metric, ...]:
-        up = GaugeMetricFamily("gputally_ledger_up", "1 if the ledger could be read for this scrape, else 0.")
         try:
             families = tuple(self._of_the_ledger(self._clock.wall_ms()))
         except AccountantError as error:
             structlog.get_logger("accountant.runtime").error("ledger_not_read", reason=str(error))
             families = ()
-        up.add_metric([], 1 if families else 0)
-        return (up, *families)
+        up = 1 if families else 0
+        return (_figure("gputally_ledger_up", "1 if the ledger could be read for this scrape, else 0.", up), *families)
 
     def _of_the_ledger(self, now_ms: int) -> Iterator[Metric]:
         settled = now_ms - SETTLE_MS
         month = Month.of(settled, self._settings.zone)
         start = month.span(self._settings.zone)[0]
         zone = self._settings.timezone
-        spent = self._ledger.usage(start, settled, ("team", "gpu_model"), None, zone) if settled > start else []
-        yield from self._time(spent)
-        by_namespace = self._ledger.usage(start, settled, ("team", "namespace")) if settled > start else []
-        yield self._namespaces(by_namespace)
-        yield self._cost(start, settled)
+        yield from self._month(start, settled)
         yield from families(self._ledger, self._book(), settled, zone)
         policies = self._ledger.policies(settled, settled + 1)
         policy = policies[-1].policy if policies else None
@@ -283,117 +248,119 @@ class LedgerCollector(Collector):
         yield from self._budgets(policy, month, settled)
         yield from self._trust(start, settled, now_ms)
 
-    def _time(self, lines: list[UsageLine]) -> Iterator[Metric]:
-        by_account = GaugeMetricFamily(
+    def _month(self, start_ms: int, settled_ms: int) -> Iterator[Metric]:
+        zone, begun, book = self._settings.timezone, settled_ms > start_ms, self._book()
+        spent = self._ledger.usage(start_ms, settled_ms, ("team", "gpu_model"), None, zone) if begun else []
+        by_model, by_team = by_account(spent)
+        yield gauge(
             "gputally_month_account_gpu_seconds",
             "GPU time of the current month so far by account; the accounts add up to the capacity.",
+            _in_seconds(by_model.items()),
             labels=["account", "gpu_model"],
         )
-        by_team = GaugeMetricFamily(
+        yield gauge(
             "gputally_month_team_gpu_seconds",
             "GPU time held by each team in the current month so far, by account.",
+            _in_seconds(by_team.items()),
             labels=["team", "account"],
         )
-        add_accounts(lines, by_account, by_team, _US_PER_SECOND)
-        yield from (by_account, by_team)
-
-    def _cost(self, start_ms: int, end_ms: int) -> Metric:
-        family = GaugeMetricFamily(
+        by_namespace = self._ledger.usage(start_ms, settled_ms, ("team", "namespace")) if begun else []
+        yield gauge(
+            "gputally_month_namespace_gpu_seconds",
+            "GPU time held in the current month so far by team and namespace, used or not; the "
+            f"{MOST_NAMESPACES} largest.",
+            _in_seconds(of_namespaces(by_namespace)),
+            labels=["team", "namespace"],
+        )
+        costs = cost(self._ledger, book, start_ms, settled_ms, ("team",), None, zone).lines if book and begun else ()
+        currency = book.currency if book else ""
+        yield gauge(
             "gputally_month_team_cost",
             "Cost of what each team held in the current month so far, before shares of idle capacity; `__idle__`: of "
             "unheld time; absent for a team with unpriced time.",
+            (([line.key["team"], currency], float(line.cost)) for line in costs if line.cost is not None),
             labels=["team", "currency"],
         )
-        book = self._book()
-        if book is not None and end_ms > start_ms:
-            whole = cost(self._ledger, book, start_ms, end_ms, ("team",), None, self._settings.timezone)
-            for line in whole.lines:
-                if line.cost is not None:
-                    family.add_metric([line.key["team"], book.currency], float(line.cost))
-        return family
-
-    def _namespaces(self, lines: list[UsageLine]) -> Metric:
-        family = namespaces_family()
-        for labels, gpu_us in of_namespaces(lines):
-            family.add_metric(labels, gpu_us / _US_PER_SECOND)
-        return family
 
     def _budgets(self, policy: Policy | None, month: Month, settled_ms: int) -> Iterator[Metric]:
         """Absent without budgets; a budget whose spend is unknown has no share. team: of the budget or its queue."""
-        spent = GaugeMetricFamily(
-            "gputally_budget_spent_ratio", "Share of each budget that the current month has used.", labels=_BUDGET
-        )
-        forecast = GaugeMetricFamily(
-            "gputally_budget_forecast_ratio",
-            "Share of each budget that the month will come to at the rate of its days so far.",
-            labels=_BUDGET,
-        )
-        limit = GaugeMetricFamily(
-            "gputally_budget_limit",
-            "What each budget allows in a month; unit: a currency, or GPU-hours.",
-            labels=[*_BUDGET, "unit"],
-        )
-        exhausted = GaugeMetricFamily(
-            "gputally_budget_exhausted_timestamp_seconds",
-            "When each budget was used up, or will be at the rate of its days; absent where not in this month. bound: "
-            "expected, or earliest and latest of the middle 80 %.",
-            labels=[*_BUDGET, "bound"],
-        )
+        found = []
         if policy is not None:
             zone = self._settings.timezone
             for state in states(self._ledger, self._book(), policy, month, settled_ms, zone):
                 team = state.team or team_of(policy, state.queue)
-                whose = [state.name, team, state.queue or ""]
-                limit.add_metric([*whose, state.unit], float(state.limit))
-                if state.ratio is not None:
-                    spent.add_metric(whose, state.ratio)
-                if state.forecast is not None:
-                    forecast.add_metric(whose, state.forecast / float(state.limit))
-                bounds = {
-                    "expected": state.exhausted_ms,
-                    "earliest": state.exhausted_earliest_ms,
-                    "latest": state.exhausted_latest_ms,
-                }
-                for bound, at_ms in bounds.items():
-                    if at_ms is not None:
-                        exhausted.add_metric([*whose, bound], at_ms / MS_PER_SECOND)
-        yield from (spent, forecast, limit, exhausted)
+                found.append(((state.name, team, state.queue or ""), state))
+        yield gauge(
+            "gputally_budget_spent_ratio",
+            "Share of each budget that the current month has used.",
+            ((whose, state.ratio) for whose, state in found if state.ratio is not None),
+            labels=_BUDGET,
+        )
+        yield gauge(
+            "gputally_budget_forecast_ratio",
+            "Share of each budget that the month will come to at the rate of its days so far.",
+            ((whose, state.forecast / float(state.limit)) for whose, state in found if state.forecast is not None),
+            labels=_BUDGET,
+        )
+        yield gauge(
+            "gputally_budget_limit",
+            "What each budget allows in a month; unit: a currency, or GPU-hours.",
+            (((*whose, state.unit), float(state.limit)) for whose, state in found),
+            labels=[*_BUDGET, "unit"],
+        )
+        yield gauge(
+            "gputally_budget_exhausted_timestamp_seconds",
+            "When each budget was used up, or will be at the rate of its days; absent where not in this month. bound: "
+            "expected, or earliest and latest of the middle 80 %.",
+            (
+                ((*whose, bound), at_ms / MS_PER_SECOND)
+                for whose, state in found
+                for bound, at_ms in (
+                    ("expected", state.exhausted_ms),
+                    ("earliest", state.exhausted_earliest_ms),
+                    ("latest", state.exhausted_latest_ms),
+                )
+                if at_ms is not None
+            ),
+            labels=[*_BUDGET, "bound"],
+        )
 
     def _trust(self, start_ms: int, settled_ms: int, now_ms: int) -> Iterator[Metric]:
-        metered = GaugeMetricFamily(
+        share = self._ledger.coverage(start_ms, settled_ms) if settled_ms > start_ms else None
+        yield _figure(
             "gputally_ledger_coverage_ratio",
             "Metered share of the current month's capacity, 0 to 1; absent where no capacity of it is known.",
-        )
-        if settled_ms > start_ms and (share := self._ledger.coverage(start_ms, settled_ms)) is not None:
-            metered.add_metric([], share)
-        yield metered
-        watermark = GaugeMetricFamily(
-            "gputally_ledger_watermark_timestamp_seconds",
-            "Latest instant up to which at least 98 % of the last day is metered.",
+            share,
         )
         reached = self._ledger.watermark(now_ms, _WATERMARK_COVERAGE)
-        if reached is not None:
-            watermark.add_metric([], reached / MS_PER_SECOND)
-        yield watermark
-        yield _gauge(
+        yield _figure(
+            "gputally_ledger_watermark_timestamp_seconds",
+            "Latest instant up to which at least 98 % of the last day is metered.",
+            None if reached is None else reached / MS_PER_SECOND,
+        )
+        yield _figure(
             "gputally_ledger_imbalance_seconds",
             "GPU-seconds of the last settled hour that stand in no account or in two; 0 unless there is a defect.",
-            self._ledger.examine(settled_ms - MS_PER_HOUR, settled_ms).total_us / (US_PER_MS * MS_PER_SECOND),
+            self._ledger.examine(settled_ms - MS_PER_HOUR, settled_ms).total_us / _US_PER_SECOND,
         )
-        yield _gauge(
+        yield _figure(
             "gputally_ledger_quarantined_rows",
             f"Records that were not booked, up to {MOST_QUARANTINED}.",
             len(self._ledger.quarantined(MOST_QUARANTINED)),
         )
-        yield _gauge("gputally_ledger_wal_bytes", "Size of the write-ahead log.", self._ledger.wal_bytes())
-        yield _gauge(
+        yield _figure("gputally_ledger_wal_bytes", "Size of the write-ahead log.", self._ledger.wal_bytes())
+        yield _figure(
             "gputally_ledger_room_bytes",
             "Disk space left before nothing is taken in any more; below 0 batches are refused with 503.",
             self._ledger.room_bytes(),
         )
 
 
-def _gauge(name: str, help_text: str, value: float) -> Metric:
-    family = GaugeMetricFamily(name, help_text)
-    family.add_metric([], value)
-    return family
+def _in_seconds(sums: Iterable[tuple[Key, int]]) -> Iterator[tuple[Key, float]]:
+    """GPU-µs as GPU-seconds."""
+    return ((labels, gpu_us / _US_PER_SECOND) for labels, gpu_us in sorted(sums))
+
+
+def _figure(name: str, text: str, value: float | None) -> Metric:
+    """A gauge without labels; None: absent."""
+    return gauge(name, text, [] if value is None else [((), value)])

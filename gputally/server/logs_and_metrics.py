@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import structlog
@@ -43,6 +43,16 @@ def configure(level: Level) -> None:
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler], force=True)
 
 
+def gauge(
+    name: str, text: str, samples: Iterable[tuple[Sequence[str], float]], *, labels: Sequence[str] = ()
+) -> GaugeMetricFamily:
+    """A gauge with its samples: the values of its labels, and the figure."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, figure in samples:
+        family.add_metric(values, figure)
+    return family
+
+
 class TaskMetrics(Collector):
     """Whether each task has stopped, and how often it failed."""
 
@@ -50,9 +60,10 @@ class TaskMetrics(Collector):
         self._tasks = tasks
 
     def collect(self) -> Iterator[Metric]:
-        stopped = GaugeMetricFamily("gputally_task_stopped", STOPPED_HELP, labels=["task"])
+        states = self._tasks.states()
+        stopped = (([name], float(state.stopped)) for name, state in states.items())
+        yield gauge("gputally_task_stopped", STOPPED_HELP, stopped, labels=["task"])
         failures = CounterMetricFamily("gputally_task_failures", FAILURES_HELP, labels=["task"])
-        for name, state in self._tasks.states().items():
-            stopped.add_metric([name], state.stopped)
+        for name, state in states.items():
             failures.add_metric([name], state.failures)
-        yield from (stopped, failures)
+        yield failures
