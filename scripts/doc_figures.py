@@ -25,7 +25,7 @@ from fairshare.laws.division import divide
 from fairshare.simulator.kai_scenario_file import whole_gpus
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import Feedback
-from fairshare.simulator.simulation_model import Pool, Record, Workload
+from fairshare.simulator.simulation_model import Pool, Record, Rules, Workload
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
 
 if TYPE_CHECKING:
@@ -183,10 +183,10 @@ def play(half_life_s: int | None) -> Study:
             QueuePolicy(name=team, deserved=GUARANTEED, weight=w) for team, w in zip(TEAMS, weights, strict=True)
         ),
     )
-    pool = Pool(GPUS, deserved, weights, checkpoint_s=600, restart_s=60, min_runtime_s=0)
+    pool = Pool(GPUS, deserved, weights, rules=Rules(checkpoint_ms=600_000, restart_ms=60_000, min_runtime_ms=0))
     feedback = Feedback(policy, dict(zip(TEAMS, (0.44, 0.28, 0.28), strict=True)))
     record = replay(work, pool, HOURS * HOUR, steering=feedback, dividing=whole_gpus(TEAMS, deserved))
-    fixed = Pool(GPUS, deserved, weights, limits=[44, 28, 28], reclaim=False)
+    fixed = Pool(GPUS, deserved, weights, limits=[44, 28, 28], rules=Rules(reclaim=False))
     bursts = [i for i, gpus in enumerate(work.gpus) if gpus == BURST]
     waits = tuple(
         (record.started_s[i] if record.started_s[i] >= 0 else record.end_s) - work.submit_s[i] for i in bursts

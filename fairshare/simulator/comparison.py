@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from importlib.util import find_spec
-from itertools import accumulate, combinations_with_replacement
+from itertools import accumulate, chain, combinations_with_replacement
 from math import factorial, prod, sqrt
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -199,29 +199,15 @@ def _orders(drawn: Sequence[int]) -> int:
 
 
 def _mean(scores: Sequence[PolicyScore]) -> PolicyScore:
-    def mean(of: Callable[[PolicyScore], float], some: Sequence[PolicyScore] = scores) -> float:
-        return fmean(of(score) for score in some) if some else 0.0
-
     tight = [score for score in scores if score.contended]
-    return PolicyScore(
-        scores[0].policy,
-        (mean(lambda s: s.week[0], tight), mean(lambda s: s.week[1], tight)),
-        (mean(lambda s: s.day[0], tight), mean(lambda s: s.day[1], tight)),
-        mean(lambda s: s.jain),
-        mean(lambda s: s.worst_ratio),
-        mean(lambda s: s.utilisation),
-        mean(lambda s: s.wait_mean_h),
-        mean(lambda s: s.wait_p95_h),
-        mean(lambda s: s.wait_worst_queue_h),
-        mean(lambda s: s.gang_p95_h),
-        round(mean(lambda s: s.preemptions)),
-        mean(lambda s: s.lost),
-        mean(lambda s: s.move_per_day),
-        mean(lambda s: s.swing),
-        mean(lambda s: s.disparity),
-        mean(lambda s: s.contended),
-        (mean(lambda s: s.slowdown[0]), mean(lambda s: s.slowdown[1])),
-    )
+    means: dict[str, Any] = {}
+    for name in PolicyScore.__slots__[1:]:
+        some = [getattr(score, name) for score in (tight if name in ("week", "day") else scores)]
+        if isinstance(getattr(scores[0], name), tuple):
+            means[name] = tuple(map(fmean, zip(*some, strict=True))) or (0.0, 0.0)
+        else:
+            means[name] = fmean(some)
+    return PolicyScore(scores[0].policy, **{**means, "preemptions": round(means["preemptions"])})
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
@@ -343,13 +329,9 @@ def tables(summaries: Sequence[Summary]) -> Iterator[Table]:
 def rows(results: Sequence[Result]) -> Iterator[tuple[object, ...]]:
     """CSV rows under `HEADER`, errors and utilisation as parts of 1."""
     for result in results:
-        s = result.score
-        yield (
-            round(result.load, 4), result.capacity, result.window.start_s, result.window.end_s, s.policy, *s.week,
-            *s.day, s.jain, s.worst_ratio, s.utilisation, s.wait_mean_h, s.wait_p95_h, s.wait_worst_queue_h,
-            s.gang_p95_h, s.preemptions, s.lost, s.move_per_day, s.swing, s.disparity, s.contended,
-            *s.slowdown,
-        )  # fmt: skip
+        place = (round(result.load, 4), result.capacity, result.window.start_s, result.window.end_s)
+        figures = (each if isinstance(each, tuple) else (each,) for each in astuple(result.score))
+        yield (*place, *chain.from_iterable(figures))
 
 
 def draw_days(folder: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]]]]]) -> Path:

@@ -23,8 +23,9 @@ from fairshare.core.model import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide, fair_shares
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import Feedback, Usage
-from fairshare.simulator.simulation_model import ControllerView, Dividing, Pool, Record, Workload
+from fairshare.simulator.simulation_model import ControllerView, Dividing, Pool, Record, Rules, Workload
 from gputally.base.errors import DivisionError
+from gputally.base.units import MS_PER_SECOND
 from gputally.base.yaml_file import Document, FileFault
 from gputally.server.config_models import Model, validate
 
@@ -197,10 +198,8 @@ def run(scenario: Scenario, law: str) -> Record:
         sum(map(len, scenario.pods.values())) - len(rows),
     )
     deserved, priorities = _quotas(scenario), [queue.priority for queue in queues]
-    pool = Pool(
-        scenario.capacity, deserved, [queue.weight for queue in queues],
-        checkpoint_s=1, restart_s=0, min_runtime_s=0,
-    )  # fmt: skip
+    rules = Rules(checkpoint_ms=MS_PER_SECOND, restart_ms=0, min_runtime_ms=0)
+    pool = Pool(scenario.capacity, deserved, [queue.weight for queue in queues], rules=rules)
     if law == "kai" or scenario.divided:
         dividing = _level_by_level(scenario, scenario.k if law == "kai" else 0.0)
     else:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Reversible, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from math import inf
 from operator import attrgetter
@@ -734,17 +734,7 @@ class _PoolReplay(Engine):
                 )
             ]
         )
-        rules = Rules(
-            scan_depth=pool.scan_depth,
-            checkpoint_ms=pool.checkpoint_s * MS_PER_SECOND,
-            restart_ms=pool.restart_s * MS_PER_SECOND,
-            min_runtime_ms=pool.min_runtime_s * MS_PER_SECOND,
-            cycle_ms=tick_s * MS_PER_SECOND,
-            reclaim=pool.reclaim,
-            one_line=pool.one_line,
-            backfill=pool.backfill,
-            settle=False,
-        )
+        rules = replace(pool.rules, cycle_ms=tick_s * MS_PER_SECOND, settle=False)
         super().__init__(gangs, tree, PoolPlacement(pool.capacity), rules)
         self._pool, self._dividing = pool, dividing
         self.rank: Sequence[float] = [0.0] * len(self.lines)

@@ -32,7 +32,16 @@ from fairshare.laws.division import fill, fill_from
 from fairshare.laws.feedback_laws import LawColumns, LawQueues, Memory, fair_share_factor
 from fairshare.laws.weight_calculation import law_of, law_results, strides, unpaced
 from fairshare.simulator.scheduler_engine import replay
-from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Dividing, Pool, Ranking, Record, Workload
+from fairshare.simulator.simulation_model import (
+    CONTROL_S,
+    ControllerView,
+    Dividing,
+    Pool,
+    Ranking,
+    Record,
+    Rules,
+    Workload,
+)
 from gputally.base.units import apportion
 from gputally.server.config_models import parse_duration
 
@@ -312,19 +321,20 @@ def run(
         raise ValueError(f"no policy {name!r}; one of {', '.join(NAMES)}")
     pool = setup.pool()
     if name == "fifo":
-        pool = replace(pool, reclaim=False, one_line=True)
+        pool = replace(pool, rules=Rules(reclaim=False, one_line=True))
         return replay(workload, pool, end_s, progress=progress)
     if name == "easy":
-        pool = replace(pool, reclaim=False, one_line=True, backfill=True, scan_depth=_LINE_DEPTH)
+        rules = Rules(reclaim=False, one_line=True, backfill=True, scan_depth=_LINE_DEPTH)
+        pool = replace(pool, rules=rules)
         return replay(workload, pool, end_s, progress=progress)
     if name == "partition":
         parts = apportion(setup.capacity, [round(part * 1_000_000) for part in setup.share])
-        return replay(workload, replace(pool, reclaim=False, limits=parts), end_s, progress=progress)
+        return replay(workload, replace(pool, rules=Rules(reclaim=False), limits=parts), end_s, progress=progress)
     if name == "static":
         return replay(workload, pool, end_s, progress=progress)
     if name.startswith("order-"):
         ranking, backfill = _ranking(name, setup), name != "order-kueue"
-        pool = replace(pool, reclaim=False, backfill=backfill)
+        pool = replace(pool, rules=Rules(reclaim=False, backfill=backfill))
         return replay(workload, pool, end_s, ranking=ranking, progress=progress)
     if name == "oracle":
         oracle = Oracle(workload, setup.capacity, setup.share)

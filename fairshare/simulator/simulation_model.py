@@ -259,22 +259,14 @@ SNAPSHOT_S = 6 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The cluster and how it is shared. deserved, weights, limits: per queue, in the workload's order; a
-    limit of None is none. capacity_at: capacity changes to these GPUs at these seconds."""
+    """The cluster and how it is shared. deserved, weights, limits: per queue, in the workload's order; a limit of None
+    is none. rules: the scheduler's; its cycle is the replay's tick, and a reclaim settles at the next event."""
 
     capacity: int
     deserved: Sequence[float]
     weights: Sequence[float]
     limits: Sequence[int | None] = ()
-    reclaim: bool = True
-    one_line: bool = False
-    """True: one queue for all, first in first out across teams."""
-    backfill: bool = False
-    """True, without reclaim and limits: EASY backfilling instead of starting whatever fits."""
-    scan_depth: int = 32
-    checkpoint_s: int = 1800
-    restart_s: int = 120
-    min_runtime_s: int = 600
+    rules: Rules = Rules()
 
 
 @dataclass(slots=True)

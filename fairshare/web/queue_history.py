@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -86,14 +86,7 @@ class History:
 
     def decisions(self, start_ms: int, end_ms: int, most: int, queue: str = "", kind: str = "") -> list[Decision]:
         """The newest, without the records of cycles' inputs. Raises AccountantUnavailable."""
-        found = (
-            each
-            for each in islice(self._books.decisions(start_ms, end_ms), MOST_READ)
-            if (each.subject != "*" or each.kind == "hold")
-            and (not kind or each.kind == kind)
-            and (not queue or concerns(each, queue))
-        )
-        return list(islice(found, most))
+        return shown_decisions(islice(self._books.decisions(start_ms, end_ms), MOST_READ), most, queue, kind)
 
     def decision(self, id: str, at_ms: int) -> tuple[Decision | None, tuple[Decision, ...]]:
         """One decision, and what was decided in the same cycle. Raises AccountantUnavailable."""
@@ -101,9 +94,16 @@ class History:
         return next((each for each in same if each.id == id), None), same
 
 
-def concerns(decision: Decision, queue: str) -> bool:
-    """Whether a decision is about this queue, or about work of it."""
-    return queue in (decision.subject, decision.inputs.get("queue"))
+def shown_decisions(decisions: Iterable[Decision], most: int, queue: str = "", kind: str = "") -> list[Decision]:
+    """The first of them, without the records of cycles' inputs. queue: only those about it, or about work of it."""
+    found = (
+        each
+        for each in decisions
+        if (each.subject != "*" or each.kind == "hold")
+        and (not kind or each.kind == kind)
+        and (not queue or queue in (each.subject, each.inputs.get("queue")))
+    )
+    return list(islice(found, most))
 
 
 EVERY_MS = 5 * MS_PER_MINUTE

@@ -215,21 +215,14 @@ def queue(visit: RequestContext) -> Response:
     hours = min(policy.window.size // 3600, queue_history.MOST_HOURS) or 1
     end_ms = visit.house.clock.wall_ms() // MS_PER_HOUR * MS_PER_HOUR
     start_ms = end_ms - hours * MS_PER_HOUR
-    missing = ""
+    # Why a workload was stopped names the one that came instead: of their own queues teams see the weights alone.
+    kind = "" if own is None else "weight"
+    decided, missing = _recent_decisions(visit, start_ms, 20, visit.rest, kind)
     held: list[tuple[float, float]] = []
-    decided: list[Decision] = []
     try:
-        held = visit.house.history.held(policy, visit.rest, hours)
-        # Why a workload was stopped names the one that came instead: of their own queues teams see the weights alone.
-        kind = "" if own is None else "weight"
-        decided = visit.house.history.decisions(start_ms, visit.house.clock.wall_ms() + 1, 20, visit.rest, kind)
+        held = visit.house.history.held(policy, visit.rest, hours) if not missing else []
     except AccountantUnavailable as error:
         missing = str(error)
-        decided = [
-            each
-            for each in visit.house.scene.decisions()
-            if queue_history.concerns(each, visit.rest) and (own is None or each.kind == "weight")
-        ][:20]
     places = []
     for target in _targets(snapshot, own):
         row = next(row for row in target.rows if row.name == visit.rest)
@@ -269,19 +262,8 @@ def decisions(visit: RequestContext) -> Response:
     days = int(asked_days) if asked_days.isascii() and asked_days.isdigit() and int(asked_days) in DAYS else 7
     kind = visit.asked("kind") if visit.asked("kind") in KINDS else ""
     wanted = visit.asked("queue")[:300]
-    now_ms = visit.house.clock.wall_ms()
-    missing = ""
-    try:
-        found = visit.house.history.decisions(now_ms - days * MS_PER_DAY, now_ms + 1, MOST_SHOWN, wanted, kind)
-    except AccountantUnavailable as error:
-        missing = str(error)
-        found = [
-            each
-            for each in visit.house.scene.decisions()
-            if (each.subject != "*" or each.kind == "hold")
-            and (not kind or each.kind == kind)
-            and (not wanted or queue_history.concerns(each, wanted))
-        ][:MOST_SHOWN]
+    start_ms = visit.house.clock.wall_ms() - days * MS_PER_DAY
+    found, missing = _recent_decisions(visit, start_ms, MOST_SHOWN, wanted, kind)
     snapshot = visit.house.scene.now()
     names = [each.name for _, each in PolicyTree(snapshot.policy).downwards()] if snapshot is not None else []
     return visit.page(
@@ -307,6 +289,17 @@ def decision(visit: RequestContext) -> Response:
     return visit.page(
         "decision.html", "/decisions", one=one, told=decision_text.decision_text(one, same), address=_address
     )
+
+
+def _recent_decisions(
+    visit: RequestContext, start_ms: int, most: int, queue: str, kind: str
+) -> tuple[list[Decision], str]:
+    """Decisions, newest first; and why they are this process's own alone, "" where the accountant answers."""
+    end_ms = visit.house.clock.wall_ms() + 1
+    try:
+        return visit.house.history.decisions(start_ms, end_ms, most, queue, kind), ""
+    except AccountantUnavailable as error:
+        return queue_history.shown_decisions(visit.house.scene.decisions(), most, queue, kind), str(error)
 
 
 def _own(visit: RequestContext, policy: Policy) -> frozenset[str] | None:

@@ -7,7 +7,7 @@ import pytest
 from fairshare.laws.division import fill, fill_from
 from fairshare.simulator.scheduler_engine import replay, reserve
 from fairshare.simulator.scheduling_policies import Karma, Oracle, StatefulDrf
-from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Pool, Workload
+from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Pool, Rules, Workload
 
 HOUR = 3600
 EVEN = (0.5, 0.5)
@@ -57,7 +57,7 @@ def test_stateful_drf_remembers_what_one_had_above_its_share_and_forgets_it() ->
 
 def test_backfilling_never_moves_the_first_in_line() -> None:
     """8 GPUs: 6 are busy for two hours, a gang of 8 waits for them. An hour's job goes ahead of it, a long one not."""
-    pool = Pool(8, [0.0, 0.0], EVEN, reclaim=False, one_line=True, backfill=True)
+    pool = Pool(8, [0.0, 0.0], EVEN, rules=Rules(reclaim=False, one_line=True, backfill=True))
     rows = [(0, 6, 2 * HOUR, 0), (60, 8, HOUR, 0), (120, 2, HOUR, 1), (180, 2, 3 * HOUR, 1)]
     assert replay(_work(rows), pool, 12 * HOUR).started_s == [0, 2 * HOUR, 120, 3 * HOUR]
     rows[1] = (60, 6, HOUR, 0)  # leaves two over: the long one may have them, once the short one has gone

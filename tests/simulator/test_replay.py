@@ -17,6 +17,7 @@ from fairshare.simulator.simulation_model import (
     ControllerView,
     Job,
     Pool,
+    Rules,
     Workload,
     capacity_for,
     columns,
@@ -57,7 +58,7 @@ def test_who_is_below_his_share_takes_it_back_and_the_victim_keeps_its_checkpoin
 
 def test_a_first_start_stays_the_first_also_where_restarts_are_free() -> None:
     work = _work([(0, 1, 10 * HOUR, 0)] * 8 + [(2 * HOUR, 4, HOUR, 1)])
-    record = replay(work, Pool(8, [0.0, 0.0], [1.0, 1.0], restart_s=0), 20 * HOUR)
+    record = replay(work, Pool(8, [0.0, 0.0], [1.0, 1.0], rules=Rules(restart_ms=0)), 20 * HOUR)
     assert (record.evictions, record.lost_gpu_s) == (4, 0)
     assert record.started_s[:8] == [0] * 8
 
@@ -72,7 +73,7 @@ def test_deserved_quotas_and_the_minimum_run_time_hold() -> None:
 
 def test_without_reclaim_nobody_is_stopped_and_a_limit_is_a_wall() -> None:
     work = _work([(0, 1, 10 * HOUR, 0)] * 8 + [(HOUR, 4, HOUR, 1)])
-    pool = Pool(8, [0.0, 0.0], [1.0, 1.0], reclaim=False)
+    pool = Pool(8, [0.0, 0.0], [1.0, 1.0], rules=Rules(reclaim=False))
     assert replay(work, pool, 20 * HOUR).evictions == 0
     fixed = replay(work, replace(pool, limits=[4, 4]), 30 * HOUR)
     assert max(held[0] for held in fixed.held) == 4
@@ -81,7 +82,7 @@ def test_without_reclaim_nobody_is_stopped_and_a_limit_is_a_wall() -> None:
 
 def test_one_line_serves_across_teams_as_they_came() -> None:
     work = _work([(0, 8, HOUR, 0), (60, 8, HOUR, 0), (120, 8, HOUR, 1)])
-    record = replay(work, Pool(8, [0.0] * 2, [1.0] * 2, reclaim=False, one_line=True), 5 * HOUR)
+    record = replay(work, Pool(8, [0.0] * 2, [1.0] * 2, rules=Rules(reclaim=False, one_line=True)), 5 * HOUR)
     assert record.started_s == [0, HOUR, 2 * HOUR]
 
 
@@ -124,7 +125,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 @pytest.mark.thorough
 @settings(max_examples=examples(12, 100), deadline=None)
 def test_gpus_and_work_are_conserved(work: Workload, reclaim: bool) -> None:
-    pool = Pool(16, [4.0, 2.0, 0.0], [1.0, 2.0, 3.0], reclaim=reclaim)
+    pool = Pool(16, [4.0, 2.0, 0.0], [1.0, 2.0, 3.0], rules=Rules(reclaim=reclaim))
     record = replay(work, pool, 400 * HOUR)
     assert all(sum(held) <= pool.capacity and min(held) >= 0 for held in record.held)
     assert all(at >= 0 for at in record.finished_s)
