@@ -1,11 +1,11 @@
 """Compares policies over windows and loads on all cores, and prints and plots the comparison.
 
-A window is a stretch of the trace replayed from an empty cluster, its first week only to fill it. The
-cluster's size follows from the load of the whole trace, so that every window of a load sees the same one.
-Which of its weeks and days are contended, the first-come-first-served run says, for all policies.
+A window is a part of the trace that is replayed from an empty cluster; its first week only fills the cluster. The
+cluster's size follows from the load of the whole trace, so all windows of a load have the same size. The
+first-come-first-served run decides for all policies which weeks and days are contended.
 
-What is the same for all of them goes to every process once, when it starts; a task is a few numbers. Results come back
-without the jobs, which both sides have. Ctrl-C is the parent's business: it drops what has not begun.
+Common data goes to every process once, when it starts; a task is a few numbers. Results come back without the jobs,
+which both sides have. The parent process handles Ctrl-C: it drops tasks that have not begun.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fairshare.simulator.simulation_model import SNAPSHOT_S, Record, Workload, c
 from gputally.base.errors import FairshareError
 
 COUNTED = 8
-"""Windows up to which a bootstrap counts every resample."""
+"""Largest number of windows for which a bootstrap counts every resample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Result:
 
 
 def windows_of(length_s: int, count: int, days: int) -> list[Window]:
-    """`count` windows of `days` each, evenly over the trace; one window is the whole trace."""
+    """Return `count` windows of `days` each, evenly spread over the trace; one window is the whole trace."""
     if count <= 1:
         return [Window(0, length_s)]
     size = days * 86_400
@@ -73,7 +73,9 @@ def windows_of(length_s: int, count: int, days: int) -> list[Window]:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One replay. contended: see `measures.contended`; None: this is the first-come-first-served run that says it."""
+    """One replay. contended: see `measures.contended`; None: this is the first-come-first-served run that determines
+    it.
+    """
 
     name: str
     load: float
@@ -83,14 +85,14 @@ class Task:
 
 
 Heard: TypeAlias = Callable[[str, float], None]
-"""Told the policy and the part that is done, of one replay or of all."""
+"""Called with the policy and the finished part, of one replay or of all."""
 Replays: TypeAlias = Callable[[Sequence[Task], Heard], Iterable[Result]]
-"""Plays tasks, each independent of the others, and gives the results in their order."""
+"""Runs tasks, each independent of the others, and returns the results in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRunner:
-    """Plays one task after the other."""
+    """Runs one task after the other."""
 
     workload: Workload
     share: Sequence[float]
@@ -101,7 +103,7 @@ class TaskRunner:
             yield self.play(task, _of_one(heard, task.name, number, len(tasks)))
 
     def jobs(self, task: Task) -> Workload:
-        """Those of its window that its cluster could run."""
+        """Return the jobs of its window that its cluster could run."""
         return self.workload.between(task.window.start_s, task.window.end_s).fitting(task.capacity)
 
     def play(self, task: Task, heard: Callable[[float], None] | None = None) -> Result:
@@ -125,7 +127,7 @@ def compare(
     replays: Replays,
     progress: Heard | None = None,
 ) -> list[Result]:
-    """Every policy of `names` in every window at every (load, capacity), in that order."""
+    """Run every policy of `names` in every window at every (load, capacity), in that order."""
     firsts = [Task("fifo", load, capacity, window) for load, capacity in capacities for window in windows]
     every = len(firsts) * (len(names) + ("fifo" not in names))
 
@@ -146,14 +148,15 @@ def compare(
 
 
 def capacities_for(workload: Workload, hours: float, loads: Sequence[float]) -> list[tuple[float, int]]:
-    """(load, GPUs) of every load."""
+    """Return (load, GPUs) of every load."""
     return [(load, capacity_for(workload, hours, load)) for load in loads]
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A policy at one load over all windows: the mean of every figure; of the week's error the range, and where
-    95 % of the means of windows drawn again, with replacement, lie."""
+    """A policy at one load over all windows: the mean of every figure; of the week's error also the range, and the
+    interval that contains 95 % of the means of resampled windows.
+    """
 
     load: float
     capacity: int
@@ -165,7 +168,9 @@ class Summary:
 
 
 def summarise(results: Sequence[Result]) -> list[Summary]:
-    """In the order in which (load, policy) first come. Windows without contention count in all but errors."""
+    """Return summaries in the order in which (load, policy) first occur. Windows without contention count in all
+    figures except errors.
+    """
     groups: dict[tuple[float, int, str], list[PolicyScore]] = {}
     for result in results:
         groups.setdefault((result.load, result.capacity, result.score.policy), []).append(result.score)
@@ -178,8 +183,9 @@ def summarise(results: Sequence[Result]) -> list[Summary]:
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """Where the middle 95 % of the means of resampled `values` lie. Exact, by counting every resample, for up to
-    `COUNTED` values; the normal approximation of the same beyond. (0, 0) where there are none."""
+    """Return the interval with the middle 95 % of the means of resampled `values`. For up to `COUNTED` values it is
+    exact, by counting every resample; beyond, the normal approximation. (0, 0) without values.
+    """
     size = len(values)
     if not values:
         return 0.0, 0.0
@@ -194,7 +200,7 @@ def bootstrap(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _orders(drawn: Sequence[int]) -> int:
-    """In how many orders these can be drawn."""
+    """Return the number of orders in which these can be drawn."""
     return factorial(len(drawn)) // prod(factorial(count) for count in Counter(drawn).values())
 
 
@@ -216,12 +222,14 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 _NO_JOBS = Workload((), (), (), (), ())
 _player: list[TaskRunner] = []
-"""In a process of the pool: the one that plays."""
+"""The player of a process of the pool."""
 
 
 @contextmanager
 def players(player: TaskRunner, most: int | None = None) -> Iterator[Replays]:
-    """Plays as `player` does, several at once. most: processes; None: as many as this one may use cores."""
+    """Yield a function that runs several tasks at once. most: number of processes; None: as many as this process may
+    use cores.
+    """
     count = len(os.sched_getaffinity(0)) if most is None else most
     if count < 2:
         yield player
@@ -270,17 +278,17 @@ _HEADINGS = (
     "preempt", "lost %", "move/day", "swing", "slowdown",
 )  # fmt: skip
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's: told apart with any common colour vision; lines differ in dashes as well."""
+"""The colours of Okabe and Ito, which people with any colour vision can distinguish; lines also differ in dashes."""
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MOST_DRAWN = len(COLOURS)
 _LEVELS = 401
-"""Levels of a distribution: as finely as it is drawn."""
+"""Levels of a distribution in a plot."""
 _PRICES: tuple[tuple[str, Callable[[PolicyScore], float], float], ...] = (
     ("share error of a day, %", lambda score: 100 * score.day[0], 0.1),
     ("preemptions", lambda score: score.preemptions, 1000.0),
     ("weights move, per day", lambda score: score.move_per_day, 0.01),
 )
-"""What a small error of a week may cost, and up to where its axis is linear."""
+"""The costs of a small weekly error, and the end of the linear part of each axis."""
 _EMPTIER, _SIGHT = 0.02, 2.5
 
 
@@ -289,7 +297,7 @@ class PlotsMissing(FairshareError):
 
 
 def available() -> None:
-    """Raises PlotsMissing where nothing can be drawn."""
+    """Raises PlotsMissing if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise PlotsMissing("plots need matplotlib: `pip install gputally` brings it")
 
@@ -306,7 +314,7 @@ def cells(score: PolicyScore) -> list[str]:
 
 
 def tables(summaries: Sequence[Summary]) -> Iterator[Table]:
-    """One table per load, policies in the order they were asked for."""
+    """Yield one table per load, policies in the requested order."""
     for load, capacity in dict.fromkeys((summary.load, summary.capacity) for summary in summaries):
         some = [summary for summary in summaries if (summary.load, summary.capacity) == (load, capacity)]
         title = f"load {load:.2f}, {capacity:,} GPUs, {some[0].windows} window{'s' if some[0].windows > 1 else ''}"
@@ -327,7 +335,7 @@ def tables(summaries: Sequence[Summary]) -> Iterator[Table]:
 
 
 def rows(results: Sequence[Result]) -> Iterator[tuple[object, ...]]:
-    """CSV rows under `HEADER`, errors and utilisation as parts of 1."""
+    """Yield CSV rows under `HEADER`, errors and utilisation as parts of 1."""
     for result in results:
         place = (round(result.load, 4), result.capacity, result.window.start_s, result.window.end_s)
         figures = (each if isinstance(each, tuple) else (each,) for each in astuple(result.score))
@@ -362,8 +370,9 @@ def draw_days(folder: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tu
 
 
 def draw(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Figures of the last load; returns the files. Raises FairshareError. All windows and policies are in what each
-    costs, the rest is of the first window and as many policies as can be told apart."""
+    """Draw figures of the last load; returns the files. Raises FairshareError. The figure of costs shows all windows
+    and policies, the others the first window and as many policies as can be distinguished.
+    """
     pyplot = _pyplot()
     load, window = results[-1].load, results[0].window
     chosen = [result for result in results if result.load == load and result.window == window]
@@ -448,9 +457,10 @@ def _fairness(results: Sequence[Result], axes: Sequence[Axes]) -> None:
 
 
 def _costs(summaries: Sequence[Summary], axes: Sequence[Axes]) -> None:
-    """A week's error against a day's, against preemptions and against how much weights move; what no other policy
-    beats in both is full, the rest is pale. Numbers are told in the legend. Left out: who leaves the cluster emptier,
-    or is out of sight of the first policy."""
+    """Plot a week's error against a day's, against preemptions and against the movement of weights. Policies that no
+    other policy beats in both figures are solid, the rest pale. The legend has the numbers. Policies that leave the
+    cluster emptier, or are far from the first policy, are left out.
+    """
     fullest = max(summary.mean.utilisation for summary in summaries)
     summaries = [
         summary
@@ -478,7 +488,7 @@ def _costs(summaries: Sequence[Summary], axes: Sequence[Axes]) -> None:
 
 
 def _waits(results: Sequence[Result], axes: Sequence[Axes]) -> None:
-    """Left: how many wait longer than this. Right: mean wait of every queue."""
+    """Left: how many jobs wait longer than this. Right: mean wait of every queue."""
     left, right = axes
     width = 0.8 / len(results)
     for i, (result, colour, dash) in enumerate(zip(results, COLOURS, DASHES, strict=False)):

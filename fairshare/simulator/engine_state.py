@@ -1,7 +1,7 @@
 """Holds the state of a simulated scheduler: jobs, the tree of queues, and free GPUs.
 
-Nothing here decides: `fairshare.simulator.scheduler_engine` says which job starts and which stops. Deterministic:
-nothing depends on the order of a dict or a set. No clock, no I/O.
+This module decides nothing: `fairshare.simulator.scheduler_engine` starts and stops jobs. The state is deterministic:
+nothing depends on the order of a dict or a set.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from fairshare.simulator.simulation_model import WHOLE, Flavour, Job, NodeSpec, 
 
 NEVER = 1 << 60
 ANY_GPU = Flavour(WHOLE, "", "")
-"""The one flavour of a pool without nodes."""
+"""The only flavour of a pool without nodes."""
 
 
 class Gang:
-    """One job, what it still needs, and what has become of it.
+    """One job, what it still needs, and its times.
 
     number: counts from 0 in the order of submission. queue: index in the tree. divided: its GPUs count in the division;
-    False for parts of GPUs and for jobs of other schedulers, whose queues have indices behind the tree's.
-    flavours: those it may run on. slots: numbers of those it holds. -1 in an instant: it has not happened."""
+    False for parts of GPUs and for jobs of other schedulers, whose queues have indices after the tree's. flavours:
+    those it may run on. slots: numbers of those it holds. A time of -1 means that the event has not happened.
+    """
 
     __slots__ = (
         "attempt", "crashes", "divided", "end_ms", "evictions", "finish_ms", "first_start_ms", "flavour", "flavours",
@@ -51,9 +52,10 @@ _NUMBER = attrgetter("number")
 
 
 class Line:
-    """Gangs that wait, in the order of submission. Only those within the depth may start.
+    """Waiting gangs, in the order of submission. Only those within the depth may start.
 
-    smallest: GPUs of the smallest of these, `NEVER` where none waits."""
+    smallest: GPUs of the smallest of these, `NEVER` if none waits.
+    """
 
     def __init__(self, depth: int) -> None:
         self.gangs: list[Gang] = []
@@ -61,11 +63,11 @@ class Line:
         self._depth = depth
 
     def front(self) -> list[Gang]:
-        """Those within the depth."""
+        """Return the gangs within the depth."""
         return self.gangs[: self._depth]
 
     def depth(self) -> int:
-        """How many there are within it."""
+        """Return how many gangs are within the depth."""
         return min(self._depth, len(self.gangs))
 
     def join(self, gang: Gang) -> None:
@@ -88,7 +90,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """What a queue holds, asks for (held and waiting) and is due, in whole GPUs; the weight in force."""
+    """What a queue holds, requests (held and waiting) and is due, in whole GPUs; the weight in force."""
 
     allocated: int
     allocated_non_preemptible: int
@@ -98,7 +100,7 @@ class QueueState:
 
 
 class QueueTree:
-    """What each queue holds and asks for, by index in the order of the claims. A parent counts its leaves."""
+    """What each queue holds and requests, by index in the order of the claims. A parent includes its leaves."""
 
     def __init__(self, claims: Sequence[Claim]) -> None:
         self.claims = tuple(claims)
@@ -120,32 +122,33 @@ class QueueTree:
         self.fixed = [0] * len(claims)
         self.asked = [0] * len(claims)
         self._origin_ms = [0] * len(claims)
-        """What to subtract from a leaf as if it had held its GPUs since instant 0: each start and stop moves it."""
+        """Time to subtract from a leaf as if it had held its GPUs since time 0; each start and stop changes it."""
 
     def _to_root(self, q: int) -> tuple[int, ...]:
         parent = self.claims[q].parent
         return (q,) if parent is None else (q, *self._to_root(self.index[parent]))
 
     def path(self, q: int) -> tuple[int, ...]:
-        """From a queue to its root."""
+        """Return the queues from this one to its root."""
         return self._path[q]
 
     def levels(self, asking: int, leaf: int) -> tuple[int, ...]:
-        """The queues that have to agree when a leaf gives back to another: from the child of their lowest common
-        ancestor down to the leaf."""
+        """Return the queues that must agree when a leaf gives back to another: from the child of their lowest common
+        ancestor down to the leaf.
+        """
         return self._levels[asking, leaf]
 
     def above_share(self, q: int, held: Sequence[int], shares: Sequence[float]) -> bool:
-        """Whether it holds more than it may before others take it back."""
+        """Return whether it holds more than it may before others take it back."""
         return held[q] > min(self.limits[q], max(self.deserved[q], shares[q])) + EPSILON
 
     def request(self, leaf: int, gpus: int) -> None:
-        """`gpus` more are asked for (fewer, if negative)."""
+        """Add `gpus` to the requests (subtract, if negative)."""
         for q in self._path[leaf]:
             self.asked[q] += gpus
 
     def allocate(self, leaf: int, gpus: int, now_ms: int, *, preemptible: bool) -> None:
-        """`gpus` more are held (fewer, if negative)."""
+        """Add `gpus` to the held GPUs (subtract, if negative)."""
         self._origin_ms[leaf] += gpus * now_ms
         for q in self._path[leaf]:
             self.held[q] += gpus
@@ -153,11 +156,11 @@ class QueueTree:
                 self.fixed[q] += gpus
 
     def used_ms(self, now_ms: int) -> list[int]:
-        """GPU-milliseconds that each leaf has held since the start."""
+        """Return GPU-milliseconds that each leaf has held since the start."""
         return [held * now_ms - origin for held, origin in zip(self.held, self._origin_ms, strict=True)]
 
     def room(self, leaf: int) -> float:
-        """GPUs that its limits, and those above it, leave to a queue."""
+        """Return the GPUs that its limits, and those above it, leave to a queue."""
         if not self._limited[leaf]:
             return inf
         return min(self.limits[q] - self.held[q] for q in self._path[leaf])
@@ -172,11 +175,11 @@ class QueueTree:
         )
 
     def ever_admits(self, leaf: int, gpus: int, *, preemptible: bool) -> bool:
-        """Whether the gates open for this gang while nothing else runs."""
+        """Return whether KAI's gates admit this gang while nothing else runs."""
         return all(gpus <= self.limits[q] and (preemptible or gpus <= self.deserved[q]) for q in self._path[leaf])
 
     def kai_shares(self, total: int) -> list[float]:
-        """KAI's fair share of every queue out of `total` GPUs, given what is asked for now, without history."""
+        """Return KAI's fair share of every queue out of `total` GPUs, for the present requests, without history."""
         asking = tuple(
             replace(claim, request=asked, weight=weight)
             for claim, asked, weight in zip(self.claims, self.asked, self.weights, strict=True)
@@ -192,14 +195,14 @@ class QueueTree:
 
 
 class Placement(Protocol):
-    """Where gangs find their GPUs."""
+    """Places gangs on GPUs."""
 
     def whole_gpus(self) -> int:
-        """Whole GPUs that can be used, held or free."""
+        """Return the whole GPUs that can be used, held or free."""
         ...
 
     def most_free(self) -> int:
-        """The largest number of free whole GPUs of one flavour: no larger gang can start."""
+        """Return the largest number of free whole GPUs of one flavour: no larger gang can start."""
         ...
 
     def free(self, flavour: Flavour) -> int:
@@ -207,20 +210,20 @@ class Placement(Protocol):
         ...
 
     def fitting(self, gang: Gang) -> Flavour | None:
-        """The flavour on which the gang can start now."""
+        """Return the flavour on which the gang can start now."""
         ...
 
     def take(self, gang: Gang, flavour: Flavour) -> None:
-        """Hold slots for the whole gang. The caller has made sure that they are there."""
+        """Hold slots for the whole gang; they must be free."""
         ...
 
     def give(self, gang: Gang) -> None:
-        """Free what the gang holds."""
+        """Free the gang's slots."""
         ...
 
 
 class PoolPlacement:
-    """A pool of equal GPUs, of which only the number counts."""
+    """A pool of equal GPUs, which are only counted."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -246,10 +249,11 @@ class PoolPlacement:
 
 
 class NodePlacement:
-    """Slots on nodes, by flavour. A GPU may be withdrawn (several causes count) and restored.
+    """Slots on nodes, by flavour. A GPU may be withdrawn (for several causes) and restored.
 
     A gang that fits on one node goes to the node it fills best; a larger one takes the emptiest nodes first and packs
-    its rest. Everything is decided by (count, order of the nodes)."""
+    its rest. Only counts and the order of the nodes decide.
+    """
 
     def __init__(self, nodes: Sequence[NodeSpec]) -> None:
         self.slots: tuple[Slot, ...] = tuple(slot for node in nodes for slot in slots_of(node))
@@ -268,7 +272,7 @@ class NodePlacement:
         self._in_service = dict(self._total)
 
     def flavours(self, job: Job) -> tuple[Flavour, ...]:
-        """Those the job may use, in the order of the nodes."""
+        """Return the flavours the job may use, in the order of the nodes."""
         return tuple(
             f
             for f in self._total
@@ -291,7 +295,7 @@ class NodePlacement:
         return self._count[flavour]
 
     def fitting(self, gang: Gang) -> Flavour | None:
-        """The flavour with the fewest free slots that takes the gang."""
+        """Return the flavour with the fewest free slots that can hold the gang."""
         return min((f for f in gang.flavours if self._count[f] >= gang.gpus), key=self._count.__getitem__, default=None)
 
     def take(self, gang: Gang, flavour: Flavour) -> None:
@@ -306,7 +310,7 @@ class NodePlacement:
         gang.slots = tuple(taken)
 
     def give(self, gang: Gang) -> None:
-        """Slots of a withdrawn GPU stay out of service."""
+        """Free the gang's slots, except those of a withdrawn GPU."""
         for i in gang.slots:
             if self._withdrawn[self.slots[i].gpu] == 0:
                 self._insert(i)
@@ -322,7 +326,7 @@ class NodePlacement:
                 self._in_service[flavour] -= 1
 
     def restore(self, gpu: str) -> None:
-        """Take back one cause; with the last one the slots are free again."""
+        """Remove one cause; after the last one the slots are free again."""
         self._withdrawn[gpu] -= 1
         if self._withdrawn[gpu] == 0:
             for i in self._of_gpu[gpu]:

@@ -1,16 +1,11 @@
 """Measures how fair, full and fast a simulation was.
 
-Feasible demand of a queue in a window: what its jobs could use there with unlimited GPUs, each limited to
-its own gang and to the time left. Entitlement: what was actually delivered in the window, water-filled by
-configured weight, no queue above its feasible demand; so the target depends neither on how efficient a
-policy is nor on work that no policy could run. Share error: the largest distance of a queue from its
-entitlement, as a part of what the cluster could do in the window. Only contended windows count (demand
-above capacity), and which those are is settled once, by the first-come-first-served run. Pure.
-
-Definitions: feasible demand of a queue in a window is what its jobs could use there with unlimited
-GPUs, each limited to its own gang and to the time left; its entitlement is its part of what was
-actually delivered, by weight, capped at that demand. So the target depends neither on how efficient a
-policy is nor on work that no policy could run. Pure; GPU-milliseconds.
+The feasible demand of a queue in a window is what its jobs could use there with unlimited GPUs, each limited to its own
+gang and to the time left. Its entitlement is its part by configured weight of what was actually delivered in the
+window, up to that demand; so the target depends neither on how efficient a policy is nor on work that no policy could
+run. The share error is the largest distance of a queue from its entitlement, as a part of what the cluster could do in
+the window. Only contended windows count (demand above capacity); the first-come-first-served run determines them. Times
+are GPU-milliseconds.
 """
 
 from __future__ import annotations
@@ -32,14 +27,14 @@ WARM_UP_S = 7 * 86_400
 LENGTHS_H = {168: 42, 24: 6}
 """Window lengths and their stride, hours."""
 SHORT_S = 600
-"""Run times below it count as that long in a slowdown."""
+"""Shortest run time used for a slowdown."""
 _COUNTS = 0.002
-"""Part of the capacity: a smaller entitlement does not enter Jain's index."""
+"""Part of the capacity below which an entitlement is not used for Jain's index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One window: delivered, feasible and due GPU-seconds per queue; what the cluster could have done."""
+    """One window: delivered, feasible and due GPU-seconds per queue, and the GPU-seconds that the cluster had."""
 
     start_s: int
     end_s: int
@@ -58,7 +53,7 @@ class Span:
 
     @property
     def jain(self) -> float | None:
-        """(Σx)² / (n Σx²) of used over due; None where nothing is due."""
+        """Return (Σx)² / (n Σx²) of used over due; None if nothing is due."""
         some = self.due > _COUNTS * self.possible
         if not some.any():
             return None
@@ -108,7 +103,7 @@ class _Columns:
 
 
 def spans(record: Record, length_h: int, from_s: int = WARM_UP_S) -> list[Span]:
-    """Every window of a length from `from_s` on, at its stride. Windows begin at snapshots."""
+    """Return every window of a length from `from_s` on, at its stride. Windows begin at snapshots."""
     stride, length = LENGTHS_H[length_h] * 3600, length_h * 3600
     jobs = _Columns.of(record.workload)
     backlogs = [(np.asarray(late), np.asarray(left)) for late, left in record.backlog]
@@ -131,7 +126,7 @@ def _span(record: Record, jobs: _Columns, backlog: tuple[Ints, Ints], start_s: i
 
 
 def contended(reference: Record, from_s: int = WARM_UP_S) -> dict[int, frozenset[int]]:
-    """For each window length, the starts of the windows in which more was wanted than there was."""
+    """Return for each window length the starts of the windows in which demand exceeded capacity."""
     return {
         length: frozenset(each.start_s for each in spans(reference, length, from_s) if each.contended)
         for length in LENGTHS_H
@@ -139,7 +134,7 @@ def contended(reference: Record, from_s: int = WARM_UP_S) -> dict[int, frozenset
 
 
 def score(policy: str, record: Record, windows: dict[int, frozenset[int]], from_s: int = WARM_UP_S) -> PolicyScore:
-    """Every figure of one run. windows: of `contended`, of the first-come-first-served run."""
+    """Return every figure of one run. windows: of `contended`, from the first-come-first-served run."""
     weeks, days = spans(record, 168, from_s), spans(record, 24, from_s)
     used = np.array(record.used[record.end_s // CONTROL_S], float) - np.array(record.used[from_s // CONTROL_S], float)
     demand, due, taken = (
@@ -174,7 +169,7 @@ def score(policy: str, record: Record, windows: dict[int, frozenset[int]], from_
 
 
 def movement(record: Record, from_s: int = WARM_UP_S) -> tuple[float, float]:
-    """(moved per day, widest swing) of the normalised weights in force."""
+    """Return (movement per day, widest swing) of the normalised weights in force."""
     weights = np.array(record.weights[from_s // CONTROL_S :], float)
     if len(weights) < 2:
         return 0.0, 1.0
@@ -185,7 +180,7 @@ def movement(record: Record, from_s: int = WARM_UP_S) -> tuple[float, float]:
 
 
 def waits(record: Record, from_s: int) -> tuple[Floats, Ints, Ints]:
-    """Hours of waiting, queue and gang of every job submitted from `from_s` on and before the end."""
+    """Return hours of waiting, queue and gang of every job submitted from `from_s` on and before the end."""
     submit = np.asarray(record.workload.submit_s)
     some = (submit >= from_s) & (submit < record.end_s)
     started = np.asarray(record.started_s)[some]
@@ -209,10 +204,11 @@ def _mean_p95(values: Sequence[float]) -> tuple[float, float]:
 def feasible_demand(
     outcomes: Iterable[Outcome], start_ms: int, end_ms: int, parts: Mapping[str, Fraction] | None = None
 ) -> dict[str, int]:
-    """GPU-ms per queue that its jobs could use in [start_ms, end_ms) with unlimited GPUs, when the run
-    began at `start_ms`. Rejected jobs are left out: nothing could run them.
+    """Return GPU-ms per queue that its jobs could use in [start_ms, end_ms) with unlimited GPUs, if the run began at
+    `start_ms`. Rejected jobs are left out, because they cannot run.
 
-    parts: how much of a GPU a slot of a shape is; a shape that is not listed is a whole one."""
+    parts: the part of a GPU of a slot of a shape; an unlisted shape is a whole GPU.
+    """
     sizes = parts or {}
     demand: dict[str, Fraction] = {}
     for outcome in outcomes:
@@ -225,9 +221,10 @@ def feasible_demand(
 
 
 def entitlement(total: int, demand: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
-    """`total` by weight, none above its demand, what one leaves goes to the others.
+    """Divide `total` by weight, up to each demand; what one queue leaves goes to the others.
 
-    A queue without weight gets what the others leave, which is nothing while one of them still wants."""
+    A queue without weight gets what the others leave.
+    """
     names = sorted(weights)
     caps = [float(demand.get(name, 0)) for name in names]
     return dict(zip(names, fill(float(total), caps, [weights[name] for name in names]), strict=True))

@@ -31,9 +31,9 @@ from gputally.base.units import MS_PER_SECOND
 
 REQUIRED = ("job_id", "submit_offset_s", "team", "gpus", "duration_s")
 UTILISATION = ("mean_gpu_util_pct", "synthetic_mean_gpu_util_pct")
-"""Either may be there; the first that is counts."""
+"""Columns with the utilisation; the first that exists is used."""
 DEFAULT_UTILISATION_PERMILLE = 500
-"""Where a trace has no utilisation: half. It changes accounts (busy or idle), never shares."""
+"""Utilisation if a trace has none: half. It affects accounts (busy or idle), never shares."""
 _LARGEST_S = 10 * 366 * 86_400
 _LARGEST_GANG = 1_000_000
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -41,7 +41,7 @@ _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a trace, and where. `str()` is one line."""
+    """A fault of a trace and its place. `str()` is one line."""
 
     place: str
     reason: str
@@ -55,12 +55,14 @@ class _BadCell(ValueError):
 
 
 def missing_columns(columns: Collection[str]) -> tuple[str, ...]:
-    """Required columns that are not there."""
+    """Return required columns that are missing."""
     return tuple(name for name in REQUIRED if name not in columns)
 
 
 def parse_jobs(rows: Iterable[tuple[str, Mapping[str, object]]], start_ms: int) -> tuple[list[Job], list[Fault]]:
-    """Jobs by submission, `submit_offset_s` counted from `start_ms`; and every fault in the order of the rows."""
+    """Return jobs by submission, with `submit_offset_s` counted from `start_ms`, and every fault in the order of the
+    rows.
+    """
     jobs: list[Job] = []
     faults: list[Fault] = []
     seen: dict[str, str] = {}
@@ -104,7 +106,7 @@ def _job(row: Mapping[str, object], start_ms: int) -> Job:
 
 
 def _has_value(row: Mapping[str, object], name: str) -> bool:
-    """Present and not empty; NaN is how tables write an empty number."""
+    """Return whether the cell exists and is not empty; NaN is an empty number."""
     value = row.get(name)
     return value is not None and value != "" and value == value
 
@@ -167,9 +169,10 @@ class TraceError(FairshareError):
 
 
 def load(path: Path, start_ms: int, *, team: str = "team") -> list[Job]:
-    """The jobs of a trace file, by submission. team: the column that says whose job it is.
+    """Return the jobs of a trace file, by submission. team: the column with a job's team.
 
-    Raises TraceError, also for a missing or unreadable file."""
+    Raises TraceError, also for a missing or unreadable file.
+    """
     jobs, faults = load_with_faults(path, start_ms, team=team)
     if faults:
         raise TraceError(_fault_lines(path, faults))
@@ -177,7 +180,7 @@ def load(path: Path, start_ms: int, *, team: str = "team") -> list[Job]:
 
 
 def load_with_faults(path: Path, start_ms: int, *, team: str = "team") -> tuple[list[Job], list[Fault]]:
-    """The jobs, and the rows that cannot be one. Raises TraceError where nothing can be read."""
+    """Return the jobs, and the faults of invalid rows. Raises TraceError if nothing can be read."""
     try:
         rows = _parquet(path, team) if path.suffix == ".parquet" else _csv(path, team)
         jobs, faults = parse_jobs(rows, start_ms)
@@ -191,7 +194,7 @@ def load_with_faults(path: Path, start_ms: int, *, team: str = "team") -> tuple[
 
 
 def _fault_lines(path: Path, faults: Sequence[Fault]) -> str:
-    """A line per fault, up to a limit."""
+    """Return one line per fault, up to a limit."""
     shown = [str(fault) for fault in faults[:SHOWN_FAULTS]]
     if len(faults) > SHOWN_FAULTS:
         shown.append(f"{path}: and {len(faults) - SHOWN_FAULTS} more rows like these")
@@ -250,8 +253,9 @@ def _check_columns(path: Path, columns: Sequence[str], team: str) -> None:
 
 
 def shares(path: Path, *, team: str = "team") -> dict[str, float]:
-    """Configured share per team from a CSV with the columns `team` and `share`; rows without a share are left
-    out. Raises TraceError."""
+    """Return the configured share per team from a CSV with the columns `team` and `share`; rows without a share are
+    left out. Raises TraceError.
+    """
     found: dict[str, float] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
@@ -282,10 +286,10 @@ def shares(path: Path, *, team: str = "team") -> dict[str, float]:
 HOUR_S = 3600
 SAME_JOB_H = 24
 FULL_AFTER_H = 3
-"""From so many hours on, one of them was full."""
+"""Length in hours from which a job must have had a full hour."""
 US_PER_GPU_HOUR = 3_600_000_000
 _LEAST = 0.02
-"""Part of a GPU: less is a rounding of the clock, not another GPU."""
+"""Part of a GPU below which a holding is a rounding of the clock, not another GPU."""
 ASSUMED = (
     "a job holds as many GPUs as in its fullest hour and has done all it had to do",
     "it was submitted its queue's median wait before it first held a GPU",
@@ -310,8 +314,9 @@ def jobs(
     gpus_of: Mapping[tuple[str, str], int],
     waits_s: Mapping[str, float],
 ) -> Workload:
-    """The workload of `queues`. gpus_of: how many different GPUs a (queue, job) held. waits_s: median wait by
-    queue. Jobs of other queues are left out and counted."""
+    """Return the workload of `queues`. gpus_of: how many different GPUs a (queue, job) held. waits_s: median wait by
+    queue. Jobs of other queues are left out and counted.
+    """
     by_job: dict[tuple[str, str], dict[int, int]] = {}
     for each in held:
         if each.gpu_us > 0:
@@ -340,7 +345,7 @@ def jobs(
 
 
 def capacity(gpu_us_by_hour: Iterable[int]) -> int:
-    """GPUs of the cluster: the median over hours of what was not down; 0 where no hour is known."""
+    """Return the GPUs of the cluster: the median over hours of what was not down; 0 if no hour is known."""
     known = [amount for amount in gpu_us_by_hour if amount > 0]
     return round(median(known) / US_PER_GPU_HOUR) if known else 0
 

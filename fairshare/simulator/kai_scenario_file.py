@@ -33,7 +33,7 @@ from gputally.server.config_models import Model, validate
 def whole_gpus(
     names: Sequence[str], deserved: Sequence[float], priorities: Sequence[int] = (), limits: Sequence[float] = ()
 ) -> Dividing:
-    """KAI's division without history (k = 0), by the weights in force."""
+    """Return KAI's division without history (k = 0), by the weights in force."""
 
     def dividing(view: ControllerView, weights: Sequence[float]) -> list[float]:
         claims = tuple(
@@ -137,11 +137,11 @@ class Scenario:
 
     @property
     def divided(self) -> bool:
-        """Leaves have more than one parent."""
+        """Return whether leaves have more than one parent."""
         return len({queue.parent for queue in self.queues}) > 1
 
     def leaves_of(self, department: str) -> list[int]:
-        """Places in `queues` of the leaves below a department."""
+        """Return the indices in `queues` of the leaves below a department."""
         above = {queue.name: queue.parent for queue in (*self.departments, *self.queues)}
         found = []
         for q, queue in enumerate(self.queues):
@@ -154,7 +154,7 @@ class Scenario:
 
 
 def parse(document: Document) -> Scenario:
-    """Raises FileFault, and DivisionError for names that stand twice, unknown parents and cycles."""
+    """Return a scenario from the YAML's data. Raises DivisionError with the key at fault."""
     file = validate(document, _File)
     gpus = tuple(node.gpus for node in file.nodes)
     if (total := sum(gpus)) > _MOST_GPUS:
@@ -179,8 +179,9 @@ def _fault(document: Document, where: str, message: str) -> FileFault:
 
 
 def run(scenario: Scenario, law: str) -> Record:
-    """Play it under a law of `LAWS`. Leaves of several departments are divided level by level, by `static` and `kai`
-    alone. Raises ValueError for an unknown law, DivisionError for one that cannot divide a tree."""
+    """Run it under a law of `LAWS`. Leaves of several departments are divided level by level, by `static` and `kai`
+    only. Raises ValueError for an unknown law, DivisionError for one that cannot divide a tree.
+    """
     if law not in LAWS:
         raise ValueError(f"no law {law!r}; one of {', '.join(LAWS)}")
     if scenario.divided and law not in ("static", "kai"):
@@ -220,7 +221,7 @@ def csv_rows(scenario: Scenario, record: Record) -> Iterator[tuple[int, str, flo
 
 
 def entitled(scenario: Scenario) -> dict[str, float]:
-    """GPUs every queue is due on the long run: quota and weight, as far as it has pods."""
+    """Return the GPUs every queue is due in the long run: by quota and weight, as far as it has pods."""
     asked = [float(sum(scenario.pods.get(queue.name, ()))) for queue in scenario.queues]
     if scenario.divided:
         shares = _level_shares(scenario, float(scenario.capacity), asked, [0.0] * len(asked), 0.0)
@@ -237,7 +238,7 @@ def second_half(record: Record) -> list[float]:
 
 
 def _level_by_level(scenario: Scenario, k: float) -> Dividing:
-    """KAI's own division of the queue tree; usage over its window is a part of the cluster on every level."""
+    """Return KAI's own division of the queue tree; usage over its window is a part of the cluster on every level."""
     usage = Usage(len(scenario.queues), scenario.window_s, scenario.half_life_s)
 
     def dividing(view: ControllerView, _weights: Sequence[float]) -> list[float]:
@@ -251,7 +252,7 @@ def _level_by_level(scenario: Scenario, k: float) -> Dividing:
 def _level_shares(
     scenario: Scenario, capacity: float, asked: Sequence[float], used: Sequence[float], k: float
 ) -> list[float]:
-    """Shares of the leaves. A department asks for and has used what its leaves have."""
+    """Return the shares of the leaves. A department requests and has used what its leaves have."""
     claims = [replace(queue, request=float(asked[q]), usage=used[q]) for q, queue in enumerate(scenario.queues)]
     for department in scenario.departments:
         below = scenario.leaves_of(department.name)
@@ -263,7 +264,9 @@ def _level_shares(
 
 
 def _policy(scenario: Scenario, law: str) -> Policy:
-    """Our law at the scenario's pace: everything that is hours in a cluster is a part of its window."""
+    """Return the controller's policy at the scenario's pace: times that are hours in a cluster are parts of
+    its window.
+    """
     window = WindowSpec(size=scenario.window_s, half_life=scenario.half_life_s)
     pace = max(1, scenario.window_s // 10)
     return Policy.model_validate(
@@ -280,7 +283,7 @@ def _policy(scenario: Scenario, law: str) -> Policy:
 
 
 def _quotas(scenario: Scenario) -> list[float]:
-    """An unlimited quota is all there is."""
+    """Return the quotas; an unlimited one is the whole cluster."""
     return [float(scenario.capacity) if q.deserved == UNLIMITED else q.deserved for q in scenario.queues]
 
 

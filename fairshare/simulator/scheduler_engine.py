@@ -77,7 +77,7 @@ from gputally.base.units import MS_PER_SECOND
 _END, _RESTORE, _FAIL = range(3)
 """What comes first at one instant: ends free slots, then outages; arrivals and the cycle follow."""
 Key = tuple[object, ...]
-"""The place of a line in the order of service: the smallest goes first."""
+"""The place of a line in the order of service: the smallest is served first."""
 _NUMBER = attrgetter("number")
 
 
@@ -91,10 +91,11 @@ class _Bid(NamedTuple):
 
 
 class Engine:
-    """One scheduler over gangs that come, wait, run and end. Move it with `run_until`.
+    """One scheduler over gangs that arrive, wait, run and end. Move it with `run_until`.
 
-    Subclasses say how shares are divided (`divide`) and which line is served first (`order`), and hear of every start
-    and stop."""
+    Subclasses divide shares (`divide`) and decide which line is served first (`order`), and are called at every start
+    and stop.
+    """
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Engine:
         self._submitted = 0
         self._cycle_ms = NEVER
         self.unsettled = False
-        """Whether anything has come, started or stopped, or weighs other than before, since the last cycle began."""
+        """Whether anything has arrived, started or stopped, or a weight has changed, since the last cycle began."""
         self._events: list[tuple[int, int, int]] = [(NEVER, _END, 0)]
         for i, outage in enumerate(outages):
             self._events.append((outage.start_ms, _FAIL, i))
@@ -130,23 +131,23 @@ class Engine:
         heapify(self._events)
         self._shares: Sequence[float] = [0.0] * len(tree.claims)
         self._divided: int | None = None
-        """The total that the shares were divided from; None once a request or a weight has changed."""
+        """The total of the last division; None once a request or a weight has changed."""
 
     # --- what subclasses decide and hear -----------------------------------------------------
 
     def divide(self, total: int) -> Sequence[float]:
-        """Fair share of every queue."""
+        """Return the fair share of every queue."""
         raise NotImplementedError
 
     def order(self, line: int, gpus: int) -> Key:
-        """The place of a line whose next gang needs `gpus`."""
+        """Return the place of a line whose next gang needs `gpus`."""
         raise NotImplementedError
 
     def started(self, gang: Gang) -> None:
-        """It holds its GPUs from now on."""
+        """Called when a gang has its GPUs."""
 
     def stopped(self, gang: Gang, reason: StopReason, for_queue: int) -> None:
-        """It holds its GPUs no longer. for_queue: the one that it was reclaimed for, else -1."""
+        """Called when a gang has lost its GPUs. for_queue: the queue it was reclaimed for, else -1."""
 
     def fail(self, outage: Outage) -> None:
         """An outage begins."""
@@ -157,7 +158,9 @@ class Engine:
     # --- events ------------------------------------------------------------------------------
 
     def run_until(self, at_ms: int, *, cycle: bool = True) -> None:
-        """Everything that happens up to and including `at_ms`; without `cycle` not the scheduling at that instant."""
+        """Apply everything that happens up to and including `at_ms`; without `cycle`, not the scheduling at
+        that time.
+        """
         while True:
             self.wake(min(self._events[0][0], self._arrivals_ms[self._submitted]))
             due_ms = self._cycle_ms
@@ -167,12 +170,12 @@ class Engine:
             self.cycle()
 
     def wake(self, at_ms: int) -> None:
-        """Have a cycle at the first multiple of the cycle time from `at_ms` on."""
+        """Schedule a cycle at the first multiple of the cycle time from `at_ms` on."""
         every = self.rules.cycle_ms
         self._cycle_ms = min(self._cycle_ms, -(-at_ms // every) * every)
 
     def _pass(self, until_ms: int) -> None:
-        """Ends, outages and arrivals up to and including an instant."""
+        """Apply ends, outages and arrivals up to and including a time."""
         events, gangs = self._events, self.gangs
         while events[0][0] <= until_ms:
             self.now_ms, kind, number = heappop(events)
@@ -191,7 +194,7 @@ class Engine:
             self._wait(gang)
 
     def _wait(self, gang: Gang) -> None:
-        """Let it wait in the order of submission."""
+        """Add the gang to its line in the order of submission."""
         line = 0 if self.rules.one_line else gang.queue
         (self.lines[line] if gang.divided else self.others[gang.queue]).join(gang)
         self.unsettled = True
@@ -201,14 +204,14 @@ class Engine:
         self.divide_again()
 
     def divide_again(self) -> None:
-        """Shares are not what they were."""
+        """Mark the shares as outdated."""
         self._divided = None
         self.unsettled = True
 
     # --- starting and stopping ---------------------------------------------------------------
 
     def _start(self, gang: Gang, flavour: Flavour) -> None:
-        """It has left its line."""
+        """Start a gang that has left its line."""
         gang.attempt += 1
         gang.restart_ms = self.rules.restart_ms if gang.attempt > 1 else 0
         gang.start_ms = self.now_ms
@@ -223,7 +226,7 @@ class Engine:
         self.started(gang)
 
     def stop(self, gang: Gang, reason: StopReason, for_queue: int = -1) -> None:
-        """Where it has not finished it waits again; work since its last checkpoint is lost."""
+        """Stop a gang. If it has not finished, it waits again; work since its last checkpoint is lost."""
         del self.running[gang.queue][gang.number]
         gang.end_ms = -1
         self.placement.give(gang)
@@ -269,7 +272,7 @@ class Engine:
             self._reclaim()
 
     def shares(self) -> Sequence[float]:
-        """Shares of the GPUs that are divided: whole, usable, and not held by another scheduler's jobs."""
+        """Return the shares of the GPUs that are divided: whole, usable, and not held by another scheduler's jobs."""
         total = self.placement.whole_gpus() - self._foreign
         if total != self._divided:
             self._divided = total
@@ -277,7 +280,7 @@ class Engine:
         return self._shares
 
     def _start_others(self) -> None:
-        """Parts of GPUs, and jobs of other schedulers: the queue that holds least goes first."""
+        """Start parts of GPUs, and jobs of other schedulers: the queue that holds least goes first."""
         waiting = [q for q, line in enumerate(self.others) if line.gangs]
         if not waiting:
             return
@@ -294,7 +297,7 @@ class Engine:
                     self._start(gang, flavour)
 
     def _start_what_fits(self) -> None:
-        """One gang at a time, always from the line that is first in order."""
+        """Start one gang at a time, always from the line that is first in order."""
         most = self.placement.most_free()
         bids = [bid for q, line in enumerate(self.lines) if line.smallest <= most and (bid := self._bid(q, 0))]
         while bids:
@@ -312,7 +315,9 @@ class Engine:
             ]
 
     def _bid(self, q: int, place: int) -> _Bid | None:
-        """The bid of the first gang, from a place on, that can start now; None: none within the scan depth."""
+        """Return the bid of the first gang, from a place on, that can start now; None if none within the scan depth
+        can.
+        """
         line = self.lines[q]
         most = min(self.placement.most_free(), inf if self.rules.one_line else self.tree.room(q))
         if line.smallest > most:
@@ -324,13 +329,13 @@ class Engine:
         return None
 
     def _fits(self, gang: Gang) -> bool:
-        """Whether there is room for it, in its queues too."""
+        """Return whether there is room for it, also in its queues."""
         return self.placement.fitting(gang) is not None and self.tree.admits(
             gang.queue, gang.gpus, preemptible=gang.preemptible
         )
 
     def _backfill(self) -> None:
-        """In order, past a gang that does not fit only as its reservation allows."""
+        """Start gangs in order, past a gang that does not fit only as its reservation allows."""
         reservation = None
         for line in sorted(range(len(self.lines)), key=lambda line: self.order(line, 0)):
             for gang in self.lines[line].front():
@@ -343,7 +348,7 @@ class Engine:
                     self._start(gang, flavour)
 
     def _ends(self) -> Iterator[tuple[int, int]]:
-        """(end, GPUs) of every gang that runs, the next to end first."""
+        """Yield (end, GPUs) of every running gang, the next to end first."""
         ahead = self._events.copy()
         while ahead:
             end_ms, kind, number = heappop(ahead)
@@ -351,7 +356,7 @@ class Engine:
                 yield end_ms, self.gangs[number].gpus
 
     def _reclaim(self) -> None:
-        """Let queues that stay within their share even with a gang take it back from those above theirs."""
+        """Let queues that stay within their share even with a gang take GPUs back from those above theirs."""
         rules, tree, shares = self.rules, self.tree, self._shares  # nothing below changes what is asked for
         again_ms, reclaimed = NEVER, False
         for q in self._claimants(shares):
@@ -383,8 +388,9 @@ class Engine:
             self.wake(again_ms)
 
     def _claimants(self, shares: Sequence[float]) -> list[int]:
-        """The queues with a gang with which they stay within their share, in order; all that wait where those that lose
-        jobs in this cycle count too."""
+        """Return the queues with a gang with which they stay within their share, in order; all waiting queues if those
+        that lose jobs in this cycle count too.
+        """
         held, settle = self.tree.held, self.rules.settle
         found = [
             q for q, line in enumerate(self.lines) if held[q] + line.smallest <= shares[q] or (settle and line.gangs)
@@ -392,12 +398,14 @@ class Engine:
         return sorted(found, key=lambda q: self.order(q, 0)) if len(found) > 1 else found
 
     def _room(self, gang: Gang) -> tuple[Flavour, list[Gang]] | None:
-        """Where it can start without victims."""
+        """Return where it can start without victims."""
         flavour = self.placement.fitting(gang)
         return None if flavour is None else (flavour, [])
 
     def _debtors(self, reclaimer: int, shares: Sequence[float]) -> tuple[list[Debtor], int]:
-        """Queues that may lose something, with what may be stopped, and when the next protected gang may be."""
+        """Return queues that may lose something, with the gangs that may be stopped, and when the next protected gang
+        may be.
+        """
         debtors: list[Debtor] = []
         soonest_ms = NEVER
         for q in self.tree.leaves:
@@ -418,8 +426,9 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Debtor:
-    """A leaf queue that may have to give back. levels: the queues that have to agree, see `QueueTree.levels`. gangs:
-    what runs in it, newest last."""
+    """A leaf queue that may have to give back. levels: the queues that must agree, see `QueueTree.levels`. gangs: those
+    that run in it, newest last.
+    """
 
     levels: tuple[int, ...]
     gangs: Reversible[Gang]
@@ -428,9 +437,10 @@ class Debtor:
 def choose(
     gang: Gang, placement: Placement, debtors: Sequence[Debtor], tree: QueueTree, shares: Sequence[float], by_ms: int
 ) -> tuple[Flavour, list[Gang]] | None:
-    """The flavour to run on and the gangs to stop, with as few GPUs as possible; None where nothing helps.
+    """Return the flavour to run on and the gangs to stop, with as few GPUs as possible; None if nothing helps.
 
-    by_ms: gangs that started later are left alone."""
+    by_ms: gangs that started later are not stopped.
+    """
     best: tuple[int, int, Flavour, list[Gang]] | None = None
     for order, flavour in enumerate(gang.flavours):
         missing = gang.gpus - placement.free(flavour)
@@ -451,8 +461,9 @@ def collect(
     shares: Sequence[float],
     by_ms: int,
 ) -> list[Gang]:
-    """The gangs to stop for `missing` GPUs of a flavour; none where it is not enough, or where the gang's queue or one
-    above it would then be fuller than those it takes from."""
+    """Return the gangs to stop for `missing` GPUs of a flavour; empty if they do not suffice, or if the gang's queue or
+    one above it would then be fuller than those it takes from.
+    """
     held = list(tree.held)
     rows = [_Row(debtor.levels, _stoppable(debtor.gangs, flavour, by_ms)) for debtor in debtors]
     victims: list[Gang] = []
@@ -489,7 +500,7 @@ class _Row:
     over: tuple[float, ...] = ()
 
     def look(self, held: Sequence[int], tree: QueueTree, shares: Sequence[float]) -> bool:
-        """Whether it is still above its share where the queues are compared, and has a gang to give."""
+        """Return whether it is still above its share where the queues are compared, and has a gang to give."""
         if not tree.above_share(self.levels[0], held, shares):
             return False
         while self.newest is None or any(held[q] - self.newest.gpus < tree.deserved[q] for q in self.levels):
@@ -505,7 +516,7 @@ def _fullness(held: float, share: float) -> float:
 
 
 def _fair(gang: Gang, victims: Sequence[Gang], held: Sequence[int], tree: QueueTree, shares: Sequence[float]) -> bool:
-    """Whether the gang's queue, and each above it, ends up no fuller than its siblings that give."""
+    """Return whether the gang's queue, and each above it, ends up no fuller than its siblings that give."""
     giving = {q for victim in victims for q in tree.path(victim.queue)}
     for mine in tree.path(gang.queue):
         full = _fullness(held[mine] + gang.gpus, shares[mine])
@@ -519,7 +530,7 @@ def _fair(gang: Gang, victims: Sequence[Gang], held: Sequence[int], tree: QueueT
 
 
 def _without_surplus(victims: Sequence[Gang], surplus: int) -> list[Gang]:
-    """Spare the gangs that are not needed, those first that would lose most: the longest running."""
+    """Remove victims that are not needed, the longest running first, because they would lose most."""
     kept = list(victims)
     for victim in sorted(victims, key=lambda victim: (victim.start_ms, victim.name, victim.number)):
         if victim.gpus <= surplus:
@@ -530,14 +541,15 @@ def _without_surplus(victims: Sequence[Gang], surplus: int) -> list[Gang]:
 
 @dataclass(slots=True)
 class Reservation:
-    """When the first in line can start, and the GPUs that are left over then. Changed as others start."""
+    """When the first gang in line can start, and the GPUs that are left over then. It changes as others start."""
 
     at_ms: int
     spare: int
 
     def admits(self, gpus: int, end_ms: int) -> bool:
-        """Whether a gang that would hold its GPUs until `end_ms` leaves the reservation where it is; it then counts
-        as started."""
+        """Return whether a gang that would hold its GPUs until `end_ms` keeps the reservation; it then counts as
+        started.
+        """
         if end_ms <= self.at_ms:
             return True
         if gpus > self.spare:
@@ -547,8 +559,9 @@ class Reservation:
 
 
 def reserve(gpus: int, free: int, ends: Iterable[tuple[int, int]]) -> Reservation:
-    """For a gang that does not fit `free` GPUs. ends: (end, GPUs) of all that runs, the next to end first; all of it
-    together with `free` is no less than the gang."""
+    """Reserve for a gang that does not fit into `free` GPUs. ends: (end, GPUs) of all running gangs, the next to end
+    first; together with `free` they must suffice.
+    """
     at_ms, coming = 0, iter(ends)
     while free < gpus:
         at_ms, freed = next(coming)
@@ -569,7 +582,7 @@ class ClusterSimulation(Engine):
         outages: Sequence[Outage] = (),
         rules: Rules | None = None,
     ) -> None:
-        """Raises ValueError for names that stand twice, DivisionError for an impossible queue tree."""
+        """Raises ValueError for duplicate names, DivisionError for an invalid queue tree."""
         divide(DivisionProblem("check", 0.0, 0.0, tuple(queues)))
         tree = QueueTree(sorted(queues, key=attrgetter("name")))
         self.nodes = NodePlacement(nodes)
@@ -601,13 +614,13 @@ class ClusterSimulation(Engine):
         super().__init__(gangs, tree, self.nodes, rules or Rules(), outages, others)
 
     def events_until(self, at_ms: int) -> list[Event]:
-        """Everything that happens up to and including `at_ms`, in order."""
+        """Return everything that happens up to and including `at_ms`, in order."""
         self._report = []
         self.run_until(at_ms)
         return self._report
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Over-quota weights in force from the next cycle on. Raises KeyError, ValueError."""
+        """Set over-quota weights from the next cycle on. Raises KeyError, ValueError."""
         before = list(self.tree.weights)
         for name, weight in weights.items():
             if not weight >= 0:
@@ -618,12 +631,12 @@ class ClusterSimulation(Engine):
             self.wake(self.now_ms + 1)
 
     def queue_states(self) -> dict[str, QueueState]:
-        """What each queue holds, asks for and is due, now."""
+        """Return what each queue holds, requests and is due now."""
         return self.tree.states(self.shares())
 
     @property
     def outcomes(self) -> dict[str, Outcome]:
-        """What became of each job, by id."""
+        """Return the outcome of each job, by id."""
         found = {job.id: Outcome(job, rejected=True) for job in self._rejected}
         for job, gang in zip(self._jobs, self.gangs, strict=True):
             found[job.id] = Outcome(
@@ -758,7 +771,7 @@ class _PoolReplay(Engine):
         return [0.0] * len(tree.claims)
 
     def _request(self, gang: Gang, gpus: int) -> None:
-        """A fluid share changes only where the request bounds it, before or after."""
+        """A fluid share changes only if the request limits it, before or after."""
         q, asked, shares = gang.queue, self.tree.asked, self._shares
         bound = asked[q] <= shares[q]
         self.tree.request(q, gpus)
@@ -766,8 +779,9 @@ class _PoolReplay(Engine):
             self.divide_again()
 
     def order(self, line: int, gpus: int) -> Key:
-        """Within the share, within the quota, then by how full the share would be. A gang larger than its queue's whole
-        share says nothing about who is further behind. Without shares by rank."""
+        """Within the share, within the quota, then by how full the share would be. For a gang larger than its queue's
+        whole share, this does not show which queue is further behind. Without shares, by rank.
+        """
         if not self.rules.reclaim:
             return (self.rank[line], line)
         held, share, deserved = self.tree.held[line], self._shares[line], self.tree.deserved[line]
@@ -776,7 +790,7 @@ class _PoolReplay(Engine):
         return (held > share, with_gang > deserved, with_gang / due if gpus <= due and due > 0.0 else inf, line)
 
     def view(self) -> ControllerView:
-        """What a controller sees now."""
+        """Return what a controller sees now."""
         return ControllerView(
             self.now_ms // MS_PER_SECOND,
             self._pool.capacity,
@@ -792,7 +806,7 @@ class _PoolReplay(Engine):
         return [used // MS_PER_SECOND for used in self.tree.used_ms(self.now_ms if until_ms is None else until_ms)]
 
     def backlog(self) -> tuple[array[int], array[int]]:
-        """Every job that waits or runs, and the seconds that it has left."""
+        """Return every job that waits or runs, and the seconds of work left."""
         gangs = [gang for line in self.lines for gang in line.gangs]
         gangs += [gang for running in self.running for gang in running.values()]
         gangs.sort(key=_NUMBER)
@@ -800,7 +814,7 @@ class _PoolReplay(Engine):
         return array("q", [gang.number for gang in gangs]), array("q", left)
 
     def close(self, record: Record) -> Record:
-        """With what became of each job."""
+        """Add the outcome of each job to the record."""
         gangs = self.gangs
         record.started_s = [gang.first_start_ms // MS_PER_SECOND if gang.attempt else -1 for gang in gangs]
         record.finished_s = [gang.finish_ms // MS_PER_SECOND if gang.finish_ms >= 0 else -1 for gang in gangs]

@@ -50,18 +50,19 @@ Ints = npt.NDArray[np.int64]
 
 WEEK_S = 7 * 86_400
 AHEAD_H = (24, 60, 96, 132)
-"""Hours until the ends of the weeks that the oracle has in mind."""
+"""Hours until the ends of the weeks that the oracle considers."""
 
 
 class Karma:
-    """A queue that lends what it does not need earns a credit per GPU and quantum; who borrows pays one; most credits
-    first.
+    """A queue that lends unused GPUs earns a credit per GPU and quantum; a queue that borrows pays one; the queue with
+    most credits goes first.
 
-    Of every fair share a part is guaranteed, the rest can be borrowed by all, and its worth comes as free credits.
-    With unequal shares a GPU costs a queue 1 / (n · share), so that all earn the same for nothing; this weighting is
-    our own reading. Quantum: a control period.
+    A part of every fair share is guaranteed; all queues can borrow the rest, and its value comes as free credits. With
+    unequal shares a GPU costs a queue 1 / (n · share), so that all earn the same without use; this weighting is not
+    part of the paper. Quantum: a control period.
 
-    Source: Vuppalapati et al., "Karma: Resource Allocation for Dynamic Demands", OSDI 2023."""
+    Source: Vuppalapati et al., "Karma: Resource Allocation for Dynamic Demands", OSDI 2023.
+    """
 
     def __init__(self, capacity: int, share: Sequence[float], guaranteed: float = 0.5) -> None:
         self._fair = [part * capacity for part in share]
@@ -129,11 +130,12 @@ class StatefulDrf:
 
 
 class Oracle:
-    """Knows every job that will come and how long it runs: weights by what each queue is still due in the weeks to
-    which this moment belongs, some of them just begun, some nearly over. No controller can do that; it shows how near
-    one comes.
+    """Knows every future job and its run time, and sets weights by what each queue is still due in the weeks that
+    contain this moment, some just begun, some nearly over. No controller can know this; the oracle shows how well one
+    could do.
 
-    Due in a week is `fill` of all that it delivers by share, none above what it used and could still use."""
+    The amount due in a week is `fill` of all that is delivered, by share, up to what a queue used and could still use.
+    """
 
     def __init__(
         self, workload: Workload, capacity: int, share: Sequence[float], ahead_h: Sequence[int] = AHEAD_H
@@ -163,7 +165,7 @@ class Oracle:
         return [max(low, rate / len(self._ahead_s)) for low, rate in zip(least, rates.tolist(), strict=True)]
 
     def _to_come(self, now_s: int, ahead_s: int) -> Floats:
-        """GPU-seconds per queue that jobs to be submitted could use within the time."""
+        """Return the GPU-seconds per queue that jobs to be submitted could use within the time."""
         end_s = now_s + ahead_s
         jobs = slice(self._come, int(np.searchsorted(self._submit, end_s, side="right")))
         return self._work(jobs, np.minimum(self._duration[jobs], end_s - self._submit[jobs]))
@@ -184,7 +186,7 @@ class Usage:
         self._slices: deque[tuple[int, list[float]]] = deque()
 
     def at(self, view: ControllerView) -> tuple[list[float], float]:
-        """(per queue, of the capacity), including what was used since the last call."""
+        """Return (per queue, of the capacity), including what was used since the last call."""
         span = view.now_s - self._last_s
         now = [*view.used, self._last[-1] + view.capacity * span]
         fresh: list[float] = list(map(sub, now, self._last))
@@ -205,7 +207,7 @@ class Usage:
 
 
 class Feedback:
-    """A policy's law over flat queues, asked once a control period. Lists by queue, in the policy's order."""
+    """A policy's law over flat queues, called once per control period. Lists by queue, in the policy's order."""
 
     def __init__(self, policy: Policy, targets: Mapping[str, float]) -> None:
         """targets: part of the pool of every queue by quota and weight
@@ -250,7 +252,7 @@ class Feedback:
         return in_force
 
     def _jump(self, in_force: list[float], names: Sequence[str], values: Sequence[float]) -> None:
-        """`_pace` where nothing holds a weight back."""
+        """Do the same as `_pace` if nothing limits a weight's change."""
         places = self._places
         for name, wanted in zip(names, values, strict=True):
             q = places[name]
@@ -260,7 +262,7 @@ class Feedback:
     def _pace(
         self, in_force: list[float], names: Sequence[str], values: Sequence[float], now_ms: int, *, turn: bool
     ) -> None:
-        """Weights from these as far towards what is wanted as one cycle may go; a turn is there at once."""
+        """Move the weights towards the wanted ones as far as one cycle may go; a turn takes effect at once."""
         places, changed_ms, direction, bounds = self._places, self._changed_ms, self._direction, self._policy.bounds
         for name, wanted in zip(names, values, strict=True):
             q = places[name]
@@ -277,21 +279,22 @@ NAMES = (
     "kai-2", "kai-5", "kai-1-24h", "multifactor", "fairtree", "karma", "sdrf", "deficit", "oracle",
 )  # fmt: skip
 LAWS = ("static", "kai-1", "kai-5", "kai-1-24h", "multifactor", "fairtree", "deficit")
-"""The ones that publish weights, as far as a quick comparison goes."""
+"""The laws that publish weights, for a quick comparison."""
 FREE = Bounds(min_multiplier=1e-4, max_multiplier=1e4, max_step=1e9, deadband=0.0)
-"""Baselines move as far and as fast as their formula says."""
+"""Bounds of the baselines, which change as far and as fast as their formula says."""
 DEFAULT = Bounds(min_multiplier=0.1, max_multiplier=8.0, max_step=0.5, deadband=0.0)
-"""What the default law runs under: the controller's usual step, its own quiet zone as deadband."""
+"""Bounds of the default law: the controller's usual step, and its own quiet zone instead of a deadband."""
 _KAI = re.compile(r"kai-(\d+(?:\.\d+)?)(?:-(\d+[a-z]+))?")
 _ORDER_HALF_LIFE_S = 7 * 86_400
 _LINE_DEPTH = 256
-"""How far one line for all is looked through for backfilling; Slurm's default is of this order."""
+"""How far a single line for all queues is searched for backfilling; Slurm's default is similar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A cluster for a workload. share: of each queue, > 0, in the workload's order, adding up to 1.
-    guaranteed: part of its share that is a deserved quota."""
+    """A cluster for a workload. share: of each queue, > 0, in the workload's order, adding up to 1. guaranteed: the
+    part of its share that is a deserved quota.
+    """
 
     capacity: int
     share: Sequence[float]
@@ -303,7 +306,7 @@ class Setup:
 
 
 def unknown(name: str) -> bool:
-    """Whether nothing goes by this name."""
+    """Return whether no policy has this name."""
     return name not in NAMES and not _KAI.fullmatch(name)
 
 
@@ -350,7 +353,7 @@ def run(
 
 
 def law_policy(name: str, queues: Sequence[str], setup: Setup, settings: DeficitPolicy | None = None) -> Policy:
-    """The policy file that a feedback law of this name stands for."""
+    """Return the policy file of a feedback law with this name."""
     members = tuple(
         QueuePolicy(name=queue, weight=part, deserved=setup.guaranteed * part * setup.capacity)
         for queue, part in zip(queues, setup.share, strict=True)
@@ -368,7 +371,7 @@ def law_policy(name: str, queues: Sequence[str], setup: Setup, settings: Deficit
 
 
 def _ranking(name: str, setup: Setup) -> Ranking:
-    """Queues by what they used, decayed with a week's half-life, against their share."""
+    """Order queues by what they used, decayed with a week's half-life, against their share."""
     queues = len(setup.share)
     usage = Usage(queues, 3 * _ORDER_HALF_LIFE_S, _ORDER_HALF_LIFE_S)
     waited: list[int] = [0] * queues

@@ -1,8 +1,7 @@
 """Defines clusters, jobs, events and results of a simulation, as objects and as columns.
 
-A slot is what one member of a gang holds: a whole GPU, one MIG instance, or one replica of a
-time-sliced GPU. Slots of one shape, model and pool are interchangeable but for their place.
-Frozen data only.
+A slot is what one member of a gang holds: a whole GPU, one MIG instance, or one replica of a time-sliced GPU. Slots of
+one shape, model and pool are interchangeable except for their place. All data is frozen.
 """
 
 from __future__ import annotations
@@ -57,9 +56,10 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A span in which a node, or one GPU, cannot be used; `end_ms` None: for good.
+    """A span in which a node, or one GPU, cannot be used; `end_ms` None: it does not end.
 
-    Its jobs stop at `start_ms` as after a crash: they keep what they checkpointed."""
+    Its jobs stop at `start_ms` as after a crash: they keep what they checkpointed.
+    """
 
     target: Literal["node", "gpu"]
     name: str
@@ -135,8 +135,9 @@ class Rules:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one job. None: has not happened. lost_gpu_ms: work done and lost by stops,
-    restarts included. evictions: stops by reclaim; crashes: stops by outages."""
+    """The result of one job. None: has not happened. lost_gpu_ms: work done and lost by stops, restarts included.
+    evictions: stops by reclaim; crashes: stops by outages.
+    """
 
     job: Job
     first_start_ms: int | None = None
@@ -202,7 +203,7 @@ class Workload:
 
     @property
     def gpu_hours(self) -> float:
-        """All work offered."""
+        """Return all offered work."""
         return sum(g * d for g, d in zip(self.gpus, self.duration_s, strict=True)) / 3600
 
     def between(self, start_s: int, end_s: int) -> Workload:
@@ -218,7 +219,7 @@ class Workload:
         )
 
     def fitting(self, capacity: int) -> Workload:
-        """Without the gangs that are larger than the cluster; they are counted."""
+        """Return the workload without gangs that are larger than the cluster; they are counted."""
         kept = [i for i, gang in enumerate(self.gpus) if gang <= capacity]
         if len(kept) == len(self.gpus):
             return self
@@ -233,7 +234,9 @@ class Workload:
 
 
 def columns(jobs: Iterable[Job], queues: Sequence[str]) -> Workload:
-    """Jobs of these queues; of others they are left out and counted. Part seconds of a run count whole."""
+    """Return the workload of these queues; jobs of other queues are left out and counted. Part seconds of a run count
+    as whole ones.
+    """
     index = {name: i for i, name in enumerate(queues)}
     ordered = sorted(jobs, key=lambda job: (job.submit_ms, job.id))
     kept = [job for job in ordered if job.queue in index]
@@ -248,7 +251,7 @@ def columns(jobs: Iterable[Job], queues: Sequence[str]) -> Workload:
 
 
 def capacity_for(workload: Workload, hours: float, load: float) -> int:
-    """GPUs at which the offered work is `load` times what they can do in `hours`; a multiple of 8."""
+    """Return the GPUs at which the offered work is `load` times what they can do in `hours`; a multiple of 8."""
     return max(8, round(workload.gpu_hours / (hours * load) / 8) * 8)
 
 
@@ -259,8 +262,9 @@ SNAPSHOT_S = 6 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The cluster and how it is shared. deserved, weights, limits: per queue, in the workload's order; a limit of None
-    is none. rules: the scheduler's; its cycle is the replay's tick, and a reclaim settles at the next event."""
+    """The cluster and its shares. deserved, weights, limits: per queue, in the workload's order; a limit of None means
+    no limit. rules: the scheduler's; its cycle is the replay's tick, and a reclaim settles at the next event.
+    """
 
     capacity: int
     deserved: Sequence[float]
@@ -284,7 +288,7 @@ class ControllerView:
 
 
 class SimulatedController(Protocol):
-    """A policy in the loop."""
+    """A policy that sets weights during the replay."""
 
     def __call__(self, view: ControllerView) -> Sequence[float] | None:
         """Weights from now on; None leaves them."""
@@ -299,8 +303,9 @@ Ranking = Callable[[ControllerView], Sequence[float]]
 
 @dataclass(slots=True)
 class Record:
-    """What happened. used[t], weights[t]: per control period. backlog: per snapshot, every job submitted and not
-    finished and the seconds of work that it has left, in step. Times -1 where it did not come to it."""
+    """The result of a replay. used[t], weights[t]: per control period. backlog: per snapshot, every job submitted and
+    not finished, with its seconds of work left. Times are -1 for events that did not happen.
+    """
 
     workload: Workload
     pool: Pool

@@ -1,9 +1,9 @@
-"""Maps the policy to KAI-Scheduler's Queue objects, and says where weights cannot act.
+"""Maps the policy to KAI-Scheduler's Queue objects, and reports when weights have no effect.
 
-Mode `weight` writes exactly one field, `spec.resources.gpu.overQuotaWeight`, beside our annotations; KAI's
-own history (kValue with a usage database) must then be off, else the same usage counts twice. Mode `usage`
-writes none: KAI reads its history from the accountant, and weights stay the operator's. `Effective` says
-where the one or the other cannot act. Never both.
+Mode `weight` writes exactly one field, `spec.resources.gpu.overQuotaWeight`, and annotations; KAI's own history (kValue
+with a usage database) must then be off, because otherwise the same usage counts twice. Mode `usage` writes none: KAI
+reads its history from the accountant, and weights stay as the operator set them. The condition `Effective` reports a
+wrong configuration.
 
 Source: kai-scheduler/KAI-Scheduler, scheduling.run.ai/v2 Queue, scheduling.run.ai/v2alpha2 PodGroup and
 kai.scheduler/v1 SchedulingShard, commit d5bc503a.
@@ -44,18 +44,18 @@ CONFIG = Kind("kai.scheduler/v1", "Config", "configs")
 KINDS = (QUEUE, SHARD, POD_GROUP, CONFIG)
 CONFIG_NAME = "kai-config"
 POOL_LABEL = "kai.scheduler/node-pool"
-"""Unless `spec.global.nodePoolLabelKey` of KAI's Config names another."""
+"""The label of node pools, unless `spec.global.nodePoolLabelKey` of KAI's Config names another."""
 _NAMESPACE = "kai-scheduler"
 DEFAULT_K = 1.0
-"""What KAI takes for an absent kValue."""
+"""KAI's value for a missing kValue."""
 PREFIX = "kai"
 CLAIMED = "gpu.nvidia.com"
-"""DeviceClass of NVIDIA's driver for whole GPUs: under it KAI notes what pods have claimed."""
+"""DeviceClass of NVIDIA's driver for whole GPUs, under which KAI records claimed GPUs."""
 _FIRST_NOT_PREEMPTIBLE = 100
 _RECLAIMED = re.compile(r"was preempted by workload ([^/\s]+)/(\S+)\.(?=\s|$)")
-"""KAI's words for reclaim; preemption within a queue speaks of a *higher priority* workload."""
+"""KAI's words for reclaim; for preemption within a queue it writes of a *higher priority* workload."""
 _DEFAULT_PRIORITY = 50
-"""KAI's, where the PodGroup's class is not there and no class is the global default."""
+"""KAI's priority if the PodGroup's class does not exist and no class is the global default."""
 _PRIORITIES = {"train": 50, "build-preemptible": 75, "build": 100, "inference": 125}
 """KAI's own PriorityClasses, for a controller that may not read any."""
 _AGGREGATED = re.compile(r"^(?:max|min|sum|avg)\s*(?:(?:by|without)\s*\([^)]*\)\s*)?(?=\()")
@@ -73,7 +73,7 @@ _METRICS = {
         ("Capacity", f'sum(kube_node_status_capacity{{resource="{capacity}"}})'),
     )
 }
-"""What KAI asks for unless `extraParams` say otherwise: all that the accountant's endpoint answers."""
+"""The metrics that KAI queries unless `extraParams` name others; the accountant's endpoint answers only these."""
 
 
 class KaiAdapter(Adapter):
@@ -98,7 +98,7 @@ class KaiAdapter(Adapter):
         return policy.targets.kai.mode == "weight"
 
     def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
-        """Queues of the policy with their KAI Queue. Queues that no ref names are left alone."""
+        """Return the queues of the policy with their KAI Queues. Queues that no ref names are ignored."""
         owner = owners(policy, PREFIX)
         found = match(seen.get(QUEUE, ()), owner, lambda obj: f"{PREFIX}:{obj['metadata']['name']}", "KAI queue")
         queues = read_queues(found, lambda _name, obj: read_queue(obj))
@@ -128,7 +128,7 @@ class KaiAdapter(Adapter):
 
 
 def read_queue(obj: Object) -> tuple[TargetQueue, Standing] | Issue:
-    """One Queue object. Unset quantities of its status are zero: nothing runs, nothing waits."""
+    """Read one Queue object. Missing quantities of its status are zero: nothing runs, nothing waits."""
     name = obj["metadata"]["name"]
     gpu = look(obj, ("spec", "resources", "gpu")) or {}
     weight = gpu.get("overQuotaWeight")
@@ -147,13 +147,17 @@ def read_queue(obj: Object) -> tuple[TargetQueue, Standing] | Issue:
 
 
 def _gpus(amounts: object) -> float:
-    """GPUs in an amount as KAI notes it: whole ones, MIG instances, and those of ResourceClaims under their class."""
+    """Return the GPUs in an amount of KAI's: whole ones, MIG instances, and those of ResourceClaims under
+    their class.
+    """
     claimed = amounts.get(CLAIMED) if isinstance(amounts, Mapping) else None
     return gpus(amounts) + (quantity(claimed) or 0.0)
 
 
 def effective(shards: Sequence[Object]) -> Condition:
-    """Whether our weights are the only history KAI sees. Without a usage database it sees none, whatever k is."""
+    """Return whether gputally's weights are KAI's only history. Without a usage database KAI has no history, whatever k
+    is.
+    """
     faults: list[str] = []
     lines: list[str] = []
     for shard in shards:
@@ -170,8 +174,9 @@ def effective(shards: Sequence[Object]) -> Condition:
 
 
 def usage_read(shards: Sequence[Object], endpoint: str | None = None, config: Object | None = None) -> Condition:
-    """Mode `usage`: whether KAI reads history at all, and from `endpoint` where the policy says which. config: KAI's
-    own Config, by which its operator fills in an address that a shard leaves out; None: not to be read."""
+    """In mode `usage`, return whether KAI reads history, and from `endpoint` if the policy names one. config: KAI's own
+    Config, from which its operator fills in a missing address; None if it cannot be read.
+    """
     faults: list[str] = []
     unknown: list[str] = []
     lines: list[str] = []
@@ -225,9 +230,11 @@ def usage_read(shards: Sequence[Object], endpoint: str | None = None, config: Ob
 
 
 def _address(database: Mapping[str, Any], config: Object | None) -> tuple[str | None, str]:
-    """Where a shard's scheduler asks for usage, and whence it has the address; None where that cannot be read, and why.
+    """Return where a shard's scheduler queries usage, and the source of the address; None and the reason if it cannot
+    be read.
 
-    Source: KAI pkg/operator/operands/scheduler/resources_for_shard.go, getUsageDBConfig."""
+    Source: KAI pkg/operator/operands/scheduler/resources_for_shard.go, getUsageDBConfig.
+    """
     variable = database.get("connectionStringEnvVar")
     if place := str(database.get("connectionString") or "").rstrip("/"):
         return ("", f" ({variable} is set too, which KAI refuses)") if variable else (place, "")
@@ -245,21 +252,22 @@ def _address(database: Mapping[str, Any], config: Object | None) -> tuple[str | 
 
 
 def _patch_line(shard: Object, spec: Mapping[str, Any]) -> str:
-    """The command that writes it. KAI's operator restarts the scheduler of the shard then."""
+    """Return the command that writes the spec. KAI's operator then restarts the scheduler of the shard."""
     change = json.dumps({"spec": spec}, separators=(",", ":"))
     return f"kubectl patch schedulingshard {shard['metadata']['name']} --type merge -p '{change}'"
 
 
 def _k_change(shard: Object, k: int) -> Mapping[str, Any]:
-    """Where the shard's k is read: a number in its spec, text among the plugin's arguments."""
+    """Return the change that sets the shard's k: a number in its spec, text among the plugin's arguments."""
     if _arguments(shard) is None:
         return {"kValue": k}
     return {"plugins": {"proportion": {"arguments": {"kValue": str(k)}}}}
 
 
 def _own_metrics(shard: str, extra: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
-    """Expressions of the shard's own that the accountant's endpoint does not answer, and those it may not; then
-    their keys. It answers KAI's own metrics, in aggregations too, and a capacity that is selected by `resource`."""
+    """Return expressions of the shard that the accountant's endpoint does not answer, those it may not answer, and
+    their keys. It answers KAI's own metrics, in aggregations too, and a capacity selected by `resource`.
+    """
     wrong: list[str] = []
     odd: list[str] = []
     keys: list[str] = []
@@ -278,7 +286,7 @@ def _own_metrics(shard: str, extra: Mapping[str, Any]) -> tuple[list[str], list[
 
 
 def usage_url(shard: Object, endpoint: str, shards: int) -> str:
-    """Where a shard asks for usage: of its own nodes, where there are several shards."""
+    """Return where a shard queries usage: of its own nodes, if there are several shards."""
     base = endpoint.rstrip("/")
     if shards < 2:
         return base
@@ -287,9 +295,10 @@ def usage_url(shard: Object, endpoint: str, shards: int) -> str:
 
 
 def shard_advice(policy: Policy, endpoint: str) -> dict[str, Any]:
-    """The part of a SchedulingShard's `spec` that goes with the policy. endpoint: where KAI asks for usage.
+    """Return the part of a SchedulingShard's `spec` that matches the policy. endpoint: where KAI queries usage.
 
-    Changing a shard restarts KAI's scheduler. The window is the accountant's in both modes."""
+    Changing a shard restarts KAI's scheduler. The window is the accountant's in both modes.
+    """
     if policy.targets.kai.mode != "usage":
         return {"kValue": 0}
     window = policy.window
@@ -303,15 +312,16 @@ def shard_advice(policy: Policy, endpoint: str) -> dict[str, Any]:
 
 
 def _arguments(shard: Object) -> Mapping[str, Any] | None:
-    """The proportion plugin's own arguments: where they are set at all, even empty, only they count."""
+    """Return the proportion plugin's own arguments; if they are set, even empty, only they count."""
     found = look(shard, ("spec", "plugins", "proportion", "arguments"))
     return found if isinstance(found, Mapping) else None
 
 
 def _stated_k(shard: Object) -> object:
-    """kValue as KAI's scheduler gets it; None where it gets none.
+    """Return kValue as KAI's scheduler gets it; None if it gets none.
 
-    Source: KAI pkg/apis/kai/v1/schedulingshard_types.go: a plugin's arguments replace the defaults."""
+    Source: KAI pkg/apis/kai/v1/schedulingshard_types.go: a plugin's arguments replace the defaults.
+    """
     arguments = _arguments(shard)
     return look(shard, ("spec", "kValue")) if arguments is None else arguments.get("kValue")
 
@@ -328,7 +338,7 @@ def _said_k(shard: Object, stated: object, k: float) -> str:
 
 
 def _k(stated: object) -> float:
-    """The kValue as KAI reads it: unparsable is the default, negative is 0, and NaN stays what it is."""
+    """Return the kValue as KAI reads it: an invalid one is the default, a negative one is 0, and NaN stays NaN."""
     try:
         k = DEFAULT_K if stated is None else float(str(stated))
     except ValueError:
@@ -337,8 +347,9 @@ def _k(stated: object) -> float:
 
 
 def _sized(pods: Sequence[Pod], nodes: Sequence[Object]) -> tuple[Pod, ...]:
-    """Pods that ask for GPU memory, with the part of a GPU that is: of their node's, and while they wait of the
-    smallest in the cluster, as KAI reckons it. Where no node says how large its GPUs are, they stay at 0."""
+    """Return pods that request GPU memory, with the corresponding part of a GPU: of their node's or, while they wait,
+    of the smallest in the cluster, as KAI does. If no node states the size of its GPUs, the part stays 0.
+    """
     memory = {node["metadata"]["name"]: size for node in nodes if (size := _memory(node)) > 0}
     least = min(memory.values(), default=0)
     if not any(pod.memory_mib for pod in pods):
@@ -354,7 +365,9 @@ def _sized(pods: Sequence[Pod], nodes: Sequence[Object]) -> tuple[Pod, ...]:
 def _with_memory(
     policy: Policy, owner: Mapping[str, QueuePolicy], standings: Mapping[str, Standing], pods: Sequence[Pod]
 ) -> dict[str, Standing]:
-    """Pods that wait for GPU memory ask too: the scheduler counts them, the status of its Queues does not."""
+    """Add pods that wait for GPU memory to the requests: the scheduler counts them, the status of its Queues
+    does not.
+    """
     own: dict[str, float] = {}
     for pod in pods:
         if pod.memory_mib > 0 and not pod.node and not pod.gated and pod.ref in owner:
@@ -367,7 +380,7 @@ def _with_memory(
 
 
 def _pool_of(obj: Object, key: str) -> str:
-    """The node pool that a Queue or a node belongs to, by the label `key`; "" for the one without a name."""
+    """Return the node pool of a Queue or a node, from the label `key`; "" for the unnamed pool."""
     return str((look(obj, ("metadata", "labels")) or {}).get(key) or "")
 
 
@@ -383,12 +396,13 @@ def _shards(
     nodes: Sequence[Object],
     pods: Sequence[Pod],
 ) -> tuple[tuple[Shard, ...], list[Issue]]:
-    """What every SchedulingShard divides: its scheduler sees queues and nodes of its node pool alone, and of these
-    nodes no GPU that a pod of another scheduler holds. key: of the label that names a node
-    pool. labels: node pool by queue of the policy. values: node pools of
-    the SchedulingShards; None: not to be read, the cluster is taken as one.
+    """Return what every SchedulingShard divides: its scheduler sees only queues and nodes of its node pool, and no GPU
+    of these nodes that a pod of another scheduler holds. key: of the label that names a node pool. labels: node pool by
+    queue of the policy. values: node pools of the SchedulingShards; None: they cannot be read, and the cluster counts
+    as one.
 
-    Source: KAI pkg/scheduler/plugins/proportion/proportion.go, getNodeResources; pkg/scheduler/cache."""
+    Source: KAI pkg/scheduler/plugins/proportion/proportion.go, getNodeResources; pkg/scheduler/cache.
+    """
     foreign: dict[str, float] = {}
     up = {node["metadata"]["name"] for node in nodes if node_up(node)}
     for pod in pods:
@@ -418,7 +432,9 @@ def _kais(pod: Pod) -> bool:
 
 
 def _places(policy: Policy, labels: Mapping[str, str]) -> Mapping[str, str]:
-    """The node pool of every queue of the policy; one without a Queue is where all below it are, if that is one."""
+    """Return the node pool of every queue of the policy; a queue without a Queue object belongs to the pool of all
+    queues below it, if that is a single one.
+    """
     tree, places = PolicyTree(policy), dict(labels)
     for name in tree.queues:
         pools = {labels[queue.name] for _, queue in tree.downwards(name) if queue.name in labels}
@@ -430,7 +446,7 @@ def _places(policy: Policy, labels: Mapping[str, str]) -> Mapping[str, str]:
 def _bound_to_pools(
     pods: Sequence[Pod], key: str, owner: Mapping[str, QueuePolicy], labels: Mapping[str, str]
 ) -> tuple[Pod, ...]:
-    """Pods with their queue's node pool as a label that their node must have."""
+    """Return pods with their queue's node pool as a required label of their node."""
     return tuple(
         replace(pod, selector=(*pod.selector, (key, labels[queue.name] or None)))
         if (queue := owner.get(pod.ref)) is not None and queue.name in labels
@@ -440,9 +456,10 @@ def _bound_to_pools(
 
 
 def _memory(node: Object) -> int:
-    """MiB of one of a node's GPUs, in whole hundreds; 0 where it does not say.
+    """Return the MiB of one of a node's GPUs, in whole hundreds; 0 if it does not state it.
 
-    Source: KAI pkg/scheduler/api/node_info/node_info.go, getNodeGpuMemory."""
+    Source: KAI pkg/scheduler/api/node_info/node_info.go, getNodeGpuMemory.
+    """
     text = (look(node, ("metadata", "labels")) or {}).get(_MEMORY_LABEL, "")
     size = int(text) if isinstance(text, str) and text.isdecimal() else 0
     size = size if size < _TEBIBYTE_MIB else size // 2**20
@@ -450,10 +467,11 @@ def _memory(node: Object) -> int:
 
 
 def _priority(spec: Mapping[str, Any], classes: Sequence[Object] | None, pods: Sequence[Pod]) -> int:
-    """The priority as KAI reads it: of the PodGroup's class, else the global default, else 50. classes: None: not ours
-    to read.
+    """Return the priority as KAI reads it: of the PodGroup's class, else the global default, else 50. classes: None if
+    they may not be read.
 
-    Source: KAI pkg/scheduler/cache/cluster_info/cluster_info.go, getPodGroupPriority."""
+    Source: KAI pkg/scheduler/cache/cluster_info/cluster_info.go, getPodGroupPriority.
+    """
     name = spec.get("priorityClassName", "")
     if classes is None:
         return _PRIORITIES.get(name, max((pod.priority for pod in pods), default=_DEFAULT_PRIORITY))
@@ -463,7 +481,7 @@ def _priority(spec: Mapping[str, Any], classes: Sequence[Object] | None, pods: S
 
 
 def _preemptible(spec: Mapping[str, Any], priority: int, classes: Sequence[Object] | None) -> bool:
-    """What we do not know to be preemptible is not."""
+    """Return whether it is preemptible; if this is unknown, it is not."""
     stated = spec.get("preemptibility")
     if stated:
         return bool(stated == "preemptible")
@@ -472,10 +490,11 @@ def _preemptible(spec: Mapping[str, Any], priority: int, classes: Sequence[Objec
 
 
 def _core(spec: Mapping[str, Any], pods: Sequence[Pod]) -> tuple[float, tuple[str, ...]]:
-    """GPUs without which a gang of subgroups does not run, and the pods that are never surplus: the oldest of every
-    subgroup, as many as it needs; and those of no subgroup.
+    """Return the GPUs without which a gang of subgroups does not run, and the pods that are never surplus: the oldest
+    of every subgroup, as many as it needs; and those of no subgroup.
 
-    Source: KAI pkg/scheduler/api/podgroup_info/subgroup_info."""
+    Source: KAI pkg/scheduler/api/podgroup_info/subgroup_info.
+    """
     children: dict[str, list[Mapping[str, Any]]] = {}
     for each in spec["subGroups"]:
         children.setdefault(each.get("parent") or "", []).append(each)
@@ -509,7 +528,7 @@ def _gangs(
     pods: Sequence[Pod],
     classes: Sequence[Object] | None,
 ) -> tuple[Gang, ...]:
-    """PodGroups of queues we know. A group whose status says nothing yet is sized by its pods."""
+    """Return the PodGroups of known queues. If a group's status is empty, its pods determine its size."""
     members = by_gang(pods)
     found = []
     for obj in groups:
@@ -553,7 +572,7 @@ def _gangs(
 
 
 def _required_level(spec: Mapping[str, Any]) -> str:
-    """The topology level that the pods of a group, or of one of its subgroups, have to share."""
+    """Return the topology level that the pods of a group, or of one of its subgroups, must share."""
     constraints = [
         spec.get("topologyConstraint"),
         *(each.get("topologyConstraint") for each in spec.get("subGroups") or ()),
@@ -564,7 +583,9 @@ def _required_level(spec: Mapping[str, Any]) -> str:
 def _evictions(
     owner: Mapping[str, QueuePolicy], groups: Sequence[Object], events: Sequence[Object]
 ) -> Iterator[Eviction]:
-    """KAI's Events on the PodGroups of its victims, one per pod, which name the PodGroup they make room for."""
+    """Yield evictions from KAI's Events on the PodGroups of its victims, one per pod, which name the PodGroup that gets
+    the room.
+    """
     queues = {
         (obj["metadata"].get("namespace", ""), obj["metadata"]["name"]): (obj.get("spec") or {}).get("queue")
         for obj in groups
@@ -579,7 +600,7 @@ def _evictions(
 
 
 def _differences(queue: QueuePolicy, obj: Object, owner: Mapping[str, QueuePolicy]) -> list[str]:
-    """Where the Queue says something else than the policy. We report it and write none of it."""
+    """Return where the Queue differs from the policy. Differences are reported, never written."""
     spec = obj.get("spec") or {}
     gpu = look(spec, ("resources", "gpu")) or {}
     parent = owner.get(f"{PREFIX}:{spec.get('parentQueue') or ''}")

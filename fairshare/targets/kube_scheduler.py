@@ -1,8 +1,8 @@
 """Maps the policy to pods of the default kube-scheduler.
 
-Pods say by the label `gputally.dev/queue` where they belong; `policy:NAME` refers to that label. Shares come
-from the same laws as everywhere; they act through the extender (`fairshare.controller.kube_scheduler_extender`),
-which the scheduler's own configuration has to name.
+The label `gputally.dev/queue` states a pod's queue; `policy:NAME` refers to that label. Shares come from the same laws
+as for other targets and take effect through the extender (`fairshare.controller.kube_scheduler_extender`), which the
+scheduler's own configuration must name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME = "kube-scheduler"
 
 
 class KubeSchedulerAdapter(Adapter):
-    """The adapter for the default scheduler: all reading, no writing."""
+    """The adapter for the default scheduler. It only reads."""
 
     name = NAME
     prefixes = (LABELLED,)
@@ -49,7 +49,9 @@ class KubeSchedulerAdapter(Adapter):
 
 
 def _evictions(policy: Policy, events: Sequence[Object], pods: Sequence[Pod]) -> Iterator[Eviction]:
-    """The scheduler's Events on its victims, which name the pod they make room for (ours of the same reason do not)."""
+    """Yield evictions from the scheduler's Events on its victims, which name the pod that gets the room (gputally's
+    Events with the same reason do not).
+    """
     queue_of, by_uid = queue_namer(policy), {pod.uid: pod for pod in pods}
     for event in events:
         related, regarding = event.get("related") or {}, event.get("regarding") or {}

@@ -68,8 +68,9 @@ _ZERO = re.compile(r"[+-]?(0+(\.0*)?(ns|us|µs|ms|s|m|h)?)*")
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """version: of the document, such as `v1beta2`. fair: weights of ClusterQueues and Cohorts are read. admission:
-    weights of LocalQueues are, where their ClusterQueue asks for it. frozen: as `admission`, but nothing is counted.
-    fault: why the manager does not start with it, "" where nothing is known against it."""
+    weights of LocalQueues are read, if their ClusterQueue enables it. frozen: as `admission`, but nothing is counted.
+    fault: why the manager does not start with it, "" if no fault is known.
+    """
 
     version: str
     fair: bool
@@ -79,7 +80,7 @@ class Configuration:
 
 
 def read_configuration(config_maps: Iterable[Object]) -> Configuration | None:
-    """The first configuration of Kueue in one of these ConfigMaps; None where there is none that can be read."""
+    """Return the first configuration of Kueue in one of these ConfigMaps; None if none can be read."""
     for config_map in config_maps:
         for key, text in sorted((config_map.get("data") or {}).items()):
             try:
@@ -92,14 +93,14 @@ def read_configuration(config_maps: Iterable[Object]) -> Configuration | None:
 
 
 def fair_sharing_lines(version: str) -> str:
-    """What switches fair sharing on, in a configuration of this version."""
+    """Return the lines that switch fair sharing on, in a configuration of this version."""
     if version == "v1beta1":
         return "fairSharing: {enable: true}"
     return f"fairSharing: {{preemptionStrategies: [{_FINAL}, {_INITIAL}]}}"
 
 
 def admission_lines() -> str:
-    """What switches admission fair sharing on, in any version."""
+    """Return the lines that switch admission fair sharing on, in any version."""
     return "admissionFairSharing: {usageHalfLifeTime: 168h, usageSamplingInterval: 5m}"
 
 
@@ -115,7 +116,7 @@ def _configuration(document: Mapping[str, Any]) -> Configuration:
 
 
 def _fair_sharing(version: str, section: object) -> tuple[bool, str]:
-    """Whether weights are read, and why the manager does not start."""
+    """Return whether weights are read, and why the manager does not start."""
     if section is None:
         return False, ""
     if not isinstance(section, Mapping):
@@ -144,11 +145,11 @@ WORKLOADS = tuple(Kind(f"{_GROUP}/{v}", "Workload", "workloads", namespaced=True
 KINDS = (*CLUSTER_QUEUES, *COHORTS, *LOCAL_QUEUES, *WORKLOADS)
 QUEUE_PREFIX, COHORT_PREFIX = "kueue", "kueue-cohort"
 LEAST = 1e-6
-"""The smallest weight Kueue keeps apart from zero with room to spare."""
+"""The smallest weight that Kueue safely distinguishes from zero."""
 UNSET = 1.0
-"""What Kueue takes for a weight that is not set."""
+"""Kueue's value for a weight that is not set."""
 REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"
-"""Annotation of an elastic job's new Workload: namespace/name of the one it takes the place of, once admitted."""
+"""Annotation of an elastic job's new Workload: namespace/name of the Workload that it replaces once admitted."""
 _AFS = "UsageBasedAdmissionFairSharing"
 _WITHIN = "due to prioritization in the ClusterQueue"
 """Words of a preemption that does not take from another ClusterQueue."""
@@ -220,7 +221,9 @@ class KueueAdapter(Adapter):
     def express(
         self, _policy: Policy, weights: Sequence[Weight], observation: Observation, _gpus: float
     ) -> Mapping[str, Value]:
-        """Six decimals, never zero unless the policy says zero; of a LocalQueue under AFS the configured weight."""
+        """Write six decimals, never zero unless the policy says zero; for a LocalQueue under AFS the
+        configured weight.
+        """
         values: dict[str, Value] = {}
         for weight in weights:
             held = observation.held.get(weight.queue)
@@ -238,11 +241,11 @@ class KueueAdapter(Adapter):
 def _evictions(
     gangs: Sequence[Gang], owner: Mapping[str, QueuePolicy], workloads: Sequence[Object]
 ) -> Iterator[Eviction]:
-    """What the condition `Preempted` of each victim says: for which Workload, by uid, and by which path.
+    """Yield evictions from the condition `Preempted` of each victim: for which Workload, by uid, and by which path.
 
-    Once the victim is admitted again the condition is False, and its message still says it; how often it happened is
-    counted in the status, so that none is missed between two looks. Of several since the last look the latest is
-    known."""
+    Once the victim is admitted again, the condition is False and its message still states this. The status counts
+    preemptions, so none between two cycles is missed; of several since the last cycle, the latest is known.
+    """
     queues = {gang.uid: gang.queue for gang in gangs}
     for obj in workloads:
         metadata = obj["metadata"]
@@ -266,7 +269,7 @@ def _evictions(
 
 
 def _preempted(workload: Object) -> int:
-    """How often Kueue has preempted it; 0 where its release does not count."""
+    """Return how often Kueue has preempted it; 0 if its release does not count."""
     counts = look(workload, ("status", "schedulingStats", "evictions")) or ()
     return sum(int(each.get("count") or 0) for each in counts if each.get("reason") == "Preempted")
 
@@ -288,7 +291,7 @@ def _ref(obj: Object) -> str:
 
 
 def _carriers(owner: Mapping[str, QueuePolicy]) -> set[str]:
-    """For each queue, its refs at the highest level: Cohort, ClusterQueue, LocalQueue."""
+    """Return for each queue its refs at the highest level: Cohort, ClusterQueue, LocalQueue."""
     best: dict[str, int] = {}
     for ref, queue in owner.items():
         best[queue.name] = min(best.get(queue.name, 3), _level(ref))
@@ -304,13 +307,13 @@ def _asks_for_history(cluster_queue: Object | None) -> bool:
 
 
 def _keeps_history(obj: Object, kind: Kind, queues: Mapping[str, Object], configuration: Configuration | None) -> bool:
-    """Whether Kueue itself counts what a LocalQueue used; where it cannot be known, it may."""
+    """Return whether Kueue itself counts what a LocalQueue used; True if this is unknown."""
     asks = kind.kind == "LocalQueue" and _asks_for_history(queues.get(obj["spec"].get("clusterQueue", "")))
     return asks and (configuration is None or configuration.admission)
 
 
 def _cohort(obj: Object) -> str:
-    """Name of the Cohort above a ClusterQueue or Cohort, "" where there is none."""
+    """Return the name of the Cohort above a ClusterQueue or Cohort, "" if there is none."""
     spec = obj.get("spec") or {}
     names = ("parentName", "parent") if obj["kind"] == "Cohort" else ("cohortName", "cohort")
     return str(next((spec[name] for name in names if spec.get(name)), ""))
@@ -322,13 +325,13 @@ def _title(obj: Object) -> str:
 
 
 def _own(obj: Object) -> float:
-    """GPUs reserved as the queue's status says; a Cohort's does not say."""
+    """Return the reserved GPUs in the queue's status; a Cohort's status has none."""
     flavors = look(obj, ("status", "flavorsReservation")) or ()
     return fsum(gpus({r["name"]: r.get("total")}) for flavor in flavors for r in flavor.get("resources") or ())
 
 
 def _pool(obj: Object) -> str:
-    """The node of the tree of quotas by which a queue's work is admitted."""
+    """Return the node of the quota tree by which a queue's work is admitted."""
     if obj["kind"] == "LocalQueue":
         return f"ClusterQueue {obj['spec'].get('clusterQueue', '')}"
     return _title(obj)
@@ -337,7 +340,7 @@ def _pool(obj: Object) -> str:
 def _quotas(
     queues: Mapping[str, Object], cohorts: Mapping[str, Object], workloads: Sequence[Object] | None
 ) -> dict[str, Quota]:
-    """Every ClusterQueue that has a quota of GPUs, and the Cohorts above. workloads: None where they cannot be read."""
+    """Return every ClusterQueue with a GPU quota, and the Cohorts above. workloads: None if they cannot be read."""
     used: dict[str, list[float]] = {}
     for obj in workloads or ():
         cluster_queue = look(obj, ("status", "admission", "clusterQueue"))
@@ -354,7 +357,7 @@ def _quotas(
 
 
 def _resources(obj: Object) -> Iterator[Mapping[str, Any]]:
-    """Quotas of a ClusterQueue or Cohort, flavor by flavor, of resources that are GPUs."""
+    """Yield the quotas of a ClusterQueue or Cohort, flavor by flavor, of GPU resources."""
     for group in look(obj, ("spec", "resourceGroups")) or ():
         for flavor in group.get("flavors") or ():
             for resource in flavor.get("resources") or ():
@@ -393,8 +396,9 @@ def _gangs(
     quotas: Mapping[str, Quota],
     pods: Sequence[Pod],
 ) -> tuple[tuple[Gang, ...], tuple[str, ...]]:
-    """Workloads that ask for GPUs, are not finished and not switched off; and which queues keep others waiting, in
-    words: what no queue admits asks for nothing."""
+    """Return Workloads that request GPUs, are not finished and not deactivated; and which queues keep work waiting, in
+    words. Work that no queue admits requests nothing.
+    """
     members = by_gang(pods)
     live = {f"{o['metadata'].get('namespace', '')}/{o['metadata']['name']}": o for o in workloads if not _finished(o)}
     replaced = {
@@ -433,8 +437,9 @@ def _gangs(
 
 
 def _gang(obj: Object, queue: str, pool: str, live: Mapping[str, Object]) -> Gang:
-    """One Workload. What is admitted gets no more, even where it asked for more (partial admission); an elastic job's
-    next Workload asks for what it adds to the one it takes the place of."""
+    """Read one Workload. An admitted Workload gets no more, even if it requested more (partial admission); an elastic
+    job's next Workload requests what it adds to the one it replaces.
+    """
     metadata, spec = obj["metadata"], obj.get("spec") or {}
     sets = spec.get("podSets") or ()
     done = _done(obj)
@@ -478,7 +483,7 @@ Pods = Mapping[str | None, int]
 
 
 def _done(workload: Object) -> Pods:
-    """Pods that have completed: what these held Kueue has given to others."""
+    """Return pods that have completed; Kueue has given their quota to others."""
     done = look(workload, ("status", "reclaimablePods")) or ()
     return {each.get("name"): int(each.get("count") or 0) for each in done}
 
@@ -489,14 +494,15 @@ def _count(pod_set: Mapping[str, Any], which: str = "count") -> int:
 
 
 def _pod_set(pod_set: Mapping[str, Any], count: int, done: Pods) -> float:
-    """GPUs of `count` of its pods, at most those that are not done."""
+    """Return the GPUs of `count` of its pods, at most of those that are not done."""
     left = max(0, _count(pod_set) - done.get(pod_set.get("name"), 0))
     return min(count, left) * request(look(pod_set, ("template", "spec")) or {})
 
 
 def _admitted(workload: Object) -> float:
-    """GPUs that a Workload is admitted for and still holds: of each set as many pods as were admitted, at what a pod
-    asks for. The admission's own figures may be of other resources, into which Kueue transforms GPUs."""
+    """Return the GPUs that a Workload is admitted for and still holds: of each set the admitted number of pods, times a
+    pod's request. The admission's own figures may be of other resources, into which Kueue transforms GPUs.
+    """
     done = _done(workload)
     sets = {each.get("name"): each for each in look(workload, ("spec", "podSets")) or ()}
     held = []
@@ -511,7 +517,9 @@ def _admitted(workload: Object) -> float:
 def _queue_of(
     owner: Mapping[str, QueuePolicy], locals_: Mapping[str, Object], obj: Object
 ) -> tuple[QueuePolicy | None, str]:
-    """The policy's queue by its LocalQueue, else by the ClusterQueue that this leads to, which is the second."""
+    """Return the policy's queue by its LocalQueue, else by that LocalQueue's ClusterQueue, which is the
+    second value.
+    """
     local = _local(obj)
     cluster = look(obj, ("status", "admission", "clusterQueue")) or look(
         locals_.get(local, {}), ("spec", "clusterQueue")
@@ -520,13 +528,13 @@ def _queue_of(
 
 
 def _local(workload: Object) -> str:
-    """The LocalQueue of a Workload, as a ref."""
+    """Return the LocalQueue of a Workload, as a ref."""
     namespace = workload["metadata"].get("namespace", "")
     return f"{QUEUE_PREFIX}:{namespace}/{look(workload, ('spec', 'queueName')) or ''}"
 
 
 def _halt(workload: Object, locals_: Mapping[str, Object], cluster_queue: Object | None) -> str | None:
-    """What keeps it from being admitted, in words, whatever quota there is."""
+    """Describe what prevents its admission, whatever quota there is."""
     for obj in (locals_.get(_local(workload)), cluster_queue):
         if obj is None:
             continue
@@ -546,7 +554,7 @@ def _in_sync(
     quotas: Quotas,
     stopped: Sequence[str],
 ) -> Condition:
-    """Where Kueue's own quotas, limits and Cohorts differ from the policy. A LocalQueue has none."""
+    """Return where Kueue's own quotas, limits and Cohorts differ from the policy. A LocalQueue has none."""
     differing: list[str] = []
     unknown: list[str] = []
     above: dict[str | None, dict[str, list[str]]] = {}
@@ -588,7 +596,7 @@ def _effective(
     carried: Mapping[str, Object],
     queues: Mapping[str, Object],
 ) -> Condition:
-    """Whether Kueue reads our weights: of ClusterQueues and Cohorts, and of LocalQueues, which it reads apart."""
+    """Return whether Kueue reads the weights of ClusterQueues and Cohorts, and separately of LocalQueues."""
     where = policy.targets.kueue.config
     shared = {name: obj for name, obj in carried.items() if obj["kind"] != "LocalQueue"}
     locals_ = [obj for _, obj in sorted(carried.items()) if obj["kind"] == "LocalQueue"]
@@ -604,7 +612,9 @@ def _effective(
 
 
 def _shares(configuration: Configuration | None, queues: Iterable[Object], where: str) -> Condition:
-    """Whether the manager shows shares on every ClusterQueue, or on none. where: its configuration's ConfigMap."""
+    """Return whether the manager shows shares on every ClusterQueue, or on none. where: its configuration's
+    ConfigMap.
+    """
     told = [obj for obj in queues if obj.get("status")]
     on = sum(look(obj, ("status", "fairSharing")) is not None for obj in told)
     advice = _remedy(where, fair_sharing_lines(configuration.version if configuration else "v1beta2"), configuration)
@@ -634,7 +644,7 @@ def _shares(configuration: Configuration | None, queues: Iterable[Object], where
 
 
 def _remedy(where: str, lines: str, configuration: Configuration | None) -> str:
-    """What to write, and where."""
+    """Return what to write, and where."""
     namespace, _, name = where.partition("/")
     version = f" ({configuration.version})" if configuration is not None else ""
     return (
@@ -644,8 +654,9 @@ def _remedy(where: str, lines: str, configuration: Configuration | None) -> str:
 
 
 def _alone(policy: Policy, shared: Mapping[str, Object]) -> list[str]:
-    """Objects without a Cohort above: they borrow from no other. A tree's root is meant to have none: it is left out
-    where the policy has nothing beside it."""
+    """Return objects without a Cohort above, which borrow from no other. The root of a tree has none on purpose: it is
+    left out if the policy has nothing beside it.
+    """
     parents = {queue.name: queue.parent for queue in policy.queues}
     beside: dict[str | None, int] = {}
     for name in shared:
@@ -660,7 +671,7 @@ def _alone(policy: Policy, shared: Mapping[str, Object]) -> list[str]:
 def _admits_by(
     configuration: Configuration | None, locals_: Sequence[Object], queues: Mapping[str, Object], where: str
 ) -> Condition:
-    """Whether, for LocalQueues, Kueue orders a ClusterQueue's work by what they used over their weight."""
+    """Return whether, for LocalQueues, Kueue orders a ClusterQueue's work by usage over weight."""
     scoped = [obj for obj in locals_ if _asks_for_history(queues.get(obj["spec"].get("clusterQueue", "")))]
     faults = [
         f"{_title(obj)}: its ClusterQueue has no admissionScope, so that Kueue does not read its weight"

@@ -68,7 +68,7 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class RunaiApi:
-    """Talks to one control plane. Close it, or use it as a context manager. Raises ClusterError's kinds."""
+    """A client of one control plane. Close it, or use it as a context manager. Raises ClusterError's kinds."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class RunaiApi:
         timeout_s: float = 10.0,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        """credentials: a folder with `client-id` and `client-secret`. cluster: only units of this one, by id.
-        ca_file: authorities (PEM) trusted instead of the system's. Raises Refused for an address or authorities
-        that cannot be."""
+        """credentials: a folder with `client-id` and `client-secret`. cluster: id; only its units are read. ca_file:
+        authorities (PEM) trusted instead of the system's. Raises Refused for an invalid address or authorities.
+        """
         try:
             parsed = httpx2.URL(url)
         except httpx2.InvalidURL as error:
@@ -123,7 +123,7 @@ class RunaiApi:
                 return
 
     def weight(self, kind: Kind, unit: str, pool: str) -> float | None:
-        """The over-quota weight as it stands now. Raises NotFound for a unit without this node pool."""
+        """Return the present over-quota weight. Raises NotFound for a unit without this node pool."""
         path = f"/api/v1/org-unit/{kind.plural}/{quote(unit, safe='')}"
         answer = self._ask("GET", path)
         for each in (answer.get("resources") or ()) if isinstance(answer, dict) else ():
@@ -221,7 +221,7 @@ class RunaiApi:
 
 
 def _words(response: httpx2.Response) -> str:
-    """Run:ai's own words, where they are such."""
+    """Return Run:ai's own message, if there is one."""
     try:
         return str(json.loads(response.content)["message"])[:500]
     except (ValueError, KeyError, TypeError):
@@ -276,7 +276,7 @@ def ref_of(obj: Object) -> str:
 
 
 def effective(pools: Sequence[Object], used: set[str]) -> Condition:
-    """Whether our weights are the only history that Run:ai sees, in the node pools that are written to."""
+    """Return whether gputally's weights are Run:ai's only history, in the node pools that are written to."""
     double = sorted(
         pool["metadata"]["name"]
         for pool in pools
@@ -296,14 +296,14 @@ def _full(ref: str, default: str) -> str:
 
 
 ELSEWHERE = "run.ai"
-"""Who owns a weight that is not what we last wrote, as far as that can be known."""
+"""The owner of a weight that differs from the last written one, as far as it can be known."""
 
 
 class RunaiCluster:
-    """`gputally.kubernetes.objects.Objects`. Not made for threads."""
+    """A `gputally.kubernetes.objects.Objects`. Not thread-safe."""
 
     def __init__(self, api: RunaiApi, cluster: Cluster, namespace: str, name: str) -> None:
-        """cluster, namespace, name: where the ConfigMap with our notes is."""
+        """cluster, namespace, name: of the ConfigMap with the controller's notes."""
         self._api = api
         self._cluster = cluster
         self._namespace, self._name = namespace, name
@@ -359,7 +359,7 @@ class RunaiCluster:
         return obj
 
     def _notes(self) -> dict[str, dict[str, Any]]:
-        """The notes by key; what is not ours to understand is left out, and its unit counts as never touched."""
+        """Return the notes by key; invalid ones are left out, and their units count as never written."""
         try:
             data = self._cluster.get(CONFIG_MAP, self._name, self._namespace).get("data") or {}
         except NotFound:
@@ -450,8 +450,9 @@ class RunaiFault(FairshareError):
 def opened(
     policy: Policy, cluster: Cluster, credentials: Path | None, ca_file: Path | None, where: StatusObject, clock: Clock
 ) -> Iterator[Mapping[str, Objects]]:
-    """The objects by adapter: Run:ai, or nothing where the policy leaves it out. where: our ConfigMap; what is noted on
-    Run:ai's units stands beside it. Raises RunaiFault."""
+    """Yield the objects by adapter: Run:ai, or nothing if the policy does not use it. where: the controller's
+    ConfigMap; the notes on Run:ai's units are in a ConfigMap beside it. Raises RunaiFault.
+    """
     target = policy.targets.runai
     if target.mode == "off" or target.url is None or not has_ref(policy, *RunaiAdapter.prefixes):
         yield {}

@@ -1,7 +1,7 @@
 """Keeps the controller's conditions in one ConfigMap.
 
-`lastTransitionTime` moves only with the status, and is taken over from what stands in the cluster, so
-that a restart forgets nothing. KAI's objects have statuses of their own, which are not ours to write.
+`lastTransitionTime` changes only with the status, and is read from the cluster, so that a restart keeps it. KAI's
+objects have statuses of their own, which the controller does not write.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fairshare.laws.feedback_laws import Memory
 from gputally.kubernetes.objects import CONFIG_MAP, Event, Object
 
 STATE = "state"
-"""First part of the keys that hold what a law has to remember."""
+"""Prefix of the keys with the state of a law."""
 MOST_STATE_BYTES = 256 * 1024
 Scoped = tuple[str, Condition]
 """(target, "" for the controller itself; condition)."""
@@ -25,14 +25,14 @@ Scoped = tuple[str, Condition]
 
 @dataclass(frozen=True, slots=True)
 class StatusObject:
-    """The ConfigMap that carries the conditions."""
+    """The ConfigMap with the conditions."""
 
     namespace: str = "gputally"
     name: str = "gputally-fairshare"
 
     @classmethod
     def named(cls, text: str) -> StatusObject:
-        """From namespace/name."""
+        """Parse namespace/name."""
         namespace, _, name = text.partition("/")
         return cls(namespace, name)
 
@@ -44,7 +44,7 @@ def render(
     now_ms: int,
     state: Mapping[str, str] | None = None,
 ) -> Object:
-    """What to apply, given the ConfigMap as it stands (None: not there). state: see `remember`."""
+    """Return the ConfigMap to apply, given the present one (None: it does not exist). state: see `remember`."""
     data: Mapping[str, str] = (standing or {}).get("data") or {}
     return {
         "apiVersion": CONFIG_MAP.api_version,
@@ -56,7 +56,7 @@ def render(
 
 
 def conditions(standing: Object) -> tuple[Scoped, ...]:
-    """What the ConfigMap says, as far as it is ours to understand."""
+    """Return the conditions in the ConfigMap that can be read."""
     found: list[Scoped] = []
     for key, text in sorted((standing.get("data") or {}).items()):
         scope, _, kind = key.rpartition(".")
@@ -68,7 +68,7 @@ def conditions(standing: Object) -> tuple[Scoped, ...]:
 
 
 def remember(memories: Mapping[str, Memory], policy_version: str) -> dict[str, str]:
-    """The laws' momentum of each target as entries of the ConfigMap; left out where it is empty or too large."""
+    """Return the laws' momentum of each target as entries of the ConfigMap; left out if it is empty or too large."""
     entries = {}
     for target, memory in memories.items():
         plain = {queue: dict(numbers) for queue, numbers in sorted(memory.items())}
@@ -79,8 +79,9 @@ def remember(memories: Mapping[str, Memory], policy_version: str) -> dict[str, s
 
 
 def memories(standing: Object) -> dict[str, Memory]:
-    """What `remember` wrote, as far as it can be read. Of another policy, too: a new one that is adopted while it runs
-    goes on with its numbers, and a law asks for those of its queues alone."""
+    """Return what `remember` wrote, as far as it can be read. The state of another policy is used too: a new policy
+    continues with its numbers, and a law reads only those of its queues.
+    """
     found: dict[str, Memory] = {}
     for key, text in (standing.get("data") or {}).items():
         scope, _, target = key.partition(".")
@@ -98,7 +99,7 @@ def memories(standing: Object) -> dict[str, Memory]:
 def changed_conditions(
     where: StatusObject, before: Sequence[Scoped], now: Sequence[Scoped], now_ms: int
 ) -> tuple[Event, ...]:
-    """An event for every condition whose status or reason is another than before; at first only for bad news."""
+    """Return an event for every condition whose status or reason has changed; for a new condition only if it is bad."""
     old = {(scope, condition.type): condition for scope, condition in before}
     events = []
     for scope, condition in now:

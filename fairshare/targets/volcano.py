@@ -46,7 +46,7 @@ QUEUE = Kind("scheduling.volcano.sh/v1beta1", "Queue", "queues")
 POD_GROUP = Kind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups", namespaced=True, status=False)
 JOB = Kind("batch.volcano.sh/v1alpha1", "Job", "jobs", namespaced=True)
 COMMAND = Kind("bus.volcano.sh/v1alpha1", "Command", "commands", namespaced=True, status=False)
-"""An order to Volcano's controllers, `RestartJob` for example. They delete it before they act on it."""
+"""A command to Volcano's controllers, for example `RestartJob`. They delete it before they act on it."""
 KINDS = (QUEUE, POD_GROUP, JOB, COMMAND)
 PREFIX = "volcano"
 HIERARCHY, HIERARCHY_WEIGHTS = "volcano.sh/hierarchy", "volcano.sh/hierarchy-weights"
@@ -59,7 +59,7 @@ _ROOT = "root"
 _DEFAULT_WEIGHT = 1.0
 """The CRD fills it in, and the API server records the Queue's creator as its owner."""
 _FINE = 1000.0
-"""Parts are taken of thousandths of a GPU, so that rounding to whole units does not show in them."""
+"""Parts are computed in thousandths of a GPU, so that rounding to whole units is not visible in them."""
 _PLUGIN = {"weight": "proportion", "deserved": "capacity", "hierarchy": "drf"}
 _LIVE = frozenset({"Pending", "Inqueue", "Running", "Unknown", ""})
 
@@ -138,7 +138,7 @@ class VolcanoAdapter(Adapter):
 
 
 def _target_queue(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[TargetQueue, float | None] | Issue:
-    """One Queue as the mode sees it, and the weight in force (None: none of ours). parents: of all Queues."""
+    """Return one Queue as the mode sees it, and the weight in force (None: none published). parents: of all Queues."""
     metadata = obj["metadata"]
     name, annotations = metadata["name"], metadata.get("annotations") or {}
     value: Value | None
@@ -171,7 +171,7 @@ def _target_queue(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[T
 
 
 def _path(name: str, parents: Mapping[str, Any]) -> str:
-    """`root/eng/team`, as far as it is known; Volcano's webhook checks the sums of `deserved` along it."""
+    """Return `root/eng/team`, as far as known; Volcano's webhook checks the sums of `deserved` along it."""
     path = [name]
     while (above := parents.get(path[0])) and above not in path:
         path.insert(0, str(above))
@@ -179,7 +179,7 @@ def _path(name: str, parents: Mapping[str, Any]) -> str:
 
 
 def _whole(policy: Policy, weights: Mapping[str, float], gpus: float, scale: float) -> dict[str, float]:
-    """What every queue gets if everyone asks for everything, quota first, then by weight, in 1/scale GPUs."""
+    """Return what every queue gets if all queues request everything, quota first, then by weight, in 1/scale GPUs."""
     claims = tuple(
         Claim(
             queue.name,
@@ -197,7 +197,7 @@ def _whole(policy: Policy, weights: Mapping[str, float], gpus: float, scale: flo
 
 
 def _along(held: TargetQueue, queue: str, weights: Mapping[str, float], owner: Mapping[str, QueuePolicy]) -> str:
-    """The weights of a path such as `root/eng/team-a`; a part that no queue stands for keeps its number."""
+    """Return the weights of a path such as `root/eng/team-a`; a part without a queue keeps its number."""
     parts = held.path.split("/")
     shown = str(held.weight).split("/") if held.weight is not None else []
     numbers = []
@@ -212,7 +212,9 @@ def _along(held: TargetQueue, queue: str, weights: Mapping[str, float], owner: M
 def _gangs(
     owner: Mapping[str, QueuePolicy], groups: Sequence[Object], jobs: Sequence[Object], pods: Sequence[Pod]
 ) -> tuple[Gang, ...]:
-    """PodGroups of queues we know; what a group with no pods yet asks for stands in its Job, else in minResources."""
+    """Return the PodGroups of known queues. The request of a group without pods comes from its Job, otherwise from
+    minResources.
+    """
     members = by_gang(pods)
     asks = {(job["metadata"].get("namespace", ""), job["metadata"]["name"]): job for job in jobs}
     found = []
@@ -270,7 +272,7 @@ def _gangs(
 
 
 def _effective(mode: str, name: str, configuration: Sequence[Object], strangers: Sequence[Object]) -> Condition:
-    """Whether the plugin that reads what we write is active, and our queues compete with each other alone."""
+    """Return whether the plugin that reads the written field is active, and only queues of the policy compete."""
     wanted = _PLUGIN[mode]
     namespace, _, config_map = name.partition("/")
     line = _LINE.get(mode, f"- {{name: {wanted}}}")
@@ -319,7 +321,9 @@ _Tiers = Sequence[Sequence[Mapping[str, Any]]]
 
 
 def _tiers(configuration: Sequence[Object]) -> _Tiers | str:
-    """Plugins of every tier in `volcano-scheduler.conf`, or of the only entry with tiers; else why it is not known."""
+    """Return the plugins of every tier in `volcano-scheduler.conf`, or of the only entry with tiers; otherwise why they
+    are unknown.
+    """
     if not configuration:
         return "it is not there, or not ours to read"
     found: dict[str, _Tiers] = {}
@@ -345,7 +349,7 @@ def _tiers(configuration: Sequence[Object]) -> _Tiers | str:
 
 
 def _refused(tiers: _Tiers) -> str:
-    """Why Volcano does not take the configuration; empty: it does."""
+    """Return why Volcano refuses the configuration; empty if it does not."""
     for tier in tiers:
         hierarchy = False
         for plugin in tier:

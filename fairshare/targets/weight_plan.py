@@ -1,12 +1,12 @@
 """Observes a target, compares desired with observed weights, and plans the writes.
 
-A plan is values only; `fairshare.controller.control_loop` carries it out or shows it. Applying a plan twice changes
-nothing the second time: what already stands is not planned again.
+A plan contains only values; `fairshare.controller.control_loop` executes or shows it. Applying a plan twice changes
+nothing the second time, because a value that is already there is not planned again.
 
-The operator's base weight: the first write notes the weight it replaces. A weight that is later found
-to be neither ours nor the base was set by another owner: it is the new base. A weight found back at the
-base was reset, by a GitOps sync for example: the base stays, and ours is published again. Who applies
-with ownership then makes that a conflict, which is reported and never forced.
+The first write records the weight that it replaces as the operator's base weight. If a later weight is neither the
+published one nor the base, another owner has set it, and it is the new base. If the weight equals the base, it was
+reset, by a GitOps sync for example: the base stays, and the weight is published again. If the other owner applies with
+ownership, this becomes a conflict, which is reported and never forced.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ Mode = Literal["off", "dry-run", "enforce"]
 
 
 Seen = Mapping[Kind, Sequence[Object]]
-"""Objects of one target by kind; a kind that is not served, or not for us to read, is not a key."""
+"""Objects of one target by kind; a kind that is not served, or may not be read, is not a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectQuery:
-    """What an adapter wants to see: all objects of the first of `kinds` that is served, or the one named.
+    """What an adapter needs to read: all objects of the first of `kinds` that is served, or the named one.
 
-    required: without it there is nothing to publish to; else it is read for advice or demand alone. fields: only
-    those that this field selector takes."""
+    required: without it there is nothing to publish to; otherwise it is read only for advice or demand. fields: a field
+    selector.
+    """
 
     kinds: tuple[Kind, ...]
     required: bool = False
@@ -47,24 +48,26 @@ class ObjectQuery:
 
 
 class Adapter(ABC):
-    """One scheduler: its objects to our model and back. Pure. What most schedulers have in common is done here.
+    """One scheduler: converts its objects to the controller's model and back. This class contains what most schedulers
+    have in common.
 
-    prefixes: what the refs of its queues begin with."""
+    prefixes: of the refs of its queues.
+    """
 
     name: str
     prefixes: tuple[str, ...]
 
     @abstractmethod
     def reads(self, policy: Policy, /) -> tuple[ObjectQuery, ...]:
-        """What `observe` needs to see."""
+        """Return what `observe` needs to read."""
 
     @abstractmethod
     def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
-        """The target as it stands. pods: of the whole cluster, those that ask for GPUs."""
+        """Return the target's present state. pods: of the whole cluster, those that request GPUs."""
 
     @abstractmethod
     def spec(self, held: TargetQueue, value: Value) -> Object:
-        """The part of an object's spec that holds the value."""
+        """Return the part of an object's spec with the value."""
 
     def mode(self, policy: Policy) -> Mode:
         target = getattr(policy.targets, self.name)
@@ -72,19 +75,21 @@ class Adapter(ABC):
         return mode
 
     def publishes(self, _policy: Policy, /) -> bool:
-        """False: history reaches this target in another way, its weights are left alone."""
+        """Return False if history reaches this target in another way, so its weights are not written."""
         return True
 
     def express(
         self, _policy: Policy, weights: Sequence[Weight], _observation: Observation, _gpus: float, /
     ) -> Mapping[str, Value]:
-        """What each queue's field should show for its weight, in the target's own terms. gpus: of the cluster, > 0.
-        Here the law's weights as they are: they only matter relative to siblings'."""
+        """Return the value of each queue's field for its weight, in the target's own unit. gpus: of the cluster, > 0.
+        By default the law's weights unchanged, because they only matter relative to siblings'.
+        """
         return {weight.queue: weight.value for weight in weights}
 
     def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
-        """The fields we own, for server-side apply. value None: leave it unset. The uid keeps the write from making an
-        object that has gone meanwhile."""
+        """Return the fields for server-side apply. value None: leave the field unset. The uid keeps the write from
+        creating an object that was deleted meanwhile.
+        """
         given = {"namespace": held.namespace, "uid": held.uid, "annotations": dict(annotations)}
         metadata = {"name": held.name, **{key: each for key, each in given.items() if each}}
         patch: dict[str, Any] = {"apiVersion": held.kind.api_version, "kind": held.kind.kind, "metadata": metadata}
@@ -95,8 +100,9 @@ class Adapter(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """One server-side apply. value: what the field gets; None leaves it unset. why: for people. order: writes of one
-    target are made in this order, see `write_order`. default: its value where none is given."""
+    """One server-side apply. value: of the field; None leaves it unset. why: for people. order: writes of one target
+    are made in this order, see `write_order`. default: the schema's default value.
+    """
 
     target: str
     queue: str
@@ -121,8 +127,9 @@ def plan(
     policy_version: str,
     now_ms: int,
 ) -> tuple[Action, ...]:
-    """Applies and their events in the order of the queues (in a tree whose sums are checked: in `write_order`), then
-    the conditions. values: see `Adapter.express`."""
+    """Return applies and their events in the order of the queues (in a tree whose sums are checked: in `write_order`),
+    then the conditions. values: see `Adapter.express`.
+    """
     planned: list[tuple[tuple[int, int], list[Action]]] = []
     for weight in sorted(weights, key=lambda weight: weight.queue):
         held = observation.held.get(weight.queue)
@@ -149,7 +156,7 @@ def _behind(name: str, held: TargetQueue) -> str:
 
 
 ObjectKey = tuple[Kind, str, str, str]
-"""Kind, namespace, name and field: which field of which object."""
+"""Kind, namespace, name and field: identifies a field of an object."""
 
 
 def object_key(held: TargetQueue) -> ObjectKey:
@@ -159,8 +166,10 @@ def object_key(held: TargetQueue) -> ObjectKey:
 def release(
     adapter: Adapter, observation: Observation, *, left_behind: bool = False, theirs: Collection[ObjectKey] = ()
 ) -> tuple[Apply, ...]:
-    """Give every touched object of the policy its base weight back and take our annotations off. left_behind: instead
-    those that no queue of the policy is tied to. theirs: another policy's objects, which stay as they are."""
+    """Restore the base weight of every changed object of the policy and remove gputally's annotations. left_behind:
+    instead those of objects that no queue of the policy refers to. theirs: another policy's objects, which are not
+    changed.
+    """
     held_by = observation.left if left_behind else observation.held
     applies = (
         Apply(
@@ -182,8 +191,9 @@ def release(
 
 
 def write_order(held: TargetQueue, value: Value | None) -> tuple[int, int]:
-    """Shrink children before parents, then grow parents before children: where the scheduler's webhook checks at every
-    write that children stay within their parent, every step on the way is valid if the first and the last state are."""
+    """Shrink children before parents, then grow parents before children: the scheduler's webhook checks at every write
+    that children stay within their parent, so every step is valid if the first and the last state are.
+    """
     if not held.path or isinstance(value, str) or isinstance(held.weight, str):
         return (0, 0)
     depth = held.path.count("/")
@@ -191,7 +201,9 @@ def write_order(held: TargetQueue, value: Value | None) -> tuple[int, int]:
 
 
 def same(one: Value | None, other: Value | None, unset: float = 0.0) -> bool:
-    """Equal as the scheduler reads them, never as text: `1/2` is `1.0/2`. unset: what it takes for an unset field."""
+    """Compare values as the scheduler reads them, never as text: `1/2` is `1.0/2`. unset: its value for an
+    unset field.
+    """
     left, right = _numbers(one, unset), _numbers(other, unset)
     if left is None or right is None:
         return one == other
@@ -208,7 +220,7 @@ def _numbers(value: Value | None, unset: float) -> list[float] | None:
 
 
 def _base(held: TargetQueue) -> Value | None:
-    """The operator's value, as far as we can know it."""
+    """Return the operator's value, as far as it is known."""
     unset = held.unset
     if held.published is None or not (same(held.weight, held.published, unset) or same(held.weight, held.base, unset)):
         return held.weight
@@ -271,9 +283,10 @@ _RIGHTS = (
 
 
 def look_at(adapter: Adapter, policy: Policy, cluster: ObjectReader, pods: Sequence[Pod] = ()) -> Observation:
-    """One target as it stands. Raises ClusterError where what it must read is not there.
+    """Read one target. Raises ClusterError if a required object does not exist.
 
-    What is there and not for us to read is left out, and said: without it demand is reckoned too low."""
+    Objects that may not be read are left out and reported, because demand is then underestimated.
+    """
     seen: dict[Kind, Sequence[Object]] = {}
     refused: list[str] = []
     for read in adapter.reads(policy):
@@ -291,14 +304,15 @@ def look_at(adapter: Adapter, policy: Policy, cluster: ObjectReader, pods: Seque
 
 
 def list_if_served(cluster: ObjectReader, kind: Kind) -> Sequence[Object]:
-    """Objects that are read for advice: none where the kind is unknown or not for us to read."""
+    """Return objects that are read for advice: empty if the kind is unknown or may not be read."""
     found = _read(cluster, ObjectQuery((kind,)), [])
     return found[1] if found is not None else ()
 
 
 def _read(cluster: ObjectReader, read: ObjectQuery, refused: list[str]) -> tuple[Kind, Sequence[Object]] | None:
-    """Objects of the first kind that is served; None: of none, or not for us to read, which is noted in `refused`.
-    Raises for what is required."""
+    """Return the objects of the first kind that is served; None if none is, or if it may not be read, which is added to
+    `refused`. Raises for a required kind.
+    """
     absent: ClusterError | None = None
     for kind in read.kinds:
         try:

@@ -1,7 +1,7 @@
 """Builds the application of the pages from the controller's settings.
 
-jinja2 is imported only here and behind it, and what signing in stands on only where people do: a controller without
-pages does without.
+Only this package imports jinja2, and the sign-in libraries only if people sign in, so a controller without pages does
+not load them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 class PagesMissing(FairshareError):
-    """What pages are made with is not installed."""
+    """The libraries for pages are not installed."""
 
 
 class NoCallers(FairshareError):
-    """The files of tokens and callers admit no one."""
+    """The files of tokens and callers admit no caller."""
 
 
 @contextmanager
@@ -49,9 +49,10 @@ def pages(
     cluster: Cluster,
     tasks: BackgroundTasks | None = None,
 ) -> Iterator[str]:
-    """Serve until the context ends; yields the base URL. tasks: where the listener is listed.
+    """Serve until the context ends; yields the base URL. tasks: the list of the listener's task.
 
-    Raises CannotStart, PagesMissing, NobodyComesIn, NoSessions, and FileFault for tokens and callers."""
+    Raises CannotStart, PagesMissing, NoCallers, NoSessions, and FileFault for tokens and callers.
+    """
     if find_spec("jinja2") is None:
         raise PagesMissing("pages_listen: pages need jinja2: `pip install gputally` brings it")
     from fairshare.web.page_context import PageContext, PagesApp
@@ -115,7 +116,7 @@ def pages(
 
 
 def _sign_ins(settings: Settings, clock: Clock, report: Callable[[str], None]) -> SignIns | None:
-    """Return the sign-in, None where it is not configured."""
+    """Return the sign-in, None if it is not configured."""
     if settings.pages_callers is None or settings.pages_session_key is None:
         return None
     if find_spec("jwt") is None:

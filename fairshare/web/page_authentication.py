@@ -1,11 +1,11 @@
-"""Authenticates requests for the controller's pages, limits what each caller may see, reads
-forms, refuses requests, and serves the sign-in pages.
+"""Authenticates requests for the controller's pages, limits what each caller may see, reads forms, refuses requests,
+and serves the sign-in pages.
 
-Imported only where people sign in: a controller with tokens alone does without what verifies a provider's word.
+It is imported only if people sign in, so a controller with tokens does not load the libraries that verify sign-ins.
 
-A token is shown as a bearer, or as the password of Basic, which browsers know how to ask for. Forms carry a mark made
-from the caller's own token or session: a page of another site cannot make it, and every replica knows it again. Nothing
-is kept here; what a person may do is asked of the grants at every request.
+A token is sent as a bearer token, or as the password of Basic, which browsers can ask for. Forms contain a secret value
+made from the caller's own token or session: a page of another site cannot compute it, and every replica can check it.
+The server stores nothing; a person's rights are looked up in the grants at every request.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from gputally.server.request_handling import read_body
 Fields = Mapping[str, Sequence[str]]
 """Every value of every field of a form, as sent."""
 MOST_BYTES = 2 * 1024 * 1024
-"""Largest form: a policy of two thousand queues is half of it."""
+"""Size of the largest form; a policy of two thousand queues needs half of it."""
 MOST_FIELDS = 25_000
 BODY_S = 10.0
 _FORM = "application/x-www-form-urlencoded"
@@ -66,7 +66,7 @@ class Refusal(HTTPException):
 
 
 def refusal(error: HTTPException) -> Refusal:
-    """What the framework refuses, in the words of the pages."""
+    """Convert the framework's refusals to those of the pages."""
     if isinstance(error, Refusal):
         return error
     title, detail = {
@@ -77,7 +77,7 @@ def refusal(error: HTTPException) -> Refusal:
 
 
 async def read_form(request: Request) -> Fields:
-    """Raises HTTPException for a body that is too large, too slow or no form."""
+    """Read the fields of a form. Raises HTTPException for a body that is too large, too slow or not a form."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise HTTPException(415, f"forms are {_FORM}")
     content = await read_body(request, MOST_BYTES, BODY_S)
@@ -88,23 +88,26 @@ async def read_form(request: Request) -> Fields:
 
 
 def sent(form: Fields, name: str) -> str:
-    """The first value of a form's field, as it was sent."""
+    """Return the first value of a form's field, as it was sent."""
     return (form.get(name) or ("",))[0]
 
 
 HOUSE = "gputally-fairshare"
-"""Cookies differ from the accountant's in name and seal: a session there is none here, though both have one key."""
+"""Name that separates these cookies from the accountant's: a session there is not valid here, even with the
+same key.
+"""
 _LOOK_EVERY_MS = 1_000
 
 
 class NoSessions(FairshareError):
-    """There is nothing that sessions can be signed with."""
+    """There is no key to sign sessions with."""
 
 
 class SignIns:
-    """From any thread. report: called with the faults of a version that is not taken into force.
+    """The sign-in, for any thread. report: called with the faults of a version that is not put in force.
 
-    Raises FileFault for a bad first version, NoSessions for the key."""
+    Raises FileFault for an invalid first version, NoSessions for the key.
+    """
 
     def __init__(
         self,
@@ -129,7 +132,7 @@ class SignIns:
         self._enforce(self._file.current)
 
     def __call__(self) -> SignInService | None:
-        """None where no issuer of the file has a login."""
+        """Return the service; None if no issuer of the file has a login."""
         with self._lock:
             now = self._clock.monotonic_ms()
             if now - self._looked_ms >= _LOOK_EVERY_MS:
@@ -150,7 +153,7 @@ _BEARER = 'Bearer realm="gputally"'
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. mark: what the caller's forms carry. person: who signed in; None for who showed a token."""
+    """The caller. mark: the secret value of the caller's forms. person: the signed-in person; None for a token."""
 
     principal: Principal
     mark: str
@@ -161,7 +164,7 @@ class Caller:
 
     @property
     def teams(self) -> frozenset[str] | None:
-        """The only teams whose queues the caller sees; None: all."""
+        """Return the only teams whose queues the caller sees; None for all."""
         return self.principal.teams
 
 
@@ -178,13 +181,14 @@ class PageAuthentication:
         self._own = secrets.token_bytes(32)
 
     def people(self) -> SignInService | None:
-        """Return the sign-in for the pages; None where sign-in is not configured."""
+        """Return the sign-in for the pages; None if it is not configured."""
         return self._people() if self._people is not None else None
 
     def admit(self, request: Request, scope: Scope, form: Fields | None = None, *, for_teams: bool = False) -> Caller:
-        """Raises Refusal. A form has to come from a page of ours as well.
+        """Return the caller. Raises Refusal. A form must also come from one of these pages.
 
-        for_teams: there is a part of it for who sees some teams only."""
+        for_teams: the page has a version for callers who see only some teams.
+        """
         if self._tokens is None and self._people is None and not names_this_machine(request.headers.get("host", "")):
             raise Refusal(403, "Wrong host", "without tokens these pages answer only under localhost or 127.0.0.1")
         caller = self._caller(request)
@@ -228,7 +232,7 @@ def _from_here(request: Request, form: Fields, mark: str) -> None:
 
 
 def same_site(request: Request) -> None:
-    """Raises Refusal for what a browser says that a page of another site sent."""
+    """Raise Refusal if the browser reports that a page of another site sent the request."""
     if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         raise Refusal(403, "Another site", "a page of another site may not write here")
     origin = request.headers.get("origin", "null")  # which is what our own pages send: they tell no referrer

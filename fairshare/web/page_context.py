@@ -1,7 +1,7 @@
 """Holds what every page needs, routes requests, and renders pages and errors.
 
-Every request goes the same way: the form is read, the caller is admitted, the handler runs in a thread. A defect is
-logged and answered as such.
+Every request is handled in the same steps: the form is read, the caller is authenticated, the handler runs in a thread.
+A defect is logged and answered as an error.
 """
 
 from __future__ import annotations
@@ -54,18 +54,19 @@ if TYPE_CHECKING:
 
 NAVIGATION = (("/", "Shares"), ("/decisions", "Decisions"), ("/policy", "Policy"))
 OF_TEAMS = NAVIGATION[:1]
-"""What there is for who sees some teams only."""
+"""Pages for callers who see only some teams."""
 SCRIPT = "/static/pages.js"
 MOST_AT_ONCE = 16
-"""Handlers; further requests wait."""
+"""Number of simultaneous handlers; further requests wait."""
 Applied = Callable[[str, str, str], None]
-"""Hears of a policy that was written from a page: who, version before, version now."""
+"""Called when a page has written the policy: who, version before, version now."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageContext:
-    """What the pages are built from. interval_s: between two cycles. accountant: the address of its pages, "" if
-    unknown."""
+    """The data behind the pages. interval_s: between two cycles. accountant: the address of its pages, "" if
+    unknown.
+    """
 
     scene: ReportCache
     history: History
@@ -92,22 +93,23 @@ class RequestContext:
         return self.site.house
 
     def asked(self, name: str, default: str = "") -> str:
-        """A parameter of the query."""
+        """Return a parameter of the query."""
         return self.request.query_params.get(name) or default
 
     def sent(self, name: str) -> str:
-        """A field of the form."""
+        """Return a field of the form."""
         return sent(self.form, name)
 
     def page(self, template: str, current: str = "", status: int = 200, **values: Any) -> Response:
-        """A page for this caller."""
+        """Return a page for this caller."""
         return self.site.page(template, self.caller, current, status, **values)
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A route. prefix ending in "/": whatever stands behind it is the handler's. scope: what a caller needs. for_teams:
-    the handler shows callers who see some teams only what belongs to them; elsewhere they are refused."""
+    """A route. prefix ending in "/": the handler gets the rest of the path. scope: required of a caller. for_teams: the
+    handler shows callers who see only some teams what belongs to them; otherwise such callers are refused.
+    """
 
     method: str
     prefix: str
@@ -134,7 +136,7 @@ class PagesApp:
         return RequestLog(self.app, "fairshare.pages", headers=page_layout.headers(script=True), answered=answered)
 
     def make_ready(self) -> None:
-        """What would take the first reader's time; a client that does not wait for it only waits longer."""
+        """Prepare what would otherwise slow the first request."""
         page_layout.make_ready(_environment(), "fairshare.web")
 
     def page(
@@ -152,7 +154,7 @@ class PagesApp:
         return HTMLResponse(_environment().get_template(template).render(shared | values), status)
 
     def snapshot(self) -> Snapshot:
-        """Raises Refusal before the first cycle."""
+        """Return the last cycle. Raises Refusal before the first one."""
         found = self.house.scene.now()
         if found is None:
             raise Refusal(503, "Not yet", "the first cycle has not ended; look again in a moment")
@@ -194,19 +196,19 @@ class PagesApp:
 
 
 def redirect(path: str) -> Response:
-    """To be asked for with GET."""
+    """Return a redirect that the browser follows with GET."""
     return Response(status_code=303, headers={"Location": path})
 
 
 def link(path: str, *parts: str, **query: str) -> str:
-    """An address of ours; names in it are quoted."""
+    """Return an address of these pages with quoted names."""
     text = path + "/".join(quote(part, safe="") for part in parts)
     kept = {key: value for key, value in query.items() if value}
     return f"{text}?{urlencode(kept)}" if kept else text
 
 
 def instant_text(at_ms: int) -> str:
-    """An instant in UTC, to the minute."""
+    """Format a time in UTC, to the minute."""
     return f"{datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC):%-d %b %H:%M}"
 
 
@@ -222,7 +224,7 @@ _STATIC = static_routes(
         "/favicon.ico": (page_layout.ICON, page_layout.ICON_TYPE),
     }
 )
-"""These need no token: they say nothing about the cluster."""
+"""Files that need no token, because they contain nothing about the cluster."""
 
 
 @cache

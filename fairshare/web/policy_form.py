@@ -1,11 +1,11 @@
 """Converts the policy to form fields and back, and changes its file without losing comments and layout.
 
-A field that was not touched changes nothing in the file. Faults and advice are those of `fairshare check`, in its
-words; here they only find their field.
+A field that was not changed changes nothing in the file. Faults and advice are those of `fairshare check`; this module
+finds the field of each.
 
-ruamel.yaml changes the values. Of what it writes, only the lines that the change touches go into the file; every other
-line stays letter for letter. The result is parsed and has to be exactly the data that was asked for. Where it is not
-(anchors, merge keys, a list on one line), the text is written from the data, under the comments it began with.
+ruamel.yaml changes the values. Only the lines that the change affects are taken from its output; every other line stays
+unchanged. The result is parsed and must equal the requested data. Otherwise (anchors, merge keys, a list on one line),
+the file is written from the data, below its first comments.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gputally.server.config_models import faults_of
 
 Path = tuple[Key, ...]
 LISTED = "queues"
-"""The list whose entries may come and go."""
+"""The list whose entries can be added and removed."""
 _LONGEST_LINE = 1_000_000
 _NESTED = re.compile(r"^( +)[^ -]", re.MULTILINE)
 """The first key inside another."""
@@ -39,8 +39,9 @@ _NESTED = re.compile(r"^( +)[^ -]", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of the list as it should be. at: its number in the base, None for a new one. values: the keys that
-    change; None takes a key away."""
+    """One entry of the list after the change. at: its number in the base, None for a new one. values: the keys that
+    change; None removes a key.
+    """
 
     at: int | None
     values: Mapping[str, Plain]
@@ -48,14 +49,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """values: outside of the list, by path; None takes a key away. entries: all that the list should have, in order."""
+    """values: outside of the list, by path; None removes a key. entries: all entries of the list, in order."""
 
     values: Mapping[Path, Plain]
     entries: tuple[Entry, ...]
 
 
 def revised(data: Mapping[str, Any], revision: Revision) -> dict[str, Any]:
-    """The data that the revision asks for."""
+    """Return the data after the revision."""
     wanted: dict[str, Any] = deepcopy(dict(data))
     for path, value in revision.values.items():
         _put(wanted, path, value)
@@ -71,7 +72,7 @@ def revised(data: Mapping[str, Any], revision: Revision) -> dict[str, Any]:
 
 
 def revise(text: str, revision: Revision) -> tuple[str, bool]:
-    """The text that says what the revision asks for, and whether it is the old one edited (True) or written anew."""
+    """Return the text after the revision, and whether the old text was edited (True) or written from the data."""
     data: Any = parse(text, "policy").data or {}
     wanted = revised(data, revision)
     if wanted == data:
@@ -86,7 +87,7 @@ def revise(text: str, revision: Revision) -> tuple[str, bool]:
 
 
 def policy_text(data: Mapping[str, Any], heading: str = "") -> str:
-    """The data as a file, one queue a line."""
+    """Return the data as a file, one queue per line."""
     parts = [heading] if heading else []
     for key, value in data.items():
         if key == LISTED:
@@ -97,7 +98,7 @@ def policy_text(data: Mapping[str, Any], heading: str = "") -> str:
 
 
 def flow(value: Any) -> str:
-    """On one line."""
+    """Format a value on one line."""
     dumped = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
     return str(dumped).removesuffix("\n...\n").rstrip("\n")
 
@@ -113,7 +114,7 @@ def _put(data: Any, path: Path, value: Any) -> None:
 
 
 def _heading(text: str) -> str:
-    """The comments that a file begins with."""
+    """Return the comments at the beginning of a file."""
     lines = []
     for line in text.splitlines(keepends=True):
         if not line.startswith("#") and line.strip():
@@ -123,8 +124,9 @@ def _heading(text: str) -> str:
 
 
 def _edited(text: str, revision: Revision) -> str:
-    """Comments on lines of their own are left out of what ruamel.yaml sees, and so keep their places among the lines
-    that do not change."""
+    """Edit the text. ruamel.yaml does not see comments on lines of their own, so these keep their places among the
+    unchanged lines.
+    """
     lines = [f"{line}\n" for line in text.splitlines()]
     bare = "".join(line for line in lines if _has_content(line))
     _, indent, offset = load_yaml_guess_indent(bare)
@@ -160,7 +162,7 @@ def _change(editor: YAML, tree: Any, revision: Revision) -> None:
 
 
 def _styled(editor: YAML, value: Plain) -> Any:
-    """A mapping has a line for each key, a list of mappings a line for each of them; all else is on one line."""
+    """Put each key of a mapping and each mapping of a list on its own line, and everything else on one line."""
     if isinstance(value, dict) and value:
         return {key: _styled(editor, each) for key, each in value.items()}
     if isinstance(value, list) and any(isinstance(each, dict) for each in value):
@@ -175,8 +177,9 @@ def _dumped(editor: YAML, tree: Any) -> list[str]:
 
 
 def _merged(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -> str:
-    """The lines of a file, changed as `after` differs from `before`, which is the same file without the comments that
-    have lines of their own, as ruamel.yaml lays it out."""
+    """Return the lines of a file, changed as `after` differs from `before`, which is the same file as ruamel.yaml
+    formats it, without the comments that have lines of their own.
+    """
     content = [number for number, line in enumerate(lines) if _has_content(line)]
     first: list[int] = []
     """For each line of `before`, the first of the lines with content that it stands for."""
@@ -198,7 +201,7 @@ def _merged(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -
 
 
 def _line_changes(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
-    """The ranges of lines that are different; lines that are each replaced by one come alone."""
+    """Yield the ranges of lines that differ; lines that are each replaced by one are yielded separately."""
     for change, start, end, at, last in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if change == "replace" and end - start == last - at:
             yield from ((start + n, start + n + 1, at + n, at + n + 1) for n in range(end - start))
@@ -215,7 +218,7 @@ def _indent(line: str) -> int:
 
 
 Kind = Literal["number", "duration", "instant", "text", "choice", "switch", "list", "yaml"]
-"""switch: true or false. yaml: a part of the file with a structure of its own, as the file has it."""
+"""switch: true or false. yaml: a structured part of the file, in the file's notation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +237,7 @@ class Field:
         return ".".join(self.path)
 
     def default(self, model: type[BaseModel]) -> str:
-        """What leaving it out means, as it would be written; "" where it cannot be left out."""
+        """Return the value of a missing key in the file's notation; "" if the key is required."""
         found: Any = model
         for key in self.path:
             info = found.__pydantic_fields__[key]
@@ -249,7 +252,7 @@ class Field:
 
 
 def written(seconds: int) -> str:
-    """A duration as a policy writes it: `7d`, `90m`."""
+    """Format a duration as in a policy: `7d`, `90m`."""
     for length, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds and seconds % length == 0:
             return f"{seconds // length}{unit}"
@@ -272,7 +275,7 @@ _MINUS = "\u2212"
 
 
 def shown(each: Field, value: Any) -> str:
-    """What the file has, as the field shows it; "" for what it leaves out."""
+    """Return the file's value as the field shows it; "" for a missing key."""
     if value is False and each.kind == "choice":
         return "off"  # which YAML reads as a truth value
     if each.kind == "yaml" and value is not None:
@@ -281,8 +284,9 @@ def shown(each: Field, value: Any) -> str:
 
 
 def value(each: Field, text: str) -> Plain:
-    """What stands in the file for a field's text; None: the key goes. What cannot be read stays text, which the policy
-    then refuses (`unreadable`)."""
+    """Return the value in the file for a field's text; None: remove the key. Invalid text stays text, which the policy
+    then refuses (`unreadable`).
+    """
     if not text:
         return None
     if each.kind == "list":
@@ -303,7 +307,7 @@ def value(each: Field, text: str) -> Plain:
 
 
 def unreadable(each: Field, text: str) -> str:
-    """Why a field's text is no YAML, in its own lines; "" where it is, or need not be."""
+    """Return why a field's text is not valid YAML, with its own line numbers; "" if it is valid, or need not be."""
     if each.kind != "yaml" or not text:
         return ""
     try:
@@ -314,7 +318,7 @@ def unreadable(each: Field, text: str) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A plain value as people write it."""
+    """Format a plain value for people."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -327,14 +331,14 @@ def text_of(value: Any) -> str:
 
 
 def look(data: Any, path: Sequence[str]) -> Any:
-    """What stands at a path; None where nothing does."""
+    """Return the value at a path; None if there is none."""
     for key in path:
         data = data.get(key) if isinstance(data, Mapping) else None
     return data
 
 
 def _lines(value: Any) -> str:
-    """One entry a line."""
+    """Format one entry per line."""
     if isinstance(value, list):
         return "\n".join(f"- {flow(entry)}" for entry in value)
     if isinstance(value, Mapping):
@@ -523,13 +527,13 @@ QUEUE = (
 SCALARS = tuple(field for group in GROUPS for field in group.fields)
 
 MOST_QUEUES = 2_000
-"""Rows that a form may send."""
+"""Largest number of rows that a form may send."""
 _DURATIONS = frozenset(each.name for each in SCALARS if each.kind == "duration")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One queue in the form. at: its number in the file, None for a new one. gone: it is to be taken away."""
+    """One queue in the form. at: its number in the file, None for a new one. gone: it is to be removed."""
 
     at: int | None
     values: Mapping[str, str]
@@ -538,7 +542,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What stands in the fields, as text. values: by name of the field."""
+    """The texts of the fields. values: by name of the field."""
 
     values: Mapping[str, str]
     rows: tuple[Row, ...]
@@ -546,8 +550,9 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """field: the name of the form's field it belongs beside, "" for none. place: file:line in the file as it would
-    be. where: the path in the policy, "" where the place says enough."""
+    """field: the name of the form's field, "" for none. place: file:line in the changed file. where: the path in the
+    policy, "" if the place suffices.
+    """
 
     field: str
     place: str
@@ -556,19 +561,20 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """The fault as `fairshare check` prints it after the place."""
+        """Return the fault as `fairshare check` prints it after the place."""
         return f"{self.where}: {self.message}" if self.where else self.message
 
     @property
     def beside(self) -> str:
-        """The fault beside its field: of a part with a structure of its own, which value."""
+        """Return the fault for display beside its field; for a structured part, with the value that it concerns."""
         return self.sentence if self.where.startswith(f"{self.field}.") else self.message
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a form asks for. policy None: it is faulty. edited: the file's own text with the changes in it; False: it
-    had to be written anew."""
+    """The result of a form. policy None: it is invalid. edited: the file's own text with the changes; False: it had to
+    be written from the data.
+    """
 
     text: str
     edited: bool
@@ -591,7 +597,7 @@ class PolicyText:
 
     @classmethod
     def of(cls, text: str, name: str) -> PolicyText:
-        """Raises FileFault for what is no YAML."""
+        """Parse the file. Raises FileFault for invalid YAML."""
         data = parse(text, name).data
         return cls(text, name, data if isinstance(data, dict) else {})
 
@@ -602,7 +608,7 @@ class PolicyText:
 
 
 def form_of(standing: PolicyText) -> Form:
-    """The fields as the file fills them; what it leaves out is empty."""
+    """Return the fields with the file's values; missing keys are empty."""
     values = {each.name: shown(each, look(standing.data, each.path)) for each in SCALARS}
     rows = tuple(
         Row(at, {each.name: shown(each, queue.get(each.name)) for each in QUEUE})
@@ -612,8 +618,9 @@ def form_of(standing: PolicyText) -> Form:
 
 
 def form_from(sent: Mapping[str, Sequence[str]]) -> Form:
-    """The fields as a browser sends them: `window.size`, `queues.3.weight`, `queues.3.at`, `queues.3.gone`. Raises
-    ValueError for what no form of ours sends."""
+    """Return the fields that a browser sent: `window.size`, `queues.3.weight`, `queues.3.at`, `queues.3.gone`. Raises
+    ValueError for anything that these forms do not send.
+    """
     values = {each.name: _sent(sent, each.name) for each in SCALARS}
     numbers = sorted({int(parts[1]) for key in sent if (parts := key.split("."))[0] == LISTED and _indexed(parts)})
     if len(numbers) > MOST_QUEUES:
@@ -635,13 +642,14 @@ def form_from(sent: Mapping[str, Sequence[str]]) -> Form:
 
 
 def with_new_row(form: Form) -> Form:
-    """One more empty queue."""
+    """Add one empty queue."""
     return Form(form.values, (*form.rows, Row(None, {each.name: "" for each in QUEUE})))
 
 
 def draft(standing: PolicyText, form: Form, capacity: float | None = None) -> Draft:
-    """The file that the form asks for, and what is wrong with it. capacity: GPUs, to compare quotas with. Raises
-    ValueError for rows that the file does not have."""
+    """Return the changed file, and its faults. capacity: GPUs, to compare quotas with. Raises ValueError for rows that
+    the file does not have.
+    """
     revision, numbers = _revision(standing, form)
     unread = {each.name: fault for each in SCALARS if (fault := unreadable(each, form.values[each.name]))}
     wanted = revised(standing.data, revision)
@@ -664,7 +672,7 @@ def draft(standing: PolicyText, form: Form, capacity: float | None = None) -> Dr
 
 
 def difference(before: str, after: str, name: str) -> tuple[str, ...]:
-    """Unified diff, a line each; empty where nothing is different."""
+    """Return a unified diff by line; empty if nothing differs."""
     return tuple(
         line.rstrip("\n")
         for line in unified_diff(
@@ -674,17 +682,17 @@ def difference(before: str, after: str, name: str) -> tuple[str, ...]:
 
 
 def changes(before: Policy, after: Policy) -> tuple[tuple[str, str, str], ...]:
-    """(what, before, after) of every value that is another, queues by name, defaults filled in."""
+    """Return (what, before, after) of every changed value, queues by name, defaults filled in."""
     return tuple(_changes("", _plain(before), _plain(after)))
 
 
 def names(form: Form) -> tuple[str, ...]:
-    """Queues that may be a parent."""
+    """Return the queues that may be a parent."""
     return tuple(dict.fromkeys(row.values["name"] for row in form.rows if row.values["name"] and not row.gone))
 
 
 def _revision(standing: PolicyText, form: Form) -> tuple[Revision, tuple[int, ...]]:
-    """The changes, and the form's row of every queue that is left."""
+    """Return the changes, and the form's row of every remaining queue."""
     values: dict[tuple[Key, ...], Plain] = {}
     for each in SCALARS:
         text, was = form.values[each.name], look(standing.data, each.path)
@@ -708,7 +716,7 @@ def _revision(standing: PolicyText, form: Form) -> tuple[Revision, tuple[int, ..
 
 
 def _field(path: Sequence[Key], numbers: Sequence[int]) -> str:
-    """The field that a fault belongs beside. A list's own faults are those of its only field."""
+    """Return the field of a fault. A list's own faults belong to its only field."""
     keys = tuple(path)
     if len(keys) >= 2 and keys[0] == LISTED and isinstance(keys[1], int):
         key = keys[2] if len(keys) > 2 else "name"

@@ -24,17 +24,17 @@ from gputally.base.yaml_file import FileFault, parse
 PREVIEW_DAYS = (3, 7, 14, 30)
 YAML = "application/yaml; charset=utf-8"
 _FALLBACK_GPUS = 100.0
-"""Parts of a cluster of unknown size are shown as of one hundred GPUs."""
+"""Number of GPUs assumed for a cluster of unknown size."""
 
 
 def form(visit: RequestContext) -> Response:
-    """`/policy`: the file as it stands, in fields."""
+    """`/policy`: the present file, in fields."""
     standing = _standing(visit.site)
     return _form_page(visit, standing, policy_form.form_of(standing), None)
 
 
 def submit(visit: RequestContext) -> Response:
-    """POST `/policy`: what the form comes to. Without scripts it is checked here too, and rows are added."""
+    """POST `/policy`: the result of the form. Without scripts it is also checked here, and rows are added."""
     standing = _standing(visit.site)
     sent = _sent(visit)
     action = visit.sent("action")
@@ -73,7 +73,7 @@ def file(visit: RequestContext) -> Response:
 
 
 def preview(visit: RequestContext) -> Response:
-    """POST `/policy/preview`: replay the last days; leads to the preview's page."""
+    """POST `/policy/preview`: replay the last days; redirects to the preview's page."""
     text, policy = _text(visit)
     days = visit.sent("days")
     if not days.isascii() or not days.isdigit() or not 1 <= int(days) <= MOST_DAYS:
@@ -88,7 +88,7 @@ def preview(visit: RequestContext) -> Response:
 
 
 def preview_page(visit: RequestContext) -> Response:
-    """`/preview/KEY`: how far it is, then who would have got what."""
+    """`/preview/KEY`: the progress, then the result."""
     key, _, more = visit.rest.partition("/")
     found = visit.house.previews.get(key)
     if found is None:
@@ -112,7 +112,7 @@ def cancel(visit: RequestContext) -> Response:
 
 
 def apply(visit: RequestContext) -> Response:
-    """POST `/policy/apply`: write the file, where the operator allows it and no other change came first."""
+    """POST `/policy/apply`: write the file, if the operator allows it and it has not changed meanwhile."""
     text, policy = _text(visit)
     if not visit.house.place.writable:
         raise Refusal(403, "Not from here", "pages do not write the policy here: commit the file instead")
@@ -136,7 +136,7 @@ def _standing(site: PagesApp) -> PolicyText:
 
 
 def _version(site: PagesApp) -> str:
-    """The version of the file as it stands; "faulty" where it is no policy."""
+    """Return the version of the present file; "faulty" if it is not a valid policy."""
     try:
         return loaded(parse(site.house.place.read(), site.house.place.name)).version()
     except (PolicyNotWritten, FileFault):
@@ -159,7 +159,7 @@ def _draft(site: PagesApp, standing: PolicyText, sent: Form) -> Draft:
 
 
 def _text(visit: RequestContext) -> tuple[str, Policy]:
-    """The whole file that a later step of the form carries along."""
+    """Return the whole file, which later steps of the form carry along."""
     text = visit.sent("text").replace("\r\n", "\n")
     try:
         return text, loaded(parse(text, visit.house.place.name))
@@ -198,7 +198,7 @@ def _review_page(visit: RequestContext, standing: PolicyText, found: Draft, base
 
 
 def _parts_html(site: PagesApp, policy: Policy | None) -> str:
-    """What quotas and weights come to under a draft, as a list to be put into the page."""
+    """Return the entitlements from quotas and weights under a draft, as a list to be put into the page."""
     if policy is None:
         return ""
     snapshot = site.house.scene.now()
@@ -219,7 +219,7 @@ def _parts_html(site: PagesApp, policy: Policy | None) -> str:
 
 
 def _plots(result: Comparison) -> list[dict[str, Any]]:
-    """One chart per queue, the largest first."""
+    """Return one chart per queue, the largest first."""
     order = sorted(result.rows, key=lambda row: -max(row.then.gpu_hours, row.now.gpu_hours))
     return [
         {

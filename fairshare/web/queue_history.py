@@ -20,18 +20,19 @@ from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PE
 MOST_HOURS = 31 * 24
 KEPT_MS = 5 * MS_PER_MINUTE
 MOST_READ = 3_000
-"""Decisions that are looked through for one page."""
+"""Largest number of decisions that are searched for one page."""
 MOST_KEPT = 256
-"""Series of queues that are kept; the oldest goes first."""
+"""Largest number of cached series of queues; the oldest is dropped first."""
 MOST_NAMED = 100
-"""Queues that one question names: addresses have an end."""
+"""Largest number of queues in one query, because the length of addresses is limited."""
 ByHour = Mapping[int, int]
 """Beginning of an hour (milliseconds UTC): GPU-microseconds held in it."""
 
 
 class HistoryQuestions(Protocol):
-    """What is asked of the accountant (`fairshare.usage.accountant_client.AccountantClient`). Raises
-    AccountantUnavailable."""
+    """The queries to the accountant (`fairshare.usage.accountant_client.AccountantClient`). Raises
+    AccountantUnavailable.
+    """
 
     def usage(
         self,
@@ -45,7 +46,7 @@ class HistoryQuestions(Protocol):
 
 
 class History:
-    """Asked from any thread; one question at a time goes to the accountant."""
+    """Queues' history for any thread; one query at a time goes to the accountant."""
 
     def __init__(self, books: HistoryQuestions, clock: Clock) -> None:
         self._books = books
@@ -66,7 +67,7 @@ class History:
         return [(float(at), sum(part.get(at, 0) for part in parts) / US_PER_HOUR) for at in sorted(known)]
 
     def _by_hour(self, hours: int, *queues: str) -> ByHour:
-        """Held by these queues together; without any, by what there is. Holding the lock."""
+        """Return the hours held by these queues together. Call it with the lock held."""
         now_ms = self._clock.wall_ms()
         kept = self._kept.get((hours, queues))
         if kept is not None and now_ms - kept[0] < KEPT_MS:
@@ -95,7 +96,9 @@ class History:
 
 
 def shown_decisions(decisions: Iterable[Decision], most: int, queue: str = "", kind: str = "") -> list[Decision]:
-    """The first of them, without the records of cycles' inputs. queue: only those about it, or about work of it."""
+    """Return the first of the decisions, without the records of cycles' inputs. queue: only those about it, or about
+    work in it.
+    """
     found = (
         each
         for each in decisions
@@ -125,14 +128,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The last cycle and the policy it was made under."""
+    """The last cycle and its policy."""
 
     report: CycleReport
     policy: Policy
 
     @property
     def gpus(self) -> float | None:
-        """GPUs that are divided; None where no target knows."""
+        """Return the GPUs that are divided; None if no target knows."""
         return max((target.gpus for target in self.report.targets), default=0.0) or None
 
 
@@ -162,16 +165,16 @@ class ReportCache:
                 del self._samples[gone]
 
     def now(self) -> Snapshot | None:
-        """None before the first cycle."""
+        """Return the last cycle; None before the first one."""
         with self._lock:
             return self._snapshot
 
     def samples(self, target: str, queue: str) -> Sequence[Sample]:
-        """Oldest first; since this process started."""
+        """Return the samples since this process started, oldest first."""
         with self._lock:
             return tuple(self._samples.get((target, queue), ()))
 
     def decisions(self) -> Sequence[Decision]:
-        """This process's own, newest first."""
+        """Return this process's own decisions, newest first."""
         with self._lock:
             return tuple(reversed(self._decisions))

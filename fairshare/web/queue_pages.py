@@ -1,10 +1,10 @@
 """Serves the pages of shares, queues and decisions, reduced to a caller's teams.
 
-Numbers are those of the cycle (`fairshare.controller.cycle_report`); here they are put side by side. Pure.
+The numbers come from the cycle (`fairshare.controller.cycle_report`).
 
-A queue belongs to a team that it or the nearest queue above it names, as the accountant's books have it. It is shown
-to who sees some teams only where all below it is theirs too, because its figures contain those. Sentences of the cycle
-name siblings, parents and waiting workloads; they are left out rather than read.
+A queue belongs to the team that it or the nearest queue above it names, as in the accountant's books. A caller who sees
+only some teams sees a queue only if all queues below it belong to these teams too, because its figures contain theirs.
+Sentences of the cycle that could name siblings, parents and waiting workloads are left out.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 State = Literal["published", "steady", "tried", "held", "trouble", "none"]
-"""What became of a queue's weight: written; within its deadband, so that nothing had to be; only tried (dry-run); held
-back for all queues; not taken by the cluster; or there is no object for it."""
+"""The state of a queue's weight: written; within its deadband, so not written; only tried (dry-run); held for all
+queues; refused by the cluster; or without an object.
+"""
 _TROUBLE = frozenset({"contested", "refused", "gone", "unavailable", "deferred"})
 _WORDS: Mapping[State, str] = {
     "published": "published",
@@ -48,10 +49,11 @@ _WORDS: Mapping[State, str] = {
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """One queue. entitled: what quotas and weights come to while all ask, as a part of the cluster (0..1). used: the
-    part of the window's capacity that it and what is below it used; None without a window. due, held, asked: GPUs
-    now, None where the target was not weighed. owed_gpu_h, repaid_ms: what the deficit law owes it, and until when
-    at the present rate; None where it is owed nothing. state, why: what became of its weight."""
+    """One queue. entitled: its part by quotas and weights if all request, as a part of the cluster (0..1). used: the
+    part of the window's capacity that it and the queues below it used; None without a window. due, held, asked: GPUs
+    now, None if the target has no weights. owed_gpu_h, repaid_ms: what the deficit law owes it, and when it is repaid
+    at the present rate; None if it is owed nothing. state, why: of its weight.
+    """
 
     name: str
     depth: int
@@ -81,7 +83,7 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True)
 class TargetView:
-    """One target. unassigned: part of the window's capacity that no queue of the policy accounts for."""
+    """One target. unassigned: part of the window's capacity that belongs to no queue of the policy."""
 
     name: str
     mode: str
@@ -98,7 +100,7 @@ def targets(policy: Policy, report: CycleReport) -> tuple[TargetView, ...]:
 
 
 def used_part(window: UsageWindow | None, queue: str) -> float | None:
-    """The part of the window's capacity used by the queue and what is below it; None where nothing is known."""
+    """Return the part of the window's capacity used by the queue and those below it; None if unknown."""
     if window is None or window.capacity <= 0:
         return None
     return window.usage.get(queue, 0) / window.capacity
@@ -133,7 +135,7 @@ def _target(policy: Policy, report: CycleReport, target: TargetReport) -> Target
 
 
 def _owed(weight: Weight | None, at_ms: int) -> tuple[float | None, int | None]:
-    """GPU-hours, and when they are repaid at the present rate (`fairshare.laws.deficit_law`)."""
+    """Return GPU-hours, and when they are repaid at the present rate (`fairshare.laws.deficit_law`)."""
     trace = weight.explanation.trace if weight is not None else {}
     owed, rate = trace.get("owed_gpu_h"), trace.get("rate_gpus", 0.0)
     if owed is None or owed <= 0:
@@ -163,14 +165,14 @@ def _state(
 
 
 def owned(policy: Policy, teams: Collection[str]) -> frozenset[str]:
-    """Queues that belong to these teams with all that is below them."""
+    """Return queues that belong to these teams together with all queues below them."""
     tree = PolicyTree(policy)
     theirs = {name for name in tree.queues if tree.team(name) in teams}
     return frozenset(name for name in tree.queues if tree.family(name) <= theirs)
 
 
 def part(target: TargetView, queues: Collection[str]) -> TargetView:
-    """What a target shows of these queues."""
+    """Return a target with only these queues."""
     rows = [replace(row, why="") for row in target.rows if row.name in queues]
     top = min((row.depth for row in rows), default=0)
     rows = [replace(row, depth=row.depth - top) for row in rows]
@@ -178,7 +180,7 @@ def part(target: TargetView, queues: Collection[str]) -> TargetView:
 
 
 def own_account(account: QueueAccount) -> QueueAccount:
-    """A queue's account without what it says of others: its own level, its standing, what waits in it."""
+    """Return a queue's account without data of other queues: its own level, its standing, its waiting work."""
     return replace(
         account,
         levels=(account.own,),
@@ -204,7 +206,7 @@ def shares(visit: RequestContext) -> Response:
 
 
 def queue(visit: RequestContext) -> Response:
-    """`/queue/NAME`: its share over time, its weights and why, what was decided about it."""
+    """`/queue/NAME`: its share over time, its weights with their reasons, decisions about it."""
     snapshot = visit.site.snapshot()
     policy, report = snapshot.policy, snapshot.report
     known = next((each for each in policy.queues if each.name == visit.rest), None)
@@ -303,7 +305,7 @@ def _recent_decisions(
 
 
 def _own(visit: RequestContext, policy: Policy) -> frozenset[str] | None:
-    """Queues that the caller sees; None: all."""
+    """Return the queues that the caller sees; None for all."""
     return None if visit.caller.teams is None else owned(policy, visit.caller.teams)
 
 
@@ -321,7 +323,7 @@ def _modes(policy: Policy) -> dict[str, str]:
 
 
 def _window(policy: Policy) -> str:
-    """The window in words."""
+    """Describe the window in words."""
     window = policy.window
     words = f"{window.kind}, {written(window.size)}" if window.kind in ("sliding", "tumbling") else window.kind
     if window.cron is not None:

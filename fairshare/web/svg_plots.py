@@ -1,7 +1,7 @@
 """Draws usage against entitlement as inline SVG.
 
-Colours are CSS classes of the sheet, told apart with any common colour vision; lines differ in dashes as well. Built as
-element trees, so that no name can break out of its text.
+Colours are CSS classes of the style sheet, which people with any colour vision can distinguish; lines also differ in
+dashes. The SVG is built as element trees, so that no name can break out of its text.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Line:
 
 
 def bullet(name: str, used: float | None, entitled: float, top: float) -> str:
-    """A bar of what was used, beyond the entitlement in another colour, and a mark at that; parts of `top`."""
+    """Draw a bar of usage, beyond the entitlement in another colour, with a mark at the entitlement; parts of `top`."""
     said = f"{name}: used {percent(used)} of the capacity, entitled to {percent(entitled)}"
     svg = ET.Element(
         "svg",
@@ -66,7 +66,7 @@ def bullet(name: str, used: float | None, entitled: float, top: float) -> str:
 def over_time(
     name: str, lines: Sequence[Line], start_ms: int, end_ms: int, unit: str = "GPUs", *, height: int = _HEIGHT
 ) -> str:
-    """Lines over [start_ms, end_ms) from nothing up. name: unique on the page, and what the chart is called."""
+    """Draw lines over [start_ms, end_ms) from zero up. name: unique on the page, also the title of the chart."""
     highest = max((value for line in lines for _, value in line.points), default=0.0)
     top = nice(highest)
     described = "; ".join(_described(line, unit) for line in lines)
@@ -105,7 +105,7 @@ def over_time(
 
 
 def ticks(start_ms: int, end_ms: int) -> list[tuple[int, str]]:
-    """Instants (UTC) with their labels, at most nine, at whole steps."""
+    """Return times (UTC) with their labels, at most nine, at whole steps."""
     span = end_ms - start_ms
     step = next((step for step in _STEPS_MS if span <= step * _MOST_TICKS), 30 * MS_PER_DAY)
     form = "%-d %b" if step >= MS_PER_DAY else "%-d %b %H:%M"
@@ -119,7 +119,7 @@ def ticks(start_ms: int, end_ms: int) -> list[tuple[int, str]]:
 
 
 def nice(highest: float) -> float:
-    """The end of an axis: the next of 1, 2, 4, 5 times a power of ten."""
+    """Return the end of an axis: the next of 1, 2, 4, 5 times a power of ten."""
     if highest <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(highest))
@@ -127,7 +127,7 @@ def nice(highest: float) -> float:
 
 
 def slug(name: str) -> str:
-    """An id of a page's element that a name gives."""
+    """Return the id of a page element for a name."""
     return "p" + name.encode().hex()
 
 

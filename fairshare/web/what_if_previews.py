@@ -1,10 +1,10 @@
 """Runs what-if previews in a process of their own, one at a time.
 
-A preview replays the same days under the policy in force and under the draft. How that is carried out is a constructor
-argument: in a process of its own (`fairshare.web.what_if_previews`), or right here for who can wait.
+A preview replays the same days under the policy in force and under the draft. A constructor argument decides how it
+runs: in a separate process, or directly.
 
-The process is niced, may not grow beyond its memory, and is ended when its time is over or on request. What it says
-comes through a pipe: ("progress", part, doing), then ("done", Comparison) or ("failed", reason).
+The process has a low priority and limited memory, and is ended when its time is over or on request. It sends its
+results through a pipe: ("progress", part, doing), then ("done", Comparison) or ("failed", reason).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MOST_DAYS = 30
 MOST_KEPT = 20
 State = Literal["running", "done", "failed", "cancelled"]
 Told = Callable[[float, str], None]
-"""Hears of progress: the part that is done (0..1), and what is being done."""
+"""Called with the progress: the finished part (0..1), and the present step."""
 
 
 class Busy(Exception):
-    """Another preview is being made."""
+    """Another preview is running."""
 
 
 class Cancelled(Exception):
@@ -56,14 +56,14 @@ class PreviewOrder:
 
     @property
     def key(self) -> str:
-        """Equal orders within an hour, equal keys, on every replica."""
+        """Return a key that is equal for equal orders within an hour, on every replica."""
         parts = f"{self.now.version()} {self.then.version()} {self.days} {self.at_ms // MS_PER_HOUR}"
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came out. series: by queue and "had" (as the books have it), "now" and "then": (day, mean GPUs held)."""
+    """The result of a preview. series: by queue and "had" (from the books), "now" and "then": (day, mean GPUs held)."""
 
     gpus: int
     jobs: int
@@ -76,7 +76,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """part: of the work that is done. text: the policy file as it would be. fault: why it failed."""
+    """part: the finished part of the work. text: the changed policy file. fault: why it failed."""
 
     order: PreviewOrder
     text: str
@@ -89,11 +89,11 @@ class Preview:
 
 
 Work = Callable[[PreviewOrder, Told, threading.Event], Comparison]
-"""Raises Cancelled soon after the event is set, and an Exception with a sentence for whatever else goes wrong."""
+"""Raises Cancelled soon after the event is set, and an Exception with a sentence for any other failure."""
 
 
 class Previews:
-    """Made in a thread each; asked for from any."""
+    """Previews, each made in a thread; any thread may request one."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -102,7 +102,7 @@ class Previews:
         self._stops: dict[str, threading.Event] = {}
 
     def start(self, order: PreviewOrder, text: str, *, edited: bool) -> str:
-        """Its key. One that is running, or has come out well, is not made again. Raises Busy."""
+        """Start a preview and return its key. One that is running, or has succeeded, is not made again. Raises Busy."""
         key = order.key
         with self._lock:
             known = self._known.get(key)
@@ -116,12 +116,12 @@ class Previews:
         return key
 
     def get(self, key: str) -> Preview | None:
-        """None: never heard of here, or forgotten."""
+        """Return a preview; None if it is unknown here, or forgotten."""
         with self._lock:
             return self._known.get(key)
 
     def running(self) -> str | None:
-        """The key of the one that is being made."""
+        """Return the key of the running preview."""
         with self._lock:
             return next(iter(self._stops), None)
 
@@ -132,7 +132,7 @@ class Previews:
             stop.set()
 
     def close(self) -> None:
-        """Stop what is under way."""
+        """Stop the running preview."""
         with self._lock:
             stops = tuple(self._stops.values())
         for stop in stops:
@@ -160,7 +160,7 @@ class Previews:
 
 
 def compare(order: PreviewOrder, client: AccountantApi, told: Told) -> Comparison:
-    """The work itself. Raises WhatIfError and AccountantUnavailable."""
+    """Run a preview. Raises WhatIfError and AccountantUnavailable."""
     told(0.0, "reading the books")
     past = of_books(client, order.then, order.days * 86_400, None, order.at_ms)
     told(0.1, "replaying the policy in force")
@@ -194,12 +194,12 @@ _NICE = 10
 
 
 class PreviewFailed(FairshareError):
-    """It did not come to an end, and why."""
+    """The preview failed, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the history comes from."""
+    """The source of the history."""
 
     url: str
     token_file: Path | None = None
@@ -218,9 +218,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Implements `previews.Work`. most_mib: memory of the process's own; most_s: its time.
+    """Implements `Work` in a separate process. most_mib: its memory; most_s: its time.
 
-    compare: what it does; a function of a module, for it travels by name."""
+    compare: the function to run; a function of a module, because it is passed by name.
+    """
 
     source: Source
     most_mib: int = 768
@@ -281,7 +282,7 @@ def _work(
     most_mib: int,
     pipe: Connection,
 ) -> None:
-    """In the process."""
+    """Run in the separate process."""
     with suppress(OSError):
         os.nice(_NICE)
     resource.setrlimit(resource.RLIMIT_DATA, (most_mib * MIB, most_mib * MIB))
